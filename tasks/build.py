@@ -1,0 +1,82 @@
+"""Stage 4, build: lay out one configuration's plan, prove that it delivers the right examples, and measure it alone.
+
+Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (input-only throughput, first batch, epoch
+gap, equality digest).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tasks.assembly import input_pipeline, open_inputs
+from tasks.evidence.equality import digest_examples
+from tasks.evidence.hardware import Sampler, fingerprint
+from tasks.evidence.throughput import measure_input
+from tasks.files import write_json
+from tasks.pipelines.dataset import InputPipeline
+from tasks.progress import say
+from tasks.settings import MeasureSettings
+from tasks.stage import Layout, pipeline_door
+
+
+def build(training: InputPipeline, plain: InputPipeline, out: Path, *, measure: MeasureSettings, about: dict[str, Any]) -> dict[str, Any]:
+    """Measure `training` (all of the configuration) and digest `plain` (the same without shuffle, augmentation and finishing).
+
+    Raises:
+      EmptyDataset: the configuration delivers nothing.
+    """
+    equality = digest_examples(plain)
+    with Sampler() as sampler:
+        throughput = measure_input(training, passes=measure.passes, max_seconds=measure.max_seconds)
+    result = {
+        "plan": str(training.plan),
+        "throughput": asdict(throughput),
+        "equality": asdict(equality),
+        "usage": asdict(sampler.usage),
+        "machine": fingerprint(),
+    }
+    write_json(out / "plan.json", {**describe(training), **about})
+    write_json(out / "input.json", result)
+    return result
+
+
+def describe(pipeline: InputPipeline) -> dict[str, Any]:
+    """Everything that was resolved: the steps in order, the element and the sizes."""
+    spec = pipeline.dataset().element_spec
+    image, label = spec
+    return {
+        "plan": str(pipeline.plan),
+        "steps": [{"step": str(step), "key": step.key} for step in pipeline.plan.steps],
+        "device_ops": [op.identity for op in pipeline.plan.device_ops],
+        "element": {"image": {"shape": image.shape.as_list(), "dtype": image.dtype.name}, "label": {"dtype": label.dtype.name}},
+        "examples": pipeline.examples,
+        "steps_per_epoch": pipeline.steps,
+        "batch_size": pipeline.batch_size,
+        "batch_mib": _batch_bytes(image, pipeline.batch_size) / 2**20,
+    }
+
+
+def _batch_bytes(image: Any, batch_size: int) -> int:
+    return batch_size * image.dtype.size * (image.shape[1:].num_elements() or 0)
+
+
+def main() -> None:
+    """Lay out one configuration, check that it delivers the right examples, measure its input-only throughput."""
+    with pipeline_door(main) as (params, name):
+        stored = open_inputs(params, Layout())
+        training = input_pipeline(params, name, stored, split="train", purpose="train")
+        plain = input_pipeline(params, name, stored, split="train", purpose="compare")
+        about = {"pipeline": name, "config": params.pipelines[name].model_dump(), "data_digest": stored.shards.data_digest}
+        result = build(training, plain, Layout().run(name), measure=params.measure, about=about)
+        throughput, equality = result["throughput"], result["equality"]
+        say(f"build {name}: {result['plan']}")
+        say(
+            f"  input-only {throughput['input_examples_per_s']:,.0f} examples/s (first pass {throughput['cold_examples_per_s']:,.0f}), "
+            f"first batch {throughput['first_batch_s'] * 1e3:,.0f} ms, {equality['examples']:,} examples, digest {equality['digest'][:12]}"
+        )
+
+
+if __name__ == "__main__":
+    main()

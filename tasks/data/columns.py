@@ -1,0 +1,171 @@
+"""Mapped columns: each feature of all examples of a split as one raw, fixed-stride array on disk. No TensorFlow.
+
+    data/snapshot/index.json            key, columns (dtype, shape), splits (count, chunks with digests)
+    data/snapshot/train/image.bin       examples × height × width × channels, uint8, C order
+    data/snapshot/train/label.bin       examples, int64        …and key.bin
+
+A batch is a gather of rows: no parsing, no copy of the file into memory; the cache is the operating system's page cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
+from tasks.files import read_json, write_json
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One feature: its NumPy dtype and the shape of one example's value."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def stride(self) -> int:
+        """Bytes per example."""
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Consecutive rows [start, start + count) that were written together, with a digest per column."""
+
+    start: int
+    count: int
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitColumns:
+    """The rows of one split."""
+
+    count: int
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotIndex:
+    """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op versions."""
+
+    key: str
+    columns: tuple[Column, ...]
+    splits: Mapping[str, SplitColumns]
+
+
+def column_path(folder: Path, split: str, column: str) -> Path:
+    """File that holds one column of one split."""
+    return folder / split / f"{column}.bin"
+
+
+def allocate(folder: Path, split: str, columns: Sequence[Column], count: int) -> None:
+    """Create the column files of a split at their final size, or keep those that already have it."""
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    for column in columns:
+        with column_path(folder, split, column.name).open("ab") as file:
+            if file.tell() != column.stride * count:
+                os.ftruncate(file.fileno(), 0)
+                os.ftruncate(file.fileno(), column.stride * count)
+
+
+def write_rows(folder: Path, split: str, columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]) -> Chunk:
+    """Write consecutive rows of every column and flush them to disk; returns the chunk with its digests.
+
+    `values[name]` has shape (rows, *column.shape) and the column's dtype.
+    """
+    digests, rows = {}, 0
+    for column in columns:
+        array = np.ascontiguousarray(values[column.name], np.dtype(column.dtype))
+        rows = len(array)
+        if array.shape[1:] != column.shape:
+            raise ValueError(f"column {column.name}: rows of shape {array.shape[1:]}, expected {column.shape}")
+        with column_path(folder, split, column.name).open("r+b") as file:
+            file.seek(start * column.stride)
+            file.write(array.data)
+            file.flush()
+            os.fsync(file.fileno())
+        digests[column.name] = _digest(array.data)
+    return Chunk(start=start, count=rows, digests=digests)
+
+
+def write_index(folder: Path, index: SnapshotIndex) -> None:
+    """Write the index, last of all: its presence means that the columns are complete."""
+    write_json(folder / INDEX, asdict(index))
+
+
+def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
+    """Read the index and check that the snapshot is the one asked for and has all its bytes.
+
+    Raises:
+      MissingInput: there is no complete snapshot.
+      StaleSnapshot: it was made from other data or by other ops than `key` says.
+      CorruptColumn: a file is missing or has the wrong size.
+    """
+    if not (folder / INDEX).exists():
+        raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
+    stored = read_json(folder / INDEX)
+    columns = tuple(Column(name=item["name"], dtype=item["dtype"], shape=tuple(item["shape"])) for item in stored["columns"])
+    splits = {
+        name: SplitColumns(count=item["count"], chunks=tuple(Chunk(**chunk) for chunk in item["chunks"])) for name, item in stored["splits"].items()
+    }
+    index = SnapshotIndex(key=stored["key"], columns=columns, splits=splits)
+    if key is not None and index.key != key:
+        raise StaleSnapshot(f"{folder} was made from other shards or by other preprocessing; run `dvc repro snapshot`")
+    for split, rows in index.splits.items():
+        for column in columns:
+            path, needed = column_path(folder, split, column.name), column.stride * rows.count
+            found = path.stat().st_size if path.exists() else None
+            if found != needed:
+                state = "is missing" if found is None else f"has {found} bytes"
+                raise CorruptColumn(f"{path} {state}, the index says {needed}; delete {folder} and run `dvc repro snapshot`")
+    return index
+
+
+def verify(folder: Path, index: SnapshotIndex) -> None:
+    """Compare every chunk with its digest.
+
+    Raises:
+      CorruptColumn: names the file and the damaged rows.
+    """
+    for split, rows in index.splits.items():
+        for column in index.columns:
+            path = column_path(folder, split, column.name)
+            for number, chunk in enumerate(rows.chunks):
+                with path.open("rb") as file:
+                    file.seek(chunk.start * column.stride)
+                    data = file.read(chunk.count * column.stride)
+                if _digest(data) != chunk.digests[column.name]:
+                    last = chunk.start + chunk.count - 1
+                    raise CorruptColumn(
+                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its digest; "
+                        f"delete {folder} and run `dvc repro snapshot`"
+                    )
+
+
+def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarray:
+    """Map one column as an array (count, *shape) without reading it.
+
+    Copy-on-write, because consumers such as DLPack refuse read-only memory; nothing is ever written back.
+    """
+    path = column_path(folder, split, column.name)
+    if count == 0:
+        return np.empty((0, *column.shape), np.dtype(column.dtype))
+    array = np.memmap(path, np.dtype(column.dtype), mode="c", shape=(count, *column.shape))
+    if hasattr(mmap, "MADV_RANDOM"):
+        array._mmap.madvise(mmap.MADV_RANDOM if column.stride >= mmap.PAGESIZE else mmap.MADV_NORMAL)  # type: ignore[attr-defined]
+    return array
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

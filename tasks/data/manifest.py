@@ -1,0 +1,80 @@
+"""The manifest: one row per usable example, the classes, the rejected examples with their reasons, and one digest of it all.
+
+Files: `examples.parquet`, `rejected.csv`, `images.npy` (only where the source is arrays), `converted/` (only where files
+had to be converted), and `manifest.json`, written last: its presence means complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tasks.data.records import RecordSchema
+from tasks.errors import MissingInput
+from tasks.files import digest_json, read_json, write_json
+
+SPLITS = ("train", "validation", "test")
+COLUMNS = ("id", "uri", "row", "label", "bytes", "digest", "split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All usable examples of a data set.
+
+    `examples` has the columns id (str), uri (str; empty for arrays), row (int; −1 for files), label (int), bytes (int),
+    digest (str) and split (str), ordered by id.
+    """
+
+    examples: pd.DataFrame
+    classes: tuple[str, ...]
+    schema: RecordSchema
+    rejected: pd.DataFrame
+    stats: dict[str, Any]
+    folder: Path
+
+    @property
+    def digest(self) -> str:
+        """Digest of ids, contents, labels and splits: two data sets with the same digest train the same model."""
+        return content_digest(self.examples, self.classes)
+
+    def images(self) -> np.ndarray:
+        """Memory-map the raw images (examples, height, width, channels) uint8 of a source of arrays."""
+        return np.load(self.folder / "images.npy", mmap_mode="r", allow_pickle=False)
+
+
+def content_digest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:
+    """Digest that identifies a data set by content."""
+    rows = examples[["id", "digest", "label", "split"]].to_csv(index=False)
+    return digest_json({"rows": rows, "classes": classes})
+
+
+def write_manifest(manifest: Manifest) -> None:
+    """Write a manifest into its folder, the summary last."""
+    folder = manifest.folder
+    manifest.examples.to_parquet(folder / "examples.parquet", index=False)
+    manifest.rejected.to_csv(folder / "rejected.csv", index=False)
+    summary = {"digest": manifest.digest, "classes": manifest.classes, "schema": asdict(manifest.schema), "stats": manifest.stats}
+    write_json(folder / "manifest.json", summary)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a complete manifest.
+
+    Raises:
+      MissingInput: ingest has not finished.
+    """
+    if not (folder / "manifest.json").exists():
+        raise MissingInput(f"{folder} holds no complete manifest; run `dvc repro ingest`")
+    summary = read_json(folder / "manifest.json")
+    return Manifest(
+        examples=pd.read_parquet(folder / "examples.parquet"),
+        classes=tuple(summary["classes"]),
+        schema=RecordSchema.from_json(summary["schema"]),
+        rejected=pd.read_csv(folder / "rejected.csv"),
+        stats=summary["stats"],
+        folder=folder,
+    )

@@ -1,0 +1,83 @@
+"""The set of shards: what is in each file, how to find the files of a split, and whether the set is whole."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tasks.data.records import RecordSchema
+from tasks.data.tfrecord import Compression
+from tasks.errors import CorruptShard, MissingInput
+from tasks.files import digest_json, read_json, write_json
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One TFRecord file: its name, split, number of examples, size in bytes and BLAKE2b digest."""
+
+    name: str
+    split: str
+    examples: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """All shards of a data set with the schema of their records."""
+
+    schema: RecordSchema
+    classes: tuple[str, ...]
+    data_digest: str
+    compression: Compression
+    shards: tuple[Shard, ...]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the shards' contents; part of every snapshot key."""
+        return digest_json([shard.digest for shard in self.shards])
+
+    def of(self, split: str) -> tuple[Shard, ...]:
+        """The shards of a split, in order."""
+        return tuple(shard for shard in self.shards if shard.split == split)
+
+    def examples(self, split: str) -> int:
+        """Number of examples in a split."""
+        return sum(shard.examples for shard in self.of(split))
+
+
+def write_shard_index(folder: Path, index: ShardIndex) -> None:
+    """Write the index, last of all: its presence means that all shards are complete."""
+    write_json(folder / INDEX, asdict(index))
+
+
+def read_shard_index(folder: Path) -> ShardIndex:
+    """Read the index and check that the folder holds exactly the shards it lists, each with its size.
+
+    Raises:
+      MissingInput: there is no complete set of shards.
+      CorruptShard: a shard is missing, foreign, or has the wrong size.
+    """
+    if not (folder / INDEX).exists():
+        raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")
+    stored = read_json(folder / INDEX)
+    index = ShardIndex(
+        schema=RecordSchema.from_json(stored["schema"]),
+        classes=tuple(stored["classes"]),
+        data_digest=stored["data_digest"],
+        compression=stored["compression"],
+        shards=tuple(Shard(**item) for item in stored["shards"]),
+    )
+    listed = {shard.name for shard in index.shards}
+    foreign = sorted(path.name for path in folder.glob("*.tfrecord*") if path.name not in listed)
+    if foreign:
+        raise CorruptShard(f"{folder / foreign[0]} is not in the index; remove it, or run `dvc repro --force shard`")
+    for shard in index.shards:
+        path = folder / shard.name
+        found = path.stat().st_size if path.exists() else None
+        if found != shard.bytes:
+            state = "is missing" if found is None else f"has {found} bytes"
+            raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; delete {folder} and run `dvc repro shard`")
+    return index

@@ -1,0 +1,63 @@
+"""Images in NumPy files: an .npz archive, or a folder with one .npy per array. Pickled content is never loaded."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from tasks.data.sources.forms import ImageArrays
+from tasks.errors import DataNotFound, UnreadableSource, nearest
+from tasks.settings import DataSettings
+
+_CHANNELS = (1, 3)
+
+
+def find(settings: DataSettings) -> ImageArrays:
+    """Read `data.features` (examples, height, width[, channels]) uint8 and `data.labels` (examples,) from `data.path`."""
+    path = Path(settings.path)
+    images = _array(path, settings.features)
+    labels = _array(path, settings.labels)
+    images = images[..., None] if images.ndim == 3 else images  # noqa: PLR2004 - grey images without a channel axis
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in _CHANNELS:  # noqa: PLR2004
+        raise UnreadableSource(
+            f"{path}: {settings.features} has dtype {images.dtype} and shape {images.shape}; "
+            "needed is uint8 (examples, height, width) or (examples, height, width, 1 or 3)"
+        )
+    if labels.ndim != 1 or len(labels) != len(images):
+        raise UnreadableSource(f"{path}: {settings.labels} has shape {labels.shape}, needed is ({len(images)},), one class per image")
+    if labels.dtype.kind not in "iubUS":
+        raise UnreadableSource(f"{path}: {settings.labels} has dtype {labels.dtype}; classes are integers or strings")
+    distinct = np.unique(labels)  # sorted: integers by value, strings by spelling
+    names = [_name(value) for value in labels]
+    return ImageArrays(
+        images=images,
+        labels=names,
+        ids=[f"{number:08d}" for number in range(len(names))],
+        splits=[None] * len(names),
+        classes=[_name(value) for value in distinct],
+    )
+
+
+def _array(path: Path, name: str) -> np.ndarray:
+    try:
+        if path.is_dir():
+            return np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        with np.load(path, allow_pickle=False) as archive:
+            return archive[name]
+    except FileNotFoundError as error:
+        raise DataNotFound(f"{error.filename} is missing; `data.path` is an .npz file or a folder with {name}.npy") from error
+    except KeyError as error:
+        raise UnreadableSource(f"{path}: no array {name}; {nearest(name, _names(path))} Set data.features and data.labels.") from error
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UnreadableSource(f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones with numpy.savez") from error
+
+
+def _names(path: Path) -> list[str]:
+    with np.load(path, allow_pickle=False) as archive:
+        return list(archive.files)
+
+
+def _name(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,85 @@
+"""TFRecord files: framing, writing, reading back and naming their damage. No TensorFlow.
+
+A record is framed as length (uint64), masked CRC-32C of the length, data, masked CRC-32C of the data, little-endian.
+Source of the format: tensorflow/core/lib/io/record_writer.h.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import google_crc32c
+
+from tasks.errors import CorruptShard
+from tasks.files import atomic_file
+
+Compression = Literal["none", "gzip"]
+_HEAD = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+_LARGEST = 1 << 31
+
+
+def shard_name(split: str, index: int, count: int, compression: Compression) -> str:
+    """File name of one shard, in the form that TFDS and most readers expect, e.g. `train-00003-of-00016.tfrecord`."""
+    return f"{split}-{index:05d}-of-{count:05d}.tfrecord" + (".gz" if compression == "gzip" else "")
+
+
+def frame(data: bytes) -> bytes:
+    """Frame one record for a TFRecord file."""
+    length = len(data).to_bytes(8, "little")
+    return b"".join((length, _CRC.pack(_masked(length)), data, _CRC.pack(_masked(data))))
+
+
+def write_records(path: Path, records: Iterable[bytes], *, compression: Compression) -> None:
+    """Write serialized records as one TFRecord file, atomically. The same records give the same bytes."""
+    with atomic_file(path) as temporary, temporary.open("wb", buffering=1 << 20) as plain:
+        if compression == "gzip":
+            # No name and no time in the header: the file is a pure function of its records.
+            with gzip.GzipFile(filename="", mode="wb", fileobj=plain, compresslevel=6, mtime=0) as packed:
+                packed.writelines(map(frame, records))
+        else:
+            plain.writelines(map(frame, records))
+
+
+def read_records(path: Path, *, compression: Compression) -> Iterator[bytes]:
+    """Yield the records of one shard, checking every length and checksum.
+
+    Raises:
+      CorruptShard: names the file, the offset and the number of the first damaged record.
+    """
+    opened: BinaryIO
+    with gzip.open(path, "rb") if compression == "gzip" else path.open("rb") as opened:  # type: ignore[assignment]
+        offset, number = 0, 0
+        try:
+            while head := opened.read(_HEAD.size):
+                data = _one_record(opened, head, place=f"{path}: record {number} at byte {offset}")
+                yield data
+                offset += _HEAD.size + len(data) + _CRC.size
+                number += 1
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise CorruptShard(f"{path}: GZIP stream broken after record {number} ({error}); delete the file and run `dvc repro shard`") from error
+
+
+def _one_record(file: BinaryIO, head: bytes, *, place: str) -> bytes:
+    remedy = "delete the file and run `dvc repro shard`"
+    if len(head) < _HEAD.size:
+        raise CorruptShard(f"{place}: the file ends within a record's header; {remedy}")
+    length, length_crc = _HEAD.unpack(head)
+    if _masked(head[:8]) != length_crc or length > _LARGEST:
+        raise CorruptShard(f"{place}: the checksum of the length does not match; {remedy}")
+    data, tail = file.read(length), file.read(_CRC.size)
+    if len(data) < length or len(tail) < _CRC.size:
+        raise CorruptShard(f"{place}: the file ends within the record; {remedy}")
+    if _masked(data) != _CRC.unpack(tail)[0]:
+        raise CorruptShard(f"{place}: the checksum of the data does not match; {remedy}")
+    return data
+
+
+def _masked(data: bytes) -> int:
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

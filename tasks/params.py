@@ -1,0 +1,225 @@
+"""The one place that knows params.yaml: loading, overriding, and checking everything at once before anything runs.
+
+A problem is one line that begins with its path in the file. All problems are found together: unknown keys (with the
+nearest valid one), wrong types, ops that do not exist, and combinations that cannot be right.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from tasks.errors import InvalidParams, nearest
+from tasks.pipelines.ops import Op, parse_op
+from tasks.pipelines.plan import refusals
+from tasks.settings import DataSettings, MeasureSettings, ModelSettings, PipelineConfig, Settings, ShardSettings, TrainSettings
+
+PARAMS_FILE = Path("params.yaml")
+BUILT_IN_MODELS = ("small_cnn", "mlp")
+OpSpec = str | dict[str, Any]
+
+
+class Document(Settings):
+    """The shape of params.yaml."""
+
+    data: DataSettings
+    shard: ShardSettings = ShardSettings()
+    preprocess: list[OpSpec] = Field(["decode"], description="deterministic ops, in order; what a snapshot stores and a cache may keep")
+    augment: list[OpSpec] = Field([], description="random ops, drawn anew each epoch from (seed, epoch, example)")
+    finish: list[OpSpec] = Field(["rescale"], description="widening ops, last; on the host or on the device as a configuration says")
+    batch_size: int = Field(256, ge=1, description="examples per train step")
+    pipelines: dict[str, PipelineConfig] = Field(min_length=1, description="input-pipeline configurations by name")
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Checked parameters; ops are parsed."""
+
+    data: DataSettings
+    shard: ShardSettings
+    preprocess: tuple[Op, ...]
+    augment: tuple[Op, ...]
+    finish: tuple[Op, ...]
+    batch_size: int
+    pipelines: Mapping[str, PipelineConfig]
+    model: ModelSettings
+    train: TrainSettings
+    measure: MeasureSettings
+
+
+def load_params(path: Path = PARAMS_FILE, *, overrides: Sequence[str] = ()) -> Params:
+    """Read, override and check the parameters.
+
+    `overrides` are `KEY=VALUE` with a dotted key and a YAML value, such as `train.epochs=5`.
+
+    Raises:
+      InvalidParams: all problems at once.
+    """
+    document = read_document(path)
+    apply_overrides(document, overrides)
+    return check(document, name=path.name)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read params.yaml without checking more than that it is a YAML mapping with unique keys."""
+    if not path.exists():
+        raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
+    try:
+        document = YAML(typ="safe").load(path.read_text())
+    except YAMLError as error:
+        raise InvalidParams([f"{path.name} is not valid YAML: {' '.join(str(error).split())}"]) from error
+    if not isinstance(document, dict):
+        raise InvalidParams([f"{path.name}: expected a mapping at the top, found {type(document).__name__}"])
+    return document
+
+
+def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set dotted keys of the document in place; a part that is missing on the way becomes a mapping."""
+    problems = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            problems.append(f"--set {override}: expected KEY=VALUE, such as train.epochs=5")
+            continue
+        try:
+            value = YAML(typ="safe").load(text) if text.strip() else None
+        except YAMLError:
+            problems.append(f"--set {override}: {text} is not a YAML value")
+            continue
+        target: Any = document
+        *parents, last = key.strip().split(".")
+        for part in parents:
+            target = target.setdefault(part, {}) if isinstance(target, dict) else None
+        if isinstance(target, dict):
+            target[last] = value
+        else:
+            problems.append(f"--set {override}: {'.'.join(parents)} is not a mapping")
+    if problems:
+        raise InvalidParams(problems)
+
+
+def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Params:
+    """Validate a parameter document.
+
+    Raises:
+      InvalidParams: every problem found, each beginning with the file and the path of the key.
+    """
+    problems: list[str] = []
+    ops = {section: _parse_ops(document.get(section), section, problems) for section in ("preprocess", "augment", "finish")}
+    try:
+        parsed = Document.model_validate(document)
+    except ValidationError as error:
+        problems = [_problem(item) for item in error.errors() if item["loc"][:1] not in [(s,) for s, p in ops.items() if p is None]] + problems
+        raise InvalidParams([f"{name}: {problem}" for problem in dict.fromkeys(problems)]) from error
+    preprocess = ops["preprocess"] if "preprocess" in document else _parse_ops(parsed.preprocess, "preprocess", problems)
+    finish = ops["finish"] if "finish" in document else _parse_ops(parsed.finish, "finish", problems)
+    params = Params(
+        **{key: getattr(parsed, key) for key in ("data", "shard", "batch_size", "pipelines", "model", "train", "measure")},
+        preprocess=tuple(preprocess or ()),
+        augment=tuple(ops["augment"] or ()),
+        finish=tuple(finish or ()),
+    )
+    problems += _combinations(params)
+    if problems:
+        raise InvalidParams([f"{name}: {problem}" for problem in problems])
+    return params
+
+
+def model_names() -> list[str]:
+    """Names that `model.name` may have without being an import path; Keras is read, not imported."""
+    spec = importlib.util.find_spec("keras")
+    if spec is None or not spec.submodule_search_locations:
+        return list(BUILT_IN_MODELS)
+    source = Path(spec.submodule_search_locations[0], "applications", "__init__.py").read_text()
+    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    names = {alias.name for node in imports for alias in node.names if alias.name[0].isupper()}
+    return [*BUILT_IN_MODELS, *sorted(names)]
+
+
+def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:
+    """Parse one list of ops, adding to `problems`; None where it is no list (the schema says so) or has problems."""
+    if not isinstance(specs, list):
+        return None
+    ops, found = [], []
+    for index, spec in enumerate(specs):
+        op, wrong = parse_op(spec, where=f"{section}[{index}]")
+        ops += [op] if op else []
+        found += wrong
+    problems += found
+    return ops
+
+
+def _combinations(params: Params) -> list[str]:
+    """Problems that concern more than one key."""
+    names = [op.name for op in params.preprocess]
+    found = [
+        f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment" for op in params.preprocess if op.random
+    ]
+    found += [f"augment: {op.name} is deterministic; do it once, in preprocess" for op in params.augment if not op.random]
+    found += [f"finish: {op.name} is random; move it to augment" for op in params.finish if op.random]
+    if names[:1] != ["decode"] or names.count("decode") != 1:
+        found.append("preprocess: begins with `decode`, once; later ops need its pixels")
+    if params.data.split.validation + params.data.split.test >= 1:
+        found.append("data.split: validation and test together leave nothing to train on")
+    if params.data.split.validation == 0:
+        found.append("data.split.validation: must be above 0; every epoch is judged on held-out examples")
+    arrays = params.data.source in ("fashion_mnist", "arrays")
+    for name, config in params.pipelines.items():
+        if not name.isidentifier():
+            found.append(f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)")
+        reasons = refusals(config, preprocess=params.preprocess, augment=params.augment, finish=params.finish)
+        found += [f"pipelines.{name}.{reason}" for reason in reasons]
+        if config.read == "files" and arrays:
+            found.append(f"pipelines.{name}.read: the source {params.data.source} has no image files; use arrays, shards or snapshot")
+    return found + _model_problems(params.model.name)
+
+
+def _model_problems(name: str) -> list[str]:
+    if ":" not in name:
+        known = model_names()
+        return [] if name in known else [f"model.name: {name} is not a model; {nearest(name, known)} Your own: package.module:function"]
+    module = name.partition(":")[0]
+    try:
+        missing = importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):
+        missing = True
+    return [f"model.name: module {module} cannot be found; run from the folder that holds it, or install it"] if missing else []
+
+
+def _problem(item: Any) -> str:
+    """One pydantic error as one line with its path; unknown keys get the nearest valid one."""
+    loc = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(("function-", "literal", "constrained")))]
+    where = ""
+    for part in loc:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    if item["type"] == "extra_forbidden":
+        return f"{where} is not a field; {nearest(str(loc[-1]), _fields_at(loc[:-1]))}"
+    if item["type"] == "missing":
+        return f"{where} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    shown = "" if "found" in message else f"; found {item['input']!r}"
+    return f"{where}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _fields_at(loc: Sequence[str | int]) -> list[str]:
+    """Names of the fields that are valid at a path of the document."""
+    kind: Any = Document
+    for part in loc:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            kind = kind.model_fields[str(part)].annotation
+        else:
+            kind = get_args(kind)[-1]
+        options = [option for option in get_args(kind) if isinstance(option, type) and issubclass(option, BaseModel)]
+        kind = options[0] if options and not str(kind).startswith("dict") else kind
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -1,0 +1,68 @@
+"""What lies on disk for an input pipeline to read, opened and checked: shards, snapshot, original files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.data.columns import SnapshotIndex, read_index
+from tasks.data.manifest import read_manifest
+from tasks.data.order import shard_order
+from tasks.data.records import example_key
+from tasks.data.shards import ShardIndex, read_shard_index
+from tasks.files import digest_json
+from tasks.pipelines.ops import Op
+from tasks.pipelines.plan import resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileList:
+    """Image files in the order of the shards, with the label and key of each."""
+
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """The shards, the snapshot (None while it is being made) and, on demand, the original files of a split."""
+
+    shards_folder: Path
+    shards: ShardIndex
+    snapshot_folder: Path
+    snapshot: SnapshotIndex | None
+    files: Callable[[str], FileList]
+
+
+def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]) -> Stored:
+    """Open what the earlier stages wrote and check that it belongs together.
+
+    Raises:
+      MissingInput, CorruptShard, CorruptColumn: something is not there or damaged.
+      StaleSnapshot: the snapshot is not of these shards and ops.
+    """
+    index = read_shard_index(shards)
+    return Stored(
+        shards_folder=shards,
+        shards=index,
+        snapshot_folder=snapshot,
+        snapshot=read_index(snapshot, key=snapshot_key(index, preprocess)),
+        files=lambda split: list_files(manifest, split),
+    )
+
+
+def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
+    """Identity of a snapshot: the contents of the shards and every op with its version and arguments."""
+    ops = [op.identity for op in resolve(preprocess, shards.schema)]
+    return digest_json({"shards": shards.digest, "ops": ops})
+
+
+def list_files(manifest_folder: Path, split: str) -> FileList:
+    """List the image files of a split in the same content-keyed order in which the shards hold them."""
+    manifest = read_manifest(manifest_folder)
+    rows = manifest.examples[manifest.examples["split"] == split]
+    rows = rows.iloc[shard_order(rows["digest"].tolist(), rows["id"].tolist())]
+    keys = tuple(example_key(identity) for identity in rows["id"])
+    return FileList(paths=tuple(rows["uri"]), labels=tuple(rows["label"].tolist()), keys=keys)

@@ -1,0 +1,33 @@
+"""Progress of long work: a bar on a terminal, a line every few seconds in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+LINE_EVERY_S = 5.0
+
+
+def progress(items: Iterable[T], *, total: int, label: str, unit: str = "examples") -> Iterator[T]:
+    """Yield the items while showing how many of `total` have passed."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        yield from track(items, description=label, total=total, console=Console(stderr=True))
+        return
+    begun = last = time.monotonic()
+    for count, item in enumerate(items, start=1):
+        yield item
+        now = time.monotonic()
+        if now - last >= LINE_EVERY_S:
+            say(f"{label}: {count:,} of {total:,} {unit}, {count / (now - begun):,.0f}/s")
+            last = now
+
+
+def say(message: str) -> None:
+    """Print one line of progress or result at once, so that a flow sees it while the stage still runs."""
+    print(message, flush=True)
