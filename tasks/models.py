@@ -16,7 +16,7 @@ from keras import layers
 
 from tasks.errors import UnknownModel
 from tasks.pipelines.ops import Op, Rescale
-from tasks.settings import ModelSettings
+from tasks.settings import ModelSettings, TrainSettings
 
 Shape = tuple[int, int, int]
 
@@ -44,6 +44,22 @@ def build_models(settings: ModelSettings, *, input_shape: Shape, classes: int, f
     for op in finish:
         value = finishing_layer(op)(value)
     return Models(network=network, whole=keras.Model(image, network(value), name="whole"))
+
+
+def compile_model(model: keras.Model, settings: TrainSettings, *, steps: int) -> None:
+    """Compile with Adam and cross-entropy on logits, unless the builder has compiled the model itself."""
+    if getattr(model, "compiled", False):
+        return
+    rate: Any = settings.learning_rate
+    if settings.schedule == "cosine":
+        rate = keras.optimizers.schedules.CosineDecay(settings.learning_rate, settings.epochs * steps)
+    model.compile(
+        optimizer=keras.optimizers.Adam(rate),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=settings.jit_compile,
+        steps_per_execution=settings.steps_per_execution,
+    )
 
 
 def finishing_layer(op: Op) -> layers.Layer:

@@ -21,18 +21,17 @@ from mlflow.models import ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
 
 from tasks.assembly import input_pipeline, open_inputs
+from tasks.checkpoints import EPOCH_COLUMNS, FOLDER, Progress, resumable_run
 from tasks.evidence.hardware import Sampler, Usage, fingerprint, visible_gpus
 from tasks.evidence.steps import StepTimer
 from tasks.evidence.tracking import Identity, Recorder
 from tasks.files import atomic_file, digest_json, read_json, write_json
-from tasks.models import Models, build_models
+from tasks.models import Models, build_models, compile_model
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.progress import say
 from tasks.settings import TrainSettings
 from tasks.stage import Layout, pipeline_door
-
-EPOCH_COLUMNS = ("epoch", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "examples_per_s", "learning_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ def train(models: Models, feeds: Feeds, out: Path, *, settings: TrainSettings, w
     """
     trainable = models.whole if feeds.train.plan.device_ops else models.network
     compile_model(trainable, settings, steps=feeds.train.steps)
-    progress = Progress(trainable, feeds.train, out / ".checkpoint", work, settings, recorder)
+    progress = Progress(trainable, feeds.train, out, work, settings, recorder)
     timer = StepTimer(feeds.train.steps, settings.steps_per_execution)
     done = progress.restore()
     if done:
@@ -78,6 +77,9 @@ def train(models: Models, feeds: Feeds, out: Path, *, settings: TrainSettings, w
             verbose=0,
             shuffle=False,
         )
+    usage = sampler.usage
+    assert usage is not None  # noqa: S101 - set on leaving the block
+    passed = feeds.train.examples * max(1, settings.epochs - done)
     result: dict[str, Any] = {"train": {name: value for name, value in progress.rows[-1].items() if name != "epoch"}}
     if feeds.test is not None:
         loss, accuracy = trainable.evaluate(feeds.test.dataset(), verbose=0)
@@ -87,89 +89,17 @@ def train(models: Models, feeds: Feeds, out: Path, *, settings: TrainSettings, w
         warm = rates[1:] or rates
         result["throughput"] = {"train_examples_per_s": float(np.median(warm)), "cold_examples_per_s": rates[0]}
         result["step"] = asdict(timer.step_times())
-    assert sampler.usage is not None  # noqa: S101 - set on leaving the block
-    return Trained(rows=progress.rows, result=result, usage=sampler.usage)
+    result["cpu_seconds_per_1k_examples"] = usage.cpu_s / passed * 1000
+    result["usage"] = asdict(usage)
+    return Trained(rows=progress.rows, result=result, usage=usage)
 
 
-def compile_model(model: keras.Model, settings: TrainSettings, *, steps: int) -> None:
-    """Compile with Adam and cross-entropy on logits, unless the builder has compiled the model itself."""
-    if getattr(model, "compiled", False):
-        return
-    rate: Any = settings.learning_rate
-    if settings.schedule == "cosine":
-        rate = keras.optimizers.schedules.CosineDecay(settings.learning_rate, settings.epochs * steps)
-    model.compile(
-        optimizer=keras.optimizers.Adam(rate),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=settings.jit_compile,
-        steps_per_execution=settings.steps_per_execution,
-    )
-
-
-class Progress:
-    """Epoch rows and checkpoints of a training that may be interrupted at any instant."""
-
-    def __init__(  # noqa: PLR0913 - everything a resumed training needs
-        self, model: keras.Model, pipeline: InputPipeline, folder: Path, work: str, settings: TrainSettings, recorder: Recorder
-    ) -> None:
-        self.rows: list[dict[str, float]] = []
-        self._model, self._pipeline, self._folder, self._work = model, pipeline, folder, work
-        self._settings, self._recorder = settings, recorder
-        # Every variable by position: weights, optimizer slots, step counter and the state of random layers.
-        model.optimizer.build(model.trainable_variables)
-        variables = [*model.variables, *model.optimizer.variables]
-        self._checkpoint = tf.train.Checkpoint(variables=[getattr(variable, "value", variable) for variable in variables])
-
-    def restore(self) -> int:
-        """Load the last checkpoint of the same work and return the number of epochs it has; 0 where there is none."""
-        state_file = self._folder / "state.json"
-        if not state_file.exists() or (state := read_json(state_file))["work"] != self._work:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            return 0
-        self._checkpoint.read(str(self._folder / state["checkpoint"])).assert_consumed()
-        self.rows = state["rows"]
-        self._pipeline.epoch.assign(len(self.rows))
-        return len(self.rows)
-
-    def callback(self, timer: StepTimer) -> keras.callbacks.Callback:
-        """The callback that closes each epoch: row, metrics, checkpoint, and the epoch counter of random ops."""
-        return keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: self._pipeline.epoch.assign(epoch),
-            on_epoch_end=lambda epoch, logs: self._close(epoch, logs or {}, timer),
-        )
-
-    def _close(self, epoch: int, logs: Mapping[str, float], timer: StepTimer) -> None:
-        values = (
-            epoch,
-            logs["loss"],
-            logs["accuracy"],
-            logs["val_loss"],
-            logs["val_accuracy"],
-            timer.examples_per_s(self._pipeline.examples)[-1],
-            float(self._model.optimizer.learning_rate),
-        )
-        row = dict(zip(EPOCH_COLUMNS, (float(value) for value in values), strict=True)) | {"epoch": epoch}
-        self.rows.append(row)
-        say(
-            f"  epoch {epoch + 1} of {self._settings.epochs}: loss {row['train_loss']:.4f}, accuracy {row['train_accuracy']:.4f}, "
-            f"validation accuracy {row['val_accuracy']:.4f}, {row['examples_per_s']:,.0f} examples/s"
-        )
-        names = {"train_loss": "train/loss", "train_accuracy": "train/accuracy", "val_loss": "val/loss", "val_accuracy": "val/accuracy"}
-        self._recorder.metrics({metric: row[name] for name, metric in names.items()}, step=epoch)
-        last = epoch + 1 == self._settings.epochs
-        if not last and (epoch + 1) % self._settings.checkpoint_every == 0:
-            self._save(epoch)
-
-    def _save(self, epoch: int) -> None:
-        """Write the checkpoint, then the state that names it: a kill in between leaves the earlier one in force."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"epoch-{epoch:04d}"
-        self._checkpoint.write(str(self._folder / name))
-        write_json(self._folder / "state.json", {"work": self._work, "checkpoint": name, "rows": self.rows, "run_id": self._recorder.run_id})
-        for stale in self._folder.glob("epoch-*"):
-            if not stale.name.startswith(name):
-                stale.unlink()
+def save_model(model: keras.Model, path: Path) -> None:
+    """Save a model in Keras' own format, atomically."""
+    with atomic_file(path) as temporary:
+        named = temporary.with_suffix(".keras")  # Keras insists on the suffix
+        model.save(named)
+        named.rename(temporary)
 
 
 def write_history(path: Path, rows: list[dict[str, float]]) -> None:
@@ -180,32 +110,26 @@ def write_history(path: Path, rows: list[dict[str, float]]) -> None:
         writer.writerows(rows)
 
 
-def metrics_of(trained: Trained) -> dict[str, float | None]:
-    """The training's metrics under their MLflow names."""
+def metrics_of(trained: Trained, built: Mapping[str, Any]) -> dict[str, float | None]:
+    """Everything that build and train measured, under its MLflow name."""
     result, usage = trained.result, trained.usage
-    throughput, step, test = result.get("throughput", {}), result.get("step", {}), result.get("test", {})
-    examples = sum(1 for _ in trained.rows) or 1
+    throughput, step, test, alone = result.get("throughput", {}), result.get("step", {}), result.get("test", {}), built["throughput"]
     return {
         "throughput/train_examples_per_s": throughput.get("train_examples_per_s"),
+        "throughput/input_examples_per_s": alone["input_examples_per_s"],
+        "input/first_batch_s": alone["first_batch_s"],
+        "input/epoch_gap_s": alone["epoch_gap_s"],
         **{f"step/{name}": step.get(name) for name in ("ms_p50", "ms_p95", "ms_p99")},
         "test/loss": test.get("loss"),
         "test/accuracy": test.get("accuracy"),
-        "cpu/seconds_per_1k_examples": result.get("cpu_seconds_per_1k_examples"),
+        "cpu/seconds_per_1k_examples": result["cpu_seconds_per_1k_examples"],
         "memory/rss_mb_max": usage.rss_mb_max,
         "disk/read_mb": usage.disk_read_mb,
         "gpu/utilization_pct_mean": usage.gpu_utilization_pct_mean,
         "gpu/utilization_pct_p10": usage.gpu_utilization_pct_p10,
         "gpu/memory_mb_max": usage.gpu_memory_mb_max,
         "gpu/power_w_mean": usage.gpu_power_w_mean,
-        "train/epochs": float(examples),
     }
-
-
-def resumable_run(out: Path, work: str) -> str | None:
-    """The MLflow run of an interrupted training of the same work."""
-    state_file = out / ".checkpoint" / "state.json"
-    state = read_json(state_file) if state_file.exists() else {}
-    return state.get("run_id") if state.get("work") == work else None
 
 
 def log_model(recorder: Recorder, whole: keras.Model) -> None:
@@ -263,21 +187,15 @@ def main() -> None:
         with Recorder(identity, run_id=resumable_run(out, work)) as recorder:
             describe(recorder, params, name, data_digest=stored.shards.data_digest, pipeline=feeds.train)
             trained = train(models, feeds, out, settings=params.train, work=work, recorder=recorder)
-            seen = feeds.train.examples * len(trained.rows)
-            trained.result["cpu_seconds_per_1k_examples"] = trained.usage.cpu_s / seen * 1000
-            trained.result["usage"] = asdict(trained.usage)
-            with atomic_file(out / "model.keras") as temporary:
-                partial = temporary.with_suffix(".keras")
-                models.whole.save(partial)
-                partial.rename(temporary)
+            save_model(models.whole, out / "model.keras")
             write_history(out / "history.csv", trained.rows)
             write_json(out / "train.json", trained.result)
-            recorder.metrics(metrics_of(trained))
+            recorder.metrics(metrics_of(trained, read_json(out / "input.json")))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.artifact(out / file)
             log_model(recorder, models.whole)
         write_json(out / "run.json", {"mlflow_run_id": recorder.run_id, "sent": recorder.sent})
-        shutil.rmtree(out / ".checkpoint", ignore_errors=True)
+        shutil.rmtree(out / FOLDER, ignore_errors=True)
         test = trained.result.get("test", {})
         throughput = trained.result.get("throughput", {}).get("train_examples_per_s", float("nan"))
         say(f"  {throughput:,.0f} examples/s" + (f", test accuracy {test['accuracy']:.4f}" if test else ""))

@@ -6,9 +6,10 @@ training goes on, and `sent` is false in runs/NAME/run.json.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,10 +58,12 @@ class Recorder:
     With `run_id` it goes on with an earlier run.
     """
 
-    def __init__(self, identity: Identity, *, run_id: str | None = None) -> None:
+    def __init__(self, identity: Identity, *, run_id: str | None = None, run_name: str | None = None, parent: bool = False) -> None:
         self.run_id = run_id
         self.sent = True
         self._identity = identity
+        self._name = run_name or identity.pipeline
+        self._is_parent = parent
 
     def __enter__(self) -> Recorder:
         self._try(self._start)
@@ -94,17 +97,18 @@ class Recorder:
         self._try(function)
 
     def _start(self) -> None:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
         use_store()
         tags = {"pipeline": self._identity.pipeline, "data.digest": self._identity.data_digest, **lineage()}
         parent = os.environ.get(PARENT_RUN)
-        if self.run_id is None and parent:
+        if self.run_id is None and parent and not self._is_parent:
             tags["mlflow.parentRunId"] = parent
         run = mlflow.start_run(
             run_id=self.run_id,
             experiment_id=None if self.run_id else experiment_id(self._identity.data_set),
-            run_name=None if self.run_id else self._identity.pipeline,
+            run_name=None if self.run_id else self._name,
             tags=tags,
-            log_system_metrics=self.run_id is None,
+            log_system_metrics=self.run_id is None and not self._is_parent,
         )
         self.run_id = run.info.run_id
 
@@ -116,6 +120,49 @@ class Recorder:
         except (MlflowException, requests.RequestException, OSError) as error:
             self.sent = False
             say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({str(error).splitlines()[0][:200]}); the results stay in runs/")
+
+
+def open_comparison(data_set: str, name: str) -> str | None:
+    """Start the parent run of a comparison and return its id, or None where the store cannot be reached."""
+    recorder = Recorder(Identity(data_set=data_set, pipeline="comparison", data_digest=""), run_name=name, parent=True)
+    with recorder:
+        pass
+    return recorder.run_id if recorder.sent else None
+
+
+def close_comparison(run_id: str, data_set: str, summary: Mapping[str, Any], report: Path) -> None:
+    """Give the parent run its result, and every configuration a child run.
+
+    A configuration that was up to date has trained under an earlier comparison; it gets a child here with the same
+    metrics, which names the earlier run in the tag `reused_run_id`.
+    """
+    rows = summary["configurations"]
+    with Recorder(Identity(data_set=data_set, pipeline="comparison", data_digest=summary["data_digest"]), run_id=run_id) as parent:
+        parent.metrics({f"speedup_vs_naive/{row['pipeline']}": row["speedup_vs_naive"] for row in rows})
+        parent.tags({"headline": summary["headline"], "best": summary["best"], "data.digest": summary["data_digest"]})
+        parent.artifact(report, folder="report")
+        parent.call(lambda: _complete_children(run_id, rows))
+
+
+def _complete_children(parent: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    client = mlflow.MlflowClient()
+    for row in rows:
+        run = client.get_run(row["mlflow_run_id"]) if row["mlflow_run_id"] else None
+        if run is None:
+            continue
+        own = run.data.tags.get("mlflow.parentRunId") == parent
+        target = run.info.run_id
+        if not own:
+            kept = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+            tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
+            target = client.create_run(run.info.experiment_id, run_name=row["pipeline"], tags=tags).info.run_id
+            for key, value in run.data.metrics.items():
+                client.log_metric(target, key, value)
+            for key, value in run.data.params.items():
+                client.log_param(target, key, value)
+        client.log_metric(target, "throughput/speedup_vs_naive", row["speedup_vs_naive"])
+        if not own:
+            client.set_terminated(target)
 
 
 def lineage() -> dict[str, str]:

@@ -1,0 +1,36 @@
+"""The command line that the flows share, and their quiet entry and exit."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasks.errors import InvalidParams
+from tasks.params import read_document
+
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")]
+Overlay = Annotated[Path | None, typer.Option("--overlay", metavar="FILE", help="a YAML file laid over params.yaml")]
+Name = Annotated[str | None, typer.Option("--name", help="name of the isolated workspace and of the DVC experiment; default: the flow run's name")]
+
+
+def read_overlay(path: Path | None) -> dict[str, Any]:
+    """Read a YAML file of overrides, or nothing."""
+    return read_document(path) if path else {}
+
+
+def quiet() -> None:
+    """Set Prefect's defaults for running without a server set up by hand; what the user has set stays."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")
+    logging.getLogger("prefect.events").setLevel(logging.CRITICAL)
+
+
+def problem(error: InvalidParams) -> None:
+    """Tell invalid parameters and stop before anything runs."""
+    typer.echo(f"{type(error).__name__}: {error}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,115 @@
+"""Thin Prefect tasks: run one DVC stage as a subprocess, stream its log, say whether it ran or was up to date.
+
+DVC decides whether a stage must run; TensorFlow gets a fresh process; cancelling the task ends the process tree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, State
+
+from tasks.errors import StageFailed
+
+LAST_LINES = 25
+RETRIED = ("fetch", "ingest", "shard", "snapshot")  # they touch networks and shared disks; measured stages are not retried
+_NOISE = re.compile(r"^([IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl|To enable the following instructions|\d{4}-\d\d-\d\d .* [IWE] )")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where stages run and with which environment; `stale` are the stages that DVC held for out of date at the start."""
+
+    root: Path
+    stale: frozenset[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@task(task_run_name="{stage}", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=[5, 30], retry_condition_fn=lambda task, run, state: _may_retry(run.name))
+def run_stage(stage: str, place: Workplace, *, upstream_ran: bool) -> State:
+    """Bring one DVC stage up to date. The state is named Cached when it already was.
+
+    Raises:
+      StageFailed: the stage ended with an error; the last lines of its log are repeated.
+    """
+    if not upstream_ran and stage not in place.stale:
+        return Completed(name="Cached", message=f"{stage} is up to date", data=False)
+    ran = run_dvc(stage, place)
+    return Completed(message=f"{stage} ran", data=True) if ran else Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
+
+
+def run_dvc(stage: str, place: Workplace) -> bool:
+    """Run `dvc repro --single-item` and stream its output to the task's log; returns whether the stage's command ran."""
+    logger = get_run_logger()
+    tail: deque[str] = deque(maxlen=LAST_LINES)
+    ran = False
+    # --wait-for-lock stands before the subcommand; after it, DVC would not know it.
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
+    with supervised(command, place) as process:
+        for line in process.stdout or ():
+            text = line.rstrip()
+            if not text or _NOISE.match(text):
+                continue
+            ran = ran or text.startswith("Running stage")
+            tail.append(text)
+            logger.info(text)
+        code = process.wait()
+    if code != 0:
+        raise StageFailed(f"{stage} ended with exit code {code}. Its last lines:\n" + "\n".join(tail))
+    return ran
+
+
+def stale_stages(root: Path, environment: Mapping[str, str]) -> frozenset[str]:
+    """Ask DVC once which stages are out of date.
+
+    Raises:
+      StageFailed: DVC cannot read the project.
+    """
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "status", "--json"]
+    done = subprocess.run(command, cwd=root, env=_environment(environment), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise StageFailed(f"`dvc status` failed in {root}:\n{done.stderr.strip()}")
+    return frozenset(name.removeprefix("./dvc.yaml:") for name in json.loads(done.stdout or "{}"))
+
+
+@contextmanager
+def supervised(command: list[str], place: Workplace) -> Iterator[subprocess.Popen]:
+    """Start a command under the supervisor; however the block is left, nothing of it stays behind."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.supervise", *command],
+        cwd=place.root,
+        env=_environment(place.environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.stdin:
+            process.stdin.close()  # the supervisor takes this for our death
+        process.wait()
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Our environment with this interpreter first on the path, since dvc.yaml says plainly `python`."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
+
+
+def _may_retry(stage: str) -> bool:
+    return stage in RETRIED

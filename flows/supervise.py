@@ -1,0 +1,54 @@
+"""A small process between a flow and a stage, so that no stage outlives its flow.
+
+`python -m flows.supervise COMMAND…` runs the command in a session of its own. When the flow goes away for whatever
+reason (its end of our stdin closes, even by kill -9) or asks us to stop (SIGTERM), the command and all its children get
+SIGTERM and, if they linger, SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+GRACE_S = 8.0
+
+
+def main() -> None:
+    """Run the command given as arguments; exit with its code."""
+    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: end(child))
+    signal.signal(signal.SIGINT, lambda number, frame: end(child))
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        end(child)
+
+    threading.Thread(target=watch, daemon=True).start()
+    code = child.wait()
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def end(child: subprocess.Popen) -> None:
+    """End a process and its whole group: ask first, then insist."""
+    signal_group(child.pid, signal.SIGTERM)
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    signal_group(child.pid, signal.SIGKILL)
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to a process group that may be gone already."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

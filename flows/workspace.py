@@ -1,0 +1,128 @@
+"""Where a run happens: the project itself, or, for a run with overrides, a git worktree of its own beside DVC's shared cache.
+
+The project's params.yaml, dvc.lock and outputs stay untouched by such a run; it is kept as a DVC experiment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from ruamel.yaml import YAML
+
+from tasks.errors import WorkspaceProblem
+from tasks.params import PARAMS_FILE, apply_overrides, check, read_document
+
+HOME = ".throughline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """A folder in which stages run, the project it belongs to, and whether it is the project itself."""
+
+    root: Path
+    project: Path
+
+    @property
+    def isolated(self) -> bool:
+        """Whether this is a worktree of its own."""
+        return self.root != self.project
+
+
+def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: Mapping[str, Any]) -> Workspace:
+    """Return the project itself where nothing is overridden, else a worktree named `name` with the overridden parameters.
+
+    Parameters are checked before anything is created. Uncommitted changes of tracked files are part of the run; untracked
+    files are not. An existing worktree of that name is brought up to date and used again.
+
+    Raises:
+      InvalidParams: all problems of the overridden parameters.
+      WorkspaceProblem: the project is no git repository with a commit.
+    """
+    document = _merged(project, overrides, overlay)
+    check(document)
+    if not overrides and not overlay:
+        return Workspace(root=project, project=project)
+    root = project / HOME / "workspaces" / name
+    with _lock(project, "git"):
+        commit = _git(project, "stash", "create") or _git(project, "rev-parse", "HEAD")
+        if root.exists():
+            _git(root, "checkout", "--quiet", "--force", "--detach", commit)
+        else:
+            _git(project, "worktree", "prune")
+            _git(project, "worktree", "add", "--quiet", "--detach", str(root), commit)
+    _share_cache(project, root)
+    _write_params(project, root, overrides, overlay)
+    return Workspace(root=root, project=project)
+
+
+def save_experiment(workspace: Workspace, name: str) -> str | None:
+    """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or None.
+
+    Saving is serialised: several at once clash in shared git references.
+    """
+    with _lock(workspace.project, "experiments"):
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", "exp", "save", "--force", "--name", name], cwd=workspace.root, capture_output=True, text=True, check=False
+        )
+    return None if done.returncode == 0 else done.stderr.strip()
+
+
+def _merged(project: Path, overrides: list[str], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    document = read_document(project / PARAMS_FILE)
+    _merge(document, overlay)
+    apply_overrides(document, overrides)
+    return document
+
+
+def _write_params(project: Path, root: Path, overrides: list[str], overlay: Mapping[str, Any]) -> None:
+    """Write the overridden parameters, keeping order and comments. Data outside the repository is named absolutely."""
+    yaml = YAML()
+    yaml.width = 160
+    document = yaml.load((project / PARAMS_FILE).read_text())
+    _merge(document, overlay)
+    apply_overrides(document, overrides)
+    source = Path(document["data"]["path"])
+    if not source.is_absolute() and (project / source).exists() and not source.is_relative_to("data/raw"):
+        document["data"]["path"] = str((project / source).resolve())
+    with (root / PARAMS_FILE).open("w") as file:
+        yaml.dump(document, file)
+
+
+def _merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
+    """Lay nested mappings over a document; everything but mappings is replaced, and so is a mapping that ends in `!`."""
+    for key, value in overlay.items():
+        if key.endswith("!"):
+            document[key.removesuffix("!")] = value
+        elif isinstance(value, Mapping) and isinstance(document.get(key), dict):
+            _merge(document[key], value)
+        else:
+            document[key] = value
+
+
+def _share_cache(project: Path, root: Path) -> None:
+    cache = subprocess.run([sys.executable, "-m", "dvc", "cache", "dir"], cwd=project, capture_output=True, text=True, check=False).stdout.strip()
+    local = root / ".dvc" / "config.local"
+    local.write_text(f"[cache]\n    dir = {cache or project / '.dvc' / 'cache'}\n")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode != 0:
+        raise WorkspaceProblem(
+            f"a run with overrides happens in a git worktree, but `git {' '.join(arguments[:2])}` failed in {folder}: {done.stderr.strip()}"
+        )
+    return done.stdout.strip()
+
+
+def _lock(project: Path, name: str) -> FileLock:
+    folder = project / HOME
+    folder.mkdir(exist_ok=True)
+    return FileLock(folder / f"{name}.lock")
