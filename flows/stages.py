@@ -24,7 +24,11 @@ from tasks.errors import StageFailed
 
 LAST_LINES = 25
 RETRIED = ("fetch", "ingest", "shard", "snapshot")  # they touch networks and shared disks; measured stages are not retried
-_NOISE = re.compile(r"^([IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl|To enable the following instructions|\d{4}-\d\d-\d\d .* [IWE] )")
+# TensorFlow's start-up chatter, which no setting silences, and DVC's advice for people at a terminal.
+_NOISE = re.compile(
+    r"[IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl|To enable the following instructions"
+    r"|To track the changes|\s+git add|To enable auto staging|\s+dvc config|Use `dvc push`|Updating lock file|Generating lock file"
+)
 
 
 @dataclass(frozen=True)

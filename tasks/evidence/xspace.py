@@ -13,10 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
+from typing import TYPE_CHECKING
 
 from tasks.errors import MissingInput
+
+if TYPE_CHECKING:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 HOST = "/host:CPU"
 WAIT = "IteratorGetNextOp::DoCompute"
@@ -74,6 +76,8 @@ def read_events(folder: Path) -> list[Event]:
     Raises:
       MissingInput: there is no trace, or it is truncated.
     """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # TensorFlow, which the report needs not
+
     files = sorted(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise MissingInput(f"{folder} holds no trace (*.xplane.pb); run `dvc repro profile` again")

@@ -1,0 +1,41 @@
+# Two commands for a fresh machine with Python 3.11, git and make: `make demo` and `make test`.
+#   make setup [GPU=1]              install the locked packages into .venv (GPU=1: with CUDA libraries)
+#   make demo                       Fashion-MNIST through every configuration of params.yaml
+#   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
+#   make test | check | bench       tests · formatting, lint and types · benchmarks
+PYTHON ?= python3.11
+UV := 0.13.8
+DATA ?= fashion_mnist
+BUDGET ?= full
+BIN := $(CURDIR)/.venv/bin
+export PATH := $(BIN):$(PATH)
+
+.PHONY: setup demo test check bench
+setup: .venv/.ready$(GPU)
+
+.venv/.ready$(GPU): pyproject.toml uv.lock
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	$(BIN)/uv sync --quiet --locked --compile-bytecode $(if $(GPU),--extra gpu)
+	@touch $@
+
+OVERLAY.fashion_mnist.full :=
+OVERLAY.fashion_mnist.small := --overlay infra/demo/small.yaml --name small
+OVERLAY.photos.full := --overlay infra/demo/photos.yaml --name photos
+demo: setup
+	python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(if $(PHOTOS),--set data.fetch=none --set data.path=$(abspath $(PHOTOS)))
+	@echo
+	@echo "Where to look:"
+	@echo "  report      $(if $(OVERLAY.$(DATA).$(BUDGET)),.throughline/workspaces/$(if $(filter photos,$(DATA)),photos,small)/,)report/index.html"
+	@echo "  MLflow      .venv/bin/mlflow ui --backend-store-uri sqlite:///mlflow.db"
+	@echo "  Prefect     .venv/bin/prefect server start"
+	@echo "  DVC         .venv/bin/dvc metrics show · .venv/bin/dvc dag · .venv/bin/dvc exp show"
+
+test: setup
+	python -m pytest
+
+check: setup
+	ruff format --check . && ruff check . && pyright
+
+bench: setup
+	@ls benchmarks/*.py | grep -v __init__ | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"

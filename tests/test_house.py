@@ -1,0 +1,140 @@
+"""The rules of the house, run: layers, names, sizes, and that dvc.yaml knows every module that decides a stage's bytes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parent.parent
+CODE = sorted([*ROOT.glob("tasks/**/*.py"), *ROOT.glob("flows/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
+STAGES = ("fetch", "ingest", "shard", "snapshot", "build", "train", "profiling", "report")
+LONGEST_FILE = 400
+MOST_ARGUMENTS = 6
+
+# A module may import its own layer's row and every row above it.
+LAYERS = (
+    ("tasks.errors", "tasks.files", "tasks.progress", "tasks.settings", "tasks"),
+    ("tasks.data",),
+    ("tasks.pipelines",),
+    ("tasks.models",),
+    ("tasks.evidence", "tasks.checkpoints"),
+    ("tasks.params",),
+    ("tasks.stage", "tasks.assembly"),
+    tuple(f"tasks.{stage}" for stage in STAGES),
+)
+FLOWS_MAY_IMPORT = ("flows", "tasks.params", "tasks.errors", "tasks.evidence.tracking")
+# They do not decide what a stage writes: messages, plumbing, and parameters, whose values DVC compares itself.
+NOT_DECISIVE = {
+    "tasks/__init__.py", "tasks/errors.py", "tasks/files.py", "tasks/progress.py", "tasks/settings.py", "tasks/params.py", "tasks/stage.py",
+    "tasks/evidence/tracking.py",
+}  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    """Dotted module name of a file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Our own modules that a file imports, lazily or not; `from a.b import c` counts as a.b.c where that is a module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" if file_of(f"{node.module}.{alias.name}") else node.module for alias in node.names}
+    return {name for name in found if name.split(".")[0] in ("tasks", "flows")}
+
+
+def file_of(module: str) -> Path | None:
+    """File of one of our modules, or None."""
+    stem = ROOT.joinpath(*module.split("."))
+    return next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.exists()), None)
+
+
+def layer_of(module: str) -> int:
+    """Index of the layer with the longest matching prefix."""
+    matches = [(len(prefix), level) for level, row in enumerate(LAYERS) for prefix in row if module == prefix or module.startswith(prefix + ".")]
+    return max(matches)[1]
+
+
+def closure(path: Path, seen: set[Path]) -> set[Path]:
+    """All our files that a file needs to do its work, itself included; what is not decisive is not followed."""
+    if path not in seen and path.relative_to(ROOT).as_posix() not in NOT_DECISIVE:
+        seen.add(path)
+        for module in imports_of(path):
+            needed = file_of(module)
+            if needed:
+                closure(needed, seen)
+    return seen
+
+
+@pytest.mark.parametrize("path", [path for path in CODE if path.is_relative_to(ROOT / "tasks")], ids=name_of)
+def test_imports_go_one_way(path):
+    module = name_of(path)
+    wrong = [other for other in imports_of(path) if other.startswith("flows") or layer_of(other) > layer_of(module)]
+    assert not wrong, f"{module} imports {wrong} from a higher layer"
+
+
+@pytest.mark.parametrize("path", [path for path in CODE if path.is_relative_to(ROOT / "flows")], ids=name_of)
+def test_flows_import_no_stage(path):
+    wrong = [other for other in imports_of(path) if not other.startswith(FLOWS_MAY_IMPORT)]
+    assert not wrong
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stages_meet_in_files_only(stage):
+    others = {f"tasks.{name}" for name in STAGES} - {f"tasks.{stage}"}
+    assert not imports_of(ROOT / "tasks" / f"{stage}.py") & others
+
+
+def test_only_flows_import_prefect():
+    assert not [path for path in CODE if "import prefect" in path.read_text() + path.read_text().replace("from prefect", "import prefect") and path.parts[-2] != "flows"]
+
+
+@pytest.mark.parametrize("path", CODE, ids=name_of)
+def test_files_and_signatures_stay_small(path):
+    text = path.read_text()
+    assert text.count("\n") <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and "PLR0913" not in text.splitlines()[node.lineno - 1]:
+            arguments = [*node.args.args, *node.args.kwonlyargs]
+            assert len([argument for argument in arguments if argument.arg != "self"]) <= MOST_ARGUMENTS, node.name
+
+
+def test_no_module_hides_one_of_the_standard_library():
+    tops = [path for path in CODE if path.stem != "__init__"]
+    hidden = [name_of(path) for path in tops if path.stem in sys.stdlib_module_names]
+    assert not hidden
+
+
+@pytest.mark.parametrize("path", CODE, ids=name_of)
+def test_public_things_have_docstrings(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree) or path.stem == "__init__", "a file says what it is for"
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), node.name
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_dvc_depends_on_the_modules_that_decide_a_stage(stage):
+    definition = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]["profile" if stage == "profiling" else stage]
+    listed = [dependency for dependency in definition["deps"] if dependency.startswith("tasks/")]
+    needed = {path.relative_to(ROOT).as_posix() for path in closure(ROOT / "tasks" / f"{stage}.py", set())}
+    needed = {path for path in needed if (ROOT / path).stat().st_size > 0}
+    missing = sorted(path for path in needed if not any(path == entry or path.startswith(entry + "/") for entry in listed))
+    foreign = sorted(entry for entry in listed if not any(path == entry or path.startswith(entry + "/") for path in needed) and entry.endswith(".py"))
+    assert (missing, foreign) == ([], []), "dvc.yaml: (missing, not needed)"
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in ("build", "train", "profiling")])
+def test_help_is_quick_because_it_imports_no_tensorflow(stage):
+    code = f"import sys; sys.argv = ['x', '--help']\ntry:\n    import runpy; runpy.run_module('tasks.{stage}', run_name='__main__')\nexcept SystemExit: pass\nprint('tensorflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("False")
