@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.errors import InvalidParams
 from tasks.params import read_document
 
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")]
@@ -28,9 +27,3 @@ def quiet() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")
     logging.getLogger("prefect.events").setLevel(logging.CRITICAL)
-
-
-def problem(error: InvalidParams) -> None:
-    """Tell invalid parameters and stop before anything runs."""
-    typer.echo(f"{type(error).__name__}: {error}", err=True)
-    raise typer.Exit(2)

@@ -14,8 +14,8 @@ from prefect.runtime import flow_run
 
 from flows.command import Name, Overlay, Set, quiet, read_overlay
 from flows.stages import Workplace, run_stage, stale_stages
-from flows.workspace import Workspace, open_workspace, save_experiment
-from tasks.errors import told_plainly
+from flows.workspace import Workspace, open_workspace, overridden_params, save_experiment
+from tasks.errors import InvalidParams, nearest, told_plainly
 from tasks.evidence import tracking
 from tasks.params import PARAMS_FILE, Params, load_params
 
@@ -23,8 +23,10 @@ PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 MEASURED = ("build", "train", "profile")
 
 
-@flow(name="comparison", flow_run_name=None, log_prints=True)
-def comparison(pipelines: list[str] | None = None, overrides: list[str] | None = None, overlay: dict[str, Any] | None = None, name: str | None = None) -> str:
+@flow(name="comparison", log_prints=True)
+def comparison(
+    pipelines: list[str] | None = None, overrides: list[str] | None = None, overlay: dict[str, Any] | None = None, name: str | None = None
+) -> str:
     """Run the given configurations (all, if none are named) through every stage and compare them.
 
     Returns the headline of the report. With overrides the run has its own worktree and becomes a DVC experiment.
@@ -33,7 +35,7 @@ def comparison(pipelines: list[str] | None = None, overrides: list[str] | None =
     run_name = name or str(flow_run.name)
     workspace = open_workspace(Path.cwd(), name=run_name, overrides=overrides or [], overlay=overlay or {})
     params = load_params(workspace.root / PARAMS_FILE)
-    chosen = pipelines or list(params.pipelines)
+    chosen = known_pipelines(params, pipelines or list(params.pipelines))
     environment = run_environment(workspace, run_name)
     place = Workplace(workspace.root, stale_stages(workspace.root, environment), environment)
     parent = open_parent(params, run_name, place, chosen)
@@ -54,6 +56,18 @@ def comparison(pipelines: list[str] | None = None, overrides: list[str] | None =
         failure = save_experiment(workspace, run_name)
         logger.info(f"kept as DVC experiment {run_name}" if failure is None else f"not kept as an experiment: {failure}")
     return summary["headline"]
+
+
+def known_pipelines(params: Params, names: list[str]) -> list[str]:
+    """Return the names if all are configurations.
+
+    Raises:
+      InvalidParams: names those that are not, with the nearest that are.
+    """
+    unknown = [name for name in names if name not in params.pipelines]
+    if unknown:
+        raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {nearest(name, list(params.pipelines))}" for name in unknown])
+    return names
 
 
 def run_chain(stages: list[str] | tuple[str, ...], place: Workplace, *, upstream_ran: bool = False) -> bool:
@@ -81,13 +95,24 @@ def run_environment(workspace: Workspace, run_name: str) -> dict[str, str]:
 
 def publish(summary: dict[str, Any], workspace: Workspace) -> None:
     """Show the comparison in Prefect: a table, the same in words, and where the page is."""
-    shown = ("pipeline", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s", "speedup_vs_naive", "stall_pct", "val_accuracy", "verdict")
+    shown = (
+        "pipeline",
+        "train_examples_per_s",
+        "input_examples_per_s",
+        "model_examples_per_s",
+        "speedup_vs_naive",
+        "stall_pct",
+        "val_accuracy",
+        "verdict",
+    )
     table = [{column: _rounded(row[column]) for column in shown} for row in summary["configurations"]]
     create_table_artifact(key="comparison", table=table, description=summary["headline"])
     lines = ["| " + " | ".join(shown) + " |", "|" + "---|" * len(shown)]
     lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in table]
     fixes = [f"- **{row['pipeline']}** ({row['verdict']}): {row['cause']}. Fix: `{row['fix']}`" for row in summary["configurations"]]
-    create_markdown_artifact(key="comparison-report", markdown="\n".join([f"# {summary['headline']}", "", *lines, "", "## Cause and fix", "", *fixes]))
+    create_markdown_artifact(
+        key="comparison-report", markdown="\n".join([f"# {summary['headline']}", "", *lines, "", "## Cause and fix", "", *fixes])
+    )
     create_link_artifact(key="comparison-page", link=(workspace.root / "report" / "index.html").resolve().as_uri(), link_text="report/index.html")
 
 
@@ -104,8 +129,9 @@ def command(
     """Run every configuration of params.yaml (or those given) through all stages, then write report/index.html."""
     quiet()
     with told_plainly():
-        load_params()
-        headline = comparison(pipelines=pipeline, overrides=set_, overlay=read_overlay(overlay), name=name)
+        layer = read_overlay(overlay)
+        known_pipelines(overridden_params(Path.cwd(), set_ or [], layer), pipeline or [])
+        headline = comparison(pipelines=pipeline, overrides=set_, overlay=layer, name=name)
         typer.echo(headline)
 
 

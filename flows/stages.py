@@ -40,7 +40,13 @@ class Workplace:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-@task(task_run_name="{stage}", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=[5, 30], retry_condition_fn=lambda task, run, state: _may_retry(run.name))
+@task(
+    task_run_name="{stage}",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=[5, 30],
+    retry_condition_fn=lambda task, run, state: _may_help(run.name, state.message or ""),
+)
 def run_stage(stage: str, place: Workplace, *, upstream_ran: bool) -> State:
     """Bring one DVC stage up to date. The state is named Cached when it already was.
 
@@ -115,5 +121,6 @@ def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
 
 
-def _may_retry(stage: str) -> bool:
-    return stage in RETRIED
+def _may_help(stage: str, message: str) -> bool:
+    """Whether trying again can help: not where a user must act first (exit code 2), nor where a measurement would be repeated."""
+    return stage in RETRIED and "exited with 2" not in message

@@ -7,6 +7,7 @@ SIGTERM and, if they linger, SIGKILL.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -35,19 +36,15 @@ def main() -> None:
 def end(child: subprocess.Popen) -> None:
     """End a process and its whole group: ask first, then insist."""
     signal_group(child.pid, signal.SIGTERM)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        pass
     signal_group(child.pid, signal.SIGKILL)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
     """Send a signal to a process group that may be gone already."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        pass
 
 
 if __name__ == "__main__":

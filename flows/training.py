@@ -12,10 +12,10 @@ from prefect.artifacts import create_table_artifact
 from prefect.runtime import flow_run
 
 from flows.command import Name, Overlay, Set, quiet, read_overlay
-from flows.comparison import MEASURED, PREPARATION, run_chain, run_environment
+from flows.comparison import MEASURED, PREPARATION, known_pipelines, run_chain, run_environment
 from flows.stages import Workplace, stale_stages
-from flows.workspace import open_workspace, save_experiment
-from tasks.errors import InvalidParams, nearest, told_plainly
+from flows.workspace import open_workspace, overridden_params, save_experiment
+from tasks.errors import told_plainly
 from tasks.params import PARAMS_FILE, load_params
 
 
@@ -26,8 +26,7 @@ def training(pipeline: str, overrides: list[str] | None = None, overlay: dict[st
     run_name = name or str(flow_run.name)
     workspace = open_workspace(Path.cwd(), name=run_name, overrides=overrides or [], overlay=overlay or {})
     params = load_params(workspace.root / PARAMS_FILE)
-    if pipeline not in params.pipelines:
-        raise InvalidParams([f"{PARAMS_FILE}: pipelines.{pipeline} does not exist; {nearest(pipeline, list(params.pipelines))}"])
+    known_pipelines(params, [pipeline])
     environment = run_environment(workspace, run_name)
     place = Workplace(workspace.root, stale_stages(workspace.root, environment), environment)
     ran = run_chain([*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED)], place)
@@ -50,8 +49,9 @@ def command(
     """Run one configuration through all stages."""
     quiet()
     with told_plainly():
-        load_params()
-        result = training(pipeline=pipeline, overrides=set_, overlay=read_overlay(overlay), name=name)
+        layer = read_overlay(overlay)
+        known_pipelines(overridden_params(Path.cwd(), set_ or [], layer), [pipeline])
+        result = training(pipeline=pipeline, overrides=set_, overlay=layer, name=name)
         typer.echo(json.dumps(result, indent=2))
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 from ruamel.yaml import YAML
 
 from tasks.errors import WorkspaceProblem
-from tasks.params import PARAMS_FILE, apply_overrides, check, read_document
+from tasks.params import PARAMS_FILE, Params, apply_overrides, check, read_document
 
 HOME = ".throughline"
 
@@ -45,8 +45,7 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
       InvalidParams: all problems of the overridden parameters.
       WorkspaceProblem: the project is no git repository with a commit.
     """
-    document = _merged(project, overrides, overlay)
-    check(document)
+    overridden_params(project, overrides, overlay)
     if not overrides and not overlay:
         return Workspace(root=project, project=project)
     root = project / HOME / "workspaces" / name
@@ -62,6 +61,18 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
     return Workspace(root=root, project=project)
 
 
+def overridden_params(project: Path, overrides: list[str], overlay: Mapping[str, Any]) -> Params:
+    """The project's parameters with overlay and overrides applied, checked.
+
+    Raises:
+      InvalidParams: all problems at once.
+    """
+    document = read_document(project / PARAMS_FILE)
+    merge(document, overlay)
+    apply_overrides(document, overrides)
+    return check(document)
+
+
 def save_experiment(workspace: Workspace, name: str) -> str | None:
     """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or None.
 
@@ -74,19 +85,12 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
     return None if done.returncode == 0 else done.stderr.strip()
 
 
-def _merged(project: Path, overrides: list[str], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    document = read_document(project / PARAMS_FILE)
-    _merge(document, overlay)
-    apply_overrides(document, overrides)
-    return document
-
-
 def _write_params(project: Path, root: Path, overrides: list[str], overlay: Mapping[str, Any]) -> None:
     """Write the overridden parameters, keeping order and comments. Data outside the repository is named absolutely."""
     yaml = YAML()
     yaml.width = 160
     document = yaml.load((project / PARAMS_FILE).read_text())
-    _merge(document, overlay)
+    merge(document, overlay)
     apply_overrides(document, overrides)
     source = Path(document["data"]["path"])
     if not source.is_absolute() and (project / source).exists() and not source.is_relative_to("data/raw"):
@@ -95,13 +99,13 @@ def _write_params(project: Path, root: Path, overrides: list[str], overlay: Mapp
         yaml.dump(document, file)
 
 
-def _merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
+def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
     """Lay nested mappings over a document; everything but mappings is replaced, and so is a mapping that ends in `!`."""
     for key, value in overlay.items():
         if key.endswith("!"):
             document[key.removesuffix("!")] = value
         elif isinstance(value, Mapping) and isinstance(document.get(key), dict):
-            _merge(document[key], value)
+            merge(document[key], value)
         else:
             document[key] = value
 

@@ -32,6 +32,4 @@ def input_pipeline(params: Params, name: str, stored: Stored, *, split: str, pur
         finish=() if purpose == "compare" else params.finish,
         batch_size=params.batch_size,
     )
-    return InputPipeline(
-        plan=plan, stored=stored, split=split, batch_size=params.batch_size, seed=params.train.seed, with_keys=purpose == "compare"
-    )
+    return InputPipeline(plan=plan, stored=stored, split=split, batch_size=params.batch_size, seed=params.train.seed, with_keys=purpose == "compare")

@@ -27,9 +27,7 @@ STATE = "state.json"
 class Progress:
     """Epoch rows and checkpoints of a training that may be interrupted at any instant."""
 
-    def __init__(  # noqa: PLR0913 - everything a resumed training needs
-        self, model: keras.Model, pipeline: InputPipeline, out: Path, work: str, settings: TrainSettings, recorder: Recorder
-    ) -> None:
+    def __init__(self, model: keras.Model, pipeline: InputPipeline, out: Path, work: str, settings: TrainSettings, recorder: Recorder) -> None:
         self.rows: list[dict[str, float]] = []
         self._model, self._pipeline, self._folder, self._work = model, pipeline, out / FOLDER, work
         self._settings, self._recorder = settings, recorder

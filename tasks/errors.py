@@ -18,7 +18,7 @@ class UserError(Exception):
 class InvalidParams(UserError):
     """params.yaml (or an override) has unknown keys, wrong types or impossible combinations; all of them are listed."""
 
-    def __init__(self, problems: Sequence[str]):
+    def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
         heading = "1 problem" if count == 1 else f"{count} problems"

@@ -101,7 +101,9 @@ def _from_files(
             # A converted copy moves along when the finished folder gets its final name.
             moved = result.path.is_relative_to(folder)
             uri = final / result.path.relative_to(folder) if moved else result.path
-            notes.update(["converted to PNG"] if moved else [], )
+            notes.update(
+                ["converted to PNG"] if moved else [],
+            )
             notes.update([result.note] if result.note else [])
             sizes[(result.height, result.width, result.channels)] += 1
             rows.append(

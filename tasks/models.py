@@ -91,9 +91,7 @@ def small_cnn(input_shape: Shape, classes: int, *, width: int = 24, dropout: flo
 
 def mlp(input_shape: Shape, classes: int, *, width: int = 256) -> keras.Model:
     """One hidden layer; the least work a model can be."""
-    return keras.Sequential(
-        [keras.Input(input_shape), layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(classes)], name="mlp"
-    )
+    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(classes)], name="mlp")
 
 
 def _application(name: str) -> Any:

@@ -163,9 +163,7 @@ def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None
 def _combinations(params: Params) -> list[str]:
     """Problems that concern more than one key."""
     names = [op.name for op in params.preprocess]
-    found = [
-        f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment" for op in params.preprocess if op.random
-    ]
+    found = [f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment" for op in params.preprocess if op.random]
     found += [f"augment: {op.name} is deterministic; do it once, in preprocess" for op in params.augment if not op.random]
     found += [f"finish: {op.name} is random; move it to augment" for op in params.finish if op.random]
     if names[:1] != ["decode"] or names.count("decode") != 1:
@@ -216,10 +214,7 @@ def _fields_at(loc: Sequence[str | int]) -> list[str]:
     """Names of the fields that are valid at a path of the document."""
     kind: Any = Document
     for part in loc:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            kind = kind.model_fields[str(part)].annotation
-        else:
-            kind = get_args(kind)[-1]
+        kind = kind.model_fields[str(part)].annotation if isinstance(kind, type) and issubclass(kind, BaseModel) else get_args(kind)[-1]
         options = [option for option in get_args(kind) if isinstance(option, type) and issubclass(option, BaseModel)]
         kind = options[0] if options and not str(kind).startswith("dict") else kind
     return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -19,7 +19,7 @@ from tasks.assembly import input_pipeline, open_inputs
 from tasks.evidence.diagnosis import Ceilings, Diagnosis, diagnose
 from tasks.evidence.plots import plot_timeline
 from tasks.evidence.tracking import Identity, Recorder
-from tasks.evidence.xspace import Breakdown, break_down, read_events
+from tasks.evidence.xspace import STEP, Breakdown, break_down, read_events
 from tasks.files import read_json, resumable_folder, write_json
 from tasks.models import build_models, compile_model
 from tasks.pipelines.dataset import InputPipeline
@@ -83,7 +83,7 @@ def trace(step: Callable[[Iterator], Any], batches: Iterator, folder: Path, *, s
     tf.profiler.experimental.start(str(folder))
     try:
         for number in range(steps):
-            with tf.profiler.experimental.Trace("train", step_num=number, _r=1):
+            with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
                 step(batches)
     finally:
         tf.profiler.experimental.stop()

@@ -59,8 +59,7 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> str:
     feeds = top["input_examples_per_s"] / base["input_examples_per_s"]
     rest = "nothing more to gain from input" if top["verdict"] == "compute-bound" else f"{top['stall_pct']:.0f} % of a step is still lost to input"
     return (
-        f"{top['pipeline']} trains {gain:.1f}× as fast as {base['pipeline']} and can feed {feeds:.1f}× as much; "
-        f"training is {top['verdict']}, {rest}."
+        f"{top['pipeline']} trains {gain:.1f}× as fast as {base['pipeline']} and can feed {feeds:.1f}× as much; training is {top['verdict']}, {rest}."
     )
 
 

@@ -119,7 +119,8 @@ def main() -> None:
         index = shard(manifest, layout.shards, settings=params.shard)
         seconds = time.perf_counter() - begun
         examples, size = len(manifest.examples), sum(item.bytes for item in index.shards) / 1e6
-        say(f"shard: {examples:,} examples in {len(index.shards)} shards, {size:,.1f} MB, {size / seconds:,.0f} MB/s, {examples / seconds:,.0f} examples/s")
+        rate = f"{size / seconds:,.0f} MB/s, {examples / seconds:,.0f} examples/s"
+        say(f"shard: {examples:,} examples in {len(index.shards)} shards, {size:,.1f} MB, {rate}")
 
 
 if __name__ == "__main__":

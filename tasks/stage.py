@@ -12,6 +12,7 @@ from pathlib import Path
 from tasks.errors import InvalidParams, nearest, told_plainly
 from tasks.params import PARAMS_FILE, Params, load_params
 
+
 @dataclass(frozen=True)
 class Layout:
     """Where the stages' outputs lie, relative to the folder of params.yaml."""
@@ -73,10 +74,9 @@ def _parser(command: Callable[[], None]) -> argparse.ArgumentParser:
     module = inspect.getmodule(command)
     stage = Path(inspect.getfile(command)).stem
     explanation = (module.__doc__ or "") if module else ""
-    parser = argparse.ArgumentParser(
+    return argparse.ArgumentParser(
         prog=f"python -m tasks.{stage}",
         description=inspect.getdoc(command),
         epilog=f"{explanation}\nReads params.yaml of the current folder. `dvc repro {stage}` runs it only if something changed.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return parser

@@ -94,7 +94,11 @@ def test_stages_meet_in_files_only(stage):
 
 
 def test_only_flows_import_prefect():
-    assert not [path for path in CODE if "import prefect" in path.read_text() + path.read_text().replace("from prefect", "import prefect") and path.parts[-2] != "flows"]
+    assert not [
+        path
+        for path in CODE
+        if "import prefect" in path.read_text() + path.read_text().replace("from prefect", "import prefect") and path.parts[-2] != "flows"
+    ]
 
 
 @pytest.mark.parametrize("path", CODE, ids=name_of)
@@ -135,6 +139,13 @@ def test_dvc_depends_on_the_modules_that_decide_a_stage(stage):
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in ("build", "train", "profiling")])
 def test_help_is_quick_because_it_imports_no_tensorflow(stage):
-    code = f"import sys; sys.argv = ['x', '--help']\ntry:\n    import runpy; runpy.run_module('tasks.{stage}', run_name='__main__')\nexcept SystemExit: pass\nprint('tensorflow' in sys.modules)"
+    code = f"""
+import runpy, sys
+sys.argv = ["x", "--help"]
+try:
+    runpy.run_module("tasks.{stage}", run_name="__main__")
+except SystemExit:
+    print("tensorflow" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("False")

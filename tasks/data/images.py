@@ -91,12 +91,7 @@ def examine(path: Path, *, root: Path, max_pixels: int, converted: Path) -> Exam
 def _is_plain(image: Image.Image) -> bool:
     """Whether TensorFlow decodes the file to the upright 8-bit picture as it stands."""
     deep = image.format == "PNG" and image.info.get("transparency") is not None
-    return (
-        image.format in ("JPEG", "PNG")
-        and image.mode in ("L", "RGB")
-        and not deep
-        and image.getexif().get(_ORIENTATION) in _UPRIGHT
-    )
+    return image.format in ("JPEG", "PNG") and image.mode in ("L", "RGB") and not deep and image.getexif().get(_ORIENTATION) in _UPRIGHT
 
 
 def _as_plain(image: Image.Image) -> Image.Image:

@@ -25,8 +25,16 @@ def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> 
     for key, color, label in (("input_examples_per_s", INPUT, "input alone"), ("model_examples_per_s", MODEL, "model alone")):
         axes.scatter([float(row[key]) for row in rows], places, marker="|", s=420, linewidths=3, color=color, label=label, zorder=3)
     for place, row in zip(places, rows, strict=True):
-        axes.annotate(f"{float(row['train_examples_per_s']):,.0f}", (float(row["train_examples_per_s"]), place), (-6, 0),
-                      textcoords="offset points", ha="right", va="center", color="white", fontsize=9)
+        axes.annotate(
+            f"{float(row['train_examples_per_s']):,.0f}",
+            (float(row["train_examples_per_s"]), place),
+            (-6, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            color="white",
+            fontsize=9,
+        )
     axes.set_yticks(places, [str(row["pipeline"]) for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")

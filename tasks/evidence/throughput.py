@@ -79,9 +79,7 @@ def _epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterato
             return
 
 
-def _one_epoch(
-    batches: Iterator, pipeline: InputPipeline, asked: float, last_batch: float | None, max_seconds: float
-) -> tuple[EpochTiming, float]:
+def _one_epoch(batches: Iterator, pipeline: InputPipeline, asked: float, last_batch: float | None, max_seconds: float) -> tuple[EpochTiming, float]:
     first = next(batches, None)
     begun = now = time.perf_counter()
     if first is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HOST = "/host:CPU"
 WAIT = "IteratorGetNextOp::DoCompute"
-STEP = "train"
+STEP = "throughline/step"  # a name of our own: functions and ops may be called train
 _INSTANCE = re.compile(r"\[\d+\]")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import singledispatch
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +35,7 @@ class InputPipeline:
 
     Batches are (image (batch, height, width, channels), label (batch,) int64), or dicts that also carry
     `key` (batch,) int64 when `with_keys` is set. `epoch` tells random ops of streaming plans which epoch it is;
-    plans that gather know it from the step.
+    plans that gather know it from the step. `scratch` holds disk caches and lives as long as the pipeline.
     """
 
     plan: Plan
@@ -43,7 +44,7 @@ class InputPipeline:
     batch_size: int
     seed: int
     with_keys: bool = False
-    cache_folder: Path | None = None
+    scratch: TemporaryDirectory = field(default_factory=lambda: TemporaryDirectory(prefix="throughline-", ignore_cleanup_errors=True))
     epoch: tf.Variable = field(default_factory=lambda: tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch"))
 
     @property
@@ -129,9 +130,8 @@ def _(step: Apply, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Ex
 def _(step: Keep, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
     if step.where == "memory":
         return dataset.cache(name="cache_memory")
-    # tf.data's disk cache has no key of its own, so it lives and dies with this process.
-    folder = pipeline.cache_folder or Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - only where the caller names no folder
-    return dataset.cache(str(folder / f"{pipeline.split}-{os.getpid()}"), name="cache_disk")
+    # tf.data's disk cache has no key of its own, so each data set gets a fresh folder that goes away with its pipeline.
+    return dataset.cache(str(Path(mkdtemp(dir=pipeline.scratch.name)) / "elements"), name="cache_disk")
 
 
 @extend.register

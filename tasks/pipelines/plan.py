@@ -126,7 +126,7 @@ class Plan:
         return isinstance(self.steps[0], Gather)
 
 
-def make_plan(  # noqa: PLR0913 - the six things that decide an input pipeline
+def make_plan(
     config: PipelineConfig,
     *,
     schema: RecordSchema,

@@ -1,0 +1,80 @@
+"""Small real data for the tests: images of every format in class folders, arrays, and the stages run on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from project import make_project, run
+
+import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+from tasks.ingest import ingest
+from tasks.settings import DataSettings, ShardSettings, SplitSettings
+from tasks.shard import shard
+
+SPLIT = SplitSettings(validation=0.2, test=0.2)
+
+
+def picture(seed: int, *, size: tuple[int, int] = (40, 30), mode: str = "RGB") -> Image.Image:
+    """A smooth random picture: photo-like enough for JPEG, different for each seed."""
+    small = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).convert(mode)
+
+
+@pytest.fixture(scope="session")
+def photo_folder(tmp_path_factory) -> Path:
+    """60 JPEG photos of unlike sizes in three classes, one of them nested."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(60):
+        label = ("cat", "dog", "bird/owl")[number % 3]
+        path = root / label / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number, size=(30 + number % 7, 24 + number % 5)).save(path, quality=92)
+    return root
+
+
+@pytest.fixture(scope="session")
+def array_file(tmp_path_factory) -> Path:
+    """200 grey images of 12×10 in four classes."""
+    draw = np.random.default_rng(7)
+    path = tmp_path_factory.mktemp("arrays") / "data.npz"
+    np.savez(path, x=draw.integers(0, 256, (200, 12, 10), np.uint8), y=np.arange(200) % 4)
+    return path
+
+
+@pytest.fixture(scope="session")
+def photo_settings(photo_folder) -> DataSettings:
+    return DataSettings(source="image_folder", path=str(photo_folder), split=SPLIT)
+
+
+@pytest.fixture(scope="session")
+def array_settings(array_file) -> DataSettings:
+    return DataSettings(source="arrays", path=str(array_file), split=SPLIT)
+
+
+@pytest.fixture(scope="session")
+def photos(photo_settings, tmp_path_factory) -> Path:
+    """A folder with manifest/ and shards/ of the photos."""
+    return prepared(photo_settings, tmp_path_factory.mktemp("photos-data"))
+
+
+@pytest.fixture(scope="session")
+def arrays(array_settings, tmp_path_factory) -> Path:
+    """A folder with manifest/ and shards/ of the arrays."""
+    return prepared(array_settings, tmp_path_factory.mktemp("arrays-data"))
+
+
+def prepared(settings: DataSettings, folder: Path) -> Path:
+    manifest = ingest(settings, folder / "manifest")
+    manifest = type(manifest)(**{**vars(manifest), "folder": folder / "manifest"})
+    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def first(tmp_path_factory, array_file) -> tuple[Path, str]:
+    """A project of two configurations after its first `dvc repro`, and what that printed."""
+    folder = make_project(tmp_path_factory.mktemp("dag") / "project", array_file)
+    return folder, run(folder, "dvc", "repro")

@@ -1,0 +1,68 @@
+"""Columns hold what was written, constant in memory, and name their damage."""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+import pytest
+
+from tasks.data.columns import Column, SnapshotIndex, SplitColumns, allocate, column_path, map_column, read_index, verify, write_index, write_rows
+from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
+
+COLUMNS = (Column(name="image", dtype="uint8", shape=(3, 2, 1)), Column(name="label", dtype="int64", shape=()))
+VALUES = {"image": np.arange(60, dtype=np.uint8).reshape(10, 3, 2, 1), "label": np.arange(10)}
+
+
+@pytest.fixture
+def written(tmp_path):
+    allocate(tmp_path, "train", COLUMNS, 10)
+    chunks = tuple(
+        write_rows(tmp_path, "train", COLUMNS, start=start, values={name: array[start : start + 5] for name, array in VALUES.items()})
+        for start in (5, 0)
+    )
+    index = SnapshotIndex(key="k", columns=COLUMNS, splits={"train": SplitColumns(count=10, chunks=chunks)})
+    write_index(tmp_path, index)
+    return tmp_path
+
+
+def test_rows_come_back_wherever_they_were_written(written):
+    index = read_index(written, key="k")
+    for column in index.columns:
+        np.testing.assert_array_equal(map_column(written, "train", column, 10), VALUES[column.name])
+    verify(written, index)
+
+
+def test_a_flipped_bit_is_found_and_placed(written):
+    path = column_path(written, "train", "image")
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptColumn, match=r"image.bin: chunk 0 \(rows 5 to 9\) does not match"):
+        verify(written, read_index(written))
+
+
+def test_a_short_or_missing_column_is_found_on_opening(written):
+    path = column_path(written, "train", "label")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CorruptColumn, match="has 72 bytes, the index says 80"):
+        read_index(written)
+    path.unlink()
+    with pytest.raises(CorruptColumn, match="is missing"):
+        read_index(written)
+
+
+def test_another_key_is_stale_and_no_index_is_incomplete(written, tmp_path_factory):
+    with pytest.raises(StaleSnapshot, match="dvc repro snapshot"):
+        read_index(written, key="other")
+    with pytest.raises(MissingInput):
+        read_index(tmp_path_factory.mktemp("empty"))
+
+
+def test_a_column_of_20_gb_is_mapped_without_reading_it(tmp_path):
+    column, count = Column(name="image", dtype="uint8", shape=(224, 224, 3)), 132_848
+    allocate(tmp_path, "train", (column,), count)
+    before = psutil.Process().memory_info().rss
+    array = map_column(tmp_path, "train", column, count)
+    assert array.nbytes > 19.99e9
+    assert array[count - 1].sum() == 0
+    assert psutil.Process().memory_info().rss - before < 50e6

@@ -1,0 +1,173 @@
+"""The whole DAG as a user runs it: `dvc repro` in a fresh project, again, after changes, pushed and pulled; one story in order."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import mlflow
+import pytest
+from project import SMALL, environment, run, run_quietly, write_params
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def executed(output: str) -> list[str]:
+    """Names of the stages that DVC ran."""
+    return re.findall(r"Running stage '([^']+)'", output)
+
+
+def test_a_fresh_project_runs_every_stage_once(first):
+    _, output = first
+    both = [f"{stage}@{name}" for stage in ("build", "train", "profile") for name in ("naive", "optimized")]
+    assert sorted(executed(output)) == sorted(["fetch", "ingest", "shard", "snapshot", *both, "report"])
+    assert "trains" in output or "is the fastest" in output
+
+
+def test_results_are_complete_and_equal(first):
+    folder, _ = first
+    summary = json.loads((folder / "report" / "summary.json").read_text())
+    assert [row["pipeline"] for row in summary["configurations"]] == ["naive", "optimized"]
+    for row in summary["configurations"]:
+        assert row["train_examples_per_s"] > 0 and row["model_examples_per_s"] > 0 and 0 <= row["stall_pct"] <= 100
+    page = (folder / "report" / "index.html").read_text()
+    assert (
+        summary["headline"].replace("'", "&#39;") in page
+        and "<svg" in page
+        and "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"|"http://www.w3.org[^"]*"|<metadata>.*?</metadata>', "", page, flags=re.S)
+    )
+    digests = {json.loads((folder / "runs" / name / "input.json").read_text())["equality"]["digest"] for name in ("naive", "optimized")}
+    assert len(digests) == 1
+
+
+def test_mlflow_has_one_run_per_configuration_with_the_agreed_names(first):
+    folder, _ = first
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    runs = mlflow.search_runs(experiment_names=["throughline/arrays"], output_format="list")
+    assert {run.data.tags["pipeline"] for run in runs} == {"naive", "optimized"}
+    for found in runs:
+        assert {
+            "throughput/train_examples_per_s", "throughput/input_examples_per_s", "throughput/model_examples_per_s",
+            "input/first_batch_s", "input/stall_pct", "step/ms_p50", "step/ms_p99", "cpu/seconds_per_1k_examples",
+            "memory/rss_mb_max", "train/loss", "val/accuracy", "test/accuracy",
+        } <= set(found.data.metrics)  # fmt: skip
+        assert not [name for name in found.data.metrics if name.startswith("gpu/")] or "gpu" in found.data.params.get("machine.gpus", "")
+        assert {"data.digest", "git.commit", "verdict"} <= set(found.data.tags)
+        assert found.data.params["pipeline.read"] in ("shards", "snapshot")
+        assert found.inputs.dataset_inputs[0].dataset.digest
+    history = mlflow.MlflowClient().get_metric_history(runs[0].info.run_id, "val/accuracy")
+    assert [point.step for point in history] == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
+def test_the_logged_model_takes_uint8_images_and_can_be_loaded(first):
+    import numpy as np
+
+    folder, _ = first
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    models = mlflow.search_logged_models(experiment_ids=[mlflow.get_experiment_by_name("throughline/arrays").experiment_id], output_format="list")
+    model = mlflow.pyfunc.load_model(models[0].model_uri)
+    assert np.asarray(model.predict(np.zeros((2, 12, 10, 1), np.uint8))).shape == (2, 4)
+
+
+def test_a_second_run_does_nothing(first):
+    folder, _ = first
+    assert executed(run(folder, "dvc", "repro")) == []
+    assert run(folder, "dvc", "status").strip() == "Data and pipelines are up to date."
+
+
+def stale(folder) -> set[str]:
+    """Stages that DVC holds for out of date."""
+    return set(json.loads(run_quietly(folder, "dvc", "status", "--json")))
+
+
+def test_changing_one_configuration_concerns_only_its_own_stages(first):
+    folder, _ = first
+    params = copy.deepcopy(SMALL)
+    params["pipelines"]["naive"]["prefetch"] = 1
+    write_params(folder, params)
+    assert stale(folder) == {"build@naive", "train@naive", "profile@naive", "report"}
+    assert "prefetch" in run(folder, "dvc", "params", "diff")
+    assert executed(run(folder, "dvc", "repro", "build@naive")) == ["build@naive"]
+    write_params(folder, SMALL)
+    assert executed(run(folder, "dvc", "repro")) == [], "going back restores from the run cache"
+
+
+def test_changing_the_preprocessing_concerns_everything_from_the_snapshot_on(first):
+    folder, _ = first
+    params = copy.deepcopy(SMALL)
+    params["preprocess"] = ["decode", {"resize": {"height": 8, "width": 8}}]
+    write_params(folder, params)
+    found = stale(folder)
+    write_params(folder, SMALL)
+    assert {"snapshot", "build@naive", "build@optimized"} <= found
+    assert not found & {"fetch", "ingest", "shard"}
+
+
+def test_metrics_plots_push_and_pull(first, tmp_path):
+    folder, _ = first
+    assert "train_examples_per_s" in run(folder, "dvc", "metrics", "show", "--json")
+    run(folder, "dvc", "plots", "show")
+    run(folder, "dvc", "remote", "add", "--default", "--local", "store", str(tmp_path / "store"))
+    run(folder, "dvc", "push")
+    run(folder, "git", "add", "dvc.lock")
+    run(folder, "git", "commit", "-qm", "results")
+    clone = tmp_path / "clone"
+    run(tmp_path, "git", "clone", "-q", str(folder), str(clone))
+    run(clone, "dvc", "remote", "add", "--default", "--local", "store", str(tmp_path / "store"))
+    run(clone, "dvc", "pull")
+    assert (clone / "data" / "snapshot" / "train" / "image.bin").exists() and (clone / "report" / "index.html").exists()
+    assert executed(run(clone, "dvc", "repro")) == []
+
+
+def test_wrong_parameters_stop_before_anything_runs(first):
+    folder, _ = first
+    params = copy.deepcopy(SMALL)
+    params["pipelines"]["naive"]["prefetc"] = 1
+    write_params(folder, params)
+    output = run(folder, "python", "-m", "flows.comparison", code=2)
+    assert "params.yaml: pipelines.naive.prefetc is not a field; did you mean prefetch?" in output
+    assert "Traceback" not in output and "Flow run" not in output
+    assert "Traceback" not in run(folder, "python", "-m", "tasks.ingest", code=2)
+    write_params(folder, SMALL)
+
+
+def test_a_configuration_that_does_not_exist_is_told_plainly(first):
+    folder, _ = first
+    output = run(folder, "python", "-m", "tasks.build", "--pipeline", "optimised", code=2)
+    assert "pipelines.optimised does not exist; did you mean optimized?" in output
+
+
+def test_a_training_killed_in_mid_run_goes_on_and_ends_alike(first):
+    """kill -9 after the first checkpoint; the rest must give the very losses of an undisturbed training."""
+    folder, _ = first
+    params = copy.deepcopy(SMALL)
+    params["train"]["epochs"] = 40
+    write_params(folder, params)
+    run(folder, "dvc", "repro", "--single-item", "build@optimized")
+    history, checkpoint = folder / "runs" / "optimized" / "history.csv", folder / "runs" / "optimized" / ".checkpoint" / "state.json"
+    command = ("python", "-m", "tasks.train", "--pipeline", "optimized")
+    run(folder, *command)
+    undisturbed = history.read_text()
+    history.unlink()
+    process = subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not history.exists(), "nothing half-done is visible"
+    output = run(folder, *command)
+    assert "going on after epoch" in output
+
+    def losses(text):
+        return [line.split(",")[:5] for line in text.splitlines()]
+
+    assert losses(history.read_text()) == losses(undisturbed)
+    write_params(folder, SMALL)
+    run(folder, "dvc", "repro")

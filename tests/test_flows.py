@@ -1,0 +1,86 @@
+"""Flows with a real Prefect server (started and stopped by Prefect itself), DVC, git and MLflow; no orphan, no trace left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import mlflow
+import psutil
+import pytest
+from project import environment, run, run_quietly
+from ruamel.yaml import YAML
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
+    folder, _ = first
+    output = run(folder, "python", "-m", "flows.comparison")
+    assert len(re.findall(r"Finished in state Cached", output)) == 11
+    assert "Running stage" not in output
+    assert "Traceback" not in output
+    assert json.loads((folder / "report" / "summary.json").read_text())["headline"] in output
+
+
+def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
+    folder, _ = first
+    before = (folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()
+    output = run(folder, "python", "-m", "flows.comparison", "--set", "pipelines.naive.prefetch=2", "--name", "tuned")
+    assert ((folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()) == before
+    workspace = folder / ".throughline" / "workspaces" / "tuned"
+    assert YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]["naive"]["prefetch"] == 2
+    assert "tuned" in run(folder, "dvc", "exp", "list")
+    for restored in ("snapshot", "train@optimized"):
+        assert re.search(rf"Task run '{restored}' - Finished in state Cached", output), "comes from the shared cache"
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    runs = mlflow.search_runs(experiment_names=["throughline/arrays"], output_format="list")
+    parent = next(found for found in runs if found.info.run_name == "tuned")
+    children = [found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert {child.info.run_name for child in children} == {"naive", "optimized"}
+    assert all("throughput/speedup_vs_naive" in child.data.metrics for child in children)
+    by_name = {child.info.run_name: child.data.tags for child in children}
+    assert by_name["naive"]["dvc.experiment"] == "tuned"
+    assert by_name["optimized"]["reused_run_id"], "it was up to date and belongs to an earlier run"
+    assert parent.data.tags["headline"]
+    assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
+
+
+def test_wrong_overrides_leave_no_trace(first):
+    folder, _ = first
+    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epoch=1", "--name", "wrong", code=2)
+    assert "train.epoch is not a field; did you mean epochs?" in output
+    assert not (folder / ".throughline" / "workspaces" / "wrong").exists()
+
+
+def test_a_failing_stage_is_named_with_its_last_lines(first):
+    folder, _ = first
+    source = folder / "source" / "broken.npz"
+    source.write_bytes(b"nonsense")
+    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "data.path=source/broken.npz", "--name", "broken", code=2)
+    source.unlink()
+    assert "StageFailed: ingest ended with exit code" in output
+    assert "broken.npz" in output
+
+
+def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):
+    folder, _ = first
+    command = [sys.executable, "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=5000", "--name", "killed"]
+    flow = subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in flow.stdout:
+        if "epoch 1 of 5000" in line:
+            break
+    else:
+        pytest.fail("the training never began")
+    ours = [process for process in psutil.process_iter(["cwd"]) if str(process.info["cwd"]).startswith(str(folder))]
+    assert len(ours) >= 3, "supervisor, DVC and the stage"
+    os.kill(flow.pid, signal.SIGKILL)
+    flow.wait()
+    _, alive = psutil.wait_procs([process for process in ours if process.pid != flow.pid], timeout=15)
+    alive = [process for process in alive if "uvicorn" not in " ".join(process.cmdline()) and "prefect.server" not in " ".join(process.cmdline())]
+    assert not alive
+    run(folder, "dvc", "status")

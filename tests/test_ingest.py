@@ -1,0 +1,208 @@
+"""Ingest looks at everything once: what is unusable is listed with its reason, what is usable decodes to what a person sees."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+import tensorflow as tf
+from conftest import SPLIT, picture
+from PIL import Image
+
+from tasks.data.manifest import read_manifest
+from tasks.errors import DataNotFound, MissingInput, TooManyRejects, UnreadableSource, UnusableDataset
+from tasks.ingest import ingest
+from tasks.settings import DataSettings
+
+
+def settings(path, source="image_folder", **changes):
+    return DataSettings(**{"source": source, "path": str(path), "max_reject_fraction": 0.9, "split": SPLIT, **changes})
+
+
+def reasons(manifest):
+    return dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of ten good photos each."""
+    for number in range(20):
+        path = tmp_path / "in" / ("a", "b")[number % 2] / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    return tmp_path / "in"
+
+
+def huge_png(path, side=10_000):
+    """A PNG whose header promises 100 megapixels."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(side * 3 + 1) * 50)
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+
+
+def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
+    (folder / "a" / "zero.jpg").write_bytes(b"")
+    (folder / "a" / "text.png").write_text("not a picture")
+    (folder / "a" / "cut.jpg").write_bytes((folder / "a" / "00.jpg").read_bytes()[:300])
+    (folder / "b" / "copy.jpg").write_bytes((folder / "a" / "00.jpg").read_bytes())
+    (folder / "loose.jpg").write_bytes((folder / "a" / "02.jpg").read_bytes())
+    outside = tmp_path / "outside.jpg"
+    picture(99).save(outside)
+    (folder / "a" / "link.jpg").symlink_to(outside)
+    huge_png(folder / "b" / "huge.png")
+    (folder / "empty").mkdir()
+    before = psutil.Process().memory_info().rss
+    manifest = ingest(settings(folder), tmp_path / "manifest")
+    assert psutil.Process().memory_info().rss - before < 100e6
+    found = reasons(manifest)
+    assert found["a/zero.jpg"] == "empty file"
+    assert found["a/text.png"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
+    assert found["a/cut.jpg"].startswith("damaged image")
+    assert found["b/copy.jpg"] == "duplicate of a/00.jpg, there labelled a"
+    assert found["loose.jpg"] == "lies outside any class folder"
+    assert found["a/link.jpg"] == "leads outside the data root"
+    assert found["b/huge.png"] == "10000×10000 pixels exceed data.max_pixels (50000000)"
+    assert len(manifest.examples) == 20
+    assert manifest.stats["empty_classes"] == ["empty"]
+    assert manifest.stats["rejected"] == len(found) == 7
+
+
+def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
+    ingest(settings(folder), tmp_path / "manifest")
+    (folder / "a" / "zero.jpg").write_bytes(b"")
+    with pytest.raises(TooManyRejects, match=r"1 of 21 examples are unusable, 4.8%.*allows 1.0%") as caught:
+        ingest(settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
+    assert "a/zero.jpg: empty file" in str(caught.value)
+    assert len(read_manifest(tmp_path / "manifest").examples) == 20
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "1", "RGBA", "CMYK", "I;16", "RGB"])
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp", ".webp"])
+def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suffix):
+    original = picture(3, mode="L" if mode == "I;16" else "RGBA" if mode == "RGBA" else "RGB")
+    image = original.convert("I;16") if mode == "I;16" else original.convert(mode)
+    folder = tmp_path / "in" / "a"
+    folder.mkdir(parents=True)
+    (tmp_path / "in" / "b").mkdir()
+    picture(8).save(tmp_path / "in" / "b" / "x.png")
+    try:
+        image.save(folder / f"x{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
+    except (OSError, KeyError, ValueError):
+        pytest.skip(f"{suffix} cannot hold mode {mode}: nothing to test")
+    with Image.open(folder / f"x{suffix}") as saved:
+        expected = np.asarray(saved.convert("RGB" if saved.mode != "I;16" else "I"), np.int64)
+    manifest = ingest(settings(tmp_path / "in", split={"validation": 0, "test": 0}), tmp_path / "manifest")
+    uri = manifest.examples.set_index("id").loc[f"a/x{suffix}", "uri"]
+    seen = tf.io.decode_image(tf.io.read_file(uri), channels=3, expand_animations=False).numpy().astype(np.int64)
+    if expected.ndim == 2:  # 16 bits hold values up to 255 here, or are scaled
+        expected = np.repeat(expected[..., None], 3, axis=2)
+    assert seen.shape == expected.shape
+    assert np.abs(seen - expected).max() <= (3 if suffix == ".jpg" else 1)
+
+
+def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "in" / "a" / "clear.png")
+    turned = picture(5, size=(40, 20))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "in" / "b" / "turned.jpg", exif=exif, quality=95)
+    manifest = ingest(settings(tmp_path / "in", split={"validation": 0, "test": 0}), tmp_path / "manifest")
+    uris = manifest.examples.set_index("id")["uri"]
+    with Image.open(uris["a/clear.png"]) as image:
+        assert image.mode == "RGB"
+        assert np.asarray(image).min() == 255
+    assert tf.io.decode_image(tf.io.read_file(uris["b/turned.jpg"])).shape == (40, 20, 3)
+
+
+def test_a_single_class_is_refused(tmp_path):
+    (tmp_path / "in" / "only").mkdir(parents=True)
+    for number in range(4):
+        picture(number).save(tmp_path / "in" / "only" / f"{number}.jpg")
+    with pytest.raises(UnusableDataset, match="single class, only"):
+        ingest(settings(tmp_path / "in"), tmp_path / "manifest")
+
+
+def test_held_out_copies_win_over_training_copies(folder, tmp_path):
+    (folder / "b" / "test.jpg").write_bytes((folder / "b" / "01.jpg").read_bytes())
+    rows = [{"path": str(path.relative_to(folder)), "label": path.parent.name} for path in sorted(folder.rglob("*.jpg"))]
+    table = pd.DataFrame(rows).assign(split=lambda frame: ["test" if "test" in path else None for path in frame["path"]])
+    table.to_csv(folder / "table.csv", index=False)
+    manifest = ingest(settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
+    assert reasons(manifest) == {"b/01.jpg": "duplicate of b/test.jpg"}
+    assert manifest.examples.set_index("id").loc["b/test.jpg", "split"] == "test"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_may_lack_labels_or_files_and_stays_inside_its_folder(folder, tmp_path, suffix):
+    picture(50).save(tmp_path / "secret.jpg")
+    rows = [{"file": f"{('a', 'b')[number % 2]}/{number:02d}.jpg", "class": ("a", "b")[number % 2]} for number in range(20)]
+    rows += [
+        {"file": "a/00.jpg", "class": None},
+        {"file": None, "class": "a"},
+        {"file": "gone.jpg", "class": "a"},
+        {"file": "../secret.jpg", "class": "b"},
+    ]
+    table = folder / f"table{suffix}"
+    frame = pd.DataFrame(rows)
+    frame.to_csv(table, index=False) if suffix == ".csv" else frame.to_parquet(table)
+    manifest = ingest(settings(table, "image_table", path_column="file", label_column="class"), tmp_path / "manifest")
+    found = reasons(manifest)
+    assert found["row 21: a/00.jpg"] == "label missing"
+    assert found["row 22"] == "path missing"
+    assert found["gone.jpg"].startswith("cannot be read: No such file")
+    assert found["../secret.jpg"] == "leads outside the data root"
+    with pytest.raises(UnreadableSource, match="no column labl; did you mean label"):
+        ingest(
+            settings(folder / "t2.csv" if (folder / "t2.csv").write_text("path,label\n") else "", "image_table", label_column="labl"), tmp_path / "m2"
+        )
+
+
+def test_arrays_are_never_unpickled_and_are_checked(tmp_path):
+    np.savez(tmp_path / "evil.npz", x=np.array([{"a": 1}], dtype=object), y=np.arange(1))
+    with pytest.raises(UnreadableSource, match="pickled arrays are refused"):
+        ingest(settings(tmp_path / "evil.npz", "arrays"), tmp_path / "manifest")
+    np.savez(tmp_path / "float.npz", x=np.zeros((4, 3, 3)), y=np.arange(4))
+    with pytest.raises(UnreadableSource, match="dtype float64"):
+        ingest(settings(tmp_path / "float.npz", "arrays"), tmp_path / "manifest")
+    np.savez(tmp_path / "short.npz", x=np.zeros((4, 3, 3), np.uint8), y=np.arange(3))
+    with pytest.raises(UnreadableSource, match="one class per image"):
+        ingest(settings(tmp_path / "short.npz", "arrays"), tmp_path / "manifest")
+    with pytest.raises(UnreadableSource, match="no array z; known: x, y"):
+        ingest(settings(tmp_path / "short.npz", "arrays", features="z"), tmp_path / "manifest")
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04nonsense")
+    with pytest.raises(UnreadableSource):
+        ingest(settings(tmp_path / "broken.npz", "arrays"), tmp_path / "manifest")
+
+
+@pytest.mark.parametrize("source", ["image_folder", "image_table", "arrays", "fashion_mnist"])
+def test_a_missing_source_is_told_plainly(tmp_path, source):
+    with pytest.raises(DataNotFound):
+        ingest(settings(tmp_path / "nowhere", source), tmp_path / "manifest")
+    with pytest.raises(MissingInput, match="dvc repro ingest"):
+        read_manifest(tmp_path / "manifest")
+
+
+def test_splits_do_not_move_when_data_is_added(folder, tmp_path):
+    before = ingest(settings(folder), tmp_path / "one").examples.set_index("id")["split"]
+    for number in range(100, 130):
+        picture(number).save(folder / "a" / f"{number}.jpg")
+    after = ingest(settings(folder), tmp_path / "two").examples.set_index("id")["split"]
+    assert after[before.index].equals(before)
+
+
+def test_the_digest_follows_content_only(folder, tmp_path):
+    one = ingest(settings(folder), tmp_path / "one")
+    two = ingest(settings(folder), tmp_path / "two")
+    assert one.digest == two.digest
+    picture(77).save(folder / "a" / "00.jpg")
+    assert ingest(settings(folder), tmp_path / "three").digest != one.digest

@@ -1,0 +1,118 @@
+"""params.yaml is checked as a whole before anything runs: every problem at once, each with its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tasks.errors import InvalidParams
+from tasks.params import apply_overrides, check, load_params, model_names
+from tasks.pipelines.ops import Flip, Resize
+from tasks.settings import PipelineConfig
+
+ROOT = Path(__file__).parent.parent
+
+
+def document(**changes):
+    """A minimal valid document with changes given as dotted keys (dots written as __)."""
+    base = {"data": {"source": "image_folder", "path": "photos"}, "preprocess": ["decode"], "pipelines": {"naive": {"read": "shards"}}}
+    apply_overrides(base, [f"{key.replace('__', '.')}={value}" for key, value in changes.items()])
+    return base
+
+
+def problems(**changes):
+    with pytest.raises(InvalidParams) as caught:
+        check(document(**changes))
+    return "\n".join(caught.value.problems)
+
+
+def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays():
+    from flows.workspace import merge
+
+    assert {"naive", "prefetch", "map_parallel", "vectorized", "cache_memory", "snapshot", "optimized"} <= set(
+        load_params(ROOT / "params.yaml").pipelines
+    )
+    for overlay in (ROOT / "infra" / "demo").glob("*.yaml"):
+        yaml = YAML(typ="safe")
+        merged = yaml.load((ROOT / "params.yaml").read_text())
+        merge(merged, yaml.load(overlay.read_text()))
+        check(merged)
+
+
+def test_all_problems_are_told_together():
+    found = problems(
+        data__sorce="x", batch_size=0, train__epochs="two", pipelines__naive__prefetc=1, preprocess="[decode, {resize: {heigth: 3, width: 4}}]"
+    )
+    for expected in (
+        "params.yaml: data.sorce is not a field; did you mean source?",
+        "params.yaml: batch_size: input should be greater than or equal to 1; found 0",
+        "params.yaml: train.epochs: input should be a valid integer",
+        "params.yaml: pipelines.naive.prefetc is not a field; did you mean prefetch?",
+        "params.yaml: preprocess[1].resize.heigth is not an argument; did you mean height?",
+        "params.yaml: preprocess[1].resize.height is missing",
+    ):
+        assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"pipelines__naive__cache": "{after: resize}"}, "pipelines.naive.cache.after: resize is not one of the preprocess ops (decode)"),
+        ({"pipelines__naive__shuffle": "{kind: global}"}, "pipelines.naive.shuffle.kind: a global permutation needs random access"),
+        ({"pipelines__naive": "{read: snapshot}"}, "pipelines.naive.shuffle.kind: a snapshot can be permuted as a whole"),
+        ({"pipelines__naive": "{read: snapshot, shuffle: {kind: none}, vectorize: true}"}, "pipelines.naive.vectorize: reading a snapshot always"),
+        ({"pipelines__naive": "{read: files, interleave: {cycle_length: 2}}"}, "pipelines.naive.interleave: only shards are read by turns"),
+        ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
+        ({"augment": "[{resize: {height: 3, width: 3}}]"}, "augment: resize is deterministic"),
+        ({"preprocess": "[{resize: {height: 3, width: 3}}]"}, "preprocess: begins with `decode`"),
+        ({"preprocess": "[decode, resise]"}, "preprocess[1]: resise is not an op; did you mean resize?"),
+        ({"model__name": "mobilenetv2"}, "model.name: mobilenetv2 is not a model; did you mean MobileNetV2?"),
+        ({"model__name": "nowhere.at_all:build"}, "model.name: module nowhere.at_all cannot be found"),
+        ({"pipelines__my-config": "{read: shards}"}, "pipelines.my-config: names are Python identifiers"),
+        ({"data__split": "{validation: 0.5, test: 0.5}"}, "leave nothing to train on"),
+        ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
+        ({"pipelines__naive__map": "{parallel: fast}"}, "expected none, auto, cores or a whole number from 1; found 'fast'"),
+        ({"pipelines__naive__map": "{parallel: 0}"}, "expected none, auto, cores or a whole number from 1; found 0"),
+        ({"augment": "[flip]", "pipelines__naive__cache": "{after: flip}"}, "flip is random; cached, every epoch would repeat"),
+    ],
+)
+def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, expected):
+    assert expected in problems(**change)
+
+
+def test_reading_files_is_refused_for_arrays():
+    assert "the source arrays has no image files" in problems(data__source="arrays", pipelines__naive="{read: files}")
+
+
+def test_ops_are_parsed_with_their_arguments():
+    params = check(document(preprocess="[decode, {resize: {height: 8, width: 9}}]", augment="[flip]"))
+    assert params.preprocess[1] == Resize(height=8, width=9)
+    assert params.augment == (Flip(),)
+
+
+def test_a_missing_or_broken_file_is_told_plainly(tmp_path):
+    with pytest.raises(InvalidParams, match="does not exist"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("a: [1,")
+    with pytest.raises(InvalidParams, match="not valid YAML"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("a: 1\na: 2\n")
+    with pytest.raises(InvalidParams, match="duplicate key"):
+        load_params(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "=3", "data.path.deeper=1"])
+def test_malformed_overrides_are_refused(override):
+    with pytest.raises(InvalidParams):
+        check_overrides = document()
+        apply_overrides(check_overrides, [override])
+
+
+def test_keras_applications_are_known_without_importing_keras():
+    assert {"small_cnn", "mlp", "ResNet50", "MobileNetV2"} <= set(model_names())
+
+
+def test_every_field_of_a_configuration_has_a_description():
+    assert all(field.description or name == "map" or name == "shuffle" for name, field in PipelineConfig.model_fields.items())

@@ -1,0 +1,103 @@
+"""Shards are a pure function of the data, readable by TFDS, and finished ones survive a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from conftest import prepared
+
+from tasks.data.manifest import read_manifest
+from tasks.data.shards import read_shard_index
+from tasks.data.tfrecord import read_records
+from tasks.errors import CorruptShard, DataNotFound, MissingInput
+from tasks.settings import ShardSettings
+from tasks.shard import shard
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_any_number_of_writers_gives_the_same_files(arrays, tmp_path, compression):
+    manifest = read_manifest(arrays / "manifest")
+    for writers in (1, 3):
+        shard(manifest, tmp_path / str(writers), settings=ShardSettings(min_shards=4, writers=writers, compression=compression))
+    assert digests(tmp_path / "1") == digests(tmp_path / "3")
+
+
+def test_tfds_reads_images_labels_and_counts(photos):
+    manifest = read_manifest(photos / "manifest")
+    builder = tfds.builder_from_directory(photos / "shards")
+    assert builder.info.features["label"].names == list(manifest.classes)
+    for split, rows in manifest.examples.groupby("split"):
+        assert builder.info.splits[split].num_examples == len(rows)
+        labels = sorted(int(example["label"]) for example in tfds.as_numpy(builder.as_dataset(split=split)))
+        assert labels == sorted(rows["label"])
+
+
+def test_tfds_reads_raw_pixels(arrays):
+    images = read_manifest(arrays / "manifest").images()
+    example = next(iter(tfds.as_numpy(tfds.builder_from_directory(arrays / "shards").as_dataset(split="train"))))
+    assert example["image"].shape == (12, 10, 1)
+    assert any(np.array_equal(example["image"], image) for image in images)
+
+
+def test_every_example_is_in_exactly_one_shard(photos):
+    index = read_shard_index(photos / "shards")
+    records = [record for item in index.shards for record in read_records(photos / "shards" / item.name, compression="none")]
+    assert len(records) == len(set(records)) == len(read_manifest(photos / "manifest").examples)
+
+
+def test_finished_shards_are_not_written_again_after_an_interruption(arrays, tmp_path, monkeypatch):
+    manifest = read_manifest(arrays / "manifest")
+    settings = ShardSettings(min_shards=4, writers=1)
+    monkeypatch.setattr("tasks.shard.write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        shard(manifest, tmp_path / "shards", settings=settings)
+    assert not (tmp_path / "shards").exists()
+    monkeypatch.undo()
+    partial = tmp_path / "shards.partial"
+    kept = sorted(partial.glob("*.tfrecord"))
+    os.utime(kept[0], (1, 1))
+    kept[1].unlink()
+    shard(manifest, tmp_path / "shards", settings=settings)
+    assert (tmp_path / "shards" / kept[0].name).stat().st_mtime == 1
+    assert digests(tmp_path / "shards") == digests_of_a_fresh_run(manifest, tmp_path, settings)
+
+
+def digests_of_a_fresh_run(manifest, tmp_path, settings):
+    shard(manifest, tmp_path / "fresh", settings=settings)
+    return digests(tmp_path / "fresh")
+
+
+def test_a_file_that_vanished_since_ingest_is_named(photo_settings, tmp_path):
+    folder = prepared(photo_settings, tmp_path)
+    manifest = read_manifest(folder / "manifest")
+    manifest.examples.loc[0, "uri"] = str(tmp_path / "gone.jpg")
+    with pytest.raises(DataNotFound, match=r"gone\.jpg"):
+        shard(manifest, tmp_path / "again", settings=ShardSettings(writers=1))
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path):
+    manifest = read_manifest(arrays / "manifest")
+    index = shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=2, writers=1))
+    path = tmp_path / "shards" / index.shards[0].name
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with pytest.raises(CorruptShard, match="the index says"):
+        read_shard_index(tmp_path / "shards")
+    path.unlink()
+    with pytest.raises(CorruptShard, match="is missing"):
+        read_shard_index(tmp_path / "shards")
+    path.write_bytes(data)
+    (tmp_path / "shards" / "train-00009-of-00009.tfrecord").write_bytes(data)
+    with pytest.raises(CorruptShard, match="is not in the index"):
+        read_shard_index(tmp_path / "shards")
+    with pytest.raises(MissingInput):
+        read_shard_index(tmp_path / "nowhere")
