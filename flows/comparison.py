@@ -74,7 +74,7 @@ def run_chain(stages: list[str] | tuple[str, ...], place: Workplace, *, upstream
     """Run stages one after another; once one has run, the later ones ask DVC. Returns whether any ran."""
     ran = upstream_ran
     for stage in stages:
-        ran = run_stage(stage, place, upstream_ran=ran) or ran
+        ran = bool(run_stage(stage, place, upstream_ran=ran)) or ran
     return ran
 
 

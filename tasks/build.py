@@ -34,7 +34,7 @@ def build(training: InputPipeline, plain: InputPipeline, out: Path, *, measure: 
         "plan": str(training.plan),
         "throughput": asdict(throughput),
         "equality": asdict(equality),
-        "usage": asdict(sampler.usage),
+        "usage": asdict(sampler.measured),
         "machine": fingerprint(),
     }
     write_json(out / "plan.json", {**describe(training), **about})

@@ -144,7 +144,7 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     rejects.to_csv(folder / "rejected.csv", index=False)
     if len(rejects) <= limit * total:
         return
-    shown = "\n".join(f"  {row.id}: {row.reason}" for row in rejects.head(REJECTS_SHOWN).itertuples())
+    shown = "\n".join(f"  {row['id']}: {row['reason']}" for row in rejects.head(REJECTS_SHOWN).to_dict("records"))
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%}; data.max_reject_fraction allows {limit:.1%}.\n"
         f"{shown}\n  all of them: {folder / 'rejected.csv'}\nMend or remove them, or raise data.max_reject_fraction."
@@ -165,12 +165,12 @@ def _table(rows: Sequence[dict], classes: Sequence[str], split: SplitSettings) -
 def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame, notes: Counter, found: object) -> dict:
     reasons = Counter(reason.split(" of ")[0].split(":")[0] for reason in rejects["reason"])
     balance = {
-        split: {classes[label]: int(count) for label, count in rows["label"].value_counts().sort_index().items()}
+        str(split): {classes[label]: count for label, count in sorted(Counter(rows["label"].tolist()).items())}
         for split, rows in examples.groupby("split")
     }
     return {
-        "examples": {split: int(count) for split, count in examples["split"].value_counts().items()},
-        "bytes": int(examples["bytes"].sum()),
+        "examples": dict(Counter(examples["split"].tolist()).most_common()),
+        "bytes": sum(examples["bytes"].tolist()),
         "class_balance": balance,
         "rejected": len(rejects),
         "reject_reasons": dict(reasons),

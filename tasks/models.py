@@ -57,7 +57,7 @@ def compile_model(model: keras.Model, settings: TrainSettings, *, steps: int) ->
         optimizer=keras.optimizers.Adam(rate),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=settings.jit_compile,
+        jit_compile=settings.jit_compile,  # pyright: ignore[reportArgumentType] - Keras takes a boolean, too
         steps_per_execution=settings.steps_per_execution,
     )
 

@@ -32,10 +32,10 @@ class Document(Settings):
 
     data: DataSettings
     shard: ShardSettings = ShardSettings()
-    preprocess: list[OpSpec] = Field(["decode"], description="deterministic ops, in order; what a snapshot stores and a cache may keep")
-    augment: list[OpSpec] = Field([], description="random ops, drawn anew each epoch from (seed, epoch, example)")
-    finish: list[OpSpec] = Field(["rescale"], description="widening ops, last; on the host or on the device as a configuration says")
-    batch_size: int = Field(256, ge=1, description="examples per train step")
+    preprocess: list[OpSpec] = Field(default=["decode"], description="deterministic ops, in order; what a snapshot stores and a cache may keep")
+    augment: list[OpSpec] = Field(default=[], description="random ops, drawn anew each epoch from (seed, epoch, example)")
+    finish: list[OpSpec] = Field(default=["rescale"], description="widening ops, last; on the host or on the device as a configuration says")
+    batch_size: int = Field(default=256, ge=1, description="examples per train step")
     pipelines: dict[str, PipelineConfig] = Field(min_length=1, description="input-pipeline configurations by name")
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()

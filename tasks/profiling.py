@@ -36,7 +36,7 @@ def profile(
 ) -> tuple[Breakdown, Diagnosis]:
     """Trace `measure.trace_steps` steps of the compiled `model` on `pipeline` and judge them; results go to `out`."""
     model.make_train_function()
-    step = model.train_function
+    step: Any = model.train_function
     batch = next(iter(pipeline.dataset()))
     model_ms = time_steps(step, _endless(batch), seconds=measure.max_seconds / 2, at_least=measure.trace_steps)
     batches = _epochs(pipeline)
@@ -123,8 +123,7 @@ def main() -> None:
         out, stored = Layout().run(name), open_inputs(params, Layout())
         built, trained = read_json(out / "input.json"), read_json(out / "train.json")
         pipeline = input_pipeline(params, name, stored, split="train", purpose="train")
-        shape = next(column.shape for column in stored.snapshot.columns if column.name == "image")
-        models = build_models(params.model, input_shape=shape, classes=len(stored.shards.classes), finish=params.finish)
+        models = build_models(params.model, input_shape=stored.image_shape, classes=len(stored.shards.classes), finish=params.finish)
         model = models.whole if pipeline.plan.device_ops else models.network
         compile_model(model, params.train.model_copy(update={"steps_per_execution": 1}), steps=pipeline.steps)
         breakdown, diagnosis = profile(

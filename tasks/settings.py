@@ -11,21 +11,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 
-def _word_or_count(*words: str) -> Any:
-    """Type of a field that is one of a few words or a whole number from 1, with one plain message for anything else."""
+def _word_or_count(*words: str) -> PlainValidator:
+    """Check a field that is one of a few words or a whole number from 1, with one plain message for anything else."""
 
     def check(value: Any) -> str | int:
         if value in words or (type(value) is int and value >= 1):
             return value
         raise ValueError(f"expected {', '.join(words)} or a whole number from 1; found {value!r}")
 
-    schema = {"anyOf": [{"enum": list(words)}, {"type": "integer", "minimum": 1}]}
-    return Annotated[str | int, PlainValidator(check), WithJsonSchema(schema)]
+    return PlainValidator(check)
+
+
+def _json_word_or_count(*words: str) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"enum": list(words)}, {"type": "integer", "minimum": 1}]})
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Parallel = _word_or_count("none", "auto", "cores")
-Ahead = _word_or_count("none", "auto")
+Parallel = Annotated[str | int, _word_or_count("none", "auto", "cores"), _json_word_or_count("none", "auto", "cores")]
+Ahead = Annotated[str | int, _word_or_count("none", "auto"), _json_word_or_count("none", "auto")]
 
 
 class Settings(BaseModel):
@@ -37,29 +40,29 @@ class Settings(BaseModel):
 class SplitSettings(Settings):
     """How examples are dealt to splits when the source itself does not say. A pure function of the content."""
 
-    validation: Fraction = Field(0.1, description="share of the training examples held out for validation")
-    test: Fraction = Field(0.1, description="share held out for the final test; unused where the source brings its own test split")
-    seed: int = Field(0, ge=0, description="another seed deals another, equally stable, split")
+    validation: Fraction = Field(default=0.1, description="share of the training examples held out for validation")
+    test: Fraction = Field(default=0.1, description="share held out for the final test; unused where the source brings its own test split")
+    seed: int = Field(default=0, ge=0, description="another seed deals another, equally stable, split")
 
 
 class DataSettings(Settings):
     """Where the examples come from and what is refused."""
 
     fetch: Literal["none", "fashion_mnist", "photos"] = Field(
-        "none", description="a known data set to put below data/raw first: from a local copy, else its official download"
+        default="none", description="a known data set to put below data/raw first: from a local copy, else its official download"
     )
     source: Literal["fashion_mnist", "arrays", "image_folder", "image_table"] = Field(
         description="kind of input; one file each in tasks/data/sources/"
     )
     path: str = Field(description="folder or file that holds the source; a DVC dependency of ingest")
-    path_column: str = Field("path", description="image_table: column with the image's path, relative to the table's folder")
-    label_column: str = Field("label", description="image_table: column with the class")
-    features: str = Field("x", description="arrays: name of the array (examples, height, width[, channels]) uint8")
-    labels: str = Field("y", description="arrays: name of the array (examples,) of integer or string classes")
-    max_reject_fraction: Fraction = Field(0.01, description="share of examples that may be rejected before ingest stops")
-    max_pixels: int = Field(50_000_000, ge=1, description="an image with more pixels is rejected from its header, undecoded")
+    path_column: str = Field(default="path", description="image_table: column with the image's path, relative to the table's folder")
+    label_column: str = Field(default="label", description="image_table: column with the class")
+    features: str = Field(default="x", description="arrays: name of the array (examples, height, width[, channels]) uint8")
+    labels: str = Field(default="y", description="arrays: name of the array (examples,) of integer or string classes")
+    max_reject_fraction: Fraction = Field(default=0.01, description="share of examples that may be rejected before ingest stops")
+    max_pixels: int = Field(default=50_000_000, ge=1, description="an image with more pixels is rejected from its header, undecoded")
     duplicates: Literal["reject", "keep"] = Field(
-        "reject", description="examples with the same bytes: keep the first only, or all of them (always within one split)"
+        default="reject", description="examples with the same bytes: keep the first only, or all of them (always within one split)"
     )
     split: SplitSettings = SplitSettings()
 
@@ -67,30 +70,30 @@ class DataSettings(Settings):
 class ShardSettings(Settings):
     """How TFRecord shards are cut and written."""
 
-    target_size_mib: float = Field(128, gt=0, description="size to aim at per shard [MiB]")
-    min_shards: int = Field(8, ge=1, le=10_000, description="at least so many per split, so that small data still reads in parallel")
-    compression: Literal["none", "gzip"] = Field("none", description="GZIP pays for text and floats, not for JPEG")
-    writers: int = Field(2, ge=1, le=256, description="processes that write shards; any number gives the same bytes")
+    target_size_mib: float = Field(default=128, gt=0, description="size to aim at per shard [MiB]")
+    min_shards: int = Field(default=8, ge=1, le=10_000, description="at least so many per split, so that small data still reads in parallel")
+    compression: Literal["none", "gzip"] = Field(default="none", description="GZIP pays for text and floats, not for JPEG")
+    writers: int = Field(default=2, ge=1, le=256, description="processes that write shards; any number gives the same bytes")
 
 
 class Interleave(Settings):
     """Reading several shards by turns."""
 
-    cycle_length: int = Field(4, ge=1, description="shards open at once")
-    block_length: int = Field(16, ge=1, description="consecutive records taken from one shard")
-    parallel: Parallel = Field("none", description="readers at work at once: none, auto, cores or a number")
+    cycle_length: int = Field(default=4, ge=1, description="shards open at once")
+    block_length: int = Field(default=16, ge=1, description="consecutive records taken from one shard")
+    parallel: Parallel = Field(default="none", description="readers at work at once: none, auto, cores or a number")
 
 
 class Map(Settings):
     """Running the per-example or per-batch functions."""
 
-    parallel: Parallel = Field("none", description="calls at work at once: none, auto, cores or a number")
+    parallel: Parallel = Field(default="none", description="calls at work at once: none, auto, cores or a number")
 
 
 class Cache(Settings):
     """Keeping elements of the first epoch for the later ones."""
 
-    where: Literal["memory", "disk"] = Field("memory", description="where the elements are kept")
+    where: Literal["memory", "disk"] = Field(default="memory", description="where the elements are kept")
     after: str = Field(description="name of the preprocess op whose results are kept")
 
 
@@ -98,58 +101,58 @@ class Shuffle(Settings):
     """The order of training examples within an epoch."""
 
     kind: Literal["none", "buffer", "global"] = Field(
-        "buffer",
+        default="buffer",
         description="none: order of the shards · buffer: random draw from a reservoir · global: a true permutation, snapshot only",
     )
-    size: int = Field(4096, ge=2, description="buffer: examples held in memory")
+    size: int = Field(default=4096, ge=2, description="buffer: examples held in memory")
 
 
 class PipelineConfig(Settings):
     """One input-pipeline configuration: how the same examples travel from disk to the accelerator."""
 
     read: Literal["files", "arrays", "shards", "snapshot"] = Field(
-        "shards",
+        default="shards",
         description="files: the original image files · arrays: all records of the split in memory · shards: TFRecord · "
         "snapshot: mapped columns of preprocessed examples",
     )
-    interleave: Interleave | None = Field(None, description="read several shards by turns; absent: one after another")
+    interleave: Interleave | None = Field(default=None, description="read several shards by turns; absent: one after another")
     map: Map = Map()
-    vectorize: bool = Field(False, description="batch as early as the ops allow and map whole batches")
-    cache: Cache | None = Field(None, description="keep preprocessed elements; absent: do the work anew each epoch")
+    vectorize: bool = Field(default=False, description="batch as early as the ops allow and map whole batches")
+    cache: Cache | None = Field(default=None, description="keep preprocessed elements; absent: do the work anew each epoch")
     shuffle: Shuffle = Shuffle()
-    prefetch: Ahead = Field("none", description="batches prepared ahead of the accelerator: none, auto or a number")
-    deterministic: bool = Field(True, description="keep the order of elements whatever the timing of parallel calls")
+    prefetch: Ahead = Field(default="none", description="batches prepared ahead of the accelerator: none, auto or a number")
+    deterministic: bool = Field(default=True, description="keep the order of elements whatever the timing of parallel calls")
     finish: Literal["host", "device"] = Field(
-        "host", description="where the widening `finish` ops run: device means that only uint8 crosses to the accelerator"
+        default="host", description="where the widening `finish` ops run: device means that only uint8 crosses to the accelerator"
     )
-    rewrites: bool = Field(False, description="let tf.data rewrite the graph (inject prefetch, parallelise, fuse) as it does by default")
+    rewrites: bool = Field(default=False, description="let tf.data rewrite the graph (inject prefetch, parallelise, fuse) as it does by default")
 
 
 class ModelSettings(Settings):
     """What is trained."""
 
-    name: str = Field("small_cnn", description="small_cnn, mlp, a keras.applications name, or package.module:function of your own")
+    name: str = Field(default="small_cnn", description="small_cnn, mlp, a keras.applications name, or package.module:function of your own")
     options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the builder")
 
 
 class TrainSettings(Settings):
     """How it is trained."""
 
-    epochs: int = Field(2, ge=1, description="passes over the training split")
-    learning_rate: float = Field(1e-3, gt=0, description="initial rate of Adam")
-    schedule: Literal["constant", "cosine"] = Field("cosine", description="constant, or cosine decay to zero over all epochs")
-    seed: int = Field(0, ge=0, description="of weights, order and augmentation")
-    deterministic: bool = Field(False, description="bit-for-bit repeatable kernels; slower on a GPU")
-    mixed_precision: bool = Field(False, description="compute in float16/bfloat16 where the accelerator gains from it")
-    jit_compile: bool = Field(False, description="compile the train step with XLA; pays on GPUs, rarely on CPUs")
-    steps_per_execution: int = Field(1, ge=1, description="train steps per call into the runtime")
-    checkpoint_every: int = Field(1, ge=1, description="epochs between checkpoints that an interrupted training goes on from")
+    epochs: int = Field(default=2, ge=1, description="passes over the training split")
+    learning_rate: float = Field(default=1e-3, gt=0, description="initial rate of Adam")
+    schedule: Literal["constant", "cosine"] = Field(default="cosine", description="constant, or cosine decay to zero over all epochs")
+    seed: int = Field(default=0, ge=0, description="of weights, order and augmentation")
+    deterministic: bool = Field(default=False, description="bit-for-bit repeatable kernels; slower on a GPU")
+    mixed_precision: bool = Field(default=False, description="compute in float16/bfloat16 where the accelerator gains from it")
+    jit_compile: bool = Field(default=False, description="compile the train step with XLA; pays on GPUs, rarely on CPUs")
+    steps_per_execution: int = Field(default=1, ge=1, description="train steps per call into the runtime")
+    checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints that an interrupted training goes on from")
 
 
 class MeasureSettings(Settings):
     """How throughput is measured and traced."""
 
-    max_seconds: float = Field(5.0, gt=0, description="bound on each throughput measurement [s]")
-    passes: int = Field(3, ge=1, le=50, description="epochs drained for the input-only throughput; the median counts")
-    trace_after: int = Field(10, ge=1, description="steps before the traced window opens, so that start-up stays out")
-    trace_steps: int = Field(20, ge=1, le=1000, description="steps in the traced window")
+    max_seconds: float = Field(default=5.0, gt=0, description="bound on each throughput measurement [s]")
+    passes: int = Field(default=3, ge=1, le=50, description="epochs drained for the input-only throughput; the median counts")
+    trace_after: int = Field(default=10, ge=1, description="steps before the traced window opens, so that start-up stays out")
+    trace_steps: int = Field(default=20, ge=1, le=1000, description="steps in the traced window")

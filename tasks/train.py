@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import mlflow
+import mlflow.tensorflow
 import numpy as np
 import tensorflow as tf
+from mlflow.data.numpy_dataset import from_numpy
 from mlflow.models import ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
 
@@ -77,8 +78,7 @@ def train(models: Models, feeds: Feeds, out: Path, *, settings: TrainSettings, w
             verbose=0,
             shuffle=False,
         )
-    usage = sampler.usage
-    assert usage is not None  # noqa: S101 - set on leaving the block
+    usage = sampler.measured
     passed = feeds.train.examples * max(1, settings.epochs - done)
     result: dict[str, Any] = {"train": {name: value for name, value in progress.rows[-1].items() if name != "epoch"}}
     if feeds.test is not None:
@@ -105,7 +105,7 @@ def save_model(model: keras.Model, path: Path) -> None:
 def write_history(path: Path, rows: list[dict[str, float]]) -> None:
     """Write one line per epoch."""
     with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, EPOCH_COLUMNS)
+        writer: csv.DictWriter[str] = csv.DictWriter(file, EPOCH_COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
 
@@ -150,7 +150,7 @@ def describe(recorder: Recorder, params: Params, name: str, *, data_digest: str,
     sections = {section: getattr(params, section).model_dump() for section in ("data", "shard", "model", "train")}
     recorder.params({"pipeline": config, **ops, **sections, "batch_size": params.batch_size, "plan": str(pipeline.plan)})
     recorder.params({"machine": fingerprint()})
-    source = mlflow.data.from_numpy(np.empty((0,)), name=params.data.source, digest=data_digest[:32])
+    source = from_numpy(np.empty((0,)), name=params.data.source, digest=data_digest[:32])
     recorder.call(lambda: mlflow.log_input(source, context="training"))
 
 
@@ -169,8 +169,7 @@ def main() -> None:
             validation=input_pipeline(params, name, stored, split="validation", purpose="evaluate"),
             test=input_pipeline(params, name, stored, split="test", purpose="evaluate") if "test" in splits else None,
         )
-        shape = next(column.shape for column in stored.snapshot.columns if column.name == "image")
-        models = build_models(params.model, input_shape=shape, classes=len(stored.shards.classes), finish=params.finish)
+        models = build_models(params.model, input_shape=stored.image_shape, classes=len(stored.shards.classes), finish=params.finish)
         work = digest_json(
             {
                 "data": stored.shards.data_digest,

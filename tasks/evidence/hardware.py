@@ -46,10 +46,10 @@ class GpuSample:
 
 
 class Sampler:
-    """Context manager that samples the process and the GPUs in a thread; read `usage` after leaving it."""
+    """Context manager that samples the process and the GPUs in a thread; read `measured` after leaving it."""
 
     def __init__(self) -> None:
-        self.usage: Usage | None = None
+        self._usage: Usage | None = None
         self._samples: list[GpuSample] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -69,7 +69,7 @@ class Sampler:
             self._thread.join()
         utilization = sorted(sample.utilization_pct for sample in self._samples)
         power = [sample.power_w for sample in self._samples if sample.power_w is not None]
-        self.usage = Usage(
+        self._usage = Usage(
             wall_s=time.perf_counter() - self._began,
             cpu_s=_cpu_seconds(self._process) - self._cpu,
             rss_mb_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -80,6 +80,13 @@ class Sampler:
             gpu_memory_mb_max=max(sample.memory_mb for sample in self._samples) if self._samples else None,
             gpu_power_w_mean=statistics.fmean(power) if power else None,
         )
+
+    @property
+    def measured(self) -> Usage:
+        """What was used; known once the block is left."""
+        if self._usage is None:
+            raise RuntimeError("the sampler is still running")
+        return self._usage
 
     def _sample(self, handles: list) -> None:
         while not self._stop.wait(SAMPLE_EVERY_S):
@@ -120,12 +127,12 @@ def fingerprint() -> dict[str, str | int | float | list[str]]:
 
 def _read_gpus(handles: list) -> GpuSample:
     try:
-        power = sum(pynvml.nvmlDeviceGetPowerUsage(handle) for handle in handles) / 1000
+        power = sum(float(pynvml.nvmlDeviceGetPowerUsage(handle)) for handle in handles) / 1000
     except pynvml.NVMLError:  # some virtual GPUs do not tell
         power = None
     return GpuSample(
-        utilization_pct=statistics.fmean(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in handles),
-        memory_mb=sum(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles) / 1e6,
+        utilization_pct=statistics.fmean(float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in handles),
+        memory_mb=sum(float(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles) / 1e6,
         power_w=power,
     )
 

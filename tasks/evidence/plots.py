@@ -83,6 +83,7 @@ def _plain(axes) -> None:  # noqa: ANN001 - matplotlib has no public type for it
 
 
 def _save(figure: Figure, stem: Path) -> None:
-    for suffix, options in ((".svg", {"transparent": True, "metadata": {"Date": None}}), (".png", {"dpi": 144})):
-        with atomic_file(stem.with_suffix(suffix)) as temporary:
-            figure.savefig(temporary, format=suffix[1:], **options)
+    with atomic_file(stem.with_suffix(".svg")) as temporary:
+        figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None})
+    with atomic_file(stem.with_suffix(".png")) as temporary:
+        figure.savefig(temporary, format="png", dpi=144)

@@ -7,18 +7,16 @@ step of the plan and a key of params.yaml are one thing. Works on CPU-only trace
 
 from __future__ import annotations
 
+import importlib
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tasks.errors import MissingInput
-
-if TYPE_CHECKING:
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 HOST = "/host:CPU"
 WAIT = "IteratorGetNextOp::DoCompute"
@@ -76,12 +74,11 @@ def read_events(folder: Path) -> list[Event]:
     Raises:
       MissingInput: there is no trace, or it is truncated.
     """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # TensorFlow, which the report needs not
-
     files = sorted(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise MissingInput(f"{folder} holds no trace (*.xplane.pb); run `dvc repro profile` again")
-    space = xplane_pb2.XSpace()
+    # Imported here because it brings TensorFlow along, which the report does not need.
+    space = importlib.import_module("tensorflow.tsl.profiler.protobuf.xplane_pb2").XSpace()
     try:
         space.ParseFromString(files[-1].read_bytes())
     except Exception as error:  # protobuf raises its own DecodeError, whose module depends on the back end
@@ -103,7 +100,7 @@ def break_down(events: list[Event]) -> Breakdown:
     )
 
 
-def _events(plane: xplane_pb2.XPlane) -> Iterator[Event]:
+def _events(plane: Any) -> Iterator[Event]:
     names = {key: value.name for key, value in plane.event_metadata.items()}
     labels = {key for key, value in plane.stat_metadata.items() if value.name == "name"}
     begin = min((line.timestamp_ns for line in plane.lines), default=0)

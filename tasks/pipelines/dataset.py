@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import singledispatch
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +21,7 @@ import tensorflow as tf
 from tasks.data.columns import map_column
 from tasks.data.order import steps_per_epoch
 from tasks.pipelines.kernels import Draw, Element, compute, mix64
-from tasks.pipelines.ops import Op, Parse
+from tasks.pipelines.ops import DecodeRaw, Op, Parse
 from tasks.pipelines.plan import Apply, Batch, Gather, Keep, Mix, Plan, Prefetch, Read
 from tasks.pipelines.stored import Stored
 
@@ -64,7 +65,7 @@ class InputPipeline:
         A streaming plan always delivers one epoch; iterate anew for the next.
         """
         last = max(i for i, step in enumerate(self.plan.steps) if isinstance(step, Apply | Gather))
-        dataset = None
+        dataset: Any = None
         for position, step in enumerate(self.plan.steps):
             finish = _selected if position == last and not self.with_keys else _unchanged
             dataset = extend(step, dataset, self, Extent(first_step=first_step, steps=epochs * self.steps, finish=finish))
@@ -205,9 +206,8 @@ def _read_arrays(step: Read, pipeline: InputPipeline) -> tf.data.Dataset:
     records = _read_shards(Read(source="shards"), pipeline).batch(max(1, pipeline.examples)).get_single_element()
     draw = Draw(seed=0, epoch=tf.constant(0, tf.int64))
     element = compute(Parse(payload=schema.payload), {"record": records}, draw)
-    if schema.payload == "raw":
-        pixels = tf.io.decode_raw(element["image"], tf.uint8)
-        element["image"] = tf.reshape(pixels, (-1, *schema.shape))
+    if schema.payload == "raw" and schema.shape is not None:
+        element = compute(DecodeRaw(shape=schema.shape), element, draw)
     return tf.data.Dataset.from_tensor_slices(element, name="read")
 
 

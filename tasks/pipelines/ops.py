@@ -78,8 +78,8 @@ class Resize(Op):
     batchable = False
     height: int = Field(gt=0, le=16384, description="rows of the result")
     width: int = Field(gt=0, le=16384, description="columns of the result")
-    method: Literal["bilinear", "area", "nearest", "bicubic"] = Field("bilinear", description="interpolation")
-    antialias: bool = Field(False, description="low-pass before shrinking; slower, no moiré")
+    method: Literal["bilinear", "area", "nearest", "bicubic"] = Field(default="bilinear", description="interpolation")
+    antialias: bool = Field(default=False, description="low-pass before shrinking; slower, no moiré")
 
 
 class CenterCrop(Op):
@@ -103,7 +103,7 @@ class Brightness(Op):
 
     name = "brightness"
     random = True
-    delta: float = Field(0.1, ge=0, le=1, description="largest offset as a share of the full range")
+    delta: float = Field(default=0.1, ge=0, le=1, description="largest offset as a share of the full range")
 
 
 class Rescale(Op):
@@ -111,8 +111,8 @@ class Rescale(Op):
 
     name = "rescale"
     device = True
-    scale: float = Field(1 / 255, description="factor")
-    offset: float = Field(0.0, description="added after the multiplication")
+    scale: float = Field(default=1 / 255, description="factor")
+    offset: float = Field(default=0.0, description="added after the multiplication")
 
 
 REGISTRY: Mapping[str, type[Op]] = {op.name: op for op in (Decode, Resize, CenterCrop, Flip, Brightness, Rescale)}

@@ -27,13 +27,19 @@ class FileList:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """The shards, the snapshot (None while it is being made) and, on demand, the original files of a split."""
+    """The shards, the snapshot and, on demand, the original files of a split."""
 
     shards_folder: Path
     shards: ShardIndex
     snapshot_folder: Path
-    snapshot: SnapshotIndex | None
+    snapshot: SnapshotIndex
     files: Callable[[str], FileList]
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape (height, width, channels) of a preprocessed image."""
+        height, width, channels = next(column.shape for column in self.snapshot.columns if column.name == "image")
+        return height, width, channels
 
 
 def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]) -> Stored:

@@ -27,11 +27,11 @@ def find(settings: DataSettings) -> ImageFiles:
     files, rejected = [], []
     for number, row in enumerate(table.to_dict("records"), start=1):
         name, label, split = row[settings.path_column], row[settings.label_column], row.get("split")
-        split = None if pd.isna(split) else str(split)
+        split = None if bool(pd.isna(split)) else str(split)
         where = f"row {number}: {name}"
-        if pd.isna(name) or not str(name).strip():
+        if bool(pd.isna(name)) or not str(name).strip():
             rejected.append(Rejected(id=f"row {number}", reason="path missing"))
-        elif pd.isna(label) or not str(label).strip():
+        elif bool(pd.isna(label)) or not str(label).strip():
             rejected.append(Rejected(id=where, reason="label missing"))
         elif split is not None and split not in SPLITS:
             rejected.append(Rejected(id=where, reason=f"split {split} is none of train, validation, test"))
