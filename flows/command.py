@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tasks.errors import UserError
 from tasks.params import read_document
 
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")]
@@ -27,3 +28,13 @@ def quiet() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")
     logging.getLogger("prefect.events").setLevel(logging.CRITICAL)
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_without_users_traceback)
+
+
+def _without_users_traceback(record: logging.LogRecord) -> bool:
+    """A user's mistake is told in one paragraph; only bugs keep their traceback."""
+    if record.exc_info and isinstance(record.exc_info[1], UserError):
+        record.msg, record.args = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}", ()
+        record.exc_info = record.exc_text = None
+    return True

@@ -31,6 +31,7 @@ def comparison(
 
     Returns the headline of the report. With overrides the run has its own worktree and becomes a DVC experiment.
     """
+    quiet()
     logger = get_run_logger()
     run_name = name or str(flow_run.name)
     workspace = open_workspace(Path.cwd(), name=run_name, overrides=overrides or [], overlay=overlay or {})

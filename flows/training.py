@@ -22,6 +22,7 @@ from tasks.params import PARAMS_FILE, load_params
 @flow(name="training", log_prints=True)
 def training(pipeline: str, overrides: list[str] | None = None, overlay: dict[str, Any] | None = None, name: str | None = None) -> dict[str, Any]:
     """Run one configuration through every stage and return its result. With overrides it becomes a DVC experiment."""
+    quiet()
     logger = get_run_logger()
     run_name = name or str(flow_run.name)
     workspace = open_workspace(Path.cwd(), name=run_name, overrides=overrides or [], overlay=overlay or {})

@@ -50,7 +50,10 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
         return Workspace(root=project, project=project)
     root = project / HOME / "workspaces" / name
     with _lock(project, "git"):
-        commit = _git(project, "stash", "create") or _git(project, "rev-parse", "HEAD")
+        head = _git(project, "rev-parse", "HEAD")
+        # A commit of the uncommitted changes that is on no branch; git says nothing, and fails, where there are none.
+        changed = _git(project, "status", "--porcelain", "--untracked-files=no")
+        commit = _git(project, "stash", "create") if changed else head
         if root.exists():
             _git(root, "checkout", "--quiet", "--force", "--detach", commit)
         else:

@@ -136,7 +136,7 @@ def log_model(recorder: Recorder, whole: keras.Model) -> None:
     """Log the whole model (uint8 images in, logits out) with its signature; requirements are given, not guessed."""
     shape, classes = whole.input_shape[1:], whole.output_shape[-1]
     signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype("uint8"), (-1, *shape), "image")]),
+        inputs=Schema([TensorSpec(np.dtype("uint8"), (-1, *shape))]),
         outputs=Schema([TensorSpec(np.dtype("float32"), (-1, classes))]),
     )
     needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]

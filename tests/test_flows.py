@@ -65,6 +65,7 @@ def test_a_failing_stage_is_named_with_its_last_lines(first):
     source.unlink()
     assert "StageFailed: ingest ended with exit code" in output
     assert "broken.npz" in output
+    assert "Traceback" not in output
 
 
 def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):

@@ -149,3 +149,12 @@ except SystemExit:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("False")
+
+
+def test_the_generated_references_are_up_to_date():
+    sys.path.insert(0, str(ROOT / "infra"))
+    import reference
+
+    configurations = (ROOT / "docs" / "configurations.md").read_text()
+    assert reference.configurations(configurations) == configurations, "run: python infra/reference.py"
+    assert reference.error_reference() == (ROOT / "docs" / "errors.md").read_text(), "run: python infra/reference.py"
