@@ -6,6 +6,7 @@ A checkpoint belongs to one piece of work (data, configuration, model, settings)
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tasks.settings import TrainSettings
 EPOCH_COLUMNS = ("epoch", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "examples_per_s", "learning_rate")
 FOLDER = ".checkpoint"
 STATE = "state.json"
+TELL_EVERY_S = 10.0
 
 
 class Progress:
@@ -31,6 +33,7 @@ class Progress:
         self.rows: list[dict[str, float]] = []
         self._model, self._pipeline, self._folder, self._work = model, pipeline, out / FOLDER, work
         self._settings, self._recorder = settings, recorder
+        self._told = 0.0
         # Every variable by position: weights, optimizer slots, step counter and the state of random layers.
         model.optimizer.build(model.trainable_variables)
         variables = [*model.variables, *model.optimizer.variables]
@@ -50,9 +53,20 @@ class Progress:
     def callback(self, timer: StepTimer) -> keras.callbacks.Callback:
         """The callback that closes each epoch: row, metrics, checkpoint, and the epoch counter of random ops."""
         return keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: self._pipeline.epoch.assign(epoch),
+            on_epoch_begin=lambda epoch, logs: self._begin(epoch),
+            on_train_batch_end=lambda batch, logs: self._tell(batch, logs or {}),
             on_epoch_end=lambda epoch, logs: self._close(epoch, logs or {}, timer),
         )
+
+    def _begin(self, epoch: int) -> None:
+        self._pipeline.epoch.assign(epoch)
+        self._told = time.monotonic()
+
+    def _tell(self, batch: int, logs: Mapping[str, float]) -> None:
+        """Say every few seconds how far a long epoch is."""
+        if time.monotonic() - self._told >= TELL_EVERY_S:
+            self._told = time.monotonic()
+            say(f"  step {batch + 1:,} of {self._pipeline.steps:,}: loss {logs.get('loss', float('nan')):.4f}")
 
     def _close(self, epoch: int, logs: Mapping[str, float], timer: StepTimer) -> None:
         values = (

@@ -6,6 +6,7 @@ Anything else is a bug and keeps its traceback. `docs/errors.md` is generated fr
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -83,11 +84,17 @@ class WorkspaceProblem(UserError):
 
 @contextmanager
 def told_plainly() -> Iterator[None]:
-    """Turn a `UserError` into one paragraph on stderr and exit code 2; the door of every command is wrapped in it."""
+    """Turn a `UserError`, or a full disk, into one paragraph on stderr and exit code 2; the door of every command is wrapped in it."""
     try:
         yield
     except UserError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = f" while writing {error.filename}" if error.filename else ""
+        print(f"DiskFull: no space is left{place}; earlier outputs are untouched. Free some space and run the same command again.", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -59,22 +59,25 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
 
 def _from_arrays(found: sources.ImageArrays, folder: Path) -> tuple[list[dict], list[sources.Rejected], Counter, RecordSchema]:
     count, height, width, channels = found.images.shape
-    copy = np.lib.format.open_memmap(folder / "images.npy", mode="w+", dtype=np.uint8, shape=found.images.shape)
     rows = []
-    for index in progress(range(count), total=count, label="ingest"):
-        copy[index] = found.images[index]
-        rows.append(
-            {
-                "id": found.ids[index],
-                "uri": "",
-                "row": index,
-                "label": found.labels[index],
-                "bytes": height * width * channels,
-                "digest": digest_bytes(found.images[index].tobytes()),
-                "split": found.splits[index],
-            }
-        )
-    copy.flush()
+    # Written, not mapped: on a full disk a write fails with an error, a mapped page with a signal.
+    with (folder / "images.npy").open("wb") as copy:
+        header = {"descr": "|u1", "fortran_order": False, "shape": found.images.shape}
+        np.lib.format.write_array_header_2_0(copy, header)
+        for index in progress(range(count), total=count, label="ingest"):
+            pixels = found.images[index].tobytes()
+            copy.write(pixels)
+            rows.append(
+                {
+                    "id": found.ids[index],
+                    "uri": "",
+                    "row": index,
+                    "label": found.labels[index],
+                    "bytes": height * width * channels,
+                    "digest": digest_bytes(pixels),
+                    "split": found.splits[index],
+                }
+            )
     return rows, [], Counter(), RecordSchema(payload="raw", shape=(height, width, channels), channels=channels)
 
 
