@@ -152,7 +152,7 @@ class TrainSettings(Settings):
 class MeasureSettings(Settings):
     """How throughput is measured and traced."""
 
-    max_seconds: float = Field(default=5.0, gt=0, description="bound on each throughput measurement [s]")
+    max_seconds: float = Field(default=2.0, gt=0, description="bound on each throughput measurement [s]")
     passes: int = Field(default=3, ge=1, le=50, description="epochs drained for the input-only throughput; the median counts")
     trace_after: int = Field(default=10, ge=1, description="steps before the traced window opens, so that start-up stays out")
     trace_steps: int = Field(default=20, ge=1, le=1000, description="steps in the traced window")
