@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from tasks.evidence.xspace import STEP, WAIT, Event
 from tasks.files import atomic_file
@@ -17,28 +18,29 @@ mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same f
 
 
 def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> None:
-    """Draw training throughput of each configuration with its input-only and model-only ceilings (log scale)."""
+    """Draw training throughput of each configuration between its input-only and model-only ceilings.
+
+    An input ceiling far beyond what any training could use is an arrow at the edge with its figure.
+    """
     figure = _figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
+    trained, fed, computed = ([float(row[key]) for row in rows] for key in ("train_examples_per_s", "input_examples_per_s", "model_examples_per_s"))
+    edge = 1.3 * max(*trained, *computed)
     places = range(len(rows))
-    axes.barh(places, [float(row["train_examples_per_s"]) for row in rows], height=0.5, color=TRAIN, label="training")
-    for key, color, label in (("input_examples_per_s", INPUT, "input alone"), ("model_examples_per_s", MODEL, "model alone")):
-        axes.scatter([float(row[key]) for row in rows], places, marker="|", s=420, linewidths=3, color=color, label=label, zorder=3)
-    for place, row in zip(places, rows, strict=True):
-        axes.annotate(
-            f"{float(row['train_examples_per_s']):,.0f}",
-            (float(row["train_examples_per_s"]), place),
-            (-6, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            color="white",
-            fontsize=9,
-        )
+    axes.barh(places, trained, height=0.5, color=TRAIN, label="training")
+    axes.scatter(computed, places, marker="|", s=420, linewidths=3, color=MODEL, label="model alone", zorder=3)
+    near = [place for place in places if fed[place] < edge]
+    axes.scatter([fed[place] for place in near], near, marker="|", s=420, linewidths=3, color=INPUT, label="input alone", zorder=3)
+    for place in places:
+        note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+        axes.annotate(f"{trained[place]:,.0f}", (trained[place], place), (-6, 0), ha="right", color="white", **note)
+        if place not in near:
+            axes.annotate(f"{fed[place]:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note)
     axes.set_yticks(places, [str(row["pipeline"]) for row in rows])
     axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlabel("examples per second (log scale)")
+    axes.set_xlim(0, edge)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_xlabel("examples per second")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
     _plain(axes)
     _save(figure, folder / "throughput")

@@ -121,6 +121,11 @@ class Plan:
         return self.rewrites or any("auto" in str(step) for step in self.steps)
 
     @property
+    def caches(self) -> bool:
+        """Whether the first epoch fills a cache for the later ones."""
+        return any(isinstance(step, Keep) for step in self.steps)
+
+    @property
     def gathers(self) -> bool:
         """Whether the plan reads the mapped snapshot, and so can start at any (epoch, step)."""
         return isinstance(self.steps[0], Gather)

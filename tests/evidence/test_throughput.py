@@ -1,0 +1,62 @@
+"""Throughput counts examples, sets start-up apart, and gives a cache the whole epoch that it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import tensorflow as tf
+
+from tasks.errors import EmptyDataset
+from tasks.evidence.throughput import measure_input
+
+
+@dataclass
+class Plan:
+    gathers: bool = False
+    caches: bool = False
+
+
+@dataclass
+class Slow:
+    """Something that iterates like an input pipeline: `batches` of 10 examples, each made in 20 ms, kept if `caches`."""
+
+    batches: int
+    plan: Plan = field(default_factory=Plan)
+    split: str = "train"
+    epoch: tf.Variable = field(default_factory=lambda: tf.Variable(0, dtype=tf.int64))
+
+    @property
+    def steps(self):
+        return max(1, self.batches)
+
+    def dataset(self, *, epochs=1):
+        def wait(number):
+            return tf.numpy_function(lambda value: (__import__("time").sleep(0.02), value)[1], [number], tf.int64)
+
+        made = tf.data.Dataset.range(self.batches).map(wait)
+        made = made.cache() if self.plan.caches else made
+        return made.map(lambda number: (tf.zeros((10, 2)), tf.zeros((10,), tf.int64)))
+
+
+def test_the_rate_is_that_of_the_examples():
+    result = measure_input(Slow(20), passes=2, max_seconds=5)
+    assert result.input_examples_per_s == pytest.approx(10 / 0.02, rel=0.25)
+    assert result.passes == 2
+    assert 0 < result.epoch_gap_s < 0.2
+
+
+def test_a_cache_is_filled_before_warm_passes_are_timed():
+    result = measure_input(Slow(20, Plan(caches=True)), passes=3, max_seconds=0.1)
+    assert result.cold_examples_per_s == pytest.approx(10 / 0.02, rel=0.25)
+    assert result.input_examples_per_s > 5 * result.cold_examples_per_s
+
+
+def test_a_pass_that_was_cut_short_says_nothing_about_the_gap():
+    assert measure_input(Slow(50), passes=2, max_seconds=0.1).epoch_gap_s is None
+
+
+def test_an_empty_data_set_is_told_plainly():
+    pipeline = Slow(0)
+    with pytest.raises(EmptyDataset, match="train split of this configuration delivers no batch"):
+        measure_input(pipeline, passes=1, max_seconds=1)
