@@ -3,7 +3,7 @@
 #   make demo                       Fashion-MNIST through every configuration of params.yaml
 #   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
 #   make test | check | bench       tests · formatting, lint and types · benchmarks
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV := 0.13.8
 DATA ?= fashion_mnist
 BUDGET ?= full
