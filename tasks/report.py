@@ -5,6 +5,7 @@ Writes report/summary.json, report/plots/ and report/index.html, a single file t
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
     summary = {
         "headline": headline(rows),
         "best": best(rows)["pipeline"],
+        "tied": tied(rows),
+        "drift_pct": drift_pct(rows),
         "baseline": _baseline(rows)["pipeline"],
         "machine": results[names[0]]["input"]["machine"],
         "examples_digest": results[names[0]]["input"]["equality"]["digest"],
@@ -55,17 +58,32 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> str:
     top, base = best(rows), _baseline(rows)
     if top is base:
         return f"{base['pipeline']} is the fastest of {len(rows)} configurations; training is {base['verdict']}."
+    names = tied(rows)
+    subject = top["pipeline"] + " trains" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} (tied) train"
     gain = top["train_examples_per_s"] / base["train_examples_per_s"]
-    feeds = top["input_examples_per_s"] / base["input_examples_per_s"]
     rest = "nothing more to gain from input" if top["verdict"] == "compute-bound" else f"{top['stall_pct']:.0f} % of a step is still lost to input"
-    return (
-        f"{top['pipeline']} trains {gain:.1f}× as fast as {base['pipeline']} and can feed {feeds:.1f}× as much; training is {top['verdict']}, {rest}."
-    )
+    return f"{subject} {gain:.1f}× as fast as {base['pipeline']}; training is {top['verdict']}, {rest}."
 
 
 def best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The configuration with the highest training throughput."""
     return max(rows, key=lambda row: row["train_examples_per_s"])
+
+
+def drift_pct(rows: Sequence[Mapping[str, Any]]) -> float:
+    """How much the machine's own speed varied during the comparison.
+
+    The model alone does the same work for every configuration, so its spread, (max − min) / median, is drift and nothing else.
+    """
+    rates = [row["model_examples_per_s"] for row in rows]
+    return 100 * (max(rates) - min(rates)) / statistics.median(rates)
+
+
+def tied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The best configuration and those that it does not beat by more than the drift, with the same verdict; in given order."""
+    top = best(rows)
+    least = top["train_examples_per_s"] * (1 - drift_pct(rows) / 100)
+    return [row["pipeline"] for row in rows if row["train_examples_per_s"] >= least and row["verdict"] == top["verdict"]]
 
 
 def _baseline(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
