@@ -59,7 +59,7 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> str:
     if top is base:
         return f"{base['pipeline']} is the fastest of {len(rows)} configurations; training is {base['verdict']}."
     names = tied(rows)
-    subject = top["pipeline"] + " trains" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} (tied) train"
+    subject = top["pipeline"] + " trains" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} (tied) train up to"
     gain = top["train_examples_per_s"] / base["train_examples_per_s"]
     rest = "nothing more to gain from input" if top["verdict"] == "compute-bound" else f"{top['stall_pct']:.0f} % of a step is still lost to input"
     return f"{subject} {gain:.1f}× as fast as {base['pipeline']}; training is {top['verdict']}, {rest}."

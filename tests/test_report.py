@@ -17,7 +17,7 @@ def test_what_differs_by_less_than_the_drift_is_tied():
     rows = [row("naive", 50, 100, "input-bound", 50), row("a", 95, 105), row("b", 99, 100), row("c", 80, 101)]
     assert drift_pct(rows) == pytest.approx(100 * 5 / 100.5)
     assert tied(rows) == ["a", "b"]
-    assert headline(rows) == "a and b (tied) train 2.0× as fast as naive; training is compute-bound, nothing more to gain from input."
+    assert headline(rows) == "a and b (tied) train up to 2.0× as fast as naive; training is compute-bound, nothing more to gain from input."
 
 
 def test_a_clear_winner_stands_alone():
