@@ -188,6 +188,8 @@ def _check_usable(stats: dict, classes: Sequence[str]) -> None:
         raise UnusableDataset("no example is left for training; see data.split and the rejected examples")
     if len(classes) < 2:  # noqa: PLR2004
         raise UnusableDataset(f"there is a single class, {classes[0]}; a classifier needs at least two class folders or labels")
+    if stats["examples"].get("validation", 0) == 0:
+        raise UnusableDataset(f"none of the {train} examples fell into the validation split; raise data.split.validation or add data")
 
 
 def main() -> None:

@@ -37,6 +37,12 @@ def folder(tmp_path):
     return tmp_path / "in"
 
 
+def company(folder):
+    """Enough other photos that both splits get some."""
+    for number in range(30):
+        picture(1000 + number).save(folder / f"c{number}.png")
+
+
 def huge_png(path, side=10_000):
     """A PNG whose header promises 100 megapixels."""
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
@@ -92,14 +98,14 @@ def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suf
     folder = tmp_path / "in" / "a"
     folder.mkdir(parents=True)
     (tmp_path / "in" / "b").mkdir()
-    picture(8).save(tmp_path / "in" / "b" / "x.png")
+    company(tmp_path / "in" / "b")
     try:
         image.save(folder / f"x{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
     except (OSError, KeyError, ValueError):
         pytest.skip(f"{suffix} cannot hold mode {mode}: nothing to test")
     with Image.open(folder / f"x{suffix}") as saved:
         expected = np.asarray(saved.convert("RGB" if saved.mode != "I;16" else "I"), np.int64)
-    manifest = ingest(settings(tmp_path / "in", split={"validation": 0, "test": 0}), tmp_path / "manifest")
+    manifest = ingest(settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest")
     uri = manifest.examples.set_index("id").loc[f"a/x{suffix}", "uri"]
     seen = tf.io.decode_image(tf.io.read_file(uri), channels=3, expand_animations=False).numpy().astype(np.int64)
     if expected.ndim == 2:  # 16 bits hold values up to 255 here, or are scaled
@@ -116,7 +122,8 @@ def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(tmp_pat
     exif = Image.Exif()
     exif[0x0112] = 6
     turned.save(tmp_path / "in" / "b" / "turned.jpg", exif=exif, quality=95)
-    manifest = ingest(settings(tmp_path / "in", split={"validation": 0, "test": 0}), tmp_path / "manifest")
+    company(tmp_path / "in" / "b")
+    manifest = ingest(settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest")
     uris = manifest.examples.set_index("id")["uri"]
     with Image.open(uris["a/clear.png"]) as image:
         assert image.mode == "RGB"
@@ -130,6 +137,11 @@ def test_a_single_class_is_refused(tmp_path):
         picture(number).save(tmp_path / "in" / "only" / f"{number}.jpg")
     with pytest.raises(UnusableDataset, match="single class, only"):
         ingest(settings(tmp_path / "in"), tmp_path / "manifest")
+
+
+def test_an_empty_validation_split_is_refused(folder, tmp_path):
+    with pytest.raises(UnusableDataset, match="none of the 20 examples fell into the validation split"):
+        ingest(settings(folder, split={"validation": 0, "test": 0}), tmp_path / "manifest")
 
 
 def test_held_out_copies_win_over_training_copies(folder, tmp_path):
