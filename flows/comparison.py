@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from rich.console import Console
+from rich.table import Table
 
 from flows.command import Name, Overlay, Set, quiet, read_overlay
 from flows.run import MEASURED, PREPARATION, Run, begin, known_pipelines
@@ -20,10 +23,11 @@ from tasks.evidence import tracking
 @flow(name="comparison", log_prints=True)
 def comparison(
     pipelines: list[str] | None = None, overrides: list[str] | None = None, overlay: dict[str, Any] | None = None, name: str | None = None
-) -> str:
+) -> Path | None:
     """Run the given configurations (all, if none are named) through every stage and compare them.
 
-    Returns the headline of the report. With overrides the run has its own worktree and becomes a DVC experiment.
+    Returns the folder of the report, or None where only some configurations were asked for. With overrides the run has
+    its own worktree and becomes a DVC experiment.
     """
     run = begin(overrides=overrides, overlay=overlay, name=name)
     chosen = known_pipelines(run.params, pipelines or list(run.params.pipelines))
@@ -33,7 +37,7 @@ def comparison(
     ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
     if set(chosen) != set(run.params.pipelines):
         get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
-        return f"{len(chosen)} configurations are up to date"
+        return None
     reported = run.chain(["report"], upstream_ran=prepared or any(ran))
     report = run.workspace.root / "report"
     summary = json.loads((report / "summary.json").read_text())
@@ -42,7 +46,7 @@ def comparison(
         tracking.close_comparison(parent, run.params.data.source, summary, report)
     if reported or any(ran):
         run.keep()
-    return summary["headline"]
+    return report
 
 
 def open_parent(run: Run, chosen: list[str]) -> str | None:
@@ -78,6 +82,31 @@ def _rounded(value: object) -> object:
     return round(value, 4 if abs(value) < 10 else 1) if isinstance(value, float) else value  # noqa: PLR2004
 
 
+def show(summary: dict[str, Any], report: Path) -> None:
+    """Print the comparison as a table on the terminal."""
+    table = Table(
+        title=summary["headline"], caption=f"examples/s; the page about it: {report / 'index.html'}", title_justify="left", title_style="bold"
+    )
+    table.add_column("configuration")
+    for heading in ("training", "× " + summary["baseline"], "input alone", "model alone", "stall", "accuracy"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    for row in summary["configurations"]:
+        figures = [f"{row[key]:,.0f}" for key in ("train_examples_per_s", "input_examples_per_s", "model_examples_per_s")]
+        accuracy = row["val_accuracy"] if row["test_accuracy"] is None else row["test_accuracy"]
+        table.add_row(
+            row["pipeline"],
+            figures[0],
+            f"{row['speedup_vs_naive']:.2f}",
+            *figures[1:],
+            f"{row['stall_pct']:.0f} %",
+            f"{accuracy:.4f}",
+            row["verdict"],
+            style="bold" if row["pipeline"] in summary["tied"] else None,
+        )
+    Console(width=120 if not sys.stdout.isatty() else None).print(table)
+
+
 def command(
     pipeline: Annotated[list[str] | None, typer.Option("--pipeline", help="only this configuration; repeatable")] = None,
     set_: Set = None,
@@ -89,8 +118,9 @@ def command(
     with told_plainly():
         layer = read_overlay(overlay)
         known_pipelines(overridden_params(Path.cwd(), set_ or [], layer), pipeline or [])
-        headline = comparison(pipelines=pipeline, overrides=set_, overlay=layer, name=name)
-        typer.echo(headline)
+        report = comparison(pipelines=pipeline, overrides=set_, overlay=layer, name=name)
+        if report:
+            show(json.loads((report / "summary.json").read_text()), report)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class Run:
         """Run stages one after another; once one has run, the later ones ask DVC. Returns whether any ran."""
         ran = upstream_ran
         for stage in stages:
-            ran = bool(run_stage(stage, self.place, upstream_ran=ran)) or ran
+            outcome = run_stage(stage, self.place, upstream_ran=ran, return_state=True)
+            ran = bool(outcome.result()) or ran  # raises what the stage raised
         return ran
 
     def keep(self) -> None:
