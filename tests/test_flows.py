@@ -12,7 +12,7 @@ import sys
 import mlflow
 import psutil
 import pytest
-from project import environment, run, run_quietly
+from project import environment, make_project, run, run_quietly
 from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.timeout(400)
@@ -91,3 +91,10 @@ def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):
         server.terminate()
     assert not alive
     run(folder, "dvc", "status")
+
+
+def test_the_deployments_can_be_made(tmp_path, array_file):
+    project = make_project(tmp_path / "project", array_file)
+    run(project, "prefect", "work-pool", "create", "throughline", "--type", "process")
+    output = run(project, "prefect", "--no-prompt", "deploy", "--all")
+    assert all(f"Deployment '{flow}/{flow}' successfully created" in output for flow in ("comparison", "training"))
