@@ -64,7 +64,7 @@ def publish(summary: dict[str, Any], report: Path) -> None:
         "model_examples_per_s",
         "speedup_vs_naive",
         "stall_pct",
-        "val_accuracy",
+        "val_metric",
         "verdict",
     )
     table = [{column: _rounded(row[column]) for column in shown} for row in summary["configurations"]]
@@ -88,19 +88,19 @@ def show(summary: dict[str, Any], report: Path) -> None:
         title=summary["headline"], caption=f"examples/s; the page about it: {report / 'index.html'}", title_justify="left", title_style="bold"
     )
     table.add_column("configuration")
-    for heading in ("training", "× " + summary["baseline"], "input alone", "model alone", "stall", "accuracy"):
+    for heading in ("training", "× " + summary["baseline"], "input alone", "model alone", "stall", summary["metric"]):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
     for row in summary["configurations"]:
         figures = [f"{row[key]:,.0f}" for key in ("train_examples_per_s", "input_examples_per_s", "model_examples_per_s")]
-        accuracy = row["val_accuracy"] if row["test_accuracy"] is None else row["test_accuracy"]
+        quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
         table.add_row(
             row["pipeline"],
             figures[0],
             f"{row['speedup_vs_naive']:.2f}",
             *figures[1:],
             f"{row['stall_pct']:.0f} %",
-            f"{accuracy:.4f}",
+            f"{quality:.4f}",
             row["verdict"],
             style="bold" if row["pipeline"] in summary["tied"] else None,
         )

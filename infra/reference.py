@@ -36,7 +36,7 @@ def configurations(kept: str) -> str:
     lines += ["## Ops", "", "| op | takes | random | on the device | what it does | arguments |", "|---|---|---|---|---|---|"]
     for name, op in REGISTRY.items():
         arguments = ", ".join(f"`{key}` ({field.description}; default `{_default(field)}`)" for key, field in op.model_fields.items()) or "none"
-        takes = "example or batch" if op.batchable else "example"
+        takes = {"both": "example or batch"}.get(op.takes, op.takes)
         what = " ".join((op.__doc__ or "").split())
         lines.append(f"| `{name}` | {takes} | {_yes(op.random)} | {_yes(op.device)} | {what} | {arguments} |")
     return "\n".join(lines) + "\n"

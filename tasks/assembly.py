@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
+import psutil
+
+from tasks.errors import ImpossiblePlan, InvalidParams
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
-from tasks.pipelines.plan import make_plan, without_shuffle
+from tasks.pipelines.mapped import Host
+from tasks.pipelines.plan import Keep, Plan, Read, Windows, Work, in_order, make_plan, output_shape
+from tasks.pipelines.service import local_service
 from tasks.pipelines.stored import Stored, open_stored
+from tasks.settings import PipelineConfig
 from tasks.stage import Layout
 
 Purpose = Literal["train", "evaluate", "compare"]
+MEMORY_SHARE = 0.8  # of what is available, that a cache may fill
 
 
 def open_inputs(params: Params, layout: Layout) -> Stored:
@@ -18,18 +29,111 @@ def open_inputs(params: Params, layout: Layout) -> Stored:
     return open_stored(manifest=layout.manifest, shards=layout.shards, snapshot=layout.snapshot, preprocess=params.preprocess)
 
 
-def input_pipeline(params: Params, name: str, stored: Stored, *, split: str, purpose: Purpose) -> InputPipeline:
-    """The input pipeline of configuration `name` for a split.
-
-    train: everything. evaluate: in storage order, without augmentation. compare: also without finishing, and with keys.
-    """
-    config = params.pipelines[name]
-    plan = make_plan(
-        config if purpose == "train" else without_shuffle(config),
+def work_of(params: Params, stored: Stored, purpose: Purpose) -> Work:
+    """What is to be computed. train: everything. evaluate: nothing random. compare: no more than the preprocessing."""
+    augment = stored.completed(params.augment)
+    if purpose != "train":
+        replaced = [op.in_evaluation() for op in augment if purpose == "evaluate"]
+        augment = tuple(op for op in replaced if op is not None)
+    return Work(
         schema=stored.shards.schema,
         preprocess=params.preprocess,
-        augment=params.augment if purpose == "train" else (),
-        finish=() if purpose == "compare" else params.finish,
+        augment=augment,
+        finish=() if purpose == "compare" else stored.completed(params.finish),
         batch_size=params.batch_size,
+        windows=windows_of(params, stored),
     )
-    return InputPipeline(plan=plan, stored=stored, split=split, batch_size=params.batch_size, seed=params.train.seed, with_keys=purpose == "compare")
+
+
+def windows_of(params: Params, stored: Stored) -> Windows | None:
+    """The windows of a time series, None for other data.
+
+    Raises:
+      InvalidParams: a target is no column, or a split is shorter than one window.
+    """
+    schema, window = stored.shards.schema, params.window
+    if schema.payload != "series":
+        return None
+    unknown = [name for name in window.targets if name not in schema.columns]
+    if unknown:
+        raise InvalidParams([f"window.targets: {unknown[0]} is not a column; known: {', '.join(schema.columns)}"])
+    targets = tuple(schema.columns.index(name) for name in window.targets or schema.columns)
+    windows = Windows(length=window.length, horizon=window.horizon, stride=window.stride, targets=targets)
+    for split in stored.shards.splits:
+        steps = stored.shards.examples(split)
+        if windows.count(steps) == 0:
+            needed = f"window.length + window.horizon = {window.length + window.horizon}"
+            raise InvalidParams(
+                [f"window: the {split} split has {steps} time steps, fewer than {needed}; shorten the window or give the split more data"]
+            )
+    return windows
+
+
+def input_shape(params: Params, stored: Stored) -> tuple[int, ...]:
+    """Shape of one example as it reaches the model, before the finishing that may happen there."""
+    work = work_of(params, stored, "evaluate")
+    return output_shape((*work.preprocess, *work.augment), work.schema, work.windows)
+
+
+@contextmanager
+def input_service(config: PipelineConfig) -> Iterator[str]:
+    """Address of the tf.data service that a configuration uses, running as long as the block; empty where it uses none."""
+    if config.service is None:
+        yield ""
+    elif config.service.address:
+        yield config.service.address
+    else:
+        with local_service(config.service.workers) as address:
+            yield address
+
+
+def input_pipeline(params: Params, name: str, stored: Stored, *, split: str, purpose: Purpose, address: str = "") -> InputPipeline:
+    """The input pipeline of configuration `name` for a split; `address` is that of its tf.data service.
+
+    Evaluation reads in storage order, in this process; so does comparing, but through the service if there is one.
+
+    Raises:
+      ImpossiblePlan: a cache would not fit into memory, or several hosts would read the same stream.
+    """
+    config = params.pipelines[name]
+    if purpose == "evaluate":
+        config = in_order(config).model_copy(update={"service": None})
+    plan = make_plan(in_order(config) if purpose == "compare" else config, work_of(params, stored, purpose))
+    _check_memory(plan, stored, split)
+    host = host_of(os.environ) if purpose == "train" else Host()
+    if host.count > 1 and not plan.gathers:
+        raise ImpossiblePlan(f"pipelines.{name}: {host.count} hosts can share a snapshot only, not a stream; use `read: snapshot`")
+    return InputPipeline(
+        plan=plan,
+        stored=stored,
+        split=split,
+        batch_size=params.batch_size,
+        seed=params.train.seed,
+        with_keys=purpose == "compare",
+        host=host,
+        address=address,
+    )
+
+
+def host_of(environment: Mapping[str, str]) -> Host:
+    """Which of several hosts this is, as tf.distribute is told by TF_CONFIG; the only one where it is not set."""
+    config = json.loads(environment.get("TF_CONFIG") or "{}")
+    workers = [*config.get("cluster", {}).get("chief", []), *config.get("cluster", {}).get("worker", [])]
+    task = config.get("task", {})
+    chiefs = len(config.get("cluster", {}).get("chief", []))
+    index = int(task.get("index", 0)) + (chiefs if task.get("type") == "worker" else 0)
+    return Host(index=index, count=max(1, len(workers)))
+
+
+def _check_memory(plan: Plan, stored: Stored, split: str) -> None:
+    """Refuse to keep more in memory than there is."""
+    records = sum(shard.bytes for shard in stored.shards.of(split))
+    rows = sum(column.stride for column in stored.snapshot.columns) * stored.snapshot.splits[split].count
+    kept = [rows for step in plan.steps if isinstance(step, Keep) and step.where == "memory"]
+    kept += [records for step in plan.steps if isinstance(step, Read) and step.source == "arrays"]
+    available = psutil.virtual_memory().available
+    if sum(kept) > MEMORY_SHARE * available:
+        raise ImpossiblePlan(
+            f"{plan}: the {split} split would take {sum(kept) / 2**30:,.1f} GiB of memory, {available / 2**30:,.1f} GiB are available; "
+            "use `cache: {where: disk}` or `read: snapshot`"
+        )

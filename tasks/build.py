@@ -6,12 +6,15 @@ gap, equality digest).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tasks.assembly import input_pipeline, open_inputs
-from tasks.evidence.equality import digest_examples
+import numpy as np
+
+from tasks.assembly import input_pipeline, input_service, open_inputs
+from tasks.evidence.equality import difference, digest_examples
 from tasks.evidence.hardware import Sampler, fingerprint
 from tasks.evidence.throughput import measure_input
 from tasks.files import write_json
@@ -37,37 +40,52 @@ def build(training: InputPipeline, plain: InputPipeline, out: Path, *, measure: 
         "usage": asdict(sampler.measured),
         "machine": fingerprint(),
     }
+    if training.plan.approximate:
+        result["difference"] = asdict(difference(plain))
+    if training.plan.classwise:
+        result["class_frequencies"] = class_frequencies(training)
     write_json(out / "plan.json", {**describe(training), **about})
     write_json(out / "input.json", result)
     return result
 
 
+def class_frequencies(pipeline: InputPipeline) -> dict[str, float]:
+    """Share of each class among the examples of one epoch, as they are delivered."""
+    classes = pipeline.stored.shards.classes
+    counts = np.zeros(len(classes), np.int64)
+    for batch in itertools.islice(pipeline.batches(), pipeline.steps):
+        labels = np.asarray(batch[1])
+        counts += np.bincount(labels if labels.ndim == 1 else labels.argmax(axis=1), minlength=len(classes))
+    return dict(zip(classes, (counts / counts.sum()).tolist(), strict=True))
+
+
 def describe(pipeline: InputPipeline) -> dict[str, Any]:
     """Everything that was resolved: the steps in order, the element and the sizes."""
     spec = pipeline.dataset().element_spec
-    image, label = spec
+    value, label = spec
     return {
         "plan": str(pipeline.plan),
         "steps": [{"step": str(step), "key": step.key} for step in pipeline.plan.steps],
+        "autotuned": pipeline.plan.autotunes,
         "device_ops": [op.identity for op in pipeline.plan.device_ops],
-        "element": {"image": {"shape": image.shape.as_list(), "dtype": image.dtype.name}, "label": {"dtype": label.dtype.name}},
+        "element": {"input": {"shape": value.shape.as_list(), "dtype": value.dtype.name}, "label": {"dtype": label.dtype.name}},
         "examples": pipeline.examples,
         "steps_per_epoch": pipeline.steps,
         "batch_size": pipeline.batch_size,
-        "batch_mib": _batch_bytes(image, pipeline.batch_size) / 2**20,
+        "batch_mib": _batch_bytes(value, pipeline.batch_size) / 2**20,
     }
 
 
-def _batch_bytes(image: Any, batch_size: int) -> int:
-    return batch_size * image.dtype.size * (image.shape[1:].num_elements() or 0)
+def _batch_bytes(value: Any, batch_size: int) -> int:
+    return batch_size * value.dtype.size * (value.shape[1:].num_elements() or 0)
 
 
 def main() -> None:
     """Lay out one configuration, check that it delivers the right examples, measure its input-only throughput."""
-    with pipeline_door(main) as (params, name):
+    with pipeline_door(main) as (params, name), input_service(params.pipelines[name]) as address:
         stored = open_inputs(params, Layout())
-        training = input_pipeline(params, name, stored, split="train", purpose="train")
-        plain = input_pipeline(params, name, stored, split="train", purpose="compare")
+        training = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
+        plain = input_pipeline(params, name, stored, split="train", purpose="compare", address=address)
         about = {"pipeline": name, "config": params.pipelines[name].model_dump(), "data_digest": stored.shards.data_digest}
         result = build(training, plain, Layout().run(name), measure=params.measure, about=about)
         throughput, equality = result["throughput"], result["equality"]
@@ -76,6 +94,10 @@ def main() -> None:
             f"  input-only {throughput['input_examples_per_s']:,.0f} examples/s (first pass {throughput['cold_examples_per_s']:,.0f}), "
             f"first batch {throughput['first_batch_s'] * 1e3:,.0f} ms, {equality['examples']:,} examples, digest {equality['digest'][:12]}"
         )
+        if apart := result.get("difference"):
+            say(f"  approximate: pixels differ by {apart['mean']:.2f} of 256 levels on average, by {apart['max']:.0f} at most")
+        for label, share in result.get("class_frequencies", {}).items():
+            say(f"  {label}: {share:.1%} of what is delivered")
 
 
 if __name__ == "__main__":

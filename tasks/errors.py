@@ -78,6 +78,10 @@ class StageFailed(UserError):
     """A stage run by a flow ended with a non-zero exit code; its last lines are repeated."""
 
 
+class ServiceFailed(UserError):
+    """A dispatcher or worker of the tf.data service did not start."""
+
+
 class WorkspaceProblem(UserError):
     """The git or DVC state does not allow an isolated run."""
 

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
 
 from tasks.data import sources
 from tasks.data.images import Examined, Unusable, examine
-from tasks.data.manifest import COLUMNS, SPLITS, Manifest, write_manifest
+from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
 from tasks.data.order import split_of
 from tasks.data.records import RecordSchema
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_bytes, digest_json, resumable_folder
-from tasks.progress import progress, say
+from tasks.progress import in_threads, progress, say
 from tasks.settings import DataSettings, SplitSettings
 from tasks.stage import Layout, door
 
 REJECTS_SHOWN = 5
+ROWS_AT_ONCE = 4096
+STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
 
 
 def ingest(settings: DataSettings, out: Path) -> Manifest:
@@ -38,52 +41,77 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
     """
     found = sources.find(settings)
     with resumable_folder(out, key=digest_json(settings.model_dump())) as folder:
-        if isinstance(found, sources.ImageArrays):
-            rows, rejected, notes, schema = _from_arrays(found, folder)
-            classes = tuple(found.classes)
+        notes: Counter = Counter()
+        if isinstance(found, sources.Series):
+            rows, rejected, classes, schema = _from_series(found, folder, settings.split), [], (), found.schema
+        elif isinstance(found, sources.Arrays):
+            rows, rejected, classes, schema = _from_arrays(found, folder), list(found.rejected), tuple(found.classes), found.schema
         else:
             rows, rejected, notes, schema = _from_files(found, folder, out, max_pixels=settings.max_pixels)
-            classes = tuple(sorted({row["label"] for row in rows}))
+            classes = tuple(sorted(set(rows["label"])))
         total = len(rows) + len(rejected)
-        rows, duplicates = _without_duplicates(rows, keep=settings.duplicates == "keep")
-        rejected = sorted([*rejected, *duplicates], key=lambda item: item.id)
+        if schema.payload != "series":
+            # Two photos with the same bytes are one photo; two rows of numbers that agree are two observations.
+            rows, duplicates = _without_duplicates(rows, keep=settings.duplicates == "keep" or schema.feature == "features")
+            rejected = sorted([*rejected, *duplicates], key=lambda item: item.id)
         rejects = pd.DataFrame([{"id": item.id, "reason": item.reason} for item in rejected], columns=["id", "reason"])
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         examples = _table(rows, classes, settings.split)
         stats = _stats(examples, classes, rejects, notes, found)
-        _check_usable(stats, classes)
+        _check_usable(stats, schema, classes)
         manifest = Manifest(examples=examples, classes=classes, schema=schema, rejected=rejects, stats=stats, folder=folder)
         write_manifest(manifest)
     return manifest
 
 
-def _from_arrays(found: sources.ImageArrays, folder: Path) -> tuple[list[dict], list[sources.Rejected], Counter, RecordSchema]:
-    count, height, width, channels = found.images.shape
+def _from_arrays(found: sources.Arrays, folder: Path) -> pd.DataFrame:
+    """Copy the values beside the manifest and digest each example."""
+    digests: list[str] = []
+    with _values_file(folder, found.values) as copy:
+        starts = range(0, len(found.values), ROWS_AT_ONCE)
+        for start in progress(starts, total=len(starts), label="ingest", unit="blocks"):
+            block = np.ascontiguousarray(found.values[start : start + ROWS_AT_ONCE])
+            copy.write(block.data)
+            rows = block.reshape(-1).view(np.uint8).data
+            size = block.nbytes // max(1, len(block))
+            digests += [digest_bytes(bytes(rows[at : at + size])) for at in range(0, block.nbytes, size)]
+    size = found.values.dtype.itemsize * int(np.prod(found.values.shape[1:]))
+    columns = {"id": found.ids, "uri": "", "row": np.arange(len(digests)), "label": found.labels, "bytes": size, "digest": digests}
+    return pd.DataFrame({**columns, "split": [split or "" for split in found.splits]})
+
+
+def _from_series(found: sources.Series, folder: Path, split: SplitSettings) -> pd.DataFrame:
+    """Cut the series by time into train, validation and test, and each of them into blocks of consecutive steps."""
+    with _values_file(folder, found.values) as copy:
+        copy.write(np.ascontiguousarray(found.values).data)
+    count = len(found.values)
+    edges = [0, round(count * (1 - split.validation - split.test)), round(count * (1 - split.test)), count]
     rows = []
-    # Written, not mapped: on a full disk a write fails with an error, a mapped page with a signal.
-    with (folder / "images.npy").open("wb") as copy:
-        header = {"descr": "|u1", "fortran_order": False, "shape": found.images.shape}
-        np.lib.format.write_array_header_2_0(copy, header)
-        for index in progress(range(count), total=count, label="ingest"):
-            pixels = found.images[index].tobytes()
-            copy.write(pixels)
+    for name, begin, end in zip(SPLITS, edges, edges[1:], strict=False):
+        for row in range(begin, end, STEPS_PER_BLOCK):
+            block = np.ascontiguousarray(found.values[row : min(row + STEPS_PER_BLOCK, end)])
+            digest = digest_bytes(block.tobytes())
+            # The label of a block is its number of time steps.
             rows.append(
-                {
-                    "id": found.ids[index],
-                    "uri": "",
-                    "row": index,
-                    "label": found.labels[index],
-                    "bytes": height * width * channels,
-                    "digest": digest_bytes(pixels),
-                    "split": found.splits[index],
-                }
+                {"id": f"{name}/{row:012d}", "uri": "", "row": row, "label": len(block), "bytes": block.nbytes, "digest": digest, "split": name}
             )
-    return rows, [], Counter(), RecordSchema(payload="raw", shape=(height, width, channels), channels=channels)
+    return pd.DataFrame(rows)
+
+
+@contextmanager
+def _values_file(folder: Path, values: np.ndarray) -> Iterator[BinaryIO]:
+    """A .npy file for values of this shape and dtype, open for writing.
+
+    Written, not mapped: on a full disk a write fails with an error, a mapped page with a signal.
+    """
+    with (folder / VALUES).open("wb") as file:
+        np.lib.format.write_array_header_2_0(file, {"descr": values.dtype.str, "fortran_order": False, "shape": values.shape})
+        yield file
 
 
 def _from_files(
     found: sources.ImageFiles, folder: Path, final: Path, *, max_pixels: int
-) -> tuple[list[dict], list[sources.Rejected], Counter, RecordSchema]:
+) -> tuple[pd.DataFrame, list[sources.Rejected], Counter, RecordSchema]:
     """Examine all files on all cores; Pillow decodes outside Python's lock."""
     converted = folder / "converted"
     converted.mkdir(exist_ok=True)
@@ -95,52 +123,50 @@ def _from_files(
             return sources.Rejected(id=file.id, reason=str(reason))
 
     rows, rejected, notes, sizes = [], list(found.rejected), Counter(), Counter()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = progress(pool.map(look, found.files), total=len(found.files), label="ingest")
-        for file, result in zip(found.files, results, strict=True):
-            if isinstance(result, sources.Rejected):
-                rejected.append(result)
-                continue
-            # A converted copy moves along when the finished folder gets its final name.
-            moved = result.path.is_relative_to(folder)
-            uri = final / result.path.relative_to(folder) if moved else result.path
-            notes.update(
-                ["converted to PNG"] if moved else [],
-            )
-            notes.update([result.note] if result.note else [])
-            sizes[(result.height, result.width, result.channels)] += 1
-            rows.append(
-                {
-                    "id": file.id,
-                    "uri": str(uri),
-                    "row": -1,
-                    "label": file.label,
-                    "bytes": result.bytes,
-                    "digest": result.digest,
-                    "split": file.split,
-                }
-            )
+    results = progress(in_threads(look, found.files, workers=os.cpu_count() or 1), total=len(found.files), label="ingest")
+    for file, result in zip(found.files, results, strict=True):
+        if isinstance(result, sources.Rejected):
+            rejected.append(result)
+            continue
+        # A converted copy moves along when the finished folder gets its final name.
+        moved = result.path.is_relative_to(folder)
+        uri = final / result.path.relative_to(folder) if moved else result.path
+        notes.update([*(["converted to PNG"] if moved else []), *([result.note] if result.note else [])])
+        sizes[(result.height, result.width, result.channels)] += 1
+        rows.append(
+            {
+                "id": file.id,
+                "uri": str(uri),
+                "row": -1,
+                "label": file.label,
+                "bytes": result.bytes,
+                "digest": result.digest,
+                "split": file.split or "",
+            }
+        )
     channels = 1 if all(size[2] == 1 for size in sizes) else 3
     alike = {size[:2] for size in sizes}
     shape = (*next(iter(alike)), channels) if len(alike) == 1 else None
-    return rows, rejected, notes, RecordSchema(payload="encoded", shape=shape, channels=channels)
+    return pd.DataFrame(rows, columns=list(COLUMNS)), rejected, notes, RecordSchema(payload="encoded", shape=shape, channels=channels)
 
 
-def _without_duplicates(rows: list[dict], *, keep: bool) -> tuple[list[dict], list[sources.Rejected]]:
+def _without_duplicates(rows: pd.DataFrame, *, keep: bool) -> tuple[pd.DataFrame, list[sources.Rejected]]:
     """Drop examples whose bytes occur before; held-out splits come first, so that training never sees a test example.
 
     With `keep`, only the copies that would sit on both sides of the source's own splits are dropped.
     """
-    first: dict[str, dict] = {}
-    kept, dropped = [], []
-    for row in sorted(rows, key=lambda row: (-SPLITS.index(row["split"] or "train"), row["id"])):
-        earlier = first.setdefault(row["digest"], row)
-        if earlier is row or (keep and earlier["split"] == row["split"]):
-            kept.append(row)
-            continue
+    rank = [-SPLITS.index(split) if split else 0 for split in rows["split"]]
+    rows = rows.assign(rank=rank).sort_values(["rank", "id"], ignore_index=True).drop(columns="rank")
+    firsts = rows.drop_duplicates("digest").set_index("digest").loc[rows["digest"]]
+    doubled = firsts["id"].to_numpy() != rows["id"].to_numpy()
+    if keep:
+        doubled &= firsts["split"].to_numpy() != rows["split"].to_numpy()
+    dropped = []
+    for number in np.flatnonzero(doubled).tolist():
+        row, earlier = rows.iloc[number], firsts.iloc[number]
         label = "" if earlier["label"] == row["label"] else f", there labelled {earlier['label']}"
         dropped.append(sources.Rejected(id=row["id"], reason=f"duplicate of {earlier['id']}{label}"))
-    return kept, dropped
+    return rows.loc[~doubled], dropped
 
 
 def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
@@ -154,15 +180,14 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     )
 
 
-def _table(rows: Sequence[dict], classes: Sequence[str], split: SplitSettings) -> pd.DataFrame:
+def _table(rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings) -> pd.DataFrame:
     """Number the classes and deal the splits; where the source brings a test split, only validation is dealt."""
     number = {name: index for index, name in enumerate(classes)}
-    brings_test = any(row["split"] == "test" for row in rows)
-    shares = {"validation": split.validation} | ({} if brings_test else {"test": split.test})
-    for row in rows:
-        row["label"] = number[row["label"]]
-        row["split"] = row["split"] or split_of(row["digest"], shares=shares, seed=split.seed)
-    return pd.DataFrame(rows, columns=list(COLUMNS)).sort_values("id", ignore_index=True)
+    shares = {"validation": split.validation} | ({} if "test" in rows["split"].tolist() else {"test": split.test})
+    dealt = [given or split_of(digest, shares=shares, seed=split.seed) for given, digest in zip(rows["split"], rows["digest"], strict=True)]
+    labels = [number[label] for label in rows["label"]] if classes else rows["label"]
+    table = pd.DataFrame(rows.assign(label=labels, split=dealt), columns=list(COLUMNS))
+    return table.sort_values(by="id", ignore_index=True)
 
 
 def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame, notes: Counter, found: object) -> dict:
@@ -170,6 +195,7 @@ def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame
     balance = {
         str(split): {classes[label]: count for label, count in sorted(Counter(rows["label"].tolist()).items())}
         for split, rows in examples.groupby("split")
+        if classes
     }
     return {
         "examples": dict(Counter(examples["split"].tolist()).most_common()),
@@ -182,11 +208,11 @@ def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame
     }
 
 
-def _check_usable(stats: dict, classes: Sequence[str]) -> None:
+def _check_usable(stats: dict, schema: RecordSchema, classes: Sequence[str]) -> None:
     train = stats["examples"].get("train", 0)
     if train == 0:
         raise UnusableDataset("no example is left for training; see data.split and the rejected examples")
-    if len(classes) < 2:  # noqa: PLR2004
+    if schema.label == "class" and len(classes) < 2:  # noqa: PLR2004
         raise UnusableDataset(f"there is a single class, {classes[0]}; a classifier needs at least two class folders or labels")
     if stats["examples"].get("validation", 0) == 0:
         raise UnusableDataset(f"none of the {train} examples fell into the validation split; raise data.split.validation or add data")
@@ -198,7 +224,8 @@ def main() -> None:
         manifest = ingest(params.data, Layout().manifest)
         stats = manifest.stats
         counts = ", ".join(f"{count:,} {split}" for split, count in stats["examples"].items())
-        say(f"ingest: {counts}; {len(manifest.classes)} classes, {stats['bytes'] / 1e6:,.1f} MB, {stats['rejected']} rejected")
+        kind = f"{len(manifest.classes)} classes" if manifest.classes else f"columns {', '.join(manifest.schema.columns)}"
+        say(f"ingest: {counts}; {kind}, {stats['bytes'] / 1e6:,.1f} MB, {stats['rejected']} rejected")
         for reason, count in {**stats["reject_reasons"], **stats["notes"]}.items():
             say(f"  {count} × {reason}")
         for name in stats["empty_classes"]:

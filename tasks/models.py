@@ -1,78 +1,127 @@
 """Models by name: two small built-in ones, every keras.applications network without weights, or a builder of your own.
 
-A builder is `function(input_shape, classes, **options) -> keras.Model` from float images to logits. What is saved and served
-is always the whole: uint8 images in, finishing ops, then the network; so serving needs no preprocessing code.
+A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one logit per class, or one number
+per value to predict. What is saved and served is always the whole: stored inputs (uint8 images), finishing ops, then the
+network; so serving needs no preprocessing code.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import keras
 from keras import layers
 
 from tasks.errors import UnknownModel
-from tasks.pipelines.ops import Op, Rescale
+from tasks.pipelines.kernels import affine
+from tasks.pipelines.ops import Categories, Op, Rescale, Standardize
 from tasks.settings import ModelSettings, TrainSettings
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is predicted: one of `shape[0]` classes (labels as numbers, or as vectors where they are mixed), or numbers of `shape`."""
+
+    kind: Literal["class", "vector", "numbers"]
+    shape: Shape
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric beside the loss."""
+        return "mae" if self.kind == "numbers" else "accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """The network (finished float images → logits) and the whole (uint8 images → logits); they share their weights."""
+    """The network (finished inputs → outputs) and the whole (stored inputs → outputs); they share their weights."""
 
     network: keras.Model
     whole: keras.Model
+    target: Target
 
 
-def build_models(settings: ModelSettings, *, input_shape: Shape, classes: int, finish: Sequence[Op]) -> Models:
-    """Build the model that `settings` names for images of `input_shape` (height, width, channels).
+def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, target: Target, finish: Sequence[Op]) -> Models:
+    """Build the model that `settings` names for stored inputs of `input_shape` and `dtype`, without the batch axis.
 
     Raises:
       UnknownModel: there is no such builder, or it did not return a fitting Keras model.
     """
-    network = _builder(settings.name)(input_shape, classes, **settings.options)
-    if not isinstance(network, keras.Model) or network.output_shape != (None, classes):
-        found = getattr(network, "output_shape", type(network).__name__)
-        raise UnknownModel(f"model.name: {settings.name} returned {found}; needed is a keras.Model with one logit per class, (None, {classes})")
-    image = keras.Input(input_shape, dtype="uint8", name="image")
-    value: Any = image
+    stored = keras.Input(input_shape, dtype=dtype, name="image" if dtype == "uint8" else "features")
+    value: Any = stored
     for op in finish:
-        value = finishing_layer(op)(value)
-    return Models(network=network, whole=keras.Model(image, network(value), name="whole"))
+        value = value if op.on_labels else finished(op, value)
+    outputs = math.prod(target.shape)
+    network = _builder(settings.name)(tuple(value.shape[1:]), outputs, **settings.options)
+    if not isinstance(network, keras.Model) or network.output_shape != (None, outputs):
+        found = getattr(network, "output_shape", type(network).__name__)
+        raise UnknownModel(f"model.name: {settings.name} returned {found}; needed is a keras.Model with outputs of shape (None, {outputs})")
+    if len(target.shape) > 1:
+        inputs = keras.Input(tuple(value.shape[1:]))
+        network = keras.Model(inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name)
+    return Models(network=network, whole=keras.Model(stored, network(value), name="whole"), target=target)
 
 
-def compile_model(model: keras.Model, settings: TrainSettings, *, steps: int) -> None:
-    """Compile with Adam and cross-entropy on logits, unless the builder has compiled the model itself."""
+def compile_model(model: keras.Model, settings: TrainSettings, *, target: Target, steps: int) -> None:
+    """Compile with Adam and cross-entropy on logits (squared error for numbers), unless the builder has compiled the model itself."""
     if getattr(model, "compiled", False):
         return
     rate: Any = settings.learning_rate
     if settings.schedule == "cosine":
         rate = keras.optimizers.schedules.CosineDecay(settings.learning_rate, settings.epochs * steps)
+    losses = {
+        "class": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "vector": lambda: keras.losses.CategoricalCrossentropy(from_logits=True),
+        "numbers": keras.losses.MeanSquaredError,
+    }
     model.compile(
         optimizer=keras.optimizers.Adam(rate),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        loss=losses[target.kind](),
+        metrics=[target.metric],
         jit_compile=settings.jit_compile,  # pyright: ignore[reportArgumentType] - Keras takes a boolean, too
         steps_per_execution=settings.steps_per_execution,
     )
 
 
-def finishing_layer(op: Op) -> layers.Layer:
-    """The Keras layer that does on the device what a `finish` op does on the host."""
+class Resident(keras.Model):
+    """A model that gathers its training batches itself, on the device where the data lives; what it is fed are step numbers."""
+
+    def __init__(self, model: keras.Model, gather: Callable[[Any], Any]) -> None:
+        super().__init__(name="resident")
+        self._model, self._gather = model, gather
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """The model itself."""
+        return self._model(inputs, training=training)
+
+    def train_step(self, data: Any) -> Any:
+        """Fetch the batch, then train on it."""
+        return super().train_step(self._gather(data))
+
+
+def finished(op: Op, value: Any) -> Any:
+    """What a `finish` op does on the host, as Keras layers on the device."""
     if isinstance(op, Rescale):
-        return layers.Rescaling(op.scale, op.offset, name="rescale")
+        return layers.Rescaling(op.scale, op.offset, name="rescale")(value)
+    if isinstance(op, Standardize):
+        scale, offset = affine(op)
+        return layers.Rescaling(scale, offset, name="standardize")(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
+    if isinstance(op, Categories):
+        numeric = value.shape[-1] - len(op.sizes)
+        coded = [layers.CategoryEncoding(size, output_mode="one_hot")(value[:, numeric + place]) for place, size in enumerate(op.sizes)]
+        return layers.Concatenate(name="categories")([value[:, :numeric], *coded])
     own = getattr(op, "layer", None)
     if own is None:
         raise UnknownModel(f"finish: {op.name} cannot be part of a model; give {type(op).__name__} a method layer() that returns a Keras layer")
-    return own()
+    return own()(value)
 
 
-def small_cnn(input_shape: Shape, classes: int, *, width: int = 16, dropout: float = 0.2) -> keras.Model:
+def small_cnn(input_shape: Shape, outputs: int, *, width: int = 16, dropout: float = 0.2) -> keras.Model:
     """Two strided convolutions and a dense layer: about 0.2 M weights for 28×28 images, quick even without an accelerator."""
     return keras.Sequential(
         [
@@ -83,21 +132,21 @@ def small_cnn(input_shape: Shape, classes: int, *, width: int = 16, dropout: flo
             layers.Flatten(),
             layers.Dropout(dropout, seed=0),
             layers.Dense(128, activation="relu"),
-            layers.Dense(classes),
+            layers.Dense(outputs),
         ],
         name="small_cnn",
     )
 
 
-def mlp(input_shape: Shape, classes: int, *, width: int = 256) -> keras.Model:
+def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
     """One hidden layer; the least work a model can be."""
-    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(classes)], name="mlp")
+    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(outputs)], name="mlp")
 
 
 def _application(name: str) -> Any:
-    def build(input_shape: Shape, classes: int, **options: Any) -> keras.Model:
+    def build(input_shape: Shape, outputs: int, **options: Any) -> keras.Model:
         constructor = getattr(keras.applications, name)
-        return constructor(weights=None, input_shape=input_shape, classes=classes, classifier_activation=None, **options)
+        return constructor(weights=None, input_shape=input_shape, classes=outputs, classifier_activation=None, **options)
 
     return build
 

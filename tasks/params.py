@@ -19,11 +19,12 @@ from ruamel.yaml.error import YAMLError
 
 from tasks.errors import InvalidParams, nearest
 from tasks.pipelines.ops import Op, parse_op
-from tasks.pipelines.plan import refusals
-from tasks.settings import DataSettings, MeasureSettings, ModelSettings, PipelineConfig, Settings, ShardSettings, TrainSettings
+from tasks.pipelines.refusals import refusals
+from tasks.settings import DataSettings, MeasureSettings, ModelSettings, PipelineConfig, Settings, ShardSettings, TrainSettings, WindowSettings
 
 PARAMS_FILE = Path("params.yaml")
 BUILT_IN_MODELS = ("small_cnn", "mlp")
+FILE_SOURCES = ("image_folder", "image_table")
 OpSpec = str | dict[str, Any]
 
 
@@ -34,6 +35,7 @@ class Document(Settings):
     shard: ShardSettings = ShardSettings()
     preprocess: list[OpSpec] = Field(default=["decode"], description="deterministic ops, in order; what a snapshot stores and a cache may keep")
     augment: list[OpSpec] = Field(default=[], description="random ops, drawn anew each epoch from (seed, epoch, example)")
+    window: WindowSettings = WindowSettings()
     finish: list[OpSpec] = Field(default=["rescale"], description="widening ops, last; on the host or on the device as a configuration says")
     batch_size: int = Field(default=256, ge=1, description="examples per train step")
     pipelines: dict[str, PipelineConfig] = Field(min_length=1, description="input-pipeline configurations by name")
@@ -51,6 +53,7 @@ class Params:
     preprocess: tuple[Op, ...]
     augment: tuple[Op, ...]
     finish: tuple[Op, ...]
+    window: WindowSettings
     batch_size: int
     pipelines: Mapping[str, PipelineConfig]
     model: ModelSettings
@@ -125,7 +128,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     preprocess = ops["preprocess"] if "preprocess" in document else _parse_ops(parsed.preprocess, "preprocess", problems)
     finish = ops["finish"] if "finish" in document else _parse_ops(parsed.finish, "finish", problems)
     params = Params(
-        **{key: getattr(parsed, key) for key in ("data", "shard", "batch_size", "pipelines", "model", "train", "measure")},
+        **{key: getattr(parsed, key) for key in ("data", "shard", "window", "batch_size", "pipelines", "model", "train", "measure")},
         preprocess=tuple(preprocess or ()),
         augment=tuple(ops["augment"] or ()),
         finish=tuple(finish or ()),
@@ -172,15 +175,39 @@ def _combinations(params: Params) -> list[str]:
         found.append("data.split: validation and test together leave nothing to train on")
     if params.data.split.validation == 0:
         found.append("data.split.validation: must be above 0; every epoch is judged on held-out examples")
-    arrays = params.data.source in ("fashion_mnist", "arrays")
+    found += _source_problems(params)
+    mixing = [op.name for op in params.augment if op.name in ("mixup", "cutmix")]
+    if mixing and "one_hot" not in [op.name for op in params.finish]:
+        found.append(f"finish: {mixing[0]} mixes labels, which needs them as vectors everywhere; add `one_hot`")
     for name, config in params.pipelines.items():
         if not name.isidentifier():
             found.append(f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)")
         reasons = refusals(config, preprocess=params.preprocess, augment=params.augment, finish=params.finish)
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
-        if config.read == "files" and arrays:
+        if config.read == "files" and params.data.source not in FILE_SOURCES:
             found.append(f"pipelines.{name}.read: the source {params.data.source} has no image files; use arrays, shards or snapshot")
+        if config.read == "gzip_shards" and params.shard.compression == "none":
+            found.append(f"pipelines.{name}.read: there are no compressed shards; set shard.compression to gzip or both")
+        if config.place == "device" and params.train.jit_compile:
+            found.append(f"pipelines.{name}.place: the index shuffle has no XLA form; set train.jit_compile to false")
     return found + _model_problems(params.model.name)
+
+
+def _source_problems(params: Params) -> list[str]:
+    """Problems of ops and sampling with this kind of data."""
+    source = params.data.source
+    if source not in ("table", "time_series"):
+        return []
+    ops = [(section, op) for section in ("preprocess", "augment", "finish") for op in getattr(params, section)]
+    found = [
+        f"{section}: {op.name} works on images, not on a {source.replace('_', ' ')}" for section, op in ops if not op.any_input and ":" not in op.name
+    ]
+    if source == "time_series":
+        drawn = [name for name, config in params.pipelines.items() if config.sample.kind != "all"]
+        found += [f"pipelines.{name}.sample: a time series has no classes" for name in drawn]
+        cached = [name for name, config in params.pipelines.items() if config.vectorize]
+        found += [f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`" for name in cached]
+    return found
 
 
 def _model_problems(name: str) -> list[str]:

@@ -8,38 +8,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tasks.assembly import input_pipeline, open_inputs
+from tasks.assembly import input_pipeline, input_service, open_inputs
 from tasks.evidence.diagnosis import Ceilings, Diagnosis, diagnose
 from tasks.evidence.plots import plot_timeline
 from tasks.evidence.tracking import Identity, Recorder
 from tasks.evidence.xspace import STEP, Breakdown, break_down, read_events
 from tasks.files import read_json, resumable_folder, write_json
-from tasks.models import build_models, compile_model
+from tasks.modelling import models_of
+from tasks.models import Models, Resident, compile_model
 from tasks.pipelines.dataset import InputPipeline
 from tasks.progress import say
-from tasks.settings import MeasureSettings
+from tasks.settings import MeasureSettings, TrainSettings
 from tasks.stage import Layout, pipeline_door
 
 WARM_UP_STEPS = 3
 TREE_ROWS = 12
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What the earlier stages measured [examples/s]: the input alone, and training."""
+
+    input_examples_per_s: float
+    train_examples_per_s: float
+
+
 def profile(
-    model: keras.Model, pipeline: InputPipeline, out: Path, *, measure: MeasureSettings, train_examples_per_s: float, input_examples_per_s: float
+    models: Models, pipeline: InputPipeline, out: Path, *, settings: TrainSettings, measure: MeasureSettings, rates: Rates
 ) -> tuple[Breakdown, Diagnosis]:
-    """Trace `measure.trace_steps` steps of the compiled `model` on `pipeline` and judge them; results go to `out`."""
-    model.make_train_function()
-    step: Any = model.train_function
-    batch = next(iter(pipeline.dataset()))
-    model_ms = time_steps(step, _endless(batch), seconds=measure.max_seconds / 2, at_least=measure.trace_steps)
-    batches = _epochs(pipeline)
+    """Trace `measure.trace_steps` steps of the model on `pipeline` and judge them; results go to `out`."""
+    alone = step_of(models, pipeline, settings, fetching=False)
+    batch = next(pipeline.batches())
+    model_ms = time_steps(alone, _endless(batch), seconds=measure.max_seconds / 2, at_least=measure.trace_steps)
+    step, batches = step_of(models, pipeline, settings, fetching=True), _epochs(pipeline)
     for _ in range(pipeline.steps if pipeline.plan.caches else 0):
         next(batches)  # a cache serves from the second epoch on, and that is what most of a training sees
     for _ in range(min(measure.trace_after, pipeline.steps)):
@@ -50,9 +58,9 @@ def profile(
         events = read_events(folder / "trace")
         breakdown = break_down(events)
         ceilings = Ceilings(
-            input_examples_per_s=input_examples_per_s,
+            input_examples_per_s=rates.input_examples_per_s,
             model_examples_per_s=pipeline.batch_size / model_ms * 1e3,
-            train_examples_per_s=train_examples_per_s,
+            train_examples_per_s=rates.train_examples_per_s,
             accelerator=bool(tf.config.list_physical_devices("GPU")),
         )
         diagnosis = diagnose(breakdown, ceilings, model_step_ms=model_ms, train_step_ms=train_ms)
@@ -61,6 +69,16 @@ def profile(
         write_json(folder / "diagnosis.json", diagnosis)
         plot_timeline(events, folder, title=str(pipeline.plan))
     return breakdown, diagnosis
+
+
+def step_of(models: Models, pipeline: InputPipeline, settings: TrainSettings, *, fetching: bool) -> Callable[[Iterator], Any]:
+    """Keras' own train step as a function of an iterator; `fetching`: on what the pipeline feeds, else on finished batches."""
+    model = models.whole if pipeline.plan.device_ops else models.network
+    if fetching and pipeline.plan.resident:
+        model = Resident(model, pipeline.gatherer())
+    compile_model(model, settings.model_copy(update={"steps_per_execution": 1}), target=models.target, steps=pipeline.steps)
+    model.make_train_function()
+    return model.train_function  # type: ignore[return-value]
 
 
 def time_steps(step: Callable[[Iterator], Any], batches: Iterator, *, seconds: float, at_least: int) -> float:
@@ -104,8 +122,10 @@ def _endless(batch: Any) -> Iterator:
 
 
 def _epochs(pipeline: InputPipeline) -> Iterator:
-    """Batches without end. A plan that gathers is given enough epochs; others are repeated."""
+    """What training is fed, without end. A plan that gathers is given enough epochs; others are repeated."""
     plenty = 1000
+    if pipeline.plan.resident:
+        return iter(tf.data.Dataset.range(plenty * pipeline.steps))
     return iter(pipeline.dataset(epochs=plenty) if pipeline.plan.gathers else pipeline.dataset().repeat())
 
 
@@ -120,22 +140,17 @@ def tree(breakdown: Breakdown) -> list[str]:
 
 def main() -> None:
     """Measure the model alone, trace real steps, and say what holds this configuration's training up."""
-    with pipeline_door(main) as (params, name):
+    with pipeline_door(main) as (params, name), input_service(params.pipelines[name]) as address:
         keras.utils.set_random_seed(params.train.seed)
         out, stored = Layout().run(name), open_inputs(params, Layout())
         built, trained = read_json(out / "input.json"), read_json(out / "train.json")
-        pipeline = input_pipeline(params, name, stored, split="train", purpose="train")
-        models = build_models(params.model, input_shape=stored.image_shape, classes=len(stored.shards.classes), finish=params.finish)
-        model = models.whole if pipeline.plan.device_ops else models.network
-        compile_model(model, params.train.model_copy(update={"steps_per_execution": 1}), steps=pipeline.steps)
-        breakdown, diagnosis = profile(
-            model,
-            pipeline,
-            out / "profile",
-            measure=params.measure,
+        pipeline = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
+        rates = Rates(
             train_examples_per_s=trained.get("throughput", {}).get("train_examples_per_s", float("nan")),
             input_examples_per_s=built["throughput"]["input_examples_per_s"],
         )
+        models = models_of(params, stored)
+        breakdown, diagnosis = profile(models, pipeline, out / "profile", settings=params.train, measure=params.measure, rates=rates)
         say(f"profile {name}: {diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} %; {diagnosis.evidence}")
         say(f"  cause: {diagnosis.cause}\n  fix: {diagnosis.fix}")
         for row in tree(breakdown):

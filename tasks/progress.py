@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 LINE_EVERY_S = 5.0
 
 
@@ -26,6 +28,15 @@ def progress(items: Iterable[T], *, total: int, label: str, unit: str = "example
         if now - last >= LINE_EVERY_S:
             say(f"{label}: {count:,} of {total:,} {unit}, {count / (now - begun):,.0f}/s")
             last = now
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
+    """Yield function(item) for all items in their order, `workers` at work at once; what has not begun when one fails never begins."""
+    pool = ThreadPoolExecutor(workers)
+    try:
+        yield from pool.map(function, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def say(message: str) -> None:

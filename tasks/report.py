@@ -39,8 +39,9 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
         "tied": tied(rows),
         "drift_pct": drift_pct(rows),
         "baseline": _baseline(rows)["pipeline"],
+        "metric": rows[0]["metric"],
         "machine": results[names[0]]["input"]["machine"],
-        "examples_digest": results[names[0]]["input"]["equality"]["digest"],
+        "examples_digest": next((r["input"]["equality"]["digest"] for r in results.values() if "difference" not in r["input"]), "none"),
         "data_digest": results[names[0]]["plan"]["data_digest"],
         "configurations": rows,
     }
@@ -100,6 +101,8 @@ def _results(folder: Path) -> dict[str, Any]:
 def _check_equal(results: Mapping[str, Mapping[str, Any]]) -> None:
     digests: dict[str, list[str]] = {}
     for name, result in results.items():
+        if "difference" in result["input"]:
+            continue  # approximate by its own wish: the difference is shown
         digests.setdefault(result["input"]["equality"]["digest"], []).append(name)
     if len(digests) > 1:
         groups = "; ".join(f"{', '.join(names)}: {digest[:12]}" for digest, names in digests.items())
@@ -127,8 +130,11 @@ def _rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
             "rss_mb_max": result["train"]["usage"]["rss_mb_max"],
             "cpu_seconds_per_1k_examples": result["train"]["cpu_seconds_per_1k_examples"],
             "gpu_utilization_pct_mean": result["train"]["usage"]["gpu_utilization_pct_mean"],
-            "val_accuracy": result["train"]["train"]["val_accuracy"],
-            "test_accuracy": result["train"].get("test", {}).get("accuracy"),
+            "metric": result["train"]["metric"],
+            "val_metric": result["train"]["train"][f"val_{result['train']['metric']}"],
+            "test_metric": result["train"].get("test", {}).get(result["train"]["metric"]),
+            "difference_mean": result["input"].get("difference", {}).get("mean"),
+            "difference_max": result["input"].get("difference", {}).get("max"),
             "verdict": result["diagnosis"]["verdict"],
             "cause": result["diagnosis"]["cause"],
             "fix": result["diagnosis"]["fix"],
@@ -159,13 +165,13 @@ def main() -> None:
     with door(main) as params:
         summary = report(list(params.pipelines), Layout(), Layout().report)
         say(summary["headline"])
-        columns = f"{'configuration':<24}{'training':>10}{'input':>12}{'model':>10}{'×naive':>8}{'stall':>8}{'accuracy':>10}  verdict"
+        columns = f"{'configuration':<24}{'training':>10}{'input':>12}{'model':>10}{'×naive':>8}{'stall':>8}{summary['metric']:>10}  verdict"
         say(columns)
         for row in summary["configurations"]:
-            accuracy = row["test_accuracy"] if row["test_accuracy"] is not None else row["val_accuracy"]
+            quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
             say(
                 f"{row['pipeline']:<24}{row['train_examples_per_s']:>10,.0f}{row['input_examples_per_s']:>12,.0f}"
-                f"{row['model_examples_per_s']:>10,.0f}{row['speedup_vs_naive']:>8.2f}{row['stall_pct']:>7.0f}%{accuracy:>10.4f}  {row['verdict']}"
+                f"{row['model_examples_per_s']:>10,.0f}{row['speedup_vs_naive']:>8.2f}{row['stall_pct']:>7.0f}%{quality:>10.4f}  {row['verdict']}"
             )
         say("training, input (alone) and model (alone) in examples/s")
 

@@ -29,6 +29,8 @@ def _json_word_or_count(*words: str) -> WithJsonSchema:
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Parallel = Annotated[str | int, _word_or_count("none", "auto", "cores"), _json_word_or_count("none", "auto", "cores")]
 Ahead = Annotated[str | int, _word_or_count("none", "auto"), _json_word_or_count("none", "auto")]
+Threads = Annotated[str | int, _word_or_count("shared"), _json_word_or_count("shared")]
+_PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
 
 
 class Settings(BaseModel):
@@ -51,14 +53,17 @@ class DataSettings(Settings):
     fetch: Literal["none", "fashion_mnist", "photos"] = Field(
         default="none", description="a known data set to put below data/raw first: from a local copy, else its official download"
     )
-    source: Literal["fashion_mnist", "arrays", "image_folder", "image_table"] = Field(
+    source: Literal["fashion_mnist", "arrays", "image_folder", "image_table", "table", "time_series"] = Field(
         description="kind of input; one file each in tasks/data/sources/"
     )
     path: str = Field(description="folder or file that holds the source; a DVC dependency of ingest")
     path_column: str = Field(default="path", description="image_table: column with the image's path, relative to the table's folder")
-    label_column: str = Field(default="label", description="image_table: column with the class")
+    label_column: str = Field(default="label", description="image_table, table: column with the class, or the number to predict")
+    numeric: list[str] = Field(default=[], description="table, time_series: numeric columns; none named: every numeric column")
+    categorical: list[str] = Field(default=[], description="table: columns of categories; none named: every column of text")
     features: str = Field(default="x", description="arrays: name of the array (examples, height, width[, channels]) uint8")
     labels: str = Field(default="y", description="arrays: name of the array (examples,) of integer or string classes")
+    time_column: str = Field(default="", description="time_series: column that must increase from row to row; empty: rows are in order as they stand")
     max_reject_fraction: Fraction = Field(default=0.01, description="share of examples that may be rejected before ingest stops")
     max_pixels: int = Field(default=50_000_000, ge=1, description="an image with more pixels is rejected from its header, undecoded")
     duplicates: Literal["reject", "keep"] = Field(
@@ -72,8 +77,19 @@ class ShardSettings(Settings):
 
     target_size_mib: float = Field(default=128, gt=0, description="size to aim at per shard [MiB]")
     min_shards: int = Field(default=8, ge=1, le=10_000, description="at least so many per split, so that small data still reads in parallel")
-    compression: Literal["none", "gzip"] = Field(default="none", description="GZIP pays for text and floats, not for JPEG")
-    writers: int = Field(default=2, ge=1, le=256, description="processes that write shards; any number gives the same bytes")
+    compression: Literal["none", "gzip", "both"] = Field(
+        default="none", description="GZIP pays for text and floats, not for JPEG; both keeps two sets, so that configurations can compare them"
+    )
+    writers: int = Field(default=2, ge=1, le=256, description="threads that write shards; any number gives the same bytes")
+
+
+class WindowSettings(Settings):
+    """Windows over a time series: what the model sees and what it is to predict. They never cross from one split into another."""
+
+    length: int = Field(default=24, ge=1, description="time steps the model sees")
+    horizon: int = Field(default=1, ge=1, description="time steps after them that it predicts")
+    stride: int = Field(default=1, ge=1, description="time steps between the beginnings of neighbouring windows")
+    targets: list[str] = Field(default=[], description="columns to predict; none named: all")
 
 
 class Interleave(Settings):
@@ -93,38 +109,89 @@ class Map(Settings):
 class Cache(Settings):
     """Keeping elements of the first epoch for the later ones."""
 
-    where: Literal["memory", "disk"] = Field(default="memory", description="where the elements are kept")
-    after: str = Field(description="name of the preprocess op whose results are kept")
+    where: Literal["memory", "disk", "tf_snapshot", "save_load"] = Field(
+        default="memory", description="memory or disk: tf.data's cache · tf_snapshot: Dataset.snapshot · save_load: Dataset.save, then load"
+    )
+    after: str = Field(default="preprocess", description="what is kept: results of the preprocess op of this name; preprocess: of the last one")
 
 
 class Shuffle(Settings):
     """The order of training examples within an epoch."""
 
-    kind: Literal["none", "buffer", "global"] = Field(
+    kind: Literal["none", "buffer", "window", "global"] = Field(
         default="buffer",
-        description="none: order of the shards · buffer: random draw from a reservoir · global: a true permutation, snapshot only",
+        description="none: order of the shards · buffer: random draw from a reservoir · "
+        "window (snapshot only): chunks of rows in random order, mixed within a window, for data beyond memory · "
+        "global (snapshot only): a true permutation",
     )
-    size: int = Field(default=4096, ge=2, description="buffer: examples held in memory")
+    size: int = Field(default=4096, ge=1, description="buffer, window: examples mixed with each other")
+
+
+class Sample(Settings):
+    """How often the examples of each class are drawn. An epoch keeps its length."""
+
+    kind: Literal["all", "balanced", "weighted"] = Field(
+        default="all", description="all: every example once · balanced: every class equally often · weighted: classes in proportion to `weights`"
+    )
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict, description="weighted: class name → weight; a class not named has 1"
+    )
+
+
+class JpegDecoding(Settings):
+    """How JPEG is decoded. Anything but the defaults gives other pixels than the rest; the difference is measured and shown."""
+
+    dct: Literal["fast", "accurate"] = Field(
+        default="fast", description="inverse transform: the fast integer one, TensorFlow's default, or the accurate one"
+    )
+    scale: Literal[1, 2, 4, 8] = Field(default=1, description="decode at 1/scale of the size, while decoding")
+    crop: Literal["after", "fused"] = Field(
+        default="after", description="fused: a center_crop right behind decode is done while decoding, which skips the rest of the image"
+    )
+
+    @property
+    def approximate(self) -> bool:
+        """Whether pixels may differ from TensorFlow's own decoding; a fused crop differs at its edges."""
+        return self != JpegDecoding()
+
+
+class Service(Settings):
+    """The tf.data service: reading and mapping in processes of their own."""
+
+    workers: int = Field(default=2, ge=1, le=64, description="local worker processes, started and stopped with the stage; not used with `address`")
+    address: str = Field(default="", description="grpc://host:port of a running dispatcher to join instead")
+    sharding: Literal["off", "dynamic", "static"] = Field(
+        default="static",
+        description="off: every worker delivers all examples · dynamic: first come, first served; at most once if a worker dies · "
+        "static: each worker its own files; every example exactly once",
+    )
 
 
 class PipelineConfig(Settings):
     """One input-pipeline configuration: how the same examples travel from disk to the accelerator."""
 
-    read: Literal["files", "arrays", "shards", "snapshot"] = Field(
+    read: Literal["files", "arrays", "shards", "gzip_shards", "snapshot"] = Field(
         default="shards",
         description="files: the original image files · arrays: all records of the split in memory · shards: TFRecord · "
-        "snapshot: mapped columns of preprocessed examples",
+        "gzip_shards: compressed TFRecord · snapshot: mapped columns of preprocessed examples",
     )
     interleave: Interleave | None = Field(default=None, description="read several shards by turns; absent: one after another")
     map: Map = Map()
+    decode: JpegDecoding = JpegDecoding()
     vectorize: bool = Field(default=False, description="batch as early as the ops allow and map whole batches")
     cache: Cache | None = Field(default=None, description="keep preprocessed elements; absent: do the work anew each epoch")
+    sample: Sample = Sample()
     shuffle: Shuffle = Shuffle()
     prefetch: Ahead = Field(default="none", description="batches prepared ahead of the accelerator: none, auto or a number")
     deterministic: bool = Field(default=True, description="keep the order of elements whatever the timing of parallel calls")
     finish: Literal["host", "device"] = Field(
         default="host", description="where the widening `finish` ops run: device means that only uint8 crosses to the accelerator"
     )
+    place: Literal["host", "device"] = Field(
+        default="host", description="device: the snapshot's training split lives in the accelerator's memory and is gathered in the train step"
+    )
+    service: Service | None = Field(default=None, description="prepare batches in tf.data service workers; absent: in this process")
+    threads: Threads = Field(default="shared", description="threads of tf.data: shared with the rest of TensorFlow, or a private pool of so many")
     rewrites: bool = Field(default=False, description="let tf.data rewrite the graph (inject prefetch, parallelise, fuse) as it does by default")
 
 
@@ -146,7 +213,17 @@ class TrainSettings(Settings):
     mixed_precision: bool = Field(default=False, description="compute in float16/bfloat16 where the accelerator gains from it")
     jit_compile: bool = Field(default=False, description="compile the train step with XLA; pays on GPUs, rarely on CPUs")
     steps_per_execution: int = Field(default=1, ge=1, description="train steps per call into the runtime")
-    checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints that an interrupted training goes on from")
+    checkpoint_every: Annotated[str, Field(pattern=f"^{_PERIOD}$")] = Field(
+        default="1 epoch",
+        description="`N epochs` or `N steps` between checkpoints that an interrupted training goes on from; "
+        "within an epoch only configurations that can seek (read: snapshot)",
+    )
+
+    @property
+    def checkpoint_period(self) -> tuple[int, Literal["epochs", "steps"]]:
+        """`checkpoint_every` as a number and its unit."""
+        count, unit = self.checkpoint_every.split()
+        return int(count), "steps" if unit.startswith("step") else "epochs"
 
 
 class MeasureSettings(Settings):

@@ -6,108 +6,152 @@ can never be read. Shards that were finished before a kill are not preprocessed 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, write_index, write_rows
+from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, flush, write_index, write_rows
+from tasks.data.moments import Moments, combined, moments
 from tasks.data.shards import Shard, ShardIndex, read_shard_index
 from tasks.errors import CorruptShard
 from tasks.files import read_json, resumable_folder, write_json
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.plan import output_shape, resolve
 from tasks.pipelines.stored import snapshot_key
-from tasks.progress import progress, say
+from tasks.progress import in_threads, progress, say
 from tasks.stage import Layout, door
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 ROWS_BYTES = 32 << 20  # about so many bytes are preprocessed, written and digested together
+STATISTICS_OF = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """What writing one shard's rows needs to know of the whole."""
+
+    folder: Path
+    shards_folder: Path
+    columns: Sequence[Column]
+    ops: Sequence[Op]
+    series: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The rows of one shard: its chunks, and the moments of the training split's values."""
+
+    chunks: Sequence[Chunk]
+    moments: Sequence[Moments]
 
 
 def snapshot(shards: ShardIndex, shards_folder: Path, out: Path, *, preprocess: Sequence[Op]) -> SnapshotIndex:
-    """Write the preprocessed examples of all splits into `out` as columns image, label and key.
+    """Write the preprocessed examples of all splits into `out`: columns image or features, label and key.
+
+    Of a series, the rows are time steps, and there is no label: windows are cut when they are read.
 
     Raises:
       ImpossiblePlan: the images differ in size and no op makes them alike.
       CorruptShard: a record cannot be read or decoded; names the shard.
     """
+    schema = shards.schema
+    label = () if schema.payload == "series" else (Column(name="label", dtype=schema.label_dtype, shape=()),)
     columns = (
-        Column(name="image", dtype="uint8", shape=output_shape(preprocess, shards.schema)),
-        Column(name="label", dtype="int64", shape=()),
+        Column(name=schema.feature, dtype=schema.dtype, shape=output_shape(preprocess, schema)),
+        *label,
         Column(name="key", dtype="int64", shape=()),
     )
     key = snapshot_key(shards, preprocess)
-    ops = (Parse(payload=shards.schema.payload), *resolve(preprocess, shards.schema))
+    ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
+    # A compressed set beside the plain one holds the same records.
+    chosen = [shard for split in shards.splits for shard in shards.of(split)]
     with resumable_folder(out, key=key) as folder:
-        chunks: dict[str, list[Chunk]] = {shard.split: [] for shard in shards.shards}
-        for split in chunks:
+        for split in shards.splits:
             allocate(folder, split, columns, shards.examples(split))
-        starts = _starts(shards)
-        for shard in progress(shards.shards, total=len(shards.shards), label="snapshot", unit="shards"):
-            note = folder / f".done-{shard.name}.json"
-            if note.exists():
-                chunks[shard.split] += [Chunk(**item) for item in read_json(note)]
-                continue
-            written = list(_write_shard(folder, shard, shards_folder, shards.compression, columns, ops, starts[shard.name]))
-            write_json(note, [asdict(chunk) for chunk in written])
-            chunks[shard.split] += written
-        splits = {split: SplitColumns(count=shards.examples(split), chunks=tuple(done)) for split, done in chunks.items()}
-        index = SnapshotIndex(key=key, columns=columns, splits=splits)
+        writing = Writing(folder=folder, shards_folder=shards_folder, columns=columns, ops=ops, series=schema.payload == "series")
+        written = in_threads(lambda place: _rows_of(writing, *place), _starts(chosen), workers=os.cpu_count() or 1)
+        done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
+        chunks = {
+            split: [c for shard, rows in zip(chosen, done, strict=True) if shard.split == split for c in rows.chunks] for split in shards.splits
+        }
+        index = SnapshotIndex(
+            key=key,
+            statistics=combined(part for rows in done for part in rows.moments),
+            columns=columns,
+            splits={split: SplitColumns(count=shards.examples(split), chunks=tuple(found)) for split, found in chunks.items()},
+        )
         for note in folder.glob(".done-*"):
             note.unlink()
         write_index(folder, index)
     return index
 
 
-def _starts(shards: ShardIndex) -> dict[str, int]:
-    """First row of each shard within its split."""
-    starts, passed = {}, dict.fromkeys((shard.split for shard in shards.shards), 0)
-    for shard in shards.shards:
-        starts[shard.name] = passed[shard.split]
+def _starts(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
+    """Each shard with its first row within its split."""
+    passed = dict.fromkeys((shard.split for shard in shards), 0)
+    for shard in shards:
+        yield shard, passed[shard.split]
         passed[shard.split] += shard.examples
-    return starts
 
 
-def _write_shard(  # noqa: PLR0913 - one shard, all that is known of it
-    folder: Path, shard: Shard, shards_folder: Path, compression: str, columns: Sequence[Column], ops: Sequence[Op], start: int
-) -> Iterator[Chunk]:
+def _rows_of(writing: Writing, shard: Shard, start: int) -> Written:
+    """Write the rows of one shard, unless an interrupted run has already done it; the note that says so is written last."""
+    note = writing.folder / f".done-{shard.name}.json"
+    if note.exists():
+        stored = read_json(note)
+        return Written(chunks=[Chunk(**item) for item in stored["chunks"]], moments=[Moments(**item) for item in stored["moments"]])
+    written = _write_shard(writing, shard, start)
+    flush(writing.folder, shard.split, writing.columns)
+    write_json(note, {"chunks": [asdict(chunk) for chunk in written.chunks], "moments": [asdict(part) for part in written.moments]})
+    return written
+
+
+def _write_shard(writing: Writing, shard: Shard, start: int) -> Written:
     import tensorflow as tf
 
-    rows = max(1, ROWS_BYTES // columns[0].stride)
-    written = 0
+    path = writing.shards_folder / shard.name
+    rows = max(1, ROWS_BYTES // writing.columns[0].stride)
+    chunks, parts, count = [], [], 0
     try:
-        for batch in _preprocessed(shards_folder / shard.name, compression, ops, rows).as_numpy_iterator():
-            chunk = write_rows(folder, shard.split, columns, start=start + written, values=batch)
-            written += chunk.count
-            yield chunk
+        for values in _preprocessed(path, shard.compression, writing, rows):
+            chunks.append(write_rows(writing.folder, shard.split, writing.columns, start=start + count, values=values))
+            parts += [moments(values[writing.columns[0].name])] if shard.split == STATISTICS_OF else []
+            count += chunks[-1].count
     except tf.errors.OpError as error:
-        raise CorruptShard(f"{shards_folder / shard.name}: cannot be read or decoded after record {written}: {error.message}") from error
-    if written != shard.examples:
-        raise CorruptShard(f"{shards_folder / shard.name}: holds {written} records, the index says {shard.examples}; run `dvc repro --force shard`")
+        raise CorruptShard(f"{path}: cannot be read or decoded after record {count}: {error.message}") from error
+    if count != shard.examples:
+        raise CorruptShard(f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro --force shard`")
+    return Written(chunks=chunks, moments=parts)
 
 
-def _preprocessed(path: Path, compression: str, ops: Sequence[Op], rows: int) -> tf.data.Dataset:
-    """The preprocessed elements of one shard in order, in batches of `rows`."""
+def _preprocessed(path: Path, compression: str, writing: Writing, rows: int) -> Iterator[dict[str, np.ndarray]]:
+    """The preprocessed examples of one shard in order, about `rows` at a time."""
     import tensorflow as tf
 
     from tasks.pipelines.kernels import Draw, compute
 
     def run(record: tf.Tensor) -> dict[str, tf.Tensor]:
         element = {"record": record}
-        for op in ops:
+        for op in writing.ops:
             element = compute(op, element, Draw(seed=0, epoch=tf.constant(0, tf.int64)))
         return element
 
     records = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if compression == "gzip" else "")
-    if all(op.batchable for op in ops):
-        return records.batch(rows).map(run)
-    return records.map(run, num_parallel_calls=tf.data.AUTOTUNE).batch(rows)
+    if writing.series:
+        for block in records.map(run).as_numpy_iterator():
+            steps = np.arange(len(block["features"]), dtype=np.int64)
+            yield {"features": block["features"], "key": block["key"] + steps}
+    elif all(op.takes != "example" for op in writing.ops):
+        yield from records.batch(rows).map(run).as_numpy_iterator()
+    else:
+        yield from records.map(run, num_parallel_calls=tf.data.AUTOTUNE).batch(rows).as_numpy_iterator()
 
 
 def main() -> None:
@@ -120,11 +164,11 @@ def main() -> None:
         seconds = time.perf_counter() - begun
         examples = sum(split.count for split in index.splits.values())
         stride = sum(column.stride for column in index.columns)
-        ratio = examples * stride / max(1, sum(shard.bytes for shard in shards.shards))
+        read = sum(shard.bytes for split in shards.splits for shard in shards.of(split))
         image = index.columns[0]
         say(
             f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {'×'.join(map(str, image.shape))}, {stride:,} bytes each, "
-            f"{ratio:.2f} × the shards, {examples * stride / 1e6 / seconds:,.0f} MB/s"
+            f"{examples * stride / max(1, read):.2f} × the shards, {examples * stride / 1e6 / seconds:,.0f} MB/s"
         )
 
 

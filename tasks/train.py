@@ -21,15 +21,16 @@ from mlflow.data.numpy_dataset import from_numpy
 from mlflow.models import ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
 
-from tasks.assembly import input_pipeline, open_inputs
-from tasks.checkpoints import EPOCH_COLUMNS, FOLDER, Progress, resumable_run
+from tasks.assembly import input_pipeline, input_service, open_inputs
+from tasks.checkpoints import FOLDER, Position, Progress, resumable_run
 from tasks.evidence.hardware import Sampler, Usage, fingerprint, visible_gpus
-from tasks.evidence.steps import StepTimer
 from tasks.evidence.tracking import Identity, Recorder
 from tasks.files import atomic_file, digest_json, read_json, write_json
-from tasks.models import Models, build_models, compile_model
+from tasks.modelling import models_of
+from tasks.models import Models, Resident, compile_model
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.stored import Stored
 from tasks.progress import say
 from tasks.settings import TrainSettings
 from tasks.stage import Layout, pipeline_door
@@ -53,45 +54,55 @@ class Trained:
     usage: Usage
 
 
-def train(models: Models, feeds: Feeds, out: Path, *, settings: TrainSettings, work: str, recorder: Recorder) -> Trained:
-    """Train, checkpointing into `out`/.checkpoint under the key `work`, and evaluate on the held-out splits.
-
-    `work` identifies data, configuration, model and settings: a checkpoint of other work is thrown away.
-    """
-    trainable = models.whole if feeds.train.plan.device_ops else models.network
-    compile_model(trainable, settings, steps=feeds.train.steps)
-    progress = Progress(trainable, feeds.train, out, work, settings, recorder)
-    timer = StepTimer(feeds.train.steps, settings.steps_per_execution)
-    done = progress.restore()
-    if done:
-        say(f"train: going on after epoch {done} of an interrupted training")
-    data = feeds.train.dataset(first_step=done * feeds.train.steps, epochs=settings.epochs)
+def train(models: Models, feeds: Feeds, progress: Progress, *, settings: TrainSettings) -> Trained:
+    """Train, going on from where `progress` says that an interrupted training was, and evaluate on the held-out splits."""
+    network = models.whole if feeds.train.plan.device_ops else models.network
+    model = Resident(network, feeds.train.gatherer()) if feeds.train.plan.resident else network
+    compile_model(model, settings, target=models.target, steps=feeds.train.steps)
+    begun = progress.restore(model)
+    if begun != Position():
+        say(f"train: going on from step {begun.step:,} of epoch {begun.epoch + 1} of an interrupted training")
     with Sampler() as sampler:
-        trainable.fit(
-            data,
-            # A plan that gathers is one sequence over all epochs, so the next epoch's first batch is ready in time.
-            steps_per_epoch=feeds.train.steps if feeds.train.plan.gathers else None,
-            initial_epoch=done,
-            epochs=settings.epochs,
-            validation_data=feeds.validation.dataset(),
-            callbacks=[timer, progress.callback(timer)],
-            verbose=0,
-            shuffle=False,
-        )
-    usage = sampler.measured
-    passed = feeds.train.examples * max(1, settings.epochs - done)
+        if begun.step:
+            # Keras makes the variables of its metrics with the first batch it sees, and they are to go on from their values.
+            model.evaluate(feeds.validation.dataset().take(1), verbose=0)  # pyright: ignore[reportArgumentType]
+            fit(model, feeds, progress, begun=begun, until=begun.epoch + 1)
+            begun = Position(epoch=begun.epoch + 1)
+        fit(model, feeds, progress, begun=begun, until=settings.epochs)
+    usage, timer = sampler.measured, progress.timer
     result: dict[str, Any] = {"train": {name: value for name, value in progress.rows[-1].items() if name != "epoch"}}
     if feeds.test is not None:
-        loss, accuracy = trainable.evaluate(feeds.test.dataset(), verbose=0)
-        result["test"] = {"loss": loss, "accuracy": accuracy}
+        scores = model.evaluate(feeds.test.dataset(), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
+        result["test"] = {name: float(value) for name, value in scores.items()}
     if timer.epochs:
-        rates = timer.examples_per_s(feeds.train.examples)
-        warm = rates[1:] or rates
-        result["throughput"] = {"train_examples_per_s": float(np.median(warm)), "cold_examples_per_s": rates[0]}
+        per_step = feeds.train.examples / feeds.train.steps
+        rates = [rate * per_step for rate in timer.rates]
+        result["throughput"] = {"train_examples_per_s": float(np.median(rates[1:] or rates)), "cold_examples_per_s": rates[0]}
         result["step"] = asdict(timer.step_times())
-    result["cpu_seconds_per_1k_examples"] = usage.cpu_s / passed * 1000
+    passed = sum(len(times) - 1 for times in timer.epochs) * settings.steps_per_execution * feeds.train.batch_size
+    result["cpu_seconds_per_1k_examples"] = usage.cpu_s / max(1, passed) * 1000
     result["usage"] = asdict(usage)
     return Trained(rows=progress.rows, result=result, usage=usage)
+
+
+def fit(model: keras.Model, feeds: Feeds, progress: Progress, *, begun: Position, until: int) -> None:
+    """Run Keras' own training loop from a position to the end of epoch `until` (counted from 0, excluded)."""
+    if begun.epoch >= until:
+        return
+    pipeline = feeds.train
+    first = begun.epoch * pipeline.steps + begun.step
+    resident = pipeline.plan.resident
+    model.fit(
+        tf.data.Dataset.range(first, until * pipeline.steps) if resident else pipeline.dataset(first_step=first, epochs=until),
+        # A continuous plan is one sequence over all epochs, so the next epoch's first batch is ready in time.
+        steps_per_epoch=pipeline.steps - begun.step if pipeline.plan.continuous else None,
+        initial_epoch=begun.epoch,
+        epochs=until,
+        validation_data=feeds.validation.dataset(),
+        callbacks=[progress],
+        verbose=0,  # pyright: ignore[reportArgumentType]
+        shuffle=False,
+    )
 
 
 def save_model(model: keras.Model, path: Path) -> None:
@@ -105,7 +116,7 @@ def save_model(model: keras.Model, path: Path) -> None:
 def write_history(path: Path, rows: list[dict[str, float]]) -> None:
     """Write one line per epoch."""
     with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
-        writer: csv.DictWriter[str] = csv.DictWriter(file, EPOCH_COLUMNS)
+        writer: csv.DictWriter[str] = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
 
@@ -120,8 +131,7 @@ def metrics_of(trained: Trained, built: Mapping[str, Any]) -> dict[str, float | 
         "input/first_batch_s": alone["first_batch_s"],
         "input/epoch_gap_s": alone["epoch_gap_s"],
         **{f"step/{name}": step.get(name) for name in ("ms_p50", "ms_p95", "ms_p99")},
-        "test/loss": test.get("loss"),
-        "test/accuracy": test.get("accuracy"),
+        **{f"test/{name}": value for name, value in test.items()},
         "cpu/seconds_per_1k_examples": result["cpu_seconds_per_1k_examples"],
         "memory/rss_mb_max": usage.rss_mb_max,
         "disk/read_mb": usage.disk_read_mb,
@@ -133,11 +143,10 @@ def metrics_of(trained: Trained, built: Mapping[str, Any]) -> dict[str, float | 
 
 
 def log_model(recorder: Recorder, whole: keras.Model) -> None:
-    """Log the whole model (uint8 images in, logits out) with its signature; requirements are given, not guessed."""
-    shape, classes = whole.input_shape[1:], whole.output_shape[-1]
+    """Log the whole model (stored inputs in, outputs out) with its signature; requirements are given, not guessed."""
     signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype("uint8"), (-1, *shape))]),
-        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, classes))]),
+        inputs=Schema([TensorSpec(np.dtype(whole.inputs[0].dtype), (-1, *whole.input_shape[1:]))]),
+        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, *whole.output_shape[1:]))]),
     )
     needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]
     recorder.call(lambda: mlflow.tensorflow.log_model(whole, name="model", signature=signature, pip_requirements=needs))
@@ -154,50 +163,74 @@ def describe(recorder: Recorder, params: Params, name: str, *, data_digest: str,
     recorder.call(lambda: mlflow.log_input(source, context="training"))
 
 
+def feeds_of(params: Params, name: str, stored: Stored, *, address: str) -> Feeds:
+    """Open the configuration for training, and the plain reading of the held-out splits."""
+
+    def held_out(split: str) -> InputPipeline:
+        return input_pipeline(params, name, stored, split=split, purpose="evaluate")
+
+    return Feeds(
+        train=input_pipeline(params, name, stored, split="train", purpose="train", address=address),
+        validation=held_out("validation"),
+        test=held_out("test") if "test" in stored.shards.splits else None,
+    )
+
+
+def work_key(params: Params, name: str, stored: Stored) -> str:
+    """What a training is: data, every op with its arguments, configuration, model and settings.
+
+    A checkpoint of other work is thrown away. How often checkpoints are kept is no part of it.
+    """
+    ops = [[op.identity for op in stored.completed(getattr(params, section))] for section in ("augment", "finish")]
+    return digest_json(
+        {
+            "snapshot": stored.snapshot.key,
+            "ops": ops,
+            "window": params.window.model_dump(),
+            "config": params.pipelines[name].model_dump(),
+            "batch_size": params.batch_size,
+            "model": params.model.model_dump(),
+            "train": params.train.model_dump(exclude={"checkpoint_every"}),
+        }
+    )
+
+
+def prepare(settings: TrainSettings) -> None:
+    """Seeds, determinism and precision of this process."""
+    keras.utils.set_random_seed(settings.seed)
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    if settings.mixed_precision:
+        keras.mixed_precision.set_global_policy("mixed_float16" if visible_gpus()[0] else "mixed_bfloat16")
+
+
 def main() -> None:
     """Train the model through one configuration's input pipeline."""
-    with pipeline_door(main) as (params, name):
-        keras.utils.set_random_seed(params.train.seed)
-        if params.train.deterministic:
-            tf.config.experimental.enable_op_determinism()
-        if params.train.mixed_precision:
-            keras.mixed_precision.set_global_policy("mixed_float16" if visible_gpus()[0] else "mixed_bfloat16")
+    with pipeline_door(main) as (params, name), input_service(params.pipelines[name]) as address:
+        prepare(params.train)
         out, stored = Layout().run(name), open_inputs(params, Layout())
-        splits = {shard.split for shard in stored.shards.shards}
-        feeds = Feeds(
-            train=input_pipeline(params, name, stored, split="train", purpose="train"),
-            validation=input_pipeline(params, name, stored, split="validation", purpose="evaluate"),
-            test=input_pipeline(params, name, stored, split="test", purpose="evaluate") if "test" in splits else None,
-        )
-        models = build_models(params.model, input_shape=stored.image_shape, classes=len(stored.shards.classes), finish=params.finish)
-        work = digest_json(
-            {
-                "data": stored.shards.data_digest,
-                "plan": str(feeds.train.plan),
-                "config": params.pipelines[name].model_dump(),
-                "model": params.model.model_dump(),
-                "train": params.train.model_dump(),
-            }
-        )
+        feeds = feeds_of(params, name, stored, address=address)
+        models = models_of(params, stored)
+        work, kept = work_key(params, name, stored), out / FOLDER
         identity = Identity(data_set=params.data.source, pipeline=name, data_digest=stored.shards.data_digest)
         say(f"train {name}: {feeds.train.plan}; {models.network.count_params():,} weights, {feeds.train.examples:,} examples")
         if visible_gpus()[1]:
             say(f"  {visible_gpus()[1]}")
-        with Recorder(identity, run_id=resumable_run(out, work)) as recorder:
+        with Recorder(identity, run_id=resumable_run(kept, work)) as recorder:
             describe(recorder, params, name, data_digest=stored.shards.data_digest, pipeline=feeds.train)
-            trained = train(models, feeds, out, settings=params.train, work=work, recorder=recorder)
+            trained = train(models, feeds, Progress(feeds.train, kept, work, params.train, recorder), settings=params.train)
             save_model(models.whole, out / "model.keras")
             write_history(out / "history.csv", trained.rows)
-            write_json(out / "train.json", trained.result)
+            write_json(out / "train.json", {"metric": models.target.metric, **trained.result})
             recorder.metrics(metrics_of(trained, read_json(out / "input.json")))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.artifact(out / file)
             log_model(recorder, models.whole)
         write_json(out / "run.json", {"mlflow_run_id": recorder.run_id, "sent": recorder.sent})
-        shutil.rmtree(out / FOLDER, ignore_errors=True)
-        test = trained.result.get("test", {})
+        shutil.rmtree(kept, ignore_errors=True)
+        test, metric = trained.result.get("test", {}), models.target.metric
         throughput = trained.result.get("throughput", {}).get("train_examples_per_s", float("nan"))
-        say(f"  {throughput:,.0f} examples/s" + (f", test accuracy {test['accuracy']:.4f}" if test else ""))
+        say(f"  {throughput:,.0f} examples/s" + (f", test {metric} {test[metric]:.4f}" if test else ""))
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def arrays(array_settings, tmp_path_factory) -> Path:
 def prepared(settings: DataSettings, folder: Path) -> Path:
     manifest = ingest(settings, folder / "manifest")
     manifest = type(manifest)(**{**vars(manifest), "folder": folder / "manifest"})
-    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2))
+    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2, compression="both"))
     return folder
 
 

@@ -24,13 +24,14 @@ SMALL = {
     "preprocess": ["decode"],
     "augment": ["flip"],
     "finish": ["rescale"],
+    "window": {"length": 24, "horizon": 1, "stride": 1, "targets": []},
     "batch_size": 32,
     "pipelines": {
         "naive": {"read": "shards"},
         "optimized": {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2, "finish": "device"},
     },
     "model": {"name": "mlp", "options": {"width": 8}},
-    "train": {"epochs": 2, "learning_rate": 0.01, "schedule": "constant", "seed": 0, "deterministic": True, "checkpoint_every": 1},
+    "train": {"epochs": 2, "learning_rate": 0.01, "schedule": "constant", "seed": 0, "deterministic": True, "checkpoint_every": "1 epoch"},
     "measure": {"max_seconds": 0.2, "passes": 2, "trace_after": 2, "trace_steps": 3},
 }
 

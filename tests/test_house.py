@@ -24,7 +24,7 @@ LAYERS = (
     ("tasks.models",),
     ("tasks.evidence", "tasks.checkpoints"),
     ("tasks.params",),
-    ("tasks.stage", "tasks.assembly"),
+    ("tasks.stage", "tasks.assembly", "tasks.modelling"),
     tuple(f"tasks.{stage}" for stage in STAGES),
 )
 FLOWS_MAY_IMPORT = ("flows", "tasks.params", "tasks.errors", "tasks.evidence.tracking")

@@ -34,7 +34,7 @@ def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays():
     assert {"naive", "prefetch", "map_parallel", "vectorized", "cache_memory", "snapshot", "optimized"} <= set(
         load_params(ROOT / "params.yaml").pipelines
     )
-    for overlay in (ROOT / "infra" / "demo").glob("*.yaml"):
+    for overlay in (*(ROOT / "infra" / "demo").glob("*.yaml"), ROOT / "infra" / "presets" / "images.yaml"):
         yaml = YAML(typ="safe")
         merged = yaml.load((ROOT / "params.yaml").read_text())
         merge(merged, yaml.load(overlay.read_text()))
@@ -115,4 +115,4 @@ def test_keras_applications_are_known_without_importing_keras():
 
 
 def test_every_field_of_a_configuration_has_a_description():
-    assert all(field.description or name == "map" or name == "shuffle" for name, field in PipelineConfig.model_fields.items())
+    assert all(field.description or name in ("map", "shuffle", "sample", "decode") for name, field in PipelineConfig.model_fields.items())

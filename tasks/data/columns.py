@@ -56,10 +56,19 @@ class SplitColumns:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Mean and standard deviation of the model's input per channel or column (its last axis), over the training split."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SnapshotIndex:
     """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op versions."""
 
     key: str
+    statistics: Statistics
     columns: tuple[Column, ...]
     splits: Mapping[str, SplitColumns]
 
@@ -80,7 +89,7 @@ def allocate(folder: Path, split: str, columns: Sequence[Column], count: int) ->
 
 
 def write_rows(folder: Path, split: str, columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]) -> Chunk:
-    """Write consecutive rows of every column and flush them to disk; returns the chunk with its digests.
+    """Write consecutive rows of every column; returns the chunk with its digests. `flush` makes them last.
 
     `values[name]` has shape (rows, *column.shape) and the column's dtype.
     """
@@ -93,10 +102,15 @@ def write_rows(folder: Path, split: str, columns: Sequence[Column], *, start: in
         with column_path(folder, split, column.name).open("r+b") as file:
             file.seek(start * column.stride)
             file.write(array.data)
-            file.flush()
-            os.fsync(file.fileno())
         digests[column.name] = _digest(array.data)
     return Chunk(start=start, count=rows, digests=digests)
+
+
+def flush(folder: Path, split: str, columns: Sequence[Column]) -> None:
+    """Make sure that what was written to a split has reached the disk."""
+    for column in columns:
+        with column_path(folder, split, column.name).open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def write_index(folder: Path, index: SnapshotIndex) -> None:
@@ -119,7 +133,8 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
     splits = {
         name: SplitColumns(count=item["count"], chunks=tuple(Chunk(**chunk) for chunk in item["chunks"])) for name, item in stored["splits"].items()
     }
-    index = SnapshotIndex(key=stored["key"], columns=columns, splits=splits)
+    statistics = Statistics(**{name: tuple(values) for name, values in stored["statistics"].items()})
+    index = SnapshotIndex(key=stored["key"], statistics=statistics, columns=columns, splits=splits)
     if key is not None and index.key != key:
         raise StaleSnapshot(f"{folder} was made from other shards or by other preprocessing; run `dvc repro snapshot`")
     for split, rows in index.splits.items():

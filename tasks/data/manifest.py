@@ -1,6 +1,6 @@
 """The manifest: one row per usable example, the classes, the rejected examples with their reasons, and one digest of it all.
 
-Files: `examples.parquet`, `rejected.csv`, `images.npy` (only where the source is arrays), `converted/` (only where files
+Files: `examples.parquet`, `rejected.csv`, `values.npy` (unless the source is files), `converted/` (only where files
 had to be converted), and `manifest.json`, written last: its presence means complete.
 """
 
@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from tasks.data.records import RecordSchema
@@ -18,6 +17,7 @@ from tasks.errors import MissingInput
 from tasks.files import digest_json, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
+VALUES = "values.npy"
 COLUMNS = ("id", "uri", "row", "label", "bytes", "digest", "split")
 
 
@@ -25,8 +25,9 @@ COLUMNS = ("id", "uri", "row", "label", "bytes", "digest", "split")
 class Manifest:
     """All usable examples of a data set.
 
-    `examples` has the columns id (str), uri (str; empty for arrays), row (int; −1 for files), label (int), bytes (int),
-    digest (str) and split (str), ordered by id.
+    `examples` has the columns id (str), uri (str; empty for arrays), row (int; −1 for files), label (int class, or float number),
+    bytes (int), digest (str) and split (str), ordered by id. Of a series, each row is a block of time steps: `row` is the first
+    step, `label` the number of steps.
     """
 
     examples: pd.DataFrame
@@ -40,10 +41,6 @@ class Manifest:
     def digest(self) -> str:
         """Digest of ids, contents, labels and splits: two data sets with the same digest train the same model."""
         return content_digest(self.examples, self.classes)
-
-    def images(self) -> np.ndarray:
-        """Memory-map the raw images (examples, height, width, channels) uint8 of a source of arrays."""
-        return np.load(self.folder / "images.npy", mmap_mode="r", allow_pickle=False)
 
 
 def content_digest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:

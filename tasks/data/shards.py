@@ -15,23 +15,27 @@ INDEX = "index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One TFRecord file: its name, split, number of examples, size in bytes and BLAKE2b digest."""
+    """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE2b digest.
+
+    A record of a series holds many time steps, and these are what `examples` counts.
+    """
 
     name: str
     split: str
+    records: int
     examples: int
     bytes: int
     digest: str
+    compression: Compression
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """All shards of a data set with the schema of their records."""
+    """All shards of a data set with the schema of their records; there may be a plain and a compressed set of the same."""
 
     schema: RecordSchema
     classes: tuple[str, ...]
     data_digest: str
-    compression: Compression
     shards: tuple[Shard, ...]
 
     @property
@@ -39,12 +43,23 @@ class ShardIndex:
         """Digest of the shards' contents; part of every snapshot key."""
         return digest_json([shard.digest for shard in self.shards])
 
-    def of(self, split: str) -> tuple[Shard, ...]:
-        """The shards of a split, in order."""
-        return tuple(shard for shard in self.shards if shard.split == split)
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits, in the order of the shards."""
+        return tuple(dict.fromkeys(shard.split for shard in self.shards))
+
+    @property
+    def compressions(self) -> tuple[Compression, ...]:
+        """The sets there are; the first is read unless another is asked for."""
+        return tuple(dict.fromkeys(shard.compression for shard in self.shards))
+
+    def of(self, split: str, compression: Compression | None = None) -> tuple[Shard, ...]:
+        """The shards of a split in order, of one set."""
+        wanted = compression or self.compressions[0]
+        return tuple(shard for shard in self.shards if (shard.split, shard.compression) == (split, wanted))
 
     def examples(self, split: str) -> int:
-        """Number of examples in a split."""
+        """Number of examples in a split; of a series, of time steps."""
         return sum(shard.examples for shard in self.of(split))
 
 
@@ -67,7 +82,6 @@ def read_shard_index(folder: Path) -> ShardIndex:
         schema=RecordSchema.from_json(stored["schema"]),
         classes=tuple(stored["classes"]),
         data_digest=stored["data_digest"],
-        compression=stored["compression"],
         shards=tuple(Shard(**item) for item in stored["shards"]),
     )
     listed = {shard.name for shard in index.shards}

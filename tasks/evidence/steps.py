@@ -1,12 +1,10 @@
-"""Timing a training from inside: a Keras callback that notes when each step ended, epoch by epoch."""
+"""Timing a training from inside: when each step ended, epoch by epoch."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
-import keras
 import numpy as np
 
 SETTLING_STEPS = 5  # steps of the first epoch that still carry tracing and start-up
@@ -22,28 +20,35 @@ class StepTimes:
     count: int
 
 
-class StepTimer(keras.callbacks.Callback):
-    """Note the end of each step with a monotonic clock; costs about a microsecond a step.
+class StepTimer:
+    """Notes the end of each step with a monotonic clock; costs about a microsecond a step.
 
-    With `steps_per_execution` above 1 Keras calls back once per execution; a step's time is then the share of its execution.
+    With several steps per execution there is one note per execution; a step's time is then its share of it.
     """
 
-    def __init__(self, steps_per_epoch: int, steps_per_execution: int) -> None:
-        super().__init__()
-        self._steps = steps_per_epoch
+    def __init__(self, steps_per_execution: int) -> None:
         self._per_call = steps_per_execution
         self.epochs: list[np.ndarray] = []  # one array of times [s] per epoch, the start of the epoch first
         self._times: list[float] = []
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start the epoch's clock."""
+    def begin(self) -> None:
+        """Start an epoch's clock."""
         self._times = [time.perf_counter()]
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def tick(self) -> None:
         """Note the end of a step."""
         self._times.append(time.perf_counter())
-        if batch + 1 >= self._steps:  # before validation begins
+
+    def end(self) -> None:
+        """Close the epoch, unless it is closed already or has no step."""
+        if len(self._times) > 1:
             self.epochs.append(np.asarray(self._times))
+        self._times = []
+
+    @property
+    def rates(self) -> list[float]:
+        """Steps per second of each epoch, validation excluded."""
+        return [self._per_call * (len(times) - 1) / float(times[-1] - times[0]) for times in self.epochs]
 
     def step_times(self) -> StepTimes:
         """Percentiles over the steady steps."""
@@ -53,7 +58,3 @@ class StepTimer(keras.callbacks.Callback):
             milliseconds = np.diff(self.epochs[-1]) * 1e3 / self._per_call
         p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99))
         return StepTimes(ms_p50=float(p50), ms_p95=float(p95), ms_p99=float(p99), count=int(milliseconds.size))
-
-    def examples_per_s(self, examples: int) -> list[float]:
-        """Training throughput of each epoch, validation excluded."""
-        return [examples / float(times[-1] - times[0]) for times in self.epochs]

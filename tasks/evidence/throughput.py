@@ -64,21 +64,23 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
 
 
 def _epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[EpochTiming]:
-    """Time epoch after epoch: one sequence for a plan that gathers, an iterator each for the others."""
-    dataset = pipeline.dataset(epochs=passes)
+    """Time epoch after epoch: one sequence for a continuous plan, an iterator each for the others."""
+    dataset = pipeline.dataset() if not pipeline.plan.continuous else None
     batches: Iterator = iter(())
     last_batch: float | None = None
     for epoch in range(passes):
         pipeline.epoch.assign(epoch)
         asked = time.perf_counter()
-        if epoch == 0 or not pipeline.plan.gathers:
+        if dataset is not None:
             batches = iter(dataset)  # the old iterator is destroyed here: part of the gap
+        elif epoch == 0:
+            batches = pipeline.batches(epochs=passes)
         limit = math.inf if epoch == 0 and pipeline.plan.caches else max_seconds
         timing, ended = _one_epoch(batches, pipeline, asked, last_batch, limit)
         yield timing
         # A pass that was cut short left its iterator in mid-epoch, so what would follow is not an epoch's gap.
         last_batch = ended if timing.complete else None
-        if not timing.complete and pipeline.plan.gathers:
+        if not timing.complete and pipeline.plan.continuous:
             return
 
 

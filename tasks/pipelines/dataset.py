@@ -6,37 +6,36 @@ more epochs, and, for a snapshot, starts at any (epoch, step) without replaying 
 
 from __future__ import annotations
 
-import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import singledispatch
+from functools import cached_property, reduce, singledispatch
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tasks.data.columns import map_column
 from tasks.data.order import steps_per_epoch
-from tasks.pipelines.kernels import Draw, Element, compute, mix64
-from tasks.pipelines.ops import DecodeRaw, Op, Parse
-from tasks.pipelines.plan import Apply, Batch, Gather, Keep, Mix, Plan, Prefetch, Read
+from tasks.pipelines import streams
+from tasks.pipelines.kernels import Draw, Element, compute
+from tasks.pipelines.mapped import Host, MappedSplit
+from tasks.pipelines.ops import Op
+from tasks.pipelines.plan import Apply, Batch, Distribute, Gather, Keep, Mix, Plan, Prefetch, Read, Windows
+from tasks.pipelines.plan import Draw as DrawByClass
 from tasks.pipelines.stored import Stored
 
-FINAL = ("image", "label")
-COLUMNS = ("key", "label", "image")
-ROUNDS = 16  # of the index cipher; with TensorFlow's default of 4, small splits show structure
+STEPS_AT_ONCE = 32  # whose rows are computed together, so that the cost of calling the samplers' ops is shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputPipeline:
     """A plan bound to one split of the stored data.
 
-    Batches are (image (batch, height, width, channels), label (batch,) int64), or dicts that also carry
-    `key` (batch,) int64 when `with_keys` is set. `epoch` tells random ops of streaming plans which epoch it is;
-    plans that gather know it from the step. `scratch` holds disk caches and lives as long as the pipeline.
+    Batches are (input, label): image (batch, height, width, channels) or features (batch, …), label (batch,) int64 or what
+    the task predicts; or dicts that also carry `key` (batch,) int64 when `with_keys` is set. `epoch` tells random ops of
+    streaming plans which epoch it is; plans that gather know it from the step. `address` is that of a tf.data service.
+    `scratch` holds caches and lives as long as the pipeline.
     """
 
     plan: Plan
@@ -45,41 +44,114 @@ class InputPipeline:
     batch_size: int
     seed: int
     with_keys: bool = False
+    host: Host = field(default_factory=Host)
+    address: str = ""
     scratch: TemporaryDirectory = field(default_factory=lambda: TemporaryDirectory(prefix="throughline-", ignore_cleanup_errors=True))
     epoch: tf.Variable = field(default_factory=lambda: tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch"))
 
     @property
     def examples(self) -> int:
         """Examples in an epoch."""
-        return self.stored.shards.examples(self.split)
+        if self.plan.gathers:
+            return self.mapped.examples
+        stored = self.stored.shards.examples(self.split)
+        return self.plan.windows.count(stored) if self.plan.windows else stored
 
     @property
     def steps(self) -> int:
         """Batches in an epoch."""
         return steps_per_epoch(self.examples, self.batch_size)
 
+    @cached_property
+    def mapped(self) -> MappedSplit:
+        """The snapshot's split, for a plan that gathers."""
+        gather = self.plan.steps[0]
+        if not isinstance(gather, Gather):
+            raise TypeError(f"{self.plan} does not gather")
+        return MappedSplit(stored=self.stored, split=self.split, gather=gather, seed=self.seed, host=self.host)
+
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
         """The batches from `first_step` (counted over all epochs) on.
 
-        A plan that gathers delivers everything up to the end of epoch `epochs` (counted from 0) as one sequence.
-        A streaming plan always delivers one epoch; iterate anew for the next.
+        A continuous plan delivers everything up to the end of epoch `epochs` (counted from 0) as one sequence; through the
+        tf.data service it begins with a whole epoch. Any other plan delivers one epoch; iterate anew for the next.
         """
-        last = max(i for i, step in enumerate(self.plan.steps) if isinstance(step, Apply | Gather))
-        dataset: Any = None
-        for position, step in enumerate(self.plan.steps):
-            finish = _selected if position == last and not self.with_keys else _unchanged
-            dataset = extend(step, dataset, self, Extent(first_step=first_step, steps=epochs * self.steps, finish=finish))
+        if self.plan.service:
+            return self._distributed(range(first_step // self.steps, epochs))
         count = epochs * self.steps - first_step if self.plan.gathers else self.steps
-        return dataset.apply(tf.data.experimental.assert_cardinality(count)).with_options(_options(self.plan))
+        dataset = self._folded(Extent(first_step=first_step, steps=epochs * self.steps, epoch=self.epoch))
+        return dataset.apply(tf.data.experimental.assert_cardinality(count)).with_options(self.options())
+
+    def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
+        """Iterate over the same batches; those of a plan that is resident are gathered on the device."""
+        if not self.plan.resident:
+            return iter(self.dataset(first_step=first_step, epochs=epochs))
+        gather = tf.function(self.gatherer())
+        return map(gather, tf.data.Dataset.range(first_step, epochs * self.steps))
+
+    def gatherer(self) -> Callable[[tf.Tensor], Element | tuple]:
+        """The function from a step (scalar int64, counted over all epochs) to its finished batch, for a plan that gathers."""
+        finished = self.finisher()
+        return lambda step: finished(step, self.mapped.rows(step[None])[0])
+
+    def finisher(self) -> Callable[[tf.Tensor, tf.Tensor], Element | tuple]:
+        """The function from a step and its rows (batch,) to the finished batch, for a plan that gathers."""
+        ops = self.mapped.gather.ops
+        label = () if self.plan.windows else ("label",)
+        key = ("key",) if self.with_keys or any(op.random for op in ops) else ()
+        columns = self.mapped.columns((self.stored.shards.schema.feature, *label, *key))
+        whole = self.examples % self.batch_size == 0 and self.batch_size % self.host.count == 0
+
+        def finished(step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
+            # The last batch of an epoch may be smaller than the others.
+            element = self.mapped.fetch(columns, rows if whole else rows[: self.mapped.size(step)])
+            return self.selected(self.applied(ops, element, step // self.steps))
+
+        return finished
+
+    def applied(self, ops: Sequence[Op], element: Element, epoch: tf.Tensor | tf.Variable) -> Element:
+        """Run ops on an element."""
+        for op in ops:
+            element = compute(op, element, Draw(seed=self.seed, epoch=epoch, salt=_salt(op)))
+        return element
+
+    def selected(self, element: Element) -> Element | tuple:
+        """What a batch consists of."""
+        if self.with_keys:
+            return element
+        return element[self.stored.shards.schema.feature], element["label"]
+
+    def options(self) -> tf.data.Options:
+        """tf.data rewrites the graph by default, which would copy captured columns and make a naive pipeline less naive."""
+        options = tf.data.Options()
+        options.deterministic = self.plan.deterministic
+        options.autotune.enabled = self.plan.autotunes
+        options.experimental_optimization.apply_default_optimizations = self.plan.rewrites
+        if self.plan.threads != "shared":
+            options.threading.private_threadpool_size = int(self.plan.threads)
+        return options
+
+    def _folded(self, extent: Extent) -> tf.data.Dataset:
+        """Run the plan's steps one after another."""
+        dataset: Any = None
+        for step in self.plan.steps:
+            dataset = extend(step, dataset, self, extent)
+        return dataset
+
+    def _distributed(self, epochs: range) -> tf.data.Dataset:
+        """One job of the tf.data service per epoch: workers know no variable of this process, so the epoch is part of the graph."""
+        each = [self._folded(Extent(first_step=0, steps=self.steps, epoch=tf.constant(epoch, tf.int64))) for epoch in epochs]
+        whole = reduce(lambda one, other: one.concatenate(other), each)
+        return whole.apply(tf.data.experimental.assert_cardinality(self.steps * len(each))).with_options(self.options())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """Which steps to deliver, and what becomes of the finished element."""
+    """Which steps to deliver (counted over all epochs, `steps` excluded), and the epoch that a stream is in."""
 
     first_step: int
     steps: int
-    finish: Callable[[Element], Element | tuple]
+    epoch: tf.Tensor | tf.Variable
 
 
 @singledispatch
@@ -90,54 +162,56 @@ def extend(step: object, dataset: tf.data.Dataset | None, pipeline: InputPipelin
 
 @extend.register
 def _(step: Read, dataset: None, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    readers = {"shards": _read_shards, "files": _read_files, "arrays": _read_arrays}
-    return readers[step.source](step, pipeline)
+    return streams.read(step, pipeline.stored, pipeline.split)
 
 
 @extend.register
 def _(step: Gather, dataset: None, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    """A batch is a gather: the indices of a step are arithmetic, its rows come straight from the mapped columns."""
-    later = next((item for item in pipeline.plan.steps if isinstance(item, Apply)), None)
-    draws = later is not None and any(op.random for op in later.ops)
-    names = COLUMNS if draws or pipeline.with_keys else FINAL
-    columns = {name: mapped_tensor(pipeline.stored, pipeline.split, name) for name in names}
-    count, size = pipeline.examples, step.batch_size
+    """A batch is a gather: the rows of a step are arithmetic, computed for many steps at once, and come straight from the mapped columns."""
+    steps = tf.data.Dataset.range(extent.first_step, extent.steps, name="steps").batch(STEPS_AT_ONCE, name="steps")
+    rows = steps.map(lambda numbers: (numbers, pipeline.mapped.rows(numbers)), name="sample").unbatch(name="sample")
+    return rows.map(pipeline.finisher(), num_parallel_calls=streams.calls(step.parallel), name="gather")
 
-    def gather(position: tf.Tensor) -> Element | tuple:
-        epoch, start = position // pipeline.steps, position % pipeline.steps * size
-        indices = tf.range(start, tf.minimum(start + size, count))
-        if step.shuffle:
-            indices = shuffled(indices, count=count, seed=pipeline.seed, epoch=epoch)
-        rows = {name: tf.gather(column, indices) for name, column in columns.items()}
-        return extent.finish(rows | ({"epoch": epoch} if draws else {}))
 
-    positions = tf.data.Dataset.range(extent.first_step, extent.steps, name="steps")
-    return positions.map(gather, num_parallel_calls=calls(later.parallel if later else "none"), name="gather")
+@extend.register
+def _(step: Windows, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
+    slid = streams.windows(dataset, step)
+    return slid.map(pipeline.selected, name="select") if _last_of_all(step, pipeline.plan) else slid
 
 
 @extend.register
 def _(step: Apply, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
     def run(element: Element | tf.Tensor) -> Element | tuple:
-        element = {"record": element} if isinstance(element, tf.Tensor) else dict(element)  # shards deliver bare records
-        epoch = element.pop("epoch", pipeline.epoch)
-        for op in step.ops:
-            element = compute(op, element, Draw(seed=pipeline.seed, epoch=epoch, salt=_salt(op)))
-        return extent.finish(element)
+        element = {"record": element} if isinstance(element, tf.Tensor) else element  # shards deliver bare records
+        element = pipeline.applied(step.ops, element, extent.epoch)
+        return pipeline.selected(element) if _last_of_all(step, pipeline.plan) else element
 
-    return dataset.map(run, num_parallel_calls=calls(step.parallel), name="_".join(op.name for op in step.ops))
+    return dataset.map(run, num_parallel_calls=streams.calls(step.parallel), name="_".join(op.name for op in step.ops))
+
+
+@extend.register
+def _(step: DrawByClass, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
+    return streams.drawn_by_class(dataset, step.sample, pipeline.stored, pipeline.split, seed=pipeline.seed)
 
 
 @extend.register
 def _(step: Keep, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
     if step.where == "memory":
         return dataset.cache(name="cache_memory")
-    # tf.data's disk cache has no key of its own, so each data set gets a fresh folder that goes away with its pipeline.
-    return dataset.cache(str(Path(mkdtemp(dir=pipeline.scratch.name)) / "elements"), name="cache_disk")
+    # What tf.data keeps on disk has no key of its own, so every data set gets a fresh folder that goes away with its pipeline.
+    folder = str(Path(mkdtemp(dir=pipeline.scratch.name)) / "elements")
+    if step.where == "disk":
+        return dataset.cache(folder, name="cache_disk")
+    if step.where == "tf_snapshot":
+        return dataset.snapshot(folder, compression=None, name="tf_snapshot")
+    dataset.save(folder)
+    return tf.data.Dataset.load(folder)
 
 
 @extend.register
 def _(step: Mix, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    return dataset.shuffle(min(step.size, pipeline.examples), seed=pipeline.seed, reshuffle_each_iteration=True, name="shuffle")
+    seed = pipeline.seed if isinstance(extent.epoch, tf.Variable) else zlib.crc32(f"{pipeline.seed}:{int(extent.epoch)}".encode())
+    return dataset.shuffle(min(step.size, pipeline.examples), seed=seed, reshuffle_each_iteration=True, name="shuffle")
 
 
 @extend.register
@@ -146,86 +220,26 @@ def _(step: Batch, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Ex
 
 
 @extend.register
+def _(step: Distribute, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
+    """Workers batch what they read, each with a remainder; rebatching makes the epoch's batches whole again.
+
+    What a dying worker took with it is made up from a second pass, so that an epoch keeps its length.
+    """
+    service = tf.data.experimental.service
+    modes = {"off": service.ShardingPolicy.OFF, "dynamic": service.ShardingPolicy.DYNAMIC, "static": service.ShardingPolicy.FILE_OR_DATA}
+    spread = service.distribute(processing_mode=modes[step.service.sharding], service=pipeline.address, compression=None)
+    whole = dataset.with_options(pipeline.options()).apply(spread).rebatch(step.batch_size)
+    return whole.repeat().take(pipeline.steps, name="service")
+
+
+@extend.register
 def _(step: Prefetch, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
     return dataset.prefetch(tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name="prefetch")
 
 
-def calls(parallel: str | int) -> int | None:
-    """Translate a `parallel` field into `num_parallel_calls`."""
-    words = {"none": None, "auto": tf.data.AUTOTUNE, "cores": len(os.sched_getaffinity(0))}
-    return words[parallel] if isinstance(parallel, str) else parallel
-
-
-def shuffled(indices: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """Map indices (any shape, int64) in [0, count) to their places in the permutation of (seed, epoch).
-
-    A bijection in constant memory: a block cipher over the index range. Source: Simon (Beaulieu et al., 2013) as in
-    TensorFlow's RandomIndexShuffle.
-    """
-    # Seed and epoch are folded as a pair: (1, 0) and (0, 1) are unlike.
-    mixed = mix64(mix64(tf.constant(seed + 1, tf.uint64)) ^ tf.cast(epoch, tf.uint64))
-    words = tf.stack([mixed, mix64(mixed), mix64(mix64(mixed))])
-    words = tf.cast(tf.bitwise.right_shift(words, tf.constant(32, tf.uint64)), tf.uint32)
-    return tf.raw_ops.RandomIndexShuffle(index=indices, seed=words, max_index=tf.constant(count - 1, tf.int64), rounds=ROUNDS)
-
-
-def mapped_tensor(stored: Stored, split: str, name: str) -> tf.Tensor:
-    """A snapshot column as a tensor over its memory mapping: no time, no memory, whatever its size."""
-    column = next(item for item in stored.snapshot.columns if item.name == name)
-    array = map_column(stored.snapshot_folder, split, column, stored.snapshot.splits[split].count)
-    return tf.experimental.dlpack.from_dlpack(np.asarray(array).__dlpack__())
-
-
-def _read_shards(step: Read, pipeline: InputPipeline) -> tf.data.Dataset:
-    stored = pipeline.stored
-    paths = [str(stored.shards_folder / shard.name) for shard in stored.shards.of(pipeline.split)]
-    compression = "GZIP" if stored.shards.compression == "gzip" else ""
-    if step.interleave is None:
-        records = tf.data.TFRecordDataset(paths, compression_type=compression, name="read")
-    else:
-        turns = step.interleave
-        records = tf.data.Dataset.from_tensor_slices(paths, name="shards").interleave(
-            lambda path: tf.data.TFRecordDataset(path, compression_type=compression, name="read"),
-            cycle_length=turns.cycle_length,
-            block_length=turns.block_length,
-            num_parallel_calls=calls(turns.parallel),
-            name="interleave",
-        )
-    return records
-
-
-def _read_files(step: Read, pipeline: InputPipeline) -> tf.data.Dataset:
-    files = pipeline.stored.files(pipeline.split)
-    features = {"path": list(files.paths), "label": np.asarray(files.labels, np.int64), "key": np.asarray(files.keys, np.int64)}
-    return tf.data.Dataset.from_tensor_slices(features, name="read")
-
-
-def _read_arrays(step: Read, pipeline: InputPipeline) -> tf.data.Dataset:
-    """All records of the split in memory, as they are stored: raw pixels or encoded images."""
-    schema = pipeline.stored.shards.schema
-    records = _read_shards(Read(source="shards"), pipeline).batch(max(1, pipeline.examples)).get_single_element()
-    draw = Draw(seed=0, epoch=tf.constant(0, tf.int64))
-    element = compute(Parse(payload=schema.payload), {"record": records}, draw)
-    if schema.payload == "raw" and schema.shape is not None:
-        element = compute(DecodeRaw(shape=schema.shape), element, draw)
-    return tf.data.Dataset.from_tensor_slices(element, name="read")
-
-
-def _options(plan: Plan) -> tf.data.Options:
-    """tf.data rewrites the graph by default, which would copy captured columns and make a naive pipeline less naive."""
-    options = tf.data.Options()
-    options.deterministic = plan.deterministic
-    options.autotune.enabled = plan.autotunes
-    options.experimental_optimization.apply_default_optimizations = plan.rewrites
-    return options
-
-
-def _selected(element: Element) -> tuple:
-    return tuple(element[name] for name in FINAL)
-
-
-def _unchanged(element: Element) -> Element:
-    return element
+def _last_of_all(step: Apply | Windows, plan: Plan) -> bool:
+    """Whether a step is the last that makes elements, so that it selects what a batch consists of."""
+    return step is [item for item in plan.steps if isinstance(item, Apply | Windows)][-1]
 
 
 def _salt(op: Op) -> int:

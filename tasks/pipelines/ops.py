@@ -7,7 +7,9 @@ A new op is a class here, a kernel there and an equality test.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -15,80 +17,132 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.errors import nearest
 
+Shape = tuple[int | None, ...] | None
+
 
 class Op(BaseModel):
     """One step of work on an example's features; its repr and version are its identity.
 
-    `batchable` says whether the kernel also accepts a batch (a leading dimension on every feature); `random` ops draw anew
-    each epoch as a pure function of (seed, epoch, example key); `device` ops can also run as the first layer of the model.
+    `takes` says whether the kernel accepts one example, a batch (a leading dimension on every feature), or both; `random` ops
+    draw anew each epoch as a pure function of (seed, epoch, example key); `device` ops can also run as the first layer of the
+    model; `any_input` ops work on features of tables and series as well as on images; `on_labels` ops stay on the host.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    batchable: ClassVar[bool] = True
+    takes: ClassVar[Literal["example", "batch", "both"]] = "both"
     random: ClassVar[bool] = False
     device: ClassVar[bool] = False
+    any_input: ClassVar[bool] = False
+    on_labels: ClassVar[bool] = False
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and arguments: what a snapshot key is made from."""
-        return {"op": self.name, "version": self.version, **self.model_dump()}
+        """Name, version and arguments: what a snapshot key is made from. Of a user's own op, also the text of its module."""
+        identity = {"op": self.name, "version": self.version, **self.model_dump()}
+        module = inspect.getmodule(type(self))
+        if module is None or module.__name__ == __name__:
+            return identity
+        return {**identity, "source": hashlib.blake2b(inspect.getsource(module).encode(), digest_size=16).hexdigest()}
+
+    def shape(self, before: Shape) -> Shape:
+        """Shape of the model's input behind this op, from the shape before it (None: unlike from example to example)."""
+        return before
+
+    def in_evaluation(self) -> Op | None:
+        """What takes the place of a random op where nothing may be random; None: nothing."""
+        return None
+
+
+class _Sized(Op):
+    """An op whose result has a size of its own."""
+
+    height: int = Field(gt=0, le=16384, description="rows of the result")
+    width: int = Field(gt=0, le=16384, description="columns of the result")
+
+    def shape(self, before: Shape) -> Shape:
+        """Height and width of the op; channels as before."""
+        return (self.height, self.width, before[-1] if before else None)
 
 
 class Load(Op):
     """Read the bytes of an image file; planned by itself where a configuration reads files."""
 
     name = "load"
-    batchable = False
+    takes = "example"
 
 
 class Parse(Op):
-    """Parse serialized tf.train.Example records into key, label and image; planned by itself where shards are read."""
+    """Parse serialized tf.train.Example records into key, label and input; planned by itself where shards are read."""
 
     name = "parse"
-    payload: Literal["encoded", "raw"]
+    feature: str = "image"
+    label: str = "class"
 
 
 class Decode(Op):
-    """Turn stored bytes into a uint8 image (height, width, channels); how is known from the data, not typed here."""
+    """Turn stored bytes into a uint8 image (height, width, channels), or into numbers; how is known from the data, not typed here."""
 
     name = "decode"
+    any_input = True
 
 
 class DecodeImage(Op):
-    """Decode one JPEG or PNG; what `decode` means for image files."""
+    """Decode one JPEG or PNG; what `decode` means for image files. `crop`: (height, width) of a centre crop done while decoding."""
 
     name = "decode"
-    batchable = False
-    channels: Literal[1, 3]
+    takes = "example"
+    channels: int
+    dct: Literal["fast", "accurate"] = "fast"
+    scale: Literal[1, 2, 4, 8] = 1
+    crop: tuple[int, int] | None = None
 
 
 class DecodeRaw(Op):
-    """Reinterpret raw pixels of one fixed shape; what `decode` means for arrays."""
+    """Reinterpret raw values of one fixed shape; what `decode` means for arrays, tables and series."""
 
     name = "decode"
-    shape: tuple[int, int, int]
+    size: tuple[int | None, ...]
+    dtype: str = "uint8"
 
 
-class Resize(Op):
+class Resize(_Sized):
     """Resample to (height, width) and round back to uint8, so that wide floats never travel."""
 
     name = "resize"
-    batchable = False
-    height: int = Field(gt=0, le=16384, description="rows of the result")
-    width: int = Field(gt=0, le=16384, description="columns of the result")
+    takes = "example"
     method: Literal["bilinear", "area", "nearest", "bicubic"] = Field(default="bilinear", description="interpolation")
     antialias: bool = Field(default=False, description="low-pass before shrinking; slower, no moiré")
 
 
-class CenterCrop(Op):
+class CenterCrop(_Sized):
     """Cut the central (height, width) out of the image, padding with zeros where it is smaller."""
 
     name = "center_crop"
-    batchable = False
-    height: int = Field(gt=0, description="rows of the result")
-    width: int = Field(gt=0, description="columns of the result")
+
+
+class Pad(Op):
+    """Add a border on all four sides, as before a random crop."""
+
+    name = "pad"
+    pixels: int = Field(gt=0, le=4096, description="width of the border [pixels]")
+    mode: Literal["zeros", "reflect"] = Field(default="zeros", description="what the border shows")
+
+    def shape(self, before: Shape) -> Shape:
+        """Twice the border more in height and width."""
+        return before if before is None else (before[0] + 2 * self.pixels, before[1] + 2 * self.pixels, before[2])  # type: ignore[operator]
+
+
+class RandomCrop(_Sized):
+    """Cut (height, width) out of the image at a random place; in evaluation, out of its centre."""
+
+    name = "random_crop"
+    random = True
+
+    def in_evaluation(self) -> Op:
+        """The centre crop of the same size."""
+        return CenterCrop(height=self.height, width=self.width)
 
 
 class Flip(Op):
@@ -96,6 +150,14 @@ class Flip(Op):
 
     name = "flip"
     random = True
+
+
+class Rotation(Op):
+    """Turn about the centre by a random angle; what comes from outside is filled by reflection."""
+
+    name = "rotation"
+    random = True
+    degrees: float = Field(default=15.0, gt=0, le=180, description="largest angle, to either side [degrees]")
 
 
 class Brightness(Op):
@@ -106,16 +168,93 @@ class Brightness(Op):
     delta: float = Field(default=0.1, ge=0, le=1, description="largest offset as a share of the full range")
 
 
+class Contrast(Op):
+    """Stretch or squeeze the distance of every pixel from the mean of its channel by a random factor."""
+
+    name = "contrast"
+    random = True
+    delta: float = Field(default=0.2, ge=0, lt=1, description="the factor lies between 1 − delta and 1 + delta")
+
+
+class Cutout(Op):
+    """Blacken a square at a random place; at the edges it is cut off. Source: DeVries and Taylor, 2017."""
+
+    name = "cutout"
+    random = True
+    size: int = Field(default=8, gt=0, le=4096, description="side of the square [pixels]")
+
+
+class Mixup(Op):
+    """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source: Zhang et al., ICLR 2018.
+
+    The share is Beta(alpha, alpha)-distributed by the example's key; the partner follows from the order of the epoch.
+    """
+
+    name = "mixup"
+    takes = "batch"
+    random = True
+    alpha: float = Field(default=0.2, gt=0, le=8, description="1: every share is as likely; towards 0: mostly one of the two")
+    classes: int = Field(default=0, ge=0, description="length of a label; 0: as many as the data has classes")
+
+
+class Cutmix(Op):
+    """Paste a rectangle of the batch's next example into each one, and mix the labels by area. Needs `one_hot`. Source: Yun et al., ICCV 2019."""
+
+    name = "cutmix"
+    takes = "batch"
+    random = True
+    classes: int = Field(default=0, ge=0, description="length of a label; 0: as many as the data has classes")
+
+
 class Rescale(Op):
     """Cast to float32 and multiply, usually from [0, 255] to [0, 1]."""
 
     name = "rescale"
     device = True
-    scale: float = Field(default=1 / 255, description="factor")
+    any_input = True
+    scale: float = Field(default=1 / 255, gt=0, description="factor")
     offset: float = Field(default=0.0, description="added after the multiplication")
 
 
-REGISTRY: Mapping[str, type[Op]] = {op.name: op for op in (Decode, Resize, CenterCrop, Flip, Brightness, Rescale)}
+class Standardize(Op):
+    """Subtract the mean and divide by the standard deviation of each channel or column, taken over the training split only."""
+
+    name = "standardize"
+    device = True
+    any_input = True
+    mean: tuple[float, ...] | None = Field(default=None, description="per channel; absent: measured when the snapshot is written")
+    deviation: tuple[float, ...] | None = Field(default=None, description="per channel; absent: measured when the snapshot is written")
+
+
+class OneHot(Op):
+    """Turn class numbers into vectors of ones and zeros: the label (for `mixup` and `cutmix`)."""
+
+    name = "one_hot"
+    any_input = True
+    on_labels = True
+    classes: int = Field(default=0, ge=0, description="length of the vector; 0: as many as the data has")
+
+
+class Categories(Op):
+    """Turn the categories of a table, numbers behind its numeric columns, into ones and zeros."""
+
+    name = "categories"
+    device = True
+    any_input = True
+    sizes: tuple[int, ...] = Field(default=(), description="how many each column has; empty: as many as the data has")
+
+    def shape(self, before: Shape) -> Shape:
+        """One column per category instead of one per categorical column."""
+        return before if before is None else (*before[:-1], (before[-1] or 0) - len(self.sizes) + sum(self.sizes))
+
+
+REGISTRY: Mapping[str, type[Op]] = {
+    op.name: op
+    for op in (
+        Decode, Resize, CenterCrop, Pad, RandomCrop, Flip, Rotation, Brightness, Contrast, Cutout, Mixup, Cutmix,
+        Rescale, Standardize, OneHot, Categories,
+    )
+}  # fmt: skip
 
 
 def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, list[str]]:

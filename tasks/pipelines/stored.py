@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.data.columns import SnapshotIndex, read_index
+from tasks.data.columns import Column, SnapshotIndex, read_index
 from tasks.data.manifest import read_manifest
 from tasks.data.order import shard_order
 from tasks.data.records import example_key
 from tasks.data.shards import ShardIndex, read_shard_index
 from tasks.files import digest_json
-from tasks.pipelines.ops import Op
+from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize
 from tasks.pipelines.plan import resolve
 
 
@@ -33,13 +33,29 @@ class Stored:
     shards: ShardIndex
     snapshot_folder: Path
     snapshot: SnapshotIndex
+    preprocess: tuple[Op, ...]
     files: Callable[[str], FileList]
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Shape (height, width, channels) of a preprocessed image."""
-        height, width, channels = next(column.shape for column in self.snapshot.columns if column.name == "image")
-        return height, width, channels
+    def column(self, name: str) -> Column:
+        """One column of the snapshot."""
+        return next(column for column in self.snapshot.columns if column.name == name)
+
+    def completed(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+        """Ops with what they take from the data: statistics of the training split, the number of classes, the categories."""
+        return tuple(self._completed(op) for op in ops)
+
+    def _completed(self, op: Op) -> Op:
+        schema = self.shards.schema
+        if isinstance(op, Standardize) and op.mean is None:
+            numeric = len(self.snapshot.statistics.mean) - len(schema.categories)
+            mean = [*self.snapshot.statistics.mean[:numeric], *[0.0] * len(schema.categories)]
+            deviation = [*self.snapshot.statistics.deviation[:numeric], *[1.0] * len(schema.categories)]
+            return op.model_copy(update={"mean": tuple(mean), "deviation": tuple(deviation)})
+        if isinstance(op, OneHot | Mixup | Cutmix) and not op.classes:
+            return op.model_copy(update={"classes": len(self.shards.classes)})
+        if isinstance(op, Categories) and not op.sizes:
+            return op.model_copy(update={"sizes": tuple(len(names) for names in schema.categories)})
+        return op
 
 
 def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]) -> Stored:
@@ -55,6 +71,7 @@ def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Seq
         shards=index,
         snapshot_folder=snapshot,
         snapshot=read_index(snapshot, key=snapshot_key(index, preprocess)),
+        preprocess=tuple(preprocess),
         files=lambda split: list_files(manifest, split),
     )
 

@@ -6,7 +6,19 @@ import numpy as np
 import psutil
 import pytest
 
-from tasks.data.columns import Column, SnapshotIndex, SplitColumns, allocate, column_path, map_column, read_index, verify, write_index, write_rows
+from tasks.data.columns import (
+    Column,
+    SnapshotIndex,
+    SplitColumns,
+    Statistics,
+    allocate,
+    column_path,
+    map_column,
+    read_index,
+    verify,
+    write_index,
+    write_rows,
+)
 from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
 
 COLUMNS = (Column(name="image", dtype="uint8", shape=(3, 2, 1)), Column(name="label", dtype="int64", shape=()))
@@ -20,7 +32,9 @@ def written(tmp_path):
         write_rows(tmp_path, "train", COLUMNS, start=start, values={name: array[start : start + 5] for name, array in VALUES.items()})
         for start in (5, 0)
     )
-    index = SnapshotIndex(key="k", columns=COLUMNS, splits={"train": SplitColumns(count=10, chunks=chunks)})
+    index = SnapshotIndex(
+        key="k", statistics=Statistics(mean=(0.0,), deviation=(1.0,)), columns=COLUMNS, splits={"train": SplitColumns(count=10, chunks=chunks)}
+    )
     write_index(tmp_path, index)
     return tmp_path
 

@@ -7,31 +7,48 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.records import encode_example, example_key
-from tasks.data.tfrecord import frame, read_records, write_records
+from tasks.data.records import encode_example, encode_examples, example_key
+from tasks.data.tfrecord import frame, frame_block, read_records, write_frames
 from tasks.errors import CorruptShard
 
-RECORDS = [encode_example(key=example_key(str(number)), label=number, image=bytes([number]) * (number * 50)) for number in range(6)]
+RECORDS = [encode_example(key=example_key(str(number)), label=number, value=bytes([number]) * (number * 50)) for number in range(6)]
 
 
 @given(key=st.integers(0, 2**63 - 1), label=st.integers(0, 2**40), image=st.binary(max_size=400))
 @settings(max_examples=60, deadline=None)
 def test_tensorflow_parses_what_we_encode_to_the_byte(key, label, image):
-    parsed = tf.train.Example.FromString(encode_example(key=key, label=label, image=image))
+    parsed = tf.train.Example.FromString(encode_example(key=key, label=label, value=image))
     assert parsed.features.feature["key"].int64_list.value[:] == [key]
     assert parsed.features.feature["label"].int64_list.value[:] == [label]
     assert parsed.features.feature["image"].bytes_list.value[:] == [image]
 
 
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
+    count, size, numbers = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 300)), data.draw(st.booleans())
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**31)))
+    keys, values = draw.integers(0, 2**63 - 1, count), draw.standard_normal((count, size)).astype(np.float32)
+    labels = draw.standard_normal(count).astype(np.float32) if numbers else draw.integers(0, 2**30, count)
+    alone = [
+        encode_example(key=key, label=label, value=value.tobytes(), feature="features")
+        for key, label, value in zip(keys.tolist(), labels.tolist(), values, strict=True)
+    ]
+    together = encode_examples(keys=keys, labels=labels, values=values, feature="features")
+    assert [row.tobytes() for row in together] == alone
+    assert frame_block(together).tobytes() == b"".join(map(frame, alone))
+
+
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_other_readers_read_our_files(tmp_path, compression):
     path = tmp_path / "shard.tfrecord"
-    write_records(path, RECORDS, compression=compression)
+    write_frames(path, map(frame, RECORDS), compression=compression)
     kind = {"none": "", "gzip": "GZIP"}[compression]
     assert [record.numpy() for record in tf.data.TFRecordDataset(str(path), compression_type=kind)] == RECORDS
     assert independent_labels(path, compression) == list(range(6))
@@ -50,7 +67,7 @@ def independent_labels(path, compression):
 
 def test_equal_records_give_equal_files(tmp_path):
     for name in ("a", "b"):
-        write_records(tmp_path / name, RECORDS, compression="gzip")
+        write_frames(tmp_path / name, map(frame, RECORDS), compression="gzip")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 

@@ -13,7 +13,7 @@ from tasks.evidence.throughput import measure_input
 
 @dataclass
 class Plan:
-    gathers: bool = False
+    continuous: bool = False
     caches: bool = False
 
 

@@ -9,17 +9,17 @@ import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
-from tasks.pipelines.plan import Batch, Keep, Mix, make_plan, output_shape, without_shuffle
+from tasks.pipelines.ops import CenterCrop, Decode, Flip, Load, Mixup, Rescale, Resize
+from tasks.pipelines.plan import Batch, Keep, Mix, Work, in_order, make_plan, output_shape
 from tasks.settings import PipelineConfig
 
 JPEG = RecordSchema(payload="encoded", shape=None, channels=3)
 RAW = RecordSchema(payload="raw", shape=(28, 28, 1), channels=1)
-OPS = {"preprocess": (Decode(), Resize(height=8, width=8)), "augment": (Flip(),), "finish": (Rescale(),), "batch_size": 32}
+WORK = {"preprocess": (Decode(), Resize(height=8, width=8)), "augment": (Flip(),), "finish": (Rescale(),), "batch_size": 32}
 
 
-def plan_of(schema=JPEG, preprocess=None, **config):
-    return make_plan(PipelineConfig(**config), schema=schema, **{**OPS, **({"preprocess": preprocess} if preprocess else {})})
+def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
+    return make_plan(PipelineConfig(**config), Work(schema=schema, **{**WORK, **({"preprocess": preprocess} if preprocess else {}), **dict(ops)}))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def plan_of(schema=JPEG, preprocess=None, **config):
         ({"vectorize": True}, "read:shards → shuffle[4096] → map:parse+decode+resize → batch[32] → map:flip+rescale"),
         (
             {"read": "snapshot", "shuffle": {"kind": "global"}, "finish": "device", "prefetch": "auto"},
-            "gather:snapshot[global shuffle,32] → map:flip → prefetch[auto] ⇒ device:rescale",
+            "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale",
         ),
         (
             {"interleave": {"cycle_length": 3, "parallel": "cores"}, "shuffle": {"kind": "none"}},
@@ -44,6 +44,21 @@ def plan_of(schema=JPEG, preprocess=None, **config):
 )
 def test_plans_print_what_they_do_in_order(config, expected):
     assert str(plan_of(**config)) == expected
+
+
+def test_mixing_ops_see_batches_without_being_told():
+    plan = plan_of(ops={"augment": (Flip(), Mixup())})
+    assert str(plan) == "read:shards → shuffle[4096] → map:parse+decode+resize+flip → batch[32] → map:mixup+rescale"
+
+
+def test_a_fused_crop_takes_the_place_of_decode_and_crop():
+    plan = plan_of(preprocess=(Decode(), CenterCrop(height=8, width=8)), decode={"crop": "fused"}, shuffle={"kind": "none"})
+    assert str(plan) == "read:shards → map:parse+decode+flip+rescale → batch[32]"
+
+
+def test_classes_are_drawn_as_soon_as_labels_are_known():
+    plan = plan_of(sample={"kind": "balanced"})
+    assert str(plan) == "read:shards → map:parse → sample:balanced → shuffle[4096] → map:decode+resize+flip+rescale → batch[32]"
 
 
 def test_raw_pixels_are_parsed_and_decoded_in_whole_batches():
@@ -59,9 +74,41 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         assert not any(op.random for step in steps[: place[Keep]] for op in getattr(step, "ops", ()))
 
 
-def test_refusals_carry_their_reason():
-    with pytest.raises(ImpossiblePlan, match="every epoch would repeat the first one's draws"):
-        plan_of(cache={"after": "flip"})
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"cache": {"after": "flip"}}, "every epoch would repeat the first one's draws"),
+        ({"cache": {"after": "nothing"}}, "is not one of the preprocess ops"),
+        ({"read": "snapshot", "cache": {}}, "already the stored result"),
+        ({"read": "snapshot", "vectorize": True}, "whole batches"),
+        ({"read": "snapshot", "shuffle": {"kind": "buffer"}}, "permuted as a whole"),
+        ({"read": "snapshot", "shuffle": {"kind": "none"}, "decode": {"scale": 2}}, "decoded already"),
+        ({"shuffle": {"kind": "global"}}, "needs random access"),
+        ({"shuffle": {"kind": "window"}}, "needs random access"),
+        ({"read": "files", "interleave": {}}, "only shards are read by turns"),
+        ({"decode": {"scale": 2, "crop": "fused"}}, "choose one"),
+        ({"sample": {"kind": "weighted"}}, "needs the weight"),
+        ({"sample": {"kind": "balanced", "weights": {"a": 1}}}, "has weights of its own"),
+        ({"read": "snapshot", "shuffle": {"kind": "none"}, "sample": {"kind": "balanced"}}, "use `global`"),
+        ({"place": "device"}, "only a snapshot can live on the device"),
+        ({"read": "snapshot", "shuffle": {"kind": "global"}, "place": "device", "prefetch": 2}, "nothing to prepare ahead"),
+        ({"read": "snapshot", "shuffle": {"kind": "global"}, "service": {}}, "would be sent to every worker"),
+        ({"service": {}, "cache": {}}, "fill the cache in vain"),
+        ({"service": {}, "sample": {"kind": "balanced"}}, "one stream over all examples"),
+    ],
+)
+def test_refusals_carry_their_reason(config, reason):
+    with pytest.raises(ImpossiblePlan, match=reason):
+        plan_of(**config)
+
+
+def test_ops_are_refused_where_they_cannot_work():
+    with pytest.raises(ImpossiblePlan, match="must come before mixup"):
+        plan_of(ops={"augment": (Mixup(), Load())})
+    with pytest.raises(ImpossiblePlan, match="flip cannot run on the device"):
+        plan_of(ops={"finish": (Flip(),)}, finish="device")
+    with pytest.raises(ImpossiblePlan, match="would cut something else"):
+        plan_of(preprocess=(Decode(), CenterCrop(height=8, width=8)), decode={"scale": 2})
     with pytest.raises(ImpossiblePlan, match="images differ in size"):
         output_shape((Decode(),), JPEG)
 
@@ -70,7 +117,8 @@ def test_refusals_carry_their_reason():
     ("field", "value"),
     [
         ("read", "files"), ("interleave", {"cycle_length": 2}), ("map", {"parallel": 3}), ("vectorize", True), ("cache", {"after": "resize"}),
-        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False), ("finish", "device"), ("rewrites", True),
+        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False), ("finish", "device"), ("rewrites", True), ("threads", 3),
+        ("decode", {"scale": 2}), ("sample", {"kind": "balanced"}), ("service", {"workers": 3}),
     ],
 )  # fmt: skip
 def test_every_field_changes_the_plan(field, value):
@@ -78,13 +126,18 @@ def test_every_field_changes_the_plan(field, value):
     assert field in PipelineConfig.model_fields
 
 
+def test_the_place_changes_the_plan():
+    mapped = {"read": "snapshot", "shuffle": {"kind": "global"}}
+    assert plan_of(**mapped, place="device") != plan_of(**mapped)
+
+
 def test_every_field_is_in_the_test_above():
     tested = {case[0] for case in test_every_field_changes_the_plan.pytestmark[0].args[1]}
-    assert tested == set(PipelineConfig.model_fields)
+    assert tested | {"place"} == set(PipelineConfig.model_fields)
 
 
 def test_evaluation_keeps_storage_order():
-    assert "shuffle" not in str(make_plan(without_shuffle(PipelineConfig()), schema=JPEG, **OPS))
+    assert "shuffle" not in str(make_plan(in_order(PipelineConfig()), Work(schema=JPEG, **WORK)))
 
 
 def test_planning_needs_no_tensorflow():

@@ -1,4 +1,4 @@
-"""One file per kind of input. Each finds what is there and says it in one of two forms, `ImageFiles` or `ImageArrays`.
+"""One file per kind of input. Each finds what is there and says it in one of three forms: `ImageFiles`, `Arrays`, `Series`.
 
 Sources only look; `tasks.ingest` examines every example, rejects what is unusable and writes the manifest.
 A new kind of input is a file here and a line in `find`.
@@ -6,21 +6,23 @@ A new kind of input is a file here and a line in `find`.
 
 from __future__ import annotations
 
-from tasks.data.sources import arrays, fashion_mnist, image_folder, image_table
-from tasks.data.sources.forms import ImageArrays, ImageFile, ImageFiles, Rejected
+from tasks.data.sources import arrays, fashion_mnist, image_folder, image_table, table, time_series
+from tasks.data.sources.forms import Arrays, ImageFile, ImageFiles, Rejected, Series
 from tasks.settings import DataSettings
 
-__all__ = ["ImageArrays", "ImageFile", "ImageFiles", "Rejected", "find"]
+__all__ = ["Arrays", "ImageFile", "ImageFiles", "Rejected", "Series", "find"]
 
 _FINDERS = {
     "fashion_mnist": fashion_mnist.find,
     "arrays": arrays.find,
     "image_folder": image_folder.find,
     "image_table": image_table.find,
+    "table": table.find,
+    "time_series": time_series.find,
 }
 
 
-def find(settings: DataSettings) -> ImageFiles | ImageArrays:
+def find(settings: DataSettings) -> ImageFiles | Arrays | Series:
     """Look at the source that `data` describes.
 
     Raises:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.data.sources.forms import ImageArrays
+from tasks.data.records import RecordSchema
+from tasks.data.sources.forms import Arrays
 from tasks.errors import DataNotFound, UnreadableSource, nearest
 from tasks.settings import DataSettings
 
 _CHANNELS = (1, 3)
 
 
-def find(settings: DataSettings) -> ImageArrays:
+def find(settings: DataSettings) -> Arrays:
     """Read `data.features` (examples, height, width[, channels]) uint8 and `data.labels` (examples,) from `data.path`."""
     path = Path(settings.path)
     images = _array(path, settings.features)
@@ -31,12 +32,13 @@ def find(settings: DataSettings) -> ImageArrays:
         raise UnreadableSource(f"{path}: {settings.labels} has dtype {labels.dtype}; classes are integers or strings")
     distinct = np.unique(labels)  # sorted: integers by value, strings by spelling
     names = [_name(value) for value in labels]
-    return ImageArrays(
-        images=images,
+    return Arrays(
+        values=images,
         labels=names,
         ids=[f"{number:08d}" for number in range(len(names))],
         splits=[None] * len(names),
         classes=[_name(value) for value in distinct],
+        schema=RecordSchema(payload="raw", shape=images.shape[1:], channels=images.shape[-1]),
     )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.data.sources.forms import ImageArrays
+from tasks.data.records import RecordSchema
+from tasks.data.sources.forms import Arrays
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
 
@@ -17,7 +18,7 @@ CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 PARTS = {"train": "train", "test": "t10k"}
 
 
-def find(settings: DataSettings) -> ImageArrays:
+def find(settings: DataSettings) -> Arrays:
     """Read the four files below `data.path`."""
     folder = Path(settings.path)
     images, labels, ids, splits = [], [], [], []
@@ -30,7 +31,9 @@ def find(settings: DataSettings) -> ImageArrays:
         labels += [CLASSES[number] for number in classes]
         ids += [f"{split}/{number:05d}" for number in range(len(classes))]
         splits += ["test" if split == "test" else None] * len(classes)
-    return ImageArrays(images=np.concatenate(images), labels=labels, ids=ids, splits=splits, classes=CLASSES)
+    values = np.concatenate(images)
+    schema = RecordSchema(payload="raw", shape=values.shape[1:], channels=1)
+    return Arrays(values=values, labels=labels, ids=ids, splits=splits, classes=CLASSES, schema=schema)
 
 
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:

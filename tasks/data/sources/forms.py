@@ -1,4 +1,4 @@
-"""The two forms in which any source presents its examples."""
+"""The forms in which any source presents its examples: files, arrays, or one long series."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from tasks.data.records import RecordSchema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +40,25 @@ class ImageFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageArrays:
-    """Images that lie in arrays: images (examples, height, width, channels) uint8, labels (examples,) class names.
+class Arrays:
+    """Examples that lie in one array: values (examples, *schema.shape) of schema.dtype.
 
-    `ids` and `splits` have one entry per example; a split of None is dealt by content.
+    `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits` have one entry per
+    example; a split of None is dealt by content.
     """
 
-    images: np.ndarray
-    labels: Sequence[str]
+    values: np.ndarray
+    labels: Sequence[str] | Sequence[float]
     ids: Sequence[str]
     splits: Sequence[str | None]
     classes: Sequence[str]
+    schema: RecordSchema
+    rejected: Sequence[Rejected] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One long multivariate series in the order of time: values (time steps, columns) float32."""
+
+    values: np.ndarray
+    schema: RecordSchema

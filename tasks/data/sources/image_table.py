@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 
 from tasks.data.sources.forms import ImageFile, ImageFiles, Rejected
-from tasks.errors import DataNotFound, UnreadableSource, nearest
+from tasks.data.sources.frames import check_columns, read_frame
 from tasks.settings import DataSettings
 
 SPLITS = frozenset({"train", "validation", "test"})
@@ -17,13 +16,8 @@ SPLITS = frozenset({"train", "validation", "test"})
 def find(settings: DataSettings) -> ImageFiles:
     """Read the table at `data.path`; an optional column `split` holds train, validation or test."""
     path = Path(settings.path)
-    if not path.is_file():
-        raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
-    table = _read(path)
-    for column in (settings.path_column, settings.label_column):
-        if column not in table.columns:
-            known = nearest(column, [str(name) for name in table.columns])
-            raise UnreadableSource(f"{path}: no column {column}; {known} Set data.path_column and data.label_column.")
+    table = read_frame(path, as_text=True)
+    check_columns(table, [settings.path_column, settings.label_column], path=path, keys="data.path_column and data.label_column")
     files, rejected = [], []
     for number, row in enumerate(table.to_dict("records"), start=1):
         name, label, split = row[settings.path_column], row[settings.label_column], row.get("split")
@@ -38,10 +32,3 @@ def find(settings: DataSettings) -> ImageFiles:
         else:
             files.append(ImageFile(id=str(name), path=path.parent / str(name), label=str(label), split=split))
     return ImageFiles(root=path.parent, files=files, rejected=rejected)
-
-
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=str, keep_default_na=True)
-    except (ValueError, OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise UnreadableSource(f"{path} is not a readable {'Parquet' if path.suffix == '.parquet' else 'CSV'} table: {error}") from error

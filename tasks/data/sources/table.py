@@ -1,0 +1,95 @@
+"""Examples as rows of a table: numeric columns as they are, categories as numbers behind them, and one label column.
+
+Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in the test split keeps
+its place. A row with a missing or impossible value is rejected with its reason.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from tasks.data.records import Label, RecordSchema
+from tasks.data.sources.forms import Arrays, Rejected
+from tasks.data.sources.frames import check_columns, numbers, numeric_columns, read_frame
+from tasks.errors import UnreadableSource
+from tasks.settings import DataSettings
+
+SPLITS = frozenset({"train", "validation", "test"})
+
+
+def find(settings: DataSettings) -> Arrays:
+    """Read the table at `data.path`; an optional column `split` holds train, validation or test.
+
+    The label is a class where its column holds text, booleans or whole numbers, else a number to predict.
+    """
+    path = Path(settings.path)
+    frame = read_frame(path)
+    check_columns(frame, [settings.label_column, *settings.numeric, *settings.categorical], path=path, keys="data.label_column, numeric, categorical")
+    label = pd.Series(frame[settings.label_column])
+    apart = [settings.label_column, "split", *settings.categorical]
+    numeric = numeric_columns(frame, settings.numeric, without=apart)
+    texts = [str(name) for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
+    categorical = settings.categorical or [name for name in texts if name not in [*apart, *numeric]]
+    if not numeric and not categorical:
+        raise UnreadableSource(
+            f"{path}: no column is left to learn from beside the label {settings.label_column}; set data.numeric or data.categorical"
+        )
+    kind: Label = "number" if pd.api.types.is_float_dtype(label) and not _whole(label) else "class"
+    vocabularies = [tuple(sorted(frame[name].dropna().astype(str).unique())) for name in categorical]
+    values = np.column_stack(
+        [numbers(frame, numeric), *(_codes(pd.Series(frame[name]), words) for name, words in zip(categorical, vocabularies, strict=True))]
+    )
+    columns = (*numeric, *categorical)
+    reasons = _reasons(values, columns, label)
+    kept = np.asarray([reason is None for reason in reasons], bool)
+    ids = np.asarray([f"{number:08d}" for number in range(len(frame))])
+    labels = label[kept].astype(float).tolist() if kind == "number" else [_class(value) for value in label[kept]]
+    distinct = sorted(set(labels)) if kind == "class" else []
+    splits = frame["split"][kept].tolist() if "split" in frame else [None] * int(kept.sum())
+    return Arrays(
+        values=values[kept].astype(np.float32),
+        labels=labels,
+        ids=ids[kept].tolist(),
+        splits=[split if split in SPLITS else None for split in splits],
+        classes=sorted(distinct, key=_by_value),
+        schema=RecordSchema(
+            payload="raw", shape=(len(columns),), dtype="float32", label=kind, columns=tuple(columns), categories=tuple(vocabularies)
+        ),
+        rejected=[Rejected(id=f"row {number + 1}", reason=reason) for number, reason in enumerate(reasons) if reason is not None],
+    )
+
+
+def _codes(column: pd.Series, vocabulary: tuple[str, ...]) -> np.ndarray:
+    """Places of the categories in their vocabulary; NaN where there is none."""
+    places = {word: place for place, word in enumerate(vocabulary)}
+    return np.asarray([places.get(str(value), np.nan) if not pd.isna(value) else np.nan for value in column], np.float64)
+
+
+def _reasons(values: np.ndarray, columns: tuple[str, ...], label: pd.Series) -> list[str | None]:
+    """Why a row cannot be used, or None."""
+    reasons: list[str | None] = [None] * len(values)
+    for row, column in np.argwhere(~np.isfinite(values))[::-1].tolist():
+        what = "exceeds the range of float32" if np.isinf(values[row, column]) else "is missing or no number"
+        reasons[row] = f"{columns[column]} {what}"
+    for row in np.flatnonzero(label.isna().to_numpy()).tolist():
+        reasons[row] = "label missing"
+    return reasons
+
+
+def _whole(column: pd.Series) -> bool:
+    return bool((column.dropna() % 1 == 0).all())
+
+
+def _class(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) else str(value)
+
+
+def _by_value(name: str) -> tuple[float, str]:
+    """Numbers by value, words by spelling."""
+    try:
+        return float(name), name
+    except ValueError:
+        return float("inf"), name

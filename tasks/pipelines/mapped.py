@@ -1,0 +1,140 @@
+"""Reading the mapped snapshot: a batch is a gather of rows, and which rows is arithmetic.
+
+The columns are tensors over the files' memory mappings, captured by the data set: opening them takes no time and no
+memory, whatever their size, and the cache is the operating system's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.data.columns import map_column
+from tasks.data.order import steps_per_epoch
+from tasks.errors import ImpossiblePlan, nearest
+from tasks.pipelines.kernels import Element
+from tasks.pipelines.plan import Gather
+from tasks.pipelines.samplers import ClassIndex, class_index, drawn_by_class, permuted, permuted_within_windows
+from tasks.pipelines.stored import Stored
+from tasks.settings import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One of `count` hosts that train together, each on its slice of every batch."""
+
+    index: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedSplit:
+    """One split of a snapshot, read as a plan's first step says."""
+
+    stored: Stored
+    split: str
+    gather: Gather
+    seed: int
+    host: Host
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch, over all hosts: rows, or windows of a series."""
+        rows = self.stored.snapshot.splits[self.split].count
+        return self.gather.windows.count(rows) if self.gather.windows else rows
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return steps_per_epoch(self.examples, self.gather.batch_size)
+
+    @cached_property
+    def _classes(self) -> ClassIndex:
+        labels = np.asarray(map_column(self.stored.snapshot_folder, self.split, self.stored.column("label"), self.examples))
+        return class_index(labels, class_weights(self.gather.sample, labels, self.stored.shards.classes, split=self.split))
+
+    def rows(self, steps: tf.Tensor) -> tf.Tensor:
+        """Rows (steps, batch on this host) int64 that `steps` (n,) int64, counted over all epochs, are made of.
+
+        Where the last batch of an epoch is smaller, what is beyond it repeats its last row; `size` says how many count.
+        """
+        epoch, within = steps // self.steps, steps % self.steps
+        first, _ = self._bounds(within)
+        width = -(-self.gather.batch_size // self.host.count)
+        positions = tf.minimum(first[:, None] + tf.range(width, dtype=tf.int64), self.examples - 1)
+        flat, epochs = tf.reshape(positions, (-1,)), tf.repeat(epoch, width)
+        return tf.reshape(self._sampled(flat, epochs), tf.shape(positions))
+
+    def size(self, step: tf.Tensor) -> tf.Tensor:
+        """Examples that this host has of a step, a scalar."""
+        first, last = self._bounds(step % self.steps)
+        return last - first
+
+    def _bounds(self, within: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """First position of this host's slice of a batch, and the one behind its last."""
+        start = within * self.gather.batch_size
+        size = tf.minimum(tf.constant(self.gather.batch_size, tf.int64), self.examples - start)
+        return start + size * self.host.index // self.host.count, start + size * (self.host.index + 1) // self.host.count
+
+    def _sampled(self, positions: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
+        shuffle, count = self.gather.shuffle, self.examples
+        if self.gather.sample.kind != "all":
+            return drawn_by_class(positions, index=self._classes, seed=self.seed, epoch=epochs)
+        if shuffle.kind == "global":
+            return permuted(positions, count=count, seed=self.seed, epoch=epochs)
+        if shuffle.kind == "window":
+            return permuted_within_windows(positions, count=count, window=min(shuffle.size, count), seed=self.seed, epoch=epochs)
+        return positions
+
+    def columns(self, names: tuple[str, ...]) -> dict[str, tf.Tensor]:
+        """Columns as tensors: mapped, or copied to the device where the plan says that the split lives there."""
+        mapped = {name: mapped_tensor(self.stored, self.split, name) for name in names}
+        if self.gather.place == "host":
+            return mapped
+        return {name: tf.identity(tensor) for name, tensor in mapped.items()}
+
+    def fetch(self, columns: Mapping[str, tf.Tensor], rows: tf.Tensor) -> Element:
+        """The examples that stand in `rows` (batch,)."""
+        windows = self.gather.windows
+        if windows is None:
+            return {name: tf.gather(column, rows) for name, column in columns.items()}
+        starts = rows * windows.stride
+        steps = tf.gather(columns["features"], starts[:, None] + tf.range(windows.length + windows.horizon, dtype=tf.int64))
+        element = split_windows(steps, windows.length, windows.targets)
+        return element | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
+
+
+def split_windows(steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> Element:
+    """Cut windows (…, length + horizon, columns) into features (…, length, columns) and label (…, horizon, targets)."""
+    label = steps[..., length:, :]
+    everything = targets == tuple(range(steps.shape[-1]))
+    return {"features": steps[..., :length, :], "label": label if everything else tf.gather(label, targets, axis=-1)}
+
+
+def mapped_tensor(stored: Stored, split: str, name: str) -> tf.Tensor:
+    """A snapshot column as a tensor over its memory mapping: no time, no memory, whatever its size."""
+    array = map_column(stored.snapshot_folder, split, stored.column(name), stored.snapshot.splits[split].count)
+    return tf.experimental.dlpack.from_dlpack(np.asarray(array).__dlpack__())
+
+
+def class_weights(sample: Sample, labels: np.ndarray, classes: tuple[str, ...], *, split: str) -> np.ndarray:
+    """Weight of each class (classes,) float64.
+
+    Raises:
+      ImpossiblePlan: a weight names no class, or a class that is to be drawn has no example.
+    """
+    for name in sample.weights:
+        if name not in classes:
+            raise ImpossiblePlan(f"sample.weights: {name} is not a class; {nearest(name, list(classes))}")
+    weights = np.asarray([sample.weights.get(name, 1.0) for name in classes], np.float64)
+    counts = np.bincount(labels, minlength=len(classes))
+    missing = [name for name, weight, count in zip(classes, weights, counts, strict=True) if weight > 0 and count == 0]
+    if missing:
+        raise ImpossiblePlan(
+            f"sample: the {split} split has no example of {', '.join(missing)}; give such a class the weight 0, or add examples to the data"
+        )
+    return weights

@@ -1,0 +1,132 @@
+"""A tf.data service of one's own: dispatcher and workers as processes that live as long as a block.
+
+    python -m tasks.pipelines.service dispatcher --workers 2       prints its address
+    python -m tasks.pipelines.service worker --dispatcher ADDRESS
+
+On one host the service adds no processor: it pays when workers run on others, which then join by the address. Every
+process ends when its standard input closes, so none outlives a parent that is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.errors import ServiceFailed
+from tasks.progress import say
+
+START_S = 120
+STOP_S = 10
+CHECK_S = 0.5
+HEARTBEAT_MS = 1000
+_ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def local_service(workers: int) -> Iterator[str]:
+    """Start a dispatcher and `workers` workers on this machine, yield the dispatcher's address, and stop them all.
+
+    A worker that dies is started again at the same place, since consumers wait for it there.
+
+    Raises:
+      ServiceFailed: a process did not come up.
+    """
+    dispatcher = _start("dispatcher", "--workers", str(workers))
+    running = [dispatcher]
+    stopping = threading.Event()
+    try:
+        address = _announced(dispatcher)
+        running += [_start("worker", "--dispatcher", address) for _ in range(workers)]
+        places = [_announced(worker) for worker in running[1:]]
+        keeper = threading.Thread(target=_keep_alive, args=(running, address, places, stopping), daemon=True)
+        keeper.start()
+        yield address
+        stopping.set()
+        keeper.join()
+    finally:
+        stopping.set()
+        _stop(running)
+
+
+def _keep_alive(running: list[subprocess.Popen[str]], address: str, places: list[str], stopping: threading.Event) -> None:
+    """Replace workers (all of `running` but the first) that have died, each at its own port."""
+    while not stopping.wait(CHECK_S):
+        for number, place in enumerate(places, start=1):
+            if running[number].poll() is not None:
+                say(f"tf.data service: worker {place} died with code {running[number].returncode}; starting it again")
+                _stop([running[number]])
+                running[number] = _start("worker", "--dispatcher", address, "--port", place.rpartition(":")[2])
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tasks.pipelines.service", *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+
+
+def _stop(processes: list[subprocess.Popen[str]]) -> None:
+    """Close their standard inputs, which ends them, and kill what does not listen."""
+    for process in processes:
+        process.stdin.close() if process.stdin else None
+    for process in processes:
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close() if process.stdout else None
+
+
+def _announced(process: subprocess.Popen[str]) -> str:
+    """The address that a process prints once it is up."""
+    watchdog = threading.Timer(START_S, process.kill)
+    watchdog.start()
+    line = process.stdout.readline().strip() if process.stdout else ""
+    watchdog.cancel()
+    if not line:
+        raise ServiceFailed(f"a process of the tf.data service ended with code {process.wait()} before it was up; see its output above")
+    return line
+
+
+def main() -> None:
+    """Run a dispatcher or a worker until standard input closes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.pipelines.service", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    roles = parser.add_subparsers(dest="role", required=True)
+    dispatcher = roles.add_parser("dispatcher", help="know the workers and deal work to them")
+    dispatcher.add_argument("--workers", type=int, required=True, help="how many workers will join; static sharding needs to know")
+    worker = roles.add_parser("worker", help="prepare batches")
+    worker.add_argument("--dispatcher", required=True, metavar="ADDRESS", help="host:port of the dispatcher, with or without grpc://")
+    for role in (dispatcher, worker):
+        role.add_argument("--port", type=int, default=0, help="0: any free one")
+        role.add_argument("--host", default="localhost", help="name under which others reach this process")
+    options = parser.parse_args()
+
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    if options.role == "dispatcher":
+        places = ["localhost:%port%"] * options.workers
+        server = service.DispatchServer(service.DispatcherConfig(port=options.port, worker_addresses=places))
+        address = server.target
+    else:
+        joined = options.dispatcher.removeprefix("grpc://")
+        config = service.WorkerConfig(
+            dispatcher_address=joined, worker_address=f"{options.host}:%port%", port=options.port, heartbeat_interval_ms=HEARTBEAT_MS
+        )
+        server = service.WorkerServer(config)
+        address = server._address
+    sys.stdout.write(f"{address}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    os._exit(0)  # the server's own shutdown may wait for clients that are gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Reading examples as streams: shards by turns, original files, arrays in memory, windows of a series, draws by class."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.data.columns import map_column
+from tasks.data.tfrecord import Compression
+from tasks.errors import MissingInput
+from tasks.pipelines.kernels import Draw, compute
+from tasks.pipelines.mapped import class_weights, split_windows
+from tasks.pipelines.ops import Parse
+from tasks.pipelines.plan import Read, Windows, resolve
+from tasks.pipelines.stored import Stored
+from tasks.settings import Sample
+
+
+def calls(parallel: str | int) -> int | None:
+    """Translate a `parallel` field into `num_parallel_calls`."""
+    words = {"none": None, "auto": tf.data.AUTOTUNE, "cores": len(os.sched_getaffinity(0))}
+    return words[parallel] if isinstance(parallel, str) else parallel
+
+
+def read(step: Read, stored: Stored, split: str) -> tf.data.Dataset:
+    """The stored examples of a split: serialized records, or features of files or of arrays in memory."""
+    if step.source == "files":
+        return _read_files(stored, split)
+    return _read_arrays(stored, split) if step.source == "arrays" else _read_shards(step, stored, split)
+
+
+def _read_shards(step: Read, stored: Stored, split: str) -> tf.data.Dataset:
+    compression: Compression = "gzip" if step.source == "gzip_shards" else stored.shards.compressions[0]
+    paths = [str(stored.shards_folder / shard.name) for shard in stored.shards.of(split, compression)]
+    if not paths:
+        raise MissingInput(f"{stored.shards_folder} holds no {compression} shards; set shard.compression to both and run `dvc repro shard`")
+    kind = "GZIP" if compression == "gzip" else ""
+    if step.interleave is None:
+        return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")
+    turns = step.interleave
+    return tf.data.Dataset.from_tensor_slices(paths, name="shards").interleave(
+        lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
+        cycle_length=turns.cycle_length,
+        block_length=turns.block_length,
+        num_parallel_calls=calls(turns.parallel),
+        name="interleave",
+    )
+
+
+def _read_files(stored: Stored, split: str) -> tf.data.Dataset:
+    files = stored.files(split)
+    features = {"path": list(files.paths), "label": np.asarray(files.labels, np.int64), "key": np.asarray(files.keys, np.int64)}
+    return tf.data.Dataset.from_tensor_slices(features, name="read")
+
+
+def _read_arrays(stored: Stored, split: str) -> tf.data.Dataset:
+    """All records of the split in memory, as they are stored: values, or encoded images."""
+    schema = stored.shards.schema
+    count = sum(shard.records for shard in stored.shards.of(split))
+    records = _read_shards(Read(source="shards"), stored, split).batch(max(1, count)).get_single_element()
+    draw = Draw(seed=0, epoch=tf.constant(0, tf.int64))
+    element = compute(Parse(feature=schema.feature, label=schema.label), {"record": records}, draw)
+    if schema.payload == "raw":
+        element = compute(resolve(stored.preprocess[:1], schema)[0], element, draw)
+    return tf.data.Dataset.from_tensor_slices(element, name="read")
+
+
+def windows(dataset: tf.data.Dataset, step: Windows) -> tf.data.Dataset:
+    """Slide windows over the time steps of a stream of blocks, as tf.data's own `window` does it."""
+    size = step.length + step.horizon
+
+    def rows(block: dict[str, tf.Tensor]) -> tf.data.Dataset:
+        keys = block["key"] + tf.range(tf.shape(block["features"], tf.int64)[0])
+        return tf.data.Dataset.from_tensor_slices((block["features"], keys))
+
+    def gathered(values: tf.data.Dataset, keys: tf.data.Dataset) -> tf.data.Dataset:
+        return tf.data.Dataset.zip((values.batch(size, drop_remainder=True), keys.batch(size, drop_remainder=True)))
+
+    def cut(values: tf.Tensor, keys: tf.Tensor) -> dict[str, tf.Tensor]:
+        return split_windows(values, step.length, step.targets) | {"key": keys[0]}
+
+    slid = dataset.flat_map(rows, name="rows").window(size, shift=step.stride, drop_remainder=True, name="window")
+    return slid.flat_map(gathered, name="window").map(cut, name="window")
+
+
+def drawn_by_class(dataset: tf.data.Dataset, sample: Sample, stored: Stored, split: str, *, seed: int) -> tf.data.Dataset:
+    """Draw from one stream per class, again and again, as many examples as the split has."""
+    count = stored.shards.examples(split)
+    labels = np.asarray(map_column(stored.snapshot_folder, split, stored.column("label"), stored.snapshot.splits[split].count))
+    weights = class_weights(sample, labels, stored.shards.classes, split=split)
+    drawn = [int(label) for label in np.flatnonzero(weights)]
+    parts = [dataset.filter(lambda element, label=label: element["label"] == label, name="class").repeat() for label in drawn]
+    shares = [float(weights[label] / weights.sum()) for label in drawn]
+    mixed = tf.data.Dataset.sample_from_datasets(parts, shares, seed=seed, stop_on_empty_dataset=True, rerandomize_each_iteration=True)
+    return mixed.take(count, name="sample")

@@ -1,0 +1,73 @@
+"""The tf.data service as real processes: what each mode promises, what a dying worker costs, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+from project import ROOT
+
+from tasks.pipelines.service import local_service
+
+service = tf.data.experimental.service
+pytestmark = pytest.mark.timeout(90)
+
+
+def servers():
+    """Processes of services that this process has started."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "tasks.pipelines.service" in " ".join(child.cmdline())]
+
+
+def numbers(address, policy, *, files=6):
+    """So many sources of 50 numbers each, in batches of 8 from the workers."""
+    sources = tf.data.Dataset.range(files).interleave(lambda file: tf.data.Dataset.range(50).map(lambda number: file * 50 + number), cycle_length=2)
+    return sources.batch(8).apply(service.distribute(processing_mode=policy, service=address, compression=None))
+
+
+def test_what_each_mode_promises():
+    with local_service(2) as address:
+        assert len(servers()) == 3
+        found = {
+            mode: np.concatenate(list(numbers(address, getattr(service.ShardingPolicy, mode)).as_numpy_iterator()))
+            for mode in ("OFF", "DYNAMIC", "FILE_OR_DATA")
+        }
+    assert sorted(found["FILE_OR_DATA"]) == list(range(300)), "static: each exactly once"
+    assert sorted(found["DYNAMIC"]) == list(range(300)), "dynamic: each once while all workers live"
+    assert sorted(found["OFF"]) == sorted([*range(300), *range(300)]), "off: each once per worker"
+    assert servers() == []
+
+
+def test_the_service_ends_with_a_parent_that_is_killed():
+    code = (
+        "import time; from tasks.pipelines.service import local_service as up\nwith up(2) as address:\n  print(address, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline().startswith("grpc://")
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) == 3
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    gone, alive = psutil.wait_procs(children, timeout=15)
+    assert not alive and len(gone) == 3
+
+
+def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training():
+    """It is started again at its place; what it had in hand is made up from a second pass, so the epoch keeps its length."""
+    with local_service(2) as address:
+        steps = 0
+        for batch in numbers(address, service.ShardingPolicy.DYNAMIC, files=400).rebatch(8).repeat().take(2600).as_numpy_iterator():
+            steps += 1
+            assert len(batch) <= 8
+            if steps == 10:
+                next(server for server in servers() if "worker" in server.cmdline()).kill()
+        assert steps == 2600
+        assert len(servers()) == 3
+    assert servers() == []
