@@ -66,8 +66,7 @@ class MappedSplit:
         first, _ = self._bounds(within)
         width = -(-self.gather.batch_size // self.host.count)
         positions = tf.minimum(first[:, None] + tf.range(width, dtype=tf.int64), self.examples - 1)
-        flat, epochs = tf.reshape(positions, (-1,)), tf.repeat(epoch, width)
-        return tf.reshape(self._sampled(flat, epochs), tf.shape(positions))
+        return self._sampled(positions, epoch[:, None])
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
         """Examples that this host has of a step, a scalar."""

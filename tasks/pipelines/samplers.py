@@ -1,7 +1,8 @@
 """Which rows a step reads: samplers as pure functions from positions in an epoch to rows of a split, in TensorFlow.
 
 A position is the place of an example in the order of its epoch, 0 … examples − 1. Every sampler is a pure function of
-(seed, epoch, position): an epoch can be entered anywhere, repeated anywhere, and dealt to any number of hosts.
+(seed, epoch, position): an epoch can be entered anywhere, repeated anywhere, and dealt to any number of hosts. Positions come as
+(steps, batch) int64, epochs as (steps, 1) or anything else that broadcasts.
 """
 
 from __future__ import annotations
@@ -13,54 +14,82 @@ import tensorflow as tf
 
 from tasks.pipelines.kernels import mix64
 
-ROUNDS = 16  # of the index cipher; with TensorFlow's default of 4, small splits show structure
+CIPHER_ROUNDS = 16  # with TensorFlow's default of 4, small splits show structure
+CIPHER_FROM = 1 << 14  # examples; TensorFlow's cipher works on 16 bits at least and walks until it is back in the range
+SWAP_ROUNDS = 24
 CHUNKS_PER_WINDOW = 16
+_GOLDEN, _MIXER = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 
-def permuted(positions: tf.Tensor, *, count: tf.Tensor | int, seed: int, epoch: tf.Tensor, part: tf.Tensor | int = 0) -> tf.Tensor:
-    """Map positions (n,) int64 in [0, count) to their places in the permutation of (seed, epoch, part).
+def permuted(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """Map positions in [0, count) to their places in the permutation of (seed, epoch): a bijection in constant memory."""
+    key = mix64(_key(seed) ^ tf.cast(epoch, tf.uint64))
+    return _cipher(positions, count, key) if count >= CIPHER_FROM else swapped(positions, tf.constant(count, tf.int64), key)
 
-    `count`, `epoch` and `part` may be one for all, or one per position (then each set of equals is permuted by itself). A
-    bijection in constant memory: a block cipher over the range. Source: Simon (Beaulieu et al., 2013) as in TensorFlow's
-    RandomIndexShuffle.
+
+def swapped(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Map positions in [0, count) by a bijection that depends on `key` (uint64); any `count`, even one per position.
+
+    Each round pairs every position with its mirror image about a random point and swaps the two or not, by a hash of the
+    pair. Source: swap-or-not (Hoang, Morris and Rogaway, CRYPTO 2012).
     """
-    # Folded one after the other, not added: (seed 1, epoch 0) and (seed 0, epoch 1) are unlike.
-    mixed = mix64(mix64(tf.constant(seed + 1, tf.uint64)) ^ tf.cast(epoch, tf.uint64))
-    mixed = mix64(mixed ^ tf.cast(part, tf.uint64)) if tf.is_tensor(part) or part else mixed
-    words = tf.stack([mixed, mix64(mixed), mix64(mix64(mixed))], axis=-1)
+    size, place = tf.cast(count, tf.uint64), tf.cast(positions, tf.uint64)
+    for number in range(1, SWAP_ROUNDS + 1):
+        drawn = mix64(key + tf.constant(number * _GOLDEN % 2**64, tf.uint64))
+        pivot = drawn % size
+        mirrored = tf.where(pivot >= place, pivot - place, pivot + size - place)
+        pair = (tf.maximum(place, mirrored) ^ drawn) * tf.constant(_GOLDEN, tf.uint64)
+        pair ^= tf.bitwise.right_shift(pair * tf.constant(_MIXER, tf.uint64), tf.constant(32, tf.uint64))
+        place = tf.where(pair * tf.constant(_MIXER, tf.uint64) >= tf.constant(1 << 63, tf.uint64), mirrored, place)
+    return tf.cast(place, tf.int64)
+
+
+def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
+    """As `swapped`, quicker for many examples. Source: Simon (Beaulieu et al., 2013) as in TensorFlow's RandomIndexShuffle."""
+    flat = tf.reshape(positions, (-1,))
+    words = tf.stack([key, mix64(key), mix64(mix64(key))], axis=-1)
     words = tf.cast(tf.bitwise.right_shift(words, tf.constant(32, tf.uint64)), tf.uint32)
-    return tf.raw_ops.RandomIndexShuffle(index=positions, seed=words, max_index=tf.cast(count, tf.int64) - 1, rounds=ROUNDS)
+    each = tf.reshape(tf.broadcast_to(words, tf.concat([tf.shape(positions), [3]], axis=0)), (-1, 3))
+    places = tf.raw_ops.RandomIndexShuffle(index=flat, seed=each, max_index=tf.constant(count - 1, tf.int64), rounds=CIPHER_ROUNDS)
+    return tf.reshape(places, tf.shape(positions))
+
+
+def _key(seed: int) -> tf.Tensor:
+    """What a seed becomes before the epoch is folded in; not added, so that (seed 1, epoch 0) and (seed 0, epoch 1) are unlike."""
+    return mix64(tf.constant(seed + 1, tf.uint64))
 
 
 def permuted_within_windows(positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """Map positions (n,) to rows so that every stretch of `window` positions reads only a few chunks of neighbouring rows.
+    """Map positions to rows so that every stretch of `window` positions reads only a few chunks of neighbouring rows.
 
     For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random order, and the rows of a
-    window are permuted. A bijection, another one each epoch (`epoch` (n,), one per position).
+    window are permuted. A bijection, another one each epoch.
     """
+    key = mix64(_key(seed) ^ tf.cast(epoch, tf.uint64))
     which = positions // window
     size = tf.minimum(tf.constant(window, tf.int64), count - which * window)
-    place = which * window + permuted(positions - which * window, count=size, seed=seed, epoch=epoch, part=which + 1)
+    place = which * window + swapped(positions - which * window, size, mix64(key ^ tf.cast(which + 1, tf.uint64)))
     chunk = max(1, window // CHUNKS_PER_WINDOW)
     whole = max(1, count // chunk)
     number = place // chunk
     # A last, smaller chunk keeps its place; turning the whole circle by a random amount gives every row a chance to be in it.
-    moved = permuted(tf.minimum(number, whole - 1), count=whole, seed=seed, epoch=epoch) * chunk + place % chunk
+    moved = swapped(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), key) * chunk + place % chunk
     rows = tf.where(number < whole, moved, place)
-    turn = permuted(tf.zeros_like(positions), count=count, seed=seed + 1, epoch=epoch)
-    return (rows + turn) % count
+    return (rows + tf.cast(mix64(key + 1) % tf.constant(count, tf.uint64), tf.int64)) % count
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassIndex:
-    """The rows of a split ordered by class, and how many draws each class gets in an epoch.
+    """Draws by class as tables, so that a draw is a few look-ups.
 
-    rows (examples,) int64; sizes, quotas (classes,) int64, both without the classes that get no draw.
+    kinds (draws,) int32: the class of each of an epoch's draws; rows (…,) int64: for each class its rows over and over, as often as
+    its draws take from any first row on; offsets (classes,) int64: from a draw to its place in `rows`; sizes (classes,) int64.
     """
 
+    kinds: np.ndarray
     rows: np.ndarray
+    offsets: np.ndarray
     sizes: np.ndarray
-    quotas: np.ndarray
 
 
 def class_index(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
@@ -68,27 +97,29 @@ def class_index(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
 
     A class of weight 0 is not drawn; every other must occur in `labels`.
     """
-    order = np.argsort(labels, kind="stable").astype(np.int64)
-    sizes = np.bincount(labels, minlength=len(weights)).astype(np.int64)
-    order = order[weights[labels[order]] > 0]
     exact = len(labels) * weights / weights.sum()
     quotas = np.floor(exact).astype(np.int64)
     quotas[np.argsort(quotas - exact, kind="stable")[: len(labels) - quotas.sum()]] += 1
-    drawn = weights > 0
-    return ClassIndex(rows=order, sizes=sizes[drawn], quotas=quotas[drawn])
+    members = [np.flatnonzero(labels == kind) for kind in range(len(weights))]
+    rows = [np.resize(rows, len(rows) + quota) if quota else rows[:0] for rows, quota in zip(members, quotas.tolist(), strict=True)]
+    lengths = np.asarray([len(part) for part in rows])
+    return ClassIndex(
+        kinds=np.repeat(np.arange(len(weights), dtype=np.int32), quotas),
+        rows=np.concatenate(rows).astype(np.int64),
+        offsets=(np.cumsum(lengths) - lengths) - (np.cumsum(quotas) - quotas),
+        sizes=np.asarray([max(1, len(part)) for part in members], np.int64),
+    )
 
 
 def drawn_by_class(positions: tf.Tensor, *, index: ClassIndex, seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """Map positions (n,) to rows so that each class comes as often as its quota says, mixed over the whole epoch.
+    """Map positions (steps, batch) to rows so that each class comes as often as its quota says, mixed over the whole epoch.
 
-    Within a class every example is drawn once before any is drawn again.
+    Within a class every example is drawn once before any is drawn again; which come once more turns from epoch to epoch.
+    `epoch` is (steps, 1).
     """
-    count = int(index.quotas.sum())
-    place = permuted(positions, count=count, seed=seed, epoch=epoch)
-    ends = tf.constant(np.cumsum(index.quotas))
-    kind = tf.searchsorted(ends, place, side="right")
-    sizes = tf.gather(tf.constant(index.sizes), kind)
-    draw = place - tf.gather(ends - tf.constant(index.quotas), kind)
-    part = tf.cast(kind + 1, tf.int64) * (1 << 32) + draw // sizes
-    within = permuted(draw % sizes, count=sizes, seed=seed, epoch=epoch, part=part)
-    return tf.gather(tf.constant(index.rows), tf.gather(tf.constant(np.cumsum(index.sizes) - index.sizes), kind) + within)
+    place = permuted(positions, count=len(index.kinds), seed=seed, epoch=epoch)
+    classes = tf.range(1, len(index.sizes) + 1, dtype=tf.int64)
+    turns = mix64(mix64(_key(seed) ^ tf.cast(epoch, tf.uint64)) ^ tf.cast(classes, tf.uint64)) % tf.constant(index.sizes.astype(np.uint64))
+    shifts = tf.constant(index.offsets) + tf.cast(turns, tf.int64)
+    kinds = tf.gather(tf.constant(index.kinds), place)
+    return tf.gather(tf.constant(index.rows), place + tf.gather(shifts, kinds, axis=1, batch_dims=1))

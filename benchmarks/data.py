@@ -1,0 +1,92 @@
+"""Data sets for the benchmarks, prepared by the product's own stages: photos, Fashion-MNIST, a long series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ruamel.yaml import YAML
+
+import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+from tasks.data.known import fetch_fashion_mnist
+from tasks.ingest import ingest
+from tasks.params import Params, check
+from tasks.shard import shard
+from tasks.snapshot import snapshot
+from tasks.stage import Layout
+
+ROOT = Path(__file__).parent.parent
+SERIES_SHAPE = (1_000_000, 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A data set with what is done to it; `layout` is where its stages have written."""
+
+    name: str
+    params: Params
+    layout: Layout
+
+
+def presets(kind: str) -> dict[str, Any]:
+    """The configurations of infra/presets/."""
+    return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())["pipelines!"]
+
+
+def photos(source: Path, work: Path) -> Workload:
+    """JPEG class folders → 224×224, batches of 64. Naive reads the original files."""
+    pipelines = presets("images") | {"naive": {"read": "files"}}
+    pipelines["heuristic"] |= {"shuffle": {"kind": "buffer", "size": 1024}}
+    document = {
+        "data": {"source": "image_folder", "path": str(source.resolve()), "split": {"validation": 0.01, "test": 0.0}},
+        "preprocess": ["decode", {"resize": {"height": 224, "width": 224}}],
+        "batch_size": 64,
+        "pipelines": pipelines | floats(pipelines),
+    }
+    return _prepared("photos", document, work)
+
+
+def fashion_mnist(work: Path) -> Workload:
+    """28×28 grey images as records of raw pixels, batches of 256."""
+    source = work / "raw-fashion-mnist"
+    fetch_fashion_mnist(source)
+    pipelines = presets("images")
+    document = {
+        "data": {"source": "fashion_mnist", "path": str(source)},
+        "preprocess": ["decode"],
+        "batch_size": 256,
+        "pipelines": pipelines | floats(pipelines),
+    }
+    return _prepared("fashion_mnist", document, work)
+
+
+def windows(work: Path) -> Workload:
+    """A million steps of eight columns; windows of 24 steps and the step after them, batches of 256."""
+    path = work / "series.npy"
+    if not path.exists():
+        np.save(path, np.random.default_rng(0).standard_normal(SERIES_SHAPE, np.float32))
+    document = {
+        "data": {"source": "time_series", "path": str(path)},
+        "preprocess": ["decode"],
+        "window": {"length": 24},
+        "batch_size": 256,
+        "pipelines": presets("time_series"),
+    }
+    return _prepared("windows", document, work)
+
+
+def floats(pipelines: dict[str, Any]) -> dict[str, Any]:
+    """A few once more, with the cast to float on the host; all others deliver what is stored."""
+    return {f"{name}_float": pipelines[name] for name in ("naive", "vectorized", "snapshot")}
+
+
+def _prepared(name: str, document: dict[str, Any], work: Path) -> Workload:
+    params = check({"shard": {"compression": "both"}, "finish": ["rescale"], **document})
+    layout = Layout(work / name)
+    if not (layout.snapshot / "index.json").exists():
+        manifest = ingest(params.data, layout.manifest)
+        manifest = type(manifest)(**{**vars(manifest), "folder": layout.manifest})
+        snapshot(shard(manifest, layout.shards, settings=params.shard), layout.shards, layout.snapshot, preprocess=params.preprocess)
+    return Workload(name=name, params=params, layout=layout)

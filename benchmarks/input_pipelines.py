@@ -1,0 +1,232 @@
+"""How fast every configuration delivers batches, alone: photos, Fashion-MNIST and windows of a series.
+
+    python -m benchmarks.input_pipelines --photos DIR --json FILE
+
+Every configuration has a process of its own, and all of them take turns: round after round each is drained for a moment, so that
+the machine's drift hits all alike. What counts is the median over the rounds. Starting an iterator is no part of it; the gap
+between epochs is measured apart. Batches are uint8 as they would cross to an accelerator; names with `_float` cast on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import data
+
+ROUNDS = 5
+TURN_S = 1.0
+PLENTY = 100_000  # epochs
+GAP_EPOCHS = 3
+LONGEST_EPOCH_S = 5.0  # of an epoch whose gap is measured: it takes four of them
+
+
+def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
+    """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an epoch lost between epochs."""
+    from tasks.assembly import input_service, open_inputs, work_of
+    from tasks.pipelines.dataset import InputPipeline
+    from tasks.pipelines.plan import make_plan
+
+    params, config = workload.params, workload.params.pipelines[name]
+    stored = open_inputs(params, workload.layout)
+    wanted = work_of(params, stored, "train")
+    wide = name.endswith("_float")
+    if not wide and wanted.windows is None:
+        wanted = type(wanted)(**{**vars(wanted), "finish": ()})
+    with input_service(config) as address:
+        pipeline = InputPipeline(plan=make_plan(config, wanted), stored=stored, split="train", batch_size=params.batch_size, seed=0, address=address)
+        batches = endless(pipeline)
+        warm_up(pipeline, batches)
+        pipe.send((str(pipeline.plan), pipeline.examples))
+        while (order := pipe.recv()) != "end":
+            pipe.send(turn(batches) if order == "turn" else gap(pipeline))
+
+
+def endless(pipeline: Any) -> Iterator[Any]:
+    """Batches without end."""
+    if pipeline.plan.gathers:
+        return iter(pipeline.batches(epochs=PLENTY))
+    return iter(pipeline.dataset().repeat())
+
+
+def warm_up(pipeline: Any, batches: Iterator[Any]) -> None:
+    """A whole epoch where it fills a cache, else a moment."""
+    begun = time.perf_counter()
+    for _ in itertools.islice(batches, pipeline.steps):
+        if not pipeline.plan.caches and time.perf_counter() - begun > TURN_S:
+            break
+
+
+def turn(batches: Iterator[Any]) -> float:
+    """Examples per second over a moment, at least two batches."""
+    count, steps, begun = 0, 0, time.perf_counter()
+    while steps < 2 or time.perf_counter() - begun < TURN_S:
+        count += int(next(batches)[1].shape[0])
+        steps += 1
+    return count / (time.perf_counter() - begun)
+
+
+def gap(pipeline: Any) -> float:
+    """What lies between two epochs as a share of an epoch: old iterator's end, new one's beginning; the median of a few."""
+    shares, dataset, last = [], pipeline.dataset(epochs=GAP_EPOCHS + 1), None
+    batches: Iterator[Any] = iter(())
+    for epoch in range(GAP_EPOCHS + 1):
+        begun = time.perf_counter()
+        if epoch == 0 or not pipeline.plan.continuous:
+            batches = iter(dataset)
+        next(batches)
+        first = time.perf_counter()
+        for _ in range(pipeline.steps - 1):
+            next(batches)
+        ended = time.perf_counter()
+        # One batch's time is work, not gap.
+        usual = (ended - first) / max(1, pipeline.steps - 1)
+        shares += [] if last is None else [max(0.0, first - last - usual) / (ended - begun)]
+        last = ended
+    return statistics.median(shares)
+
+
+def memcpy_rate(shape: tuple[int, ...], batch: int) -> float:
+    """Images per second that one thread copies, a batch at a time, from memory that is in no cache."""
+    source = memcpy_rate.__dict__.setdefault(str(shape), np.random.default_rng(0).integers(0, 256, (24 * batch, *shape), np.uint8))
+    target = np.empty((batch, *shape), np.uint8)
+    begun = time.perf_counter()
+    for start in range(0, len(source), batch):
+        np.copyto(target, source[start : start + batch])
+    return len(source) / (time.perf_counter() - begun)
+
+
+def decode_rate(workload: data.Workload) -> float:
+    """Images per second that one thread decodes and resizes by the ops alone, from bytes in memory, without any pipeline around it."""
+    import tensorflow as tf
+
+    from tasks.assembly import open_inputs
+    from tasks.pipelines.kernels import Draw, compute
+    from tasks.pipelines.plan import resolve
+
+    stored = open_inputs(workload.params, workload.layout)
+    ops = resolve(workload.params.preprocess, stored.shards.schema)
+    encoded = [Path(path).read_bytes() for path in stored.files("train").paths[:300]]
+
+    def run(image: Any) -> Any:
+        element = {"image": image, "key": tf.constant(0, tf.int64), "label": tf.constant(0, tf.int64)}
+        for op in ops:
+            element = compute(op, element, Draw(seed=0, epoch=tf.constant(0, tf.int64)))
+        return tf.cast(element["image"][0, 0, 0], tf.int64)
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    images = tf.data.Dataset.from_tensor_slices(encoded).map(run).with_options(options)
+    drained = tf.function(lambda: images.reduce(tf.constant(0, tf.int64), lambda total, value: total + value))
+    drained()
+    rates = []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        drained()
+        rates.append(len(encoded) / (time.perf_counter() - begun))
+    return statistics.median(rates)
+
+
+def compare(workload: data.Workload, names: list[str], rounds: int) -> tuple[dict[str, dict[str, Any]], list[float]]:
+    """Let the configurations take turns; returns their results and the memcpy rates of the same rounds."""
+    context = multiprocessing.get_context("spawn")
+    pipes, plans, examples, rates, copied = {}, {}, {}, {name: [] for name in names}, []
+    with ExitStack() as stack:
+        for name in names:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=worker, args=(workload, name, theirs))
+            process.start()
+            stack.callback(process.join)
+            stack.callback(ours.send, "end")
+            pipes[name] = ours
+            plans[name], examples[name] = ours.recv()
+            print(f"  {workload.name}: {name} is ready", file=sys.stderr, flush=True)
+        for number in range(rounds):
+            for name, pipe in pipes.items():
+                pipe.send("turn")
+                rates[name].append(pipe.recv())
+            copied.append(memcpy_rate((224, 224, 3), 64))
+            print(f"  {workload.name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        gaps = {}
+        for name, pipe in pipes.items():
+            epoch_s = examples[name] / statistics.median(rates[name])
+            if "resident" not in name and epoch_s < LONGEST_EPOCH_S:
+                pipe.send("gap")
+                gaps[name] = pipe.recv()
+    base = statistics.median(rates["naive"])
+    results = {
+        name: {
+            "examples_per_s": round(statistics.median(values), 1),
+            "ratio": round(statistics.median(values) / base, 3),
+            "spread_pct": round(100 * (max(values) - min(values)) / statistics.median(values), 1),
+            "epoch_gap_pct": round(100 * gaps[name], 2) if name in gaps else None,
+            "plan": plans[name],
+        }
+        for name, values in rates.items()
+    }
+    return results, copied
+
+
+def show(title: str, results: dict[str, dict[str, Any]]) -> None:
+    """Print one table, the fastest first."""
+    print(f"\n{title}\n{'configuration':<24}{'examples/s':>12}{'× naive':>10}{'spread':>9}{'epoch gap':>11}")
+    for name, row in sorted(results.items(), key=lambda item: -item[1]["examples_per_s"]):
+        lost = "" if row["epoch_gap_pct"] is None else f"{row['epoch_gap_pct']:.1f} %"
+        print(f"{name:<24}{row['examples_per_s']:>12,.0f}{row['ratio']:>10.2f}{row['spread_pct']:>8.0f}%{lost:>11}")
+
+
+def main() -> None:
+    """Measure, print the tables, and write them as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.input_pipelines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out and this is said")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="only these configurations, and naive")
+    parser.add_argument("--data", nargs="*", default=["photos", "fashion_mnist", "windows"], choices=["photos", "fashion_mnist", "windows"])
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")
+    options = parser.parse_args()
+    written: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        makers = {
+            "photos": lambda: data.photos(options.photos, work),
+            "fashion_mnist": lambda: data.fashion_mnist(work),
+            "windows": lambda: data.windows(work),
+        }
+        for kind in options.data:
+            if kind == "photos" and options.photos is None:
+                print("photos: left out, since --photos DIR is not given")
+                continue
+            workload = makers[kind]()
+            names = [name for name in workload.params.pipelines if not options.only or name in (*options.only, "naive")]
+            results, copied = compare(workload, names, options.rounds)
+            written[kind] = results
+            show(f"{kind}, batches of {workload.params.batch_size}", results)
+            if kind == "photos":
+                written["memcpy_images_per_s"] = round(statistics.median(copied), 1)
+                written["decode_resize_images_per_s"] = round(decode_rate(workload) * multiprocessing.cpu_count(), 1)
+                print(f"memcpy of the same bytes: {written['memcpy_images_per_s']:,.0f} images/s")
+                print(f"decoding and resizing by the ops alone, one core times all: {written['decode_resize_images_per_s']:,.0f} images/s")
+            if options.json:
+                options.json.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
