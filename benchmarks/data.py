@@ -38,7 +38,6 @@ def presets(kind: str) -> dict[str, Any]:
 def photos(source: Path, work: Path) -> Workload:
     """JPEG class folders → 224×224, batches of 64. Naive reads the original files."""
     pipelines = presets("images") | {"naive": {"read": "files"}}
-    pipelines["heuristic"] |= {"shuffle": {"kind": "buffer", "size": 1024}}
     document = {
         "data": {"source": "image_folder", "path": str(source.resolve()), "split": {"validation": 0.01, "test": 0.0}},
         "preprocess": ["decode", {"resize": {"height": 224, "width": 224}}],

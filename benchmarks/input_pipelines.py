@@ -153,7 +153,8 @@ def compare(workload: data.Workload, names: list[str], rounds: int) -> tuple[dic
             stack.callback(process.join)
             stack.callback(ours.send, "end")
             pipes[name] = ours
-            plans[name], examples[name] = ours.recv()
+        for name, pipe in pipes.items():
+            plans[name], examples[name] = pipe.recv()
             print(f"  {workload.name}: {name} is ready", file=sys.stderr, flush=True)
         for number in range(rounds):
             for name, pipe in pipes.items():

@@ -10,7 +10,8 @@ from typing import Literal
 
 import psutil
 
-from tasks.errors import ImpossiblePlan, InvalidParams
+from tasks.data.shards import damage
+from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.mapped import Host
@@ -73,6 +74,24 @@ def input_shape(params: Params, stored: Stored) -> tuple[int, ...]:
     """Shape of one example as it reaches the model, before the finishing that may happen there."""
     work = work_of(params, stored, "evaluate")
     return output_shape((*work.preprocess, *work.augment), work.schema, work.windows)
+
+
+@contextmanager
+def damage_named(stored: Stored) -> Iterator[None]:
+    """Say which record of which shard is damaged, where TensorFlow's reader stumbled over one.
+
+    Raises:
+      CorruptShard: instead of TensorFlow's own error.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        problems = [problem for shard in stored.shards.shards for problem in damage(stored.shards_folder, shard)]
+        if not problems:
+            raise
+        raise CorruptShard("\n".join([*problems, f"delete {stored.shards_folder} and run `dvc repro shard`"])) from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.assembly import input_pipeline, input_service, open_inputs
+from tasks.assembly import damage_named, input_pipeline, input_service, open_inputs
 from tasks.evidence.equality import difference, digest_examples
 from tasks.evidence.hardware import Sampler, fingerprint
 from tasks.evidence.throughput import measure_input
@@ -87,7 +87,8 @@ def main() -> None:
         training = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
         plain = input_pipeline(params, name, stored, split="train", purpose="compare", address=address)
         about = {"pipeline": name, "config": params.pipelines[name].model_dump(), "data_digest": stored.shards.data_digest}
-        result = build(training, plain, Layout().run(name), measure=params.measure, about=about)
+        with damage_named(stored):
+            result = build(training, plain, Layout().run(name), measure=params.measure, about=about)
         throughput, equality = result["throughput"], result["equality"]
         say(f"build {name}: {result['plan']}")
         say(

@@ -20,7 +20,17 @@ from ruamel.yaml.error import YAMLError
 from tasks.errors import InvalidParams, nearest
 from tasks.pipelines.ops import Op, parse_op
 from tasks.pipelines.refusals import refusals
-from tasks.settings import DataSettings, MeasureSettings, ModelSettings, PipelineConfig, Settings, ShardSettings, TrainSettings, WindowSettings
+from tasks.settings import (
+    DataSettings,
+    MeasureSettings,
+    ModelSettings,
+    PipelineConfig,
+    Settings,
+    ShardSettings,
+    SnapshotSettings,
+    TrainSettings,
+    WindowSettings,
+)
 
 PARAMS_FILE = Path("params.yaml")
 BUILT_IN_MODELS = ("small_cnn", "mlp")
@@ -35,6 +45,7 @@ class Document(Settings):
     shard: ShardSettings = ShardSettings()
     preprocess: list[OpSpec] = Field(default=["decode"], description="deterministic ops, in order; what a snapshot stores and a cache may keep")
     augment: list[OpSpec] = Field(default=[], description="random ops, drawn anew each epoch from (seed, epoch, example)")
+    snapshot: SnapshotSettings = SnapshotSettings()
     window: WindowSettings = WindowSettings()
     finish: list[OpSpec] = Field(default=["rescale"], description="widening ops, last; on the host or on the device as a configuration says")
     batch_size: int = Field(default=256, ge=1, description="examples per train step")
@@ -53,6 +64,7 @@ class Params:
     preprocess: tuple[Op, ...]
     augment: tuple[Op, ...]
     finish: tuple[Op, ...]
+    snapshot: SnapshotSettings
     window: WindowSettings
     batch_size: int
     pipelines: Mapping[str, PipelineConfig]
@@ -128,7 +140,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     preprocess = ops["preprocess"] if "preprocess" in document else _parse_ops(parsed.preprocess, "preprocess", problems)
     finish = ops["finish"] if "finish" in document else _parse_ops(parsed.finish, "finish", problems)
     params = Params(
-        **{key: getattr(parsed, key) for key in ("data", "shard", "window", "batch_size", "pipelines", "model", "train", "measure")},
+        **{key: getattr(parsed, key) for key in ("data", "shard", "snapshot", "window", "batch_size", "pipelines", "model", "train", "measure")},
         preprocess=tuple(preprocess or ()),
         augment=tuple(ops["augment"] or ()),
         finish=tuple(finish or ()),

@@ -6,6 +6,7 @@ initialised weights: the time of a step does not depend on their values.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -134,7 +135,10 @@ def tree(breakdown: Breakdown) -> list[str]:
     rows = [f"{'iterator (step)':<52}{'calls':>8}{'total ms':>11}{'self ms':>10}"]
     for item in breakdown.iterators[:TREE_ROWS]:
         name = f"{'  ' * item.depth}{item.path.rpartition('::')[2]}" + (f" ({item.step})" if "Dataset:" not in item.step else "")
-        rows.append(f"{name[:51]:<52}{item.calls:>8,}{item.total_ms:>11,.2f}{item.self_ms:>10,.2f}" + ("  ← blocks" if item.blocking else ""))
+        chosen = f"  AUTOTUNE: {item.tuned}" if item.tuned is not None else ""
+        rows.append(
+            f"{name[:51]:<52}{item.calls:>8,}{item.total_ms:>11,.2f}{item.self_ms:>10,.2f}" + ("  ← blocks" if item.blocking else "") + chosen
+        )
     return rows
 
 
@@ -169,6 +173,7 @@ def summary(breakdown: Breakdown, diagnosis: Diagnosis, timed: dict[str, Any]) -
         "wait_ms_p95": breakdown.wait_ms_p95,
         "model_examples_per_s": timed["model_examples_per_s"],
         "attainable_examples_per_s": diagnosis.attainable_examples_per_s,
+        "autotuned": {f"{item.path.rpartition('::')[2]} ({item.step})": item.tuned for item in breakdown.iterators if item.tuned is not None},
     }
 
 
@@ -187,7 +192,7 @@ def record(out: Path, name: str, data_set: str, data_digest: str, breakdown: Bre
                 "input/wait_ms_p95": breakdown.wait_ms_p95,
             }
         )
-        recorder.tags({"verdict": diagnosis.verdict})
+        recorder.tags({"verdict": diagnosis.verdict, "autotuned": json.dumps(summary(breakdown, diagnosis, profiled)["autotuned"])})
         recorder.artifact(out / "profile", folder="profile")
 
 

@@ -30,6 +30,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Parallel = Annotated[str | int, _word_or_count("none", "auto", "cores"), _json_word_or_count("none", "auto", "cores")]
 Ahead = Annotated[str | int, _word_or_count("none", "auto"), _json_word_or_count("none", "auto")]
 Threads = Annotated[str | int, _word_or_count("shared"), _json_word_or_count("shared")]
+Mixed = Annotated[str | int, _word_or_count("auto"), _json_word_or_count("auto")]
 _PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
 
 
@@ -83,6 +84,13 @@ class ShardSettings(Settings):
     writers: int = Field(default=2, ge=1, le=256, description="threads that write shards; any number gives the same bytes")
 
 
+class SnapshotSettings(Settings):
+    """What happens when a shard is damaged while the snapshot is written."""
+
+    on_corrupt: Literal["fail", "skip"] = Field(default="fail", description="fail: stop and name it · skip: leave damaged records out, and say so")
+    max_corrupt_fraction: Fraction = Field(default=0.001, description="skip: share of the examples that may be left out before it stops all the same")
+
+
 class WindowSettings(Settings):
     """Windows over a time series: what the model sees and what it is to predict. They never cross from one split into another."""
 
@@ -120,11 +128,14 @@ class Shuffle(Settings):
 
     kind: Literal["none", "buffer", "window", "global"] = Field(
         default="buffer",
-        description="none: order of the shards · buffer: random draw from a reservoir · "
+        description="none: order of the shards · buffer: shards in random order, and random draw from a reservoir · "
         "window (snapshot only): chunks of rows in random order, mixed within a window, for data beyond memory · "
         "global (snapshot only): a true permutation",
     )
-    size: int = Field(default=4096, ge=1, description="buffer, window: examples mixed with each other")
+    size: Mixed = Field(
+        default="auto",
+        description="buffer, window: examples mixed with each other; auto: a twentieth of the split, since filling a buffer delays an epoch",
+    )
 
 
 class Sample(Settings):

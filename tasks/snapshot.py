@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,15 @@ import numpy as np
 
 from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, flush, write_index, write_rows
 from tasks.data.moments import Moments, combined, moments
-from tasks.data.shards import Shard, ShardIndex, read_shard_index
+from tasks.data.shards import Shard, ShardIndex, damage, read_shard_index
+from tasks.data.tfrecord import read_records
 from tasks.errors import CorruptShard
-from tasks.files import read_json, resumable_folder, write_json
+from tasks.files import digest_json, read_json, resumable_folder, write_json
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.plan import output_shape, resolve
 from tasks.pipelines.stored import snapshot_key
 from tasks.progress import in_threads, progress, say
+from tasks.settings import SnapshotSettings
 from tasks.stage import Layout, door
 
 if TYPE_CHECKING:
@@ -52,15 +54,18 @@ class Written:
     moments: Sequence[Moments]
 
 
-def snapshot(shards: ShardIndex, shards_folder: Path, out: Path, *, preprocess: Sequence[Op]) -> SnapshotIndex:
+def snapshot(
+    shards: ShardIndex, shards_folder: Path, out: Path, *, preprocess: Sequence[Op], settings: SnapshotSettings | None = None
+) -> SnapshotIndex:
     """Write the preprocessed examples of all splits into `out`: columns image or features, label and key.
 
     Of a series, the rows are time steps, and there is no label: windows are cut when they are read.
 
     Raises:
       ImpossiblePlan: the images differ in size and no op makes them alike.
-      CorruptShard: a record cannot be read or decoded; names the shard.
+      CorruptShard: a record cannot be read or decoded; names the shard. Where `settings` say `skip`: too many of them.
     """
+    settings = settings or SnapshotSettings()
     schema = shards.schema
     label = () if schema.payload == "series" else (Column(name="label", dtype=schema.label_dtype, shape=()),)
     columns = (
@@ -72,9 +77,11 @@ def snapshot(shards: ShardIndex, shards_folder: Path, out: Path, *, preprocess: 
     ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
     # A compressed set beside the plain one holds the same records.
     chosen = [shard for split in shards.splits for shard in shards.of(split)]
-    with resumable_folder(out, key=key) as folder:
-        for split in shards.splits:
-            allocate(folder, split, columns, shards.examples(split))
+    chosen = chosen if settings.on_corrupt == "fail" else sound(chosen, shards_folder, most=settings.max_corrupt_fraction)
+    counts = {split: sum(shard.examples for shard in chosen if shard.split == split) for split in shards.splits}
+    with resumable_folder(out, key=digest_json({"key": key, "counts": counts})) as folder:
+        for split, count in counts.items():
+            allocate(folder, split, columns, count)
         writing = Writing(folder=folder, shards_folder=shards_folder, columns=columns, ops=ops, series=schema.payload == "series")
         written = in_threads(lambda place: _rows_of(writing, *place), _starts(chosen), workers=os.cpu_count() or 1)
         done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
@@ -85,12 +92,37 @@ def snapshot(shards: ShardIndex, shards_folder: Path, out: Path, *, preprocess: 
             key=key,
             statistics=combined(part for rows in done for part in rows.moments),
             columns=columns,
-            splits={split: SplitColumns(count=shards.examples(split), chunks=tuple(found)) for split, found in chunks.items()},
+            splits={split: SplitColumns(count=counts[split], chunks=tuple(found)) for split, found in chunks.items()},
         )
         for note in folder.glob(".done-*"):
             note.unlink()
         write_index(folder, index)
     return index
+
+
+def sound(shards: Sequence[Shard], folder: Path, *, most: float) -> list[Shard]:
+    """The shards with the number of examples that can be read of each; damaged records are named and will be left out.
+
+    Raises:
+      CorruptShard: more than the share `most` of all examples is lost, or a block of a series, whose steps must not have gaps.
+    """
+    readable = []
+    for shard in shards:
+        problems = damage(folder, shard)
+        for problem in problems:
+            say(f"snapshot: left out, {problem}")
+        count = sum(1 for _ in read_records(folder / shard.name, compression=shard.compression, damaged=[])) if problems else shard.examples
+        if count != shard.examples and shard.records != shard.examples:
+            raise CorruptShard(f"{problems[0]}; a series with a gap is no series: delete {folder} and run `dvc repro shard`")
+        readable.append(replace(shard, examples=count, damaged=bool(problems)))
+    total = sum(shard.examples for shard in shards)
+    lost = total - sum(shard.examples for shard in readable)
+    if lost > most * total:
+        raise CorruptShard(
+            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%}; snapshot.max_corrupt_fraction allows {most:.2%}. "
+            f"Delete {folder} and run `dvc repro shard`"
+        )
+    return readable
 
 
 def _starts(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
@@ -120,7 +152,7 @@ def _write_shard(writing: Writing, shard: Shard, start: int) -> Written:
     rows = max(1, ROWS_BYTES // writing.columns[0].stride)
     chunks, parts, count = [], [], 0
     try:
-        for values in _preprocessed(path, shard.compression, writing, rows):
+        for values in _preprocessed(path, shard, writing, rows):
             chunks.append(write_rows(writing.folder, shard.split, writing.columns, start=start + count, values=values))
             parts += [moments(values[writing.columns[0].name])] if shard.split == STATISTICS_OF else []
             count += chunks[-1].count
@@ -131,7 +163,7 @@ def _write_shard(writing: Writing, shard: Shard, start: int) -> Written:
     return Written(chunks=chunks, moments=parts)
 
 
-def _preprocessed(path: Path, compression: str, writing: Writing, rows: int) -> Iterator[dict[str, np.ndarray]]:
+def _preprocessed(path: Path, shard: Shard, writing: Writing, rows: int) -> Iterator[dict[str, np.ndarray]]:
     """The preprocessed examples of one shard in order, about `rows` at a time."""
     import tensorflow as tf
 
@@ -143,7 +175,11 @@ def _preprocessed(path: Path, compression: str, writing: Writing, rows: int) -> 
             element = compute(op, element, Draw(seed=0, epoch=tf.constant(0, tf.int64)))
         return element
 
-    records = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if compression == "gzip" else "")
+    records: tf.data.Dataset = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if shard.compression == "gzip" else "")
+    if shard.damaged:  # TensorFlow's reader stops at the first damaged record
+        records = tf.data.Dataset.from_generator(
+            lambda: read_records(path, compression=shard.compression, damaged=[]), output_signature=tf.TensorSpec((), tf.string)
+        )
     if writing.series:
         for block in records.map(run).as_numpy_iterator():
             steps = np.arange(len(block["features"]), dtype=np.int64)
@@ -160,7 +196,7 @@ def main() -> None:
         layout = Layout()
         shards = read_shard_index(layout.shards)
         begun = time.perf_counter()
-        index = snapshot(shards, layout.shards, layout.snapshot, preprocess=params.preprocess)
+        index = snapshot(shards, layout.shards, layout.snapshot, preprocess=params.preprocess, settings=params.snapshot)
         seconds = time.perf_counter() - begun
         examples = sum(split.count for split in index.splits.values())
         stride = sum(column.stride for column in index.columns)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.allocator import keep_freed_memory
 from tasks.errors import InvalidParams, nearest, told_plainly
 from tasks.params import PARAMS_FILE, Params, load_params
 
@@ -67,6 +68,7 @@ def pipeline_door(command: Callable[[], None]) -> Iterator[tuple[Params, str]]:
         params = load_params()
         if name not in params.pipelines:
             raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {nearest(name, list(params.pipelines))}"])
+        keep_freed_memory()
         yield params, name
 
 

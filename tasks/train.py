@@ -21,7 +21,7 @@ from mlflow.data.numpy_dataset import from_numpy
 from mlflow.models import ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
 
-from tasks.assembly import input_pipeline, input_service, open_inputs
+from tasks.assembly import damage_named, input_pipeline, input_service, open_inputs
 from tasks.checkpoints import FOLDER, Position, Progress, resumable_run
 from tasks.evidence.hardware import Sampler, Usage, fingerprint, visible_gpus
 from tasks.evidence.tracking import Identity, Recorder
@@ -216,7 +216,7 @@ def main() -> None:
         say(f"train {name}: {feeds.train.plan}; {models.network.count_params():,} weights, {feeds.train.examples:,} examples")
         if visible_gpus()[1]:
             say(f"  {visible_gpus()[1]}")
-        with Recorder(identity, run_id=resumable_run(kept, work)) as recorder:
+        with damage_named(stored), Recorder(identity, run_id=resumable_run(kept, work)) as recorder:
             describe(recorder, params, name, data_digest=stored.shards.data_digest, pipeline=feeds.train)
             trained = train(models, feeds, Progress(feeds.train, kept, work, params.train, recorder), settings=params.train)
             save_model(models.whole, out / "model.keras")

@@ -21,6 +21,7 @@ SMALL = {
         "split": {"validation": 0.2, "test": 0.2, "seed": 0},
     },
     "shard": {"target_size_mib": 1, "min_shards": 2, "compression": "none", "writers": 1},
+    "snapshot": {"on_corrupt": "fail", "max_corrupt_fraction": 0.001},
     "preprocess": ["decode"],
     "augment": ["flip"],
     "finish": ["rescale"],

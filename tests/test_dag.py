@@ -137,6 +137,18 @@ def test_wrong_parameters_stop_before_anything_runs(first):
     write_params(folder, SMALL)
 
 
+def test_verifying_reads_every_byte(first):
+    folder, _ = first
+    assert "are as they were written" in run(folder, "python", "-m", "tasks.verify")
+    column = folder / "data" / "snapshot" / "train" / "image.bin"
+    data = column.read_bytes()
+    column.chmod(0o644)
+    column.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    assert "image.bin: chunk 0" in run(folder, "python", "-m", "tasks.verify", code=2)
+    column.write_bytes(data)
+    run(folder, "python", "-m", "tasks.verify")
+
+
 def test_a_configuration_that_does_not_exist_is_told_plainly(first):
     folder, _ = first
     output = run(folder, "python", "-m", "tasks.build", "--pipeline", "optimised", code=2)

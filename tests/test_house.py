@@ -18,19 +18,20 @@ MOST_ARGUMENTS = 6
 
 # A module may import its own layer's row and every row above it.
 LAYERS = (
-    ("tasks.errors", "tasks.files", "tasks.progress", "tasks.settings", "tasks"),
+    ("tasks.allocator", "tasks.errors", "tasks.files", "tasks.progress", "tasks.settings", "tasks"),
     ("tasks.data",),
     ("tasks.pipelines",),
     ("tasks.models",),
     ("tasks.evidence", "tasks.checkpoints"),
     ("tasks.params",),
     ("tasks.stage", "tasks.assembly", "tasks.modelling"),
-    tuple(f"tasks.{stage}" for stage in STAGES),
+    (*(f"tasks.{stage}" for stage in STAGES), "tasks.verify"),
 )
 FLOWS_MAY_IMPORT = ("flows", "tasks.params", "tasks.errors", "tasks.evidence.tracking")
 # They do not decide what a stage writes: messages, plumbing, and parameters, whose values DVC compares itself.
 NOT_DECISIVE = {
-    "tasks/__init__.py", "tasks/errors.py", "tasks/files.py", "tasks/progress.py", "tasks/settings.py", "tasks/params.py", "tasks/stage.py",
+    "tasks/__init__.py", "tasks/allocator.py",
+    "tasks/errors.py", "tasks/files.py", "tasks/progress.py", "tasks/settings.py", "tasks/params.py", "tasks/stage.py",
     "tasks/evidence/tracking.py",
 }  # fmt: skip
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tasks.data.records import RecordSchema
-from tasks.data.tfrecord import Compression
+from tasks.data.tfrecord import Compression, read_records
 from tasks.errors import CorruptShard, MissingInput
-from tasks.files import digest_json, read_json, write_json
+from tasks.files import digest_file, digest_json, read_json, write_json
 
 INDEX = "index.json"
 
@@ -17,7 +17,7 @@ INDEX = "index.json"
 class Shard:
     """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE2b digest.
 
-    A record of a series holds many time steps, and these are what `examples` counts.
+    A record of a series holds many time steps, and these are what `examples` counts. `damaged`: some records cannot be read.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Shard:
     bytes: int
     digest: str
     compression: Compression
+    damaged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +96,13 @@ def read_shard_index(folder: Path) -> ShardIndex:
             state = "is missing" if found is None else f"has {found} bytes"
             raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; delete {folder} and run `dvc repro shard`")
     return index
+
+
+def damage(folder: Path, shard: Shard) -> list[str]:
+    """What is wrong with the bytes of a shard: damaged records by offset and number, or a content that is not the index's."""
+    path = folder / shard.name
+    if digest_file(path) == shard.digest:
+        return []
+    found: list[str] = []
+    records = sum(1 for _ in read_records(path, compression=shard.compression, damaged=found))
+    return found or [f"{path}: holds {records} sound records, but not those that the index describes"]

@@ -23,6 +23,7 @@ Compression = Literal["none", "gzip"]
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _LARGEST = 1 << 31
+_REMEDY = "delete the file and run `dvc repro shard`"
 
 
 def shard_name(split: str, index: int, count: int, compression: Compression) -> str:
@@ -61,38 +62,48 @@ def write_frames(path: Path, frames: Iterable[bytes | memoryview], *, compressio
             plain.writelines(frames)
 
 
-def read_records(path: Path, *, compression: Compression) -> Iterator[bytes]:
+def read_records(path: Path, *, compression: Compression, damaged: list[str] | None = None) -> Iterator[bytes]:
     """Yield the records of one shard, checking every length and checksum.
 
+    With a list for `damaged`, records that cannot be read are left out and named there; behind a broken length or the end of
+    a stream nothing more can be found in the file.
+
     Raises:
-      CorruptShard: names the file, the offset and the number of the first damaged record.
+      CorruptShard: names the file, the offset and the number of the first damaged record, unless `damaged` takes it.
     """
     opened: BinaryIO
     with gzip.open(path, "rb") if compression == "gzip" else path.open("rb") as opened:  # type: ignore[assignment]
         offset, number = 0, 0
         try:
             while head := opened.read(_HEAD.size):
-                data = _one_record(opened, head, place=f"{path}: record {number} at byte {offset}")
-                yield data
+                data, problem = _one_record(opened, head)
+                if problem and damaged is None:
+                    raise CorruptShard(f"{path}: record {number} at byte {offset}: {problem}; {_REMEDY}")
+                if problem and damaged is not None:
+                    damaged.append(f"{path}: record {number} at byte {offset}: {problem}")
+                if data is None:
+                    return
+                if not problem:
+                    yield data
                 offset += _HEAD.size + len(data) + _CRC.size
                 number += 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise CorruptShard(f"{path}: GZIP stream broken after record {number} ({error}); delete the file and run `dvc repro shard`") from error
+            if damaged is None:
+                raise CorruptShard(f"{path}: GZIP stream broken after record {number} ({error}); {_REMEDY}") from error
+            damaged.append(f"{path}: GZIP stream broken after record {number} ({error})")
 
 
-def _one_record(file: BinaryIO, head: bytes, *, place: str) -> bytes:
-    remedy = "delete the file and run `dvc repro shard`"
+def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
+    """The data of the record that begins with `head`, and what is wrong with it; no data where the file cannot be read on."""
     if len(head) < _HEAD.size:
-        raise CorruptShard(f"{place}: the file ends within a record's header; {remedy}")
+        return None, "the file ends within a record's header"
     length, length_crc = _HEAD.unpack(head)
     if _masked(head[:8]) != length_crc or length > _LARGEST:
-        raise CorruptShard(f"{place}: the checksum of the length does not match; {remedy}")
+        return None, "the checksum of the length does not match"
     data, tail = file.read(length), file.read(_CRC.size)
     if len(data) < length or len(tail) < _CRC.size:
-        raise CorruptShard(f"{place}: the file ends within the record; {remedy}")
-    if _masked(data) != _CRC.unpack(tail)[0]:
-        raise CorruptShard(f"{place}: the checksum of the data does not match; {remedy}")
-    return data
+        return None, "the file ends within the record"
+    return data, "" if _masked(data) == _CRC.unpack(tail)[0] else "the checksum of the data does not match"
 
 
 def _masked(data: bytes) -> int:

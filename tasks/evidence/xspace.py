@@ -21,6 +21,7 @@ from tasks.errors import MissingInput
 HOST = "/host:CPU"
 WAIT = "IteratorGetNextOp::DoCompute"
 STEP = "throughline/step"  # a name of our own: functions and ops may be called train
+TUNED = ("parallelism", "buffer_limit")
 _INSTANCE = re.compile(r"\[\d+\]")
 
 
@@ -33,6 +34,7 @@ class Event:
     thread: int
     start_ms: float
     duration_ms: float
+    tuned: int | None = None  # what AUTOTUNE has set the iterator to: parallel calls, or the length of a buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class IteratorTime:
     total_ms: float
     self_ms: float
     blocking: bool
+    tuned: int | None = None  # parallel calls, or length of a prefetch buffer, where AUTOTUNE chose; the last value in the trace
 
     @property
     def depth(self) -> int:
@@ -102,15 +105,18 @@ def break_down(events: list[Event]) -> Breakdown:
 
 def _events(plane: Any) -> Iterator[Event]:
     names = {key: value.name for key, value in plane.event_metadata.items()}
-    labels = {key for key, value in plane.stat_metadata.items() if value.name == "name"}
+    kinds = {key: value.name for key, value in plane.stat_metadata.items()}
     begin = min((line.timestamp_ns for line in plane.lines), default=0)
     for line in plane.lines:
         offset = (line.timestamp_ns - begin) / 1e6
         for event in line.events:
-            label = next((stat.str_value or plane.stat_metadata[stat.ref_value].name for stat in event.stats if stat.metadata_id in labels), "")
+            stats = {kinds[stat.metadata_id]: stat for stat in event.stats if kinds[stat.metadata_id] in ("name", "autotune", *TUNED)}
+            words = {kind: stat.str_value or kinds.get(stat.ref_value, "") for kind, stat in stats.items()}
+            chosen = [stat.int64_value or stat.uint64_value for kind, stat in stats.items() if kind in TUNED]
             yield Event(
                 name=names[event.metadata_id],
-                label=label,
+                label=words.get("name", ""),
+                tuned=chosen[0] if chosen and words.get("autotune") == "true" else None,
                 thread=line.id,
                 start_ms=offset + event.offset_ps / 1e9,
                 duration_ms=event.duration_ps / 1e9,
@@ -127,6 +133,7 @@ def _iterators(events: Iterable[Event]) -> Iterator[IteratorTime]:
     total: dict[str, float] = defaultdict(float)
     own: dict[str, float] = defaultdict(float)
     steps: dict[str, str] = {}
+    tuned: dict[str, int | None] = {}
     blocking: set[str] = set()
     for spans in by_thread.values():
         for event, parent, waited_for in _nested(spans):
@@ -135,6 +142,7 @@ def _iterators(events: Iterable[Event]) -> Iterator[IteratorTime]:
             total[path] += event.duration_ms
             own[path] += event.duration_ms
             steps[path] = event.label
+            tuned[path] = event.tuned if event.tuned is not None else tuned.get(path)
             if parent:
                 own[_INSTANCE.sub("", parent.name)] -= event.duration_ms
             if waited_for:
@@ -147,6 +155,7 @@ def _iterators(events: Iterable[Event]) -> Iterator[IteratorTime]:
             total_ms=total[path],
             self_ms=max(0.0, own[path]),
             blocking=path in blocking,
+            tuned=tuned[path],
         )
 
 

@@ -21,7 +21,7 @@ from tasks.pipelines import streams
 from tasks.pipelines.kernels import Draw, Element, compute
 from tasks.pipelines.mapped import Host, MappedSplit
 from tasks.pipelines.ops import Op
-from tasks.pipelines.plan import Apply, Batch, Distribute, Gather, Keep, Mix, Plan, Prefetch, Read, Windows
+from tasks.pipelines.plan import Apply, Batch, Distribute, Gather, Keep, Mix, Plan, Prefetch, Read, Windows, mixed_together
 from tasks.pipelines.plan import Draw as DrawByClass
 from tasks.pipelines.stored import Stored
 
@@ -162,7 +162,7 @@ def extend(step: object, dataset: tf.data.Dataset | None, pipeline: InputPipelin
 
 @extend.register
 def _(step: Read, dataset: None, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    return streams.read(step, pipeline.stored, pipeline.split)
+    return streams.read(step, pipeline.stored, pipeline.split, seed=_order_seed(pipeline, extent))
 
 
 @extend.register
@@ -210,8 +210,8 @@ def _(step: Keep, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Ext
 
 @extend.register
 def _(step: Mix, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    seed = pipeline.seed if isinstance(extent.epoch, tf.Variable) else zlib.crc32(f"{pipeline.seed}:{int(extent.epoch)}".encode())
-    return dataset.shuffle(min(step.size, pipeline.examples), seed=seed, reshuffle_each_iteration=True, name="shuffle")
+    seed = _order_seed(pipeline, extent)
+    return dataset.shuffle(mixed_together(step.size, examples=pipeline.examples), seed=seed, reshuffle_each_iteration=True, name="shuffle")
 
 
 @extend.register
@@ -235,6 +235,11 @@ def _(step: Distribute, dataset: tf.data.Dataset, pipeline: InputPipeline, exten
 @extend.register
 def _(step: Prefetch, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
     return dataset.prefetch(tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name="prefetch")
+
+
+def _order_seed(pipeline: InputPipeline, extent: Extent) -> int:
+    """Seed of shuffles: reshuffled at each iteration, or, where every epoch is a graph of its own, made from the epoch."""
+    return pipeline.seed if isinstance(extent.epoch, tf.Variable) else zlib.crc32(f"{pipeline.seed}:{int(extent.epoch)}".encode())
 
 
 def _last_of_all(step: Apply | Windows, plan: Plan) -> bool:

@@ -17,7 +17,7 @@ from tasks.data.columns import map_column
 from tasks.data.order import steps_per_epoch
 from tasks.errors import ImpossiblePlan, nearest
 from tasks.pipelines.kernels import Element
-from tasks.pipelines.plan import Gather
+from tasks.pipelines.plan import Gather, mixed_together
 from tasks.pipelines.samplers import ClassIndex, class_index, drawn_by_class, permuted, permuted_within_windows
 from tasks.pipelines.stored import Stored
 from tasks.settings import Sample
@@ -86,7 +86,7 @@ class MappedSplit:
         if shuffle.kind == "global":
             return permuted(positions, count=count, seed=self.seed, epoch=epochs)
         if shuffle.kind == "window":
-            return permuted_within_windows(positions, count=count, window=min(shuffle.size, count), seed=self.seed, epoch=epochs)
+            return permuted_within_windows(positions, count=count, window=mixed_together(shuffle.size, examples=count), seed=self.seed, epoch=epochs)
         return positions
 
     def columns(self, names: tuple[str, ...]) -> dict[str, tf.Tensor]:

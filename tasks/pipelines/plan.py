@@ -17,6 +17,8 @@ from tasks.pipelines.ops import Decode, DecodeImage, DecodeRaw, Load, Op, Parse,
 from tasks.pipelines.refusals import refusals
 from tasks.settings import Interleave, PipelineConfig, Sample, Service, Shuffle
 
+AUTO_SHARE = 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
@@ -38,15 +40,18 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """Deliver stored examples: file names, records in memory, or serialized records of shards."""
+    """Deliver stored examples: file names, records in memory, or serialized records of shards; `mixed`: shards in another order each epoch."""
 
     source: Literal["files", "arrays", "shards", "gzip_shards"]
     interleave: Interleave | None = None
+    mixed: bool = False
     key: str = "read"
 
     def __str__(self) -> str:
         turns = self.interleave
-        return f"read:{self.source}" + (f"[{turns.cycle_length}×{turns.block_length},{turns.parallel}]" if turns else "")
+        return f"read:{'mixed ' if self.mixed else ''}{self.source}" + (
+            f"[{turns.cycle_length}×{turns.block_length},{turns.parallel}]" if turns else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +114,9 @@ class Keep:
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """Shuffle through a reservoir of `size` elements, anew each epoch."""
+    """Shuffle through a reservoir of `size` elements (auto: a twentieth of the split), anew each epoch."""
 
-    size: int
+    size: str | int
     key: str = "shuffle"
 
     def __str__(self) -> str:
@@ -248,7 +253,9 @@ def make_plan(config: PipelineConfig, work: Work) -> Plan:
             )
         ]
     else:
-        steps = [Read(source=config.read, interleave=config.interleave), *_streamed(config, work, late)]
+        # A series is in the order of time, which its windows need.
+        mixed = config.shuffle.kind == "buffer" and config.read in ("shards", "gzip_shards") and work.windows is None
+        steps = [Read(source=config.read, interleave=config.interleave, mixed=mixed), *_streamed(config, work, late)]
     if config.service:
         steps.append(Distribute(service=config.service, batch_size=work.batch_size))
     if config.prefetch != "none":
@@ -261,6 +268,11 @@ def make_plan(config: PipelineConfig, work: Work) -> Plan:
         threads=config.threads,
         approximate=config.decode.approximate and work.schema.payload == "encoded" and config.read != "snapshot",
     )
+
+
+def mixed_together(size: str | int, *, examples: int) -> int:
+    """How many examples a shuffle mixes with each other."""
+    return max(1, examples // AUTO_SHARE) if isinstance(size, str) else min(size, examples)
 
 
 def in_order(config: PipelineConfig) -> PipelineConfig:

@@ -24,23 +24,27 @@ def calls(parallel: str | int) -> int | None:
     return words[parallel] if isinstance(parallel, str) else parallel
 
 
-def read(step: Read, stored: Stored, split: str) -> tf.data.Dataset:
-    """The stored examples of a split: serialized records, or features of files or of arrays in memory."""
+def read(step: Read, stored: Stored, split: str, *, seed: int) -> tf.data.Dataset:
+    """The stored examples of a split: serialized records, or features of files or of arrays in memory; `seed` is for mixing shards."""
     if step.source == "files":
         return _read_files(stored, split)
-    return _read_arrays(stored, split) if step.source == "arrays" else _read_shards(step, stored, split)
+    return _read_arrays(stored, split) if step.source == "arrays" else _read_shards(step, stored, split, seed=seed)
 
 
-def _read_shards(step: Read, stored: Stored, split: str) -> tf.data.Dataset:
+def _read_shards(step: Read, stored: Stored, split: str, *, seed: int = 0) -> tf.data.Dataset:
     compression: Compression = "gzip" if step.source == "gzip_shards" else stored.shards.compressions[0]
     paths = [str(stored.shards_folder / shard.name) for shard in stored.shards.of(split, compression)]
     if not paths:
         raise MissingInput(f"{stored.shards_folder} holds no {compression} shards; set shard.compression to both and run `dvc repro shard`")
     kind = "GZIP" if compression == "gzip" else ""
-    if step.interleave is None:
+    if step.interleave is None and not step.mixed:
         return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")
+    shards = tf.data.Dataset.from_tensor_slices(paths, name="shards")
+    shards = shards.shuffle(len(paths), seed=seed, reshuffle_each_iteration=True, name="shards") if step.mixed else shards
+    if step.interleave is None:
+        return shards.flat_map(lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"), name="read")
     turns = step.interleave
-    return tf.data.Dataset.from_tensor_slices(paths, name="shards").interleave(
+    return shards.interleave(
         lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
         cycle_length=turns.cycle_length,
         block_length=turns.block_length,

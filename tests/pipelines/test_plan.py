@@ -26,12 +26,12 @@ def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
     ("config", "expected"),
     [
         ({"shuffle": {"kind": "none"}}, "read:shards → map:parse+decode+resize+flip+rescale → batch[32]"),
-        ({"read": "files"}, "read:files → shuffle[4096] → map:load+decode+resize+flip+rescale → batch[32]"),
+        ({"read": "files"}, "read:files → shuffle[auto] → map:load+decode+resize+flip+rescale → batch[32]"),
         (
             {"cache": {"after": "resize"}, "prefetch": 2},
-            "read:shards → map:parse+decode+resize → cache:memory → shuffle[4096] → map:flip+rescale → batch[32] → prefetch[2]",
+            "read:mixed shards → map:parse+decode+resize → cache:memory → shuffle[auto] → map:flip+rescale → batch[32] → prefetch[2]",
         ),
-        ({"vectorize": True}, "read:shards → shuffle[4096] → map:parse+decode+resize → batch[32] → map:flip+rescale"),
+        ({"vectorize": True}, "read:mixed shards → shuffle[auto] → map:parse+decode+resize → batch[32] → map:flip+rescale"),
         (
             {"read": "snapshot", "shuffle": {"kind": "global"}, "finish": "device", "prefetch": "auto"},
             "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale",
@@ -48,7 +48,7 @@ def test_plans_print_what_they_do_in_order(config, expected):
 
 def test_mixing_ops_see_batches_without_being_told():
     plan = plan_of(ops={"augment": (Flip(), Mixup())})
-    assert str(plan) == "read:shards → shuffle[4096] → map:parse+decode+resize+flip → batch[32] → map:mixup+rescale"
+    assert str(plan) == "read:mixed shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] → map:mixup+rescale"
 
 
 def test_a_fused_crop_takes_the_place_of_decode_and_crop():
@@ -58,12 +58,12 @@ def test_a_fused_crop_takes_the_place_of_decode_and_crop():
 
 def test_classes_are_drawn_as_soon_as_labels_are_known():
     plan = plan_of(sample={"kind": "balanced"})
-    assert str(plan) == "read:shards → map:parse → sample:balanced → shuffle[4096] → map:decode+resize+flip+rescale → batch[32]"
+    assert str(plan) == "read:mixed shards → map:parse → sample:balanced → shuffle[auto] → map:decode+resize+flip+rescale → batch[32]"
 
 
 def test_raw_pixels_are_parsed_and_decoded_in_whole_batches():
     plan = plan_of(schema=RAW, preprocess=(Decode(),), vectorize=True)
-    assert str(plan) == "read:shards → shuffle[4096] → batch[32] → map:parse+decode+flip+rescale"
+    assert str(plan) == "read:mixed shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"
 
 
 def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():

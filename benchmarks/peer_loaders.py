@@ -1,0 +1,132 @@
+"""The loaders of other libraries on the same work as our photo benchmark. Runs in an environment of its own, see peers.py.
+
+    python benchmarks/peer_loaders.py NAME --photos DIR --work DIR
+
+Answers every line on standard input with the images per second of one moment. All decode JPEG, resize to 224×224 and stack 64
+uint8 images, shuffled, on all cores. Nothing of ours is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZE, BATCH = 224, 64
+CORES = len(os.sched_getaffinity(0))
+TURN_S = 2.0
+
+
+def with_pil(data: bytes) -> np.ndarray:
+    """Decode and resize as most tutorials do."""
+    import io
+
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+
+
+def with_opencv(data: bytes) -> np.ndarray:
+    """Decode and resize as fast as Python libraries can."""
+    import cv2
+    import simplejpeg
+
+    return cv2.resize(simplejpeg.decode_jpeg(data, colorspace="RGB"), (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
+
+
+def torch_loader(files: list[Path], decode: Callable[[bytes], np.ndarray]) -> Iterator[Any]:
+    """PyTorch's DataLoader with a map-style data set."""
+    from torch.utils.data import DataLoader, Dataset
+
+    class Photos(Dataset):
+        def __len__(self) -> int:
+            return len(files)
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+            return decode(files[index].read_bytes()), 0
+
+    loader = DataLoader(Photos(), BATCH, shuffle=True, num_workers=CORES, persistent_workers=True, prefetch_factor=4)
+    while True:
+        yield from loader
+
+
+def webdataset_loader(files: list[Path], work: Path) -> Iterator[Any]:
+    """WebDataset: tar shards, a shuffle buffer, PyTorch's workers."""
+    import webdataset
+
+    shards = sorted(work.glob("photos-*.tar"))
+    if not shards:
+        mixed = random.Random(0).sample(files, len(files))
+        for number in range(8):
+            with tarfile.open(work / f"photos-{number}.tar", "w") as tar:
+                for place, file in enumerate(mixed[number::8]):
+                    tar.add(file, f"{number:02d}{place:05d}.jpg")
+        shards = sorted(work.glob("photos-*.tar"))
+    stream = webdataset.WebDataset([str(path) for path in shards], shardshuffle=8).shuffle(1000)
+    batches = stream.map(lambda sample: with_opencv(sample["jpg"])).batched(BATCH)
+    loader = webdataset.WebLoader(batches, batch_size=None, num_workers=CORES, persistent_workers=True, prefetch_factor=4)
+    while True:
+        yield from loader
+
+
+def grain_loader(files: list[Path]) -> Iterator[Any]:
+    """Grain's data set in threads."""
+    import grain
+
+    source = grain.MapDataset.source([str(file) for file in files]).shuffle(seed=0).repeat()
+    batches = source.map(lambda name: with_opencv(Path(name).read_bytes())).batch(BATCH)
+    yield from batches.to_iter_dataset(grain.ReadOptions(num_threads=CORES, prefetch_buffer_size=8))
+
+
+def dali_loader(files: list[Path]) -> Iterator[Any]:
+    """NVIDIA DALI on the CPU."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=BATCH, num_threads=CORES, device_id=None)
+    def photos() -> Any:
+        encoded, _ = fn.readers.file(files=[str(file) for file in files], random_shuffle=True, initial_fill=1000)
+        return fn.resize(fn.decoders.image(encoded, device="cpu", output_type=types.RGB), size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
+
+    running = photos()
+    running.build()
+    while True:
+        yield running.run()[0]
+
+
+def main() -> None:
+    """Answer each line with a rate."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=["torch_pil", "torch_opencv", "webdataset", "grain", "dali"])
+    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    options = parser.parse_args()
+    files = sorted(options.photos.rglob("*.jpg"))
+    loaders: dict[str, Callable[[], Iterator[Any]]] = {
+        "torch_pil": lambda: torch_loader(files, with_pil),
+        "torch_opencv": lambda: torch_loader(files, with_opencv),
+        "webdataset": lambda: webdataset_loader(files, options.work),
+        "grain": lambda: grain_loader(files),
+        "dali": lambda: dali_loader(files),
+    }
+    batches = loaders[options.name]()
+    for _ in range(8):
+        next(batches)
+    for _ in sys.stdin:
+        count, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < TURN_S:
+            next(batches)
+            count += BATCH
+        print(count / (time.perf_counter() - begun), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

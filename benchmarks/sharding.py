@@ -1,0 +1,130 @@
+"""How fast examples become TFRecord shards: against a plain TFRecordWriter loop, against the disk, and from 10,000 to 1,000,000 records.
+
+python -m benchmarks.sharding --photos DIR --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+from benchmarks import data
+from tasks.data.manifest import Manifest, read_manifest
+from tasks.ingest import ingest
+from tasks.settings import DataSettings, ShardSettings
+from tasks.shard import shard
+
+ROUNDS = 5
+CURVE = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+SETTINGS = ShardSettings(writers=os.cpu_count() or 2)
+
+
+def ours(manifest: Manifest, folder: Path) -> float:
+    """Seconds that sharding takes, flushed to the disk and digested as always."""
+    begun = time.perf_counter()
+    shard(manifest, folder, settings=SETTINGS)
+    return time.perf_counter() - begun
+
+
+def plain_loop(manifest: Manifest, path: Path) -> float:
+    """Seconds of the loop that tutorials show: one tf.train.Example and one TFRecordWriter.write per record."""
+    import tensorflow as tf
+
+    values = np.load(manifest.folder / "values.npy", mmap_mode="r")
+    begun = time.perf_counter()
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for row, label in zip(manifest.examples["row"], manifest.examples["label"], strict=True):
+            features = {
+                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[values[row].tobytes()])),
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                "key": tf.train.Feature(int64_list=tf.train.Int64List(value=[row])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    return time.perf_counter() - begun
+
+
+def disk_rate(path: Path, size: int) -> float:
+    """Bytes per second of writing a file of `size` bytes in one sequence and flushing it."""
+    block = os.urandom(1 << 20)
+    begun = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(max(1, size >> 20)):
+            file.write(block)
+        os.fsync(file.fileno())
+    seconds = time.perf_counter() - begun
+    path.unlink()
+    return max(1, size >> 20) * (1 << 20) / seconds
+
+
+def curve_point(count: int) -> None:
+    """Ingest and shard `count` records of 28×28 in this process and print seconds and peak memory."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        np.savez(folder / "data.npz", x=np.random.default_rng(0).integers(0, 256, (count, 28, 28), np.uint8), y=np.arange(count) % 10)
+        manifest = ingest(DataSettings(source="arrays", path=str(folder / "data.npz")), folder / "manifest")
+        manifest = type(manifest)(**{**vars(manifest), "folder": folder / "manifest"})
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        seconds = ours(manifest, folder / "shards")
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(
+            json.dumps(
+                {"records": count, "seconds": round(seconds, 3), "records_per_s": round(count / seconds), "more_memory_mb": (after - before) // 1024}
+            )
+        )
+
+
+def main() -> None:
+    """Measure, print, and write JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sharding", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--point", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.point:
+        curve_point(options.point)
+        return
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        small = read_manifest(data.fashion_mnist(work).layout.manifest)
+        times = [(ours(small, work / f"ours-{n}"), plain_loop(small, work / "loop.tfrecord")) for n in range(ROUNDS)]
+        records = len(small.examples)
+        mine, loop = (statistics.median(column) for column in zip(*times, strict=True))
+        results["fashion_mnist"] = {
+            "records_per_s": round(records / mine),
+            "loop_records_per_s": round(records / loop),
+            "ratio": round(loop / mine, 2),
+        }
+        print(f"Fashion-MNIST: {records / mine:,.0f} records/s, a TFRecordWriter loop {records / loop:,.0f}, ratio {loop / mine:.1f}")
+        if options.photos:
+            settings = DataSettings(source="image_folder", path=str(options.photos))
+            large = ingest(settings, work / "manifest")
+            size = int(large.stats["bytes"])
+            pairs = [(ours(large, work / f"photos-{n}"), disk_rate(work / "plain", size)) for n in range(ROUNDS)]
+            rate = size / statistics.median(pair[0] for pair in pairs)
+            disk = statistics.median(pair[1] for pair in pairs)
+            results["photos"] = {"mb_per_s": round(rate / 1e6, 1), "disk_mb_per_s": round(disk / 1e6, 1), "ratio": round(rate / disk, 2)}
+            print(f"photos: {rate / 1e6:,.0f} MB/s, the disk alone {disk / 1e6:,.0f} MB/s, ratio {rate / disk:.2f}")
+    results["curve"] = []
+    for count in CURVE:
+        done = subprocess.run([sys.executable, "-m", "benchmarks.sharding", "--point", str(count)], capture_output=True, text=True, check=True)
+        results["curve"].append(json.loads(done.stdout.strip().splitlines()[-1]))
+        print(results["curve"][-1])
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
