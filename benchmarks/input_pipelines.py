@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import data
+from tasks.allocator import keep_freed_memory
 
 ROUNDS = 5
 TURN_S = 1.0
@@ -40,6 +41,7 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
     from tasks.pipelines.dataset import InputPipeline
     from tasks.pipelines.plan import make_plan
 
+    keep_freed_memory()
     params, config = workload.params, workload.params.pipelines[name]
     stored = open_inputs(params, workload.layout)
     wanted = work_of(params, stored, "train")

@@ -178,7 +178,10 @@ class Plan:
     @property
     def autotunes(self) -> bool:
         """Whether anything is left to tf.data's AUTOTUNE."""
-        return self.rewrites or any("auto" in str(step) for step in self.steps)
+        turns = [step.interleave for step in self.steps if isinstance(step, Read) and step.interleave]
+        set_by = [*turns, *(step for step in self.steps if isinstance(step, Apply | Gather))]
+        ahead = [step.batches for step in self.steps if isinstance(step, Prefetch)]
+        return self.rewrites or "auto" in [*(item.parallel for item in set_by), *ahead]
 
     @property
     def caches(self) -> bool:

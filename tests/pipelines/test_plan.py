@@ -126,6 +126,15 @@ def test_every_field_changes_the_plan(field, value):
     assert field in PipelineConfig.model_fields
 
 
+@pytest.mark.parametrize(
+    ("config", "tuned"),
+    [({}, False), ({"prefetch": 2}, False), ({"prefetch": "auto"}, True), ({"map": {"parallel": "auto"}}, True), ({"rewrites": True}, True)],
+)
+def test_nothing_is_left_to_autotune_unless_a_field_says_so(config, tuned):
+    """Its thread costs up to an epoch's time when an iterator ends: see docs/performance.md."""
+    assert plan_of(**config).autotunes is tuned
+
+
 def test_the_place_changes_the_plan():
     mapped = {"read": "snapshot", "shuffle": {"kind": "global"}}
     assert plan_of(**mapped, place="device") != plan_of(**mapped)
