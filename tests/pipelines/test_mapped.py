@@ -1,0 +1,44 @@
+"""A column far larger than memory is read through tf.data in constant memory."""
+
+from __future__ import annotations
+
+import psutil
+import tensorflow as tf
+
+from tasks.data.columns import Column, SnapshotIndex, SplitColumns, Statistics, allocate, write_index
+from tasks.data.records import RecordSchema
+from tasks.data.shards import Shard, ShardIndex
+from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.ops import Decode
+from tasks.pipelines.plan import Work, make_plan
+from tasks.pipelines.stored import Stored
+from tasks.settings import PipelineConfig
+
+ROWS = 132_848  # of 224×224×3: 20 GB
+
+
+def test_twenty_gigabytes_start_at_once_and_take_no_memory(tmp_path):
+    columns = (
+        Column(name="image", dtype="uint8", shape=(224, 224, 3)),
+        Column(name="label", dtype="int64", shape=()),
+        Column(name="key", dtype="int64", shape=()),
+    )
+    allocate(tmp_path, "train", columns, ROWS)  # sparse: the file system stores no zeros
+    write_index(tmp_path, index := SnapshotIndex(
+        key="k", statistics=Statistics(mean=(0.0,), deviation=(1.0,)), columns=columns, splits={"train": SplitColumns(count=ROWS, chunks=())}
+    ))  # fmt: skip
+    schema = RecordSchema(payload="encoded", shape=None, channels=3)
+    shard = Shard(name="s", split="train", records=ROWS, examples=ROWS, bytes=0, digest="", compression="none")
+    stored = Stored(
+        shards_folder=tmp_path, shards=ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=(shard,)),
+        snapshot_folder=tmp_path, snapshot=index, preprocess=(Decode(),), files=lambda split: None,
+    )  # fmt: skip
+    config = PipelineConfig(read="snapshot", shuffle={"kind": "global"}, prefetch=2, finish="device")
+    plan = make_plan(config, Work(schema=schema, preprocess=(Decode(),), augment=(), finish=(), batch_size=64))
+    pipeline = InputPipeline(plan=plan, stored=stored, split="train", batch_size=64, seed=0)
+    before = psutil.Process().memory_info()
+    batches = list(pipeline.dataset().take(5))
+    grown = psutil.Process().memory_info().rss - before.rss - (psutil.Process().memory_info().shared - before.shared)
+    assert len(batches) == 5 and pipeline.steps == 2076
+    assert int(tf.reduce_sum(tf.cast(batches[0][0], tf.int32))) == 0
+    assert grown < 300e6, "a few batches of 10 MB, and what a first data set brings along"
