@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,6 @@ def _prepared(name: str, document: dict[str, Any], work: Path) -> Workload:
     layout = Layout(work / name)
     if not (layout.snapshot / "index.json").exists():
         manifest = ingest(params.data, layout.manifest)
-        manifest = type(manifest)(**{**vars(manifest), "folder": layout.manifest})
+        manifest = replace(manifest, folder=layout.manifest)
         snapshot(shard(manifest, layout.shards, settings=params.shard), layout.shards, layout.snapshot, preprocess=params.preprocess)
     return Workload(name=name, params=params, layout=layout)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def curve_point(count: int) -> None:
         folder = Path(temporary)
         np.savez(folder / "data.npz", x=np.random.default_rng(0).integers(0, 256, (count, 28, 28), np.uint8), y=np.arange(count) % 10)
         manifest = ingest(DataSettings(source="arrays", path=str(folder / "data.npz")), folder / "manifest")
-        manifest = type(manifest)(**{**vars(manifest), "folder": folder / "manifest"})
+        manifest = replace(manifest, folder=folder / "manifest")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         seconds = ours(manifest, folder / "shards")
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

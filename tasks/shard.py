@@ -108,7 +108,7 @@ def _frames(work: ShardWork) -> Iterable[bytes | memoryview]:
 def _framed_rows(work: ShardWork) -> Iterator[memoryview]:
     """Examples of one size: whole arrays of records, without a Python call for each of their parts."""
     labels = work.rows["label"].to_numpy(work.schema.label_dtype)
-    keys = np.fromiter(map(example_key, work.rows["id"]), np.int64, len(work.rows))
+    keys = np.fromiter(map(example_key, work.rows["id"].tolist()), np.int64, len(work.rows))
     places = work.rows["row"].to_numpy()
     for start in range(0, len(places), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)

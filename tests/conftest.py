@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def arrays(array_settings, tmp_path_factory) -> Path:
 
 def prepared(settings: DataSettings, folder: Path) -> Path:
     manifest = ingest(settings, folder / "manifest")
-    manifest = type(manifest)(**{**vars(manifest), "folder": folder / "manifest"})
+    manifest = replace(manifest, folder=folder / "manifest")
     shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2, compression="both"))
     return folder
 

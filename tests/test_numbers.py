@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ def prepared(folder, params):
     """Run the data stages in `folder`."""
     layout = Layout(folder)
     manifest = ingest(params.data, layout.manifest)
-    manifest = type(manifest)(**{**vars(manifest), "folder": layout.manifest})
+    manifest = replace(manifest, folder=layout.manifest)
     index = shard(manifest, layout.shards, settings=ShardSettings(min_shards=3, compression="both"))
     snapshot(index, layout.shards, layout.snapshot, preprocess=params.preprocess)
     return layout, open_inputs(params, layout)

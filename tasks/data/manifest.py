@@ -7,6 +7,7 @@ had to be converted), and `manifest.json`, written last: its presence means comp
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pandas as pd
 
 from tasks.data.records import RecordSchema
 from tasks.errors import MissingInput
-from tasks.files import digest_json, read_json, write_json
+from tasks.files import digest_bytes, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
 VALUES = "values.npy"
@@ -37,7 +38,7 @@ class Manifest:
     stats: dict[str, Any]
     folder: Path
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of ids, contents, labels and splits: two data sets with the same digest train the same model."""
         return content_digest(self.examples, self.classes)
@@ -45,8 +46,8 @@ class Manifest:
 
 def content_digest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:
     """Digest that identifies a data set by content."""
-    rows = examples[["id", "digest", "label", "split"]].to_csv(index=False)
-    return digest_json({"rows": rows, "classes": classes})
+    columns = ["\n".join(map(str, examples[name].tolist())).encode() for name in ("id", "digest", "label", "split")]
+    return digest_bytes(*columns, "\n".join(classes).encode())
 
 
 def write_manifest(manifest: Manifest) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 
 def split_of(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
@@ -23,12 +26,14 @@ def split_of(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
 
 
 def shard_order(digests: Sequence[str], ids: Sequence[str]) -> list[int]:
-    """Return the indices of the examples in a global shuffle keyed by content: the same data, the same order."""
+    """Return the indices of the examples in a global shuffle keyed by content: the same data, the same order.
 
-    def rank(index: int) -> tuple[bytes, str]:
-        return hashlib.blake2b(f"{digests[index]}:{ids[index]}".encode(), digest_size=16).digest(), ids[index]
-
-    return sorted(range(len(ids)), key=rank)
+    A digest is as good as a random number, so sorting by it is a shuffle; equal contents follow their ids.
+    """
+    if len(set(digests)) < len(digests):
+        return sorted(range(len(ids)), key=lambda index: (digests[index], ids[index]))
+    words = np.frombuffer(bytes.fromhex("".join(digest[:32] for digest in digests)), ">u8").reshape(-1, 2)
+    return np.lexsort((words[:, 1], words[:, 0])).tolist()
 
 
 def shard_bounds(sizes: Sequence[int], *, target_bytes: float, min_shards: int) -> list[tuple[int, int]]:
@@ -36,18 +41,15 @@ def shard_bounds(sizes: Sequence[int], *, target_bytes: float, min_shards: int) 
 
     As many shards as reach `target_bytes` each, at least `min_shards`, never more than there are examples.
     """
-    total = sum(sizes)
-    count = min(max(min_shards, -(-total // max(1, int(target_bytes)))), max(1, len(sizes)))
-    bounds, start, passed = [], 0, 0
-    for index, size in enumerate(sizes):
-        passed += size
-        remaining_shards, remaining = count - len(bounds), len(sizes) - index - 1
-        full = passed * count >= total * (len(bounds) + 1)
-        if remaining_shards > 1 and (full or remaining < remaining_shards):
-            bounds.append((start, index + 1))
-            start = index + 1
-    bounds.append((start, len(sizes)))
-    return [(low, high) for low, high in bounds if high > low]
+    passed = np.cumsum(np.asarray(sizes, np.int64))
+    examples, total = len(sizes), int(passed[-1])
+    count = min(max(min_shards, -(-total // max(1, int(target_bytes)))), examples)
+    numbers = np.arange(1, count)
+    stops = np.searchsorted(passed, total * numbers / count) + 1
+    # Every shard gets an example, whatever the sizes: stops must increase, and leave enough for the shards behind.
+    stops = np.minimum(np.maximum.accumulate(stops - numbers) + numbers, examples - count + numbers)
+    edges = [0, *stops.tolist(), examples]
+    return list(itertools.pairwise(edges))
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
