@@ -10,6 +10,7 @@ between epochs is measured apart. Batches are uint8 as they would cross to an ac
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import multiprocessing
@@ -104,9 +105,15 @@ def gap(pipeline: Any) -> float:
     return statistics.median(shares)
 
 
+@functools.cache
+def images_to_copy(shape: tuple[int, ...]) -> np.ndarray:
+    """Random images (images, height, width, channels) uint8, made once for all rounds."""
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
 def memcpy_rate(shape: tuple[int, ...], batch: int) -> float:
     """Images per second that one thread copies, a batch at a time, from memory that is in no cache."""
-    source = memcpy_rate.__dict__.setdefault(str(shape), np.random.default_rng(0).integers(0, 256, (24 * batch, *shape), np.uint8))
+    source = images_to_copy((24 * batch, *shape))
     target = np.empty((batch, *shape), np.uint8)
     begun = time.perf_counter()
     for start in range(0, len(source), batch):

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import prepared
 from project import ROOT, SMALL, make_project, run
 from ruamel.yaml import YAML
 
 from tasks.assembly import input_pipeline, input_shape, open_inputs
+from tasks.data.shards import read_shard_index
 from tasks.errors import InvalidParams, UnreadableSource
 from tasks.evidence.equality import digest_examples
 from tasks.ingest import ingest
 from tasks.modelling import models_of, target_of
 from tasks.params import check
-from tasks.settings import DataSettings, ShardSettings
-from tasks.shard import shard
+from tasks.settings import DataSettings
 from tasks.snapshot import snapshot
 from tasks.stage import Layout
 
@@ -30,13 +30,11 @@ def presets(kind):
     return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())["pipelines!"]
 
 
-def prepared(folder, params):
-    """Run the data stages in `folder`."""
+def opened(folder, params):
+    """Run the data stages in `folder` and open what they wrote."""
     layout = Layout(folder)
-    manifest = ingest(params.data, layout.manifest)
-    manifest = replace(manifest, folder=layout.manifest)
-    index = shard(manifest, layout.shards, settings=ShardSettings(min_shards=3, compression="both"))
-    snapshot(index, layout.shards, layout.snapshot, preprocess=params.preprocess)
+    prepared(params.data, folder / "data")
+    snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=params.preprocess)
     return layout, open_inputs(params, layout)
 
 
@@ -55,7 +53,7 @@ def series(tmp_path_factory):
     values = np.arange(STEPS, dtype=np.float32)[:, None] + np.asarray([0.0, 0.25, 0.5], np.float32)
     np.save(folder / "series.npy", values)
     params = check(series_document(folder / "series.npy"))
-    return params, *prepared(folder, params)
+    return params, *opened(folder, params)
 
 
 def test_windows_are_the_same_in_every_configuration(series):
@@ -148,7 +146,7 @@ def table_document(folder, **data):
 
 def test_rows_of_a_table_are_the_same_in_every_configuration(table):
     params = check(table_document(table))
-    _, stored = prepared(table, params)
+    _, stored = opened(table, params)
     digests = {
         name: digest_examples(input_pipeline(params, name, stored, split="train", purpose="compare")).digest
         for name in params.pipelines
@@ -176,7 +174,7 @@ def test_rows_with_missing_or_impossible_values_are_listed_with_their_reason(tab
 def test_a_number_to_predict_is_a_regression(table, tmp_path):
     document = table_document(table, label_column="size", numeric=["age"], categorical=["colour"])
     params = check(document)
-    _, stored = prepared(tmp_path, params)
+    _, stored = opened(tmp_path, params)
     assert stored.shards.schema.label == "number"
     assert target_of(params, stored).metric == "mae"
     _, label = next(iter(input_pipeline(params, "naive", stored, split="train", purpose="train").dataset()))
