@@ -41,14 +41,16 @@ class Slow:
 
 def test_the_rate_is_that_of_the_examples():
     result = measure_input(Slow(20), passes=2, max_seconds=5)
-    assert result.input_examples_per_s == pytest.approx(10 / 0.02, rel=0.25)
+    # A sleep is never shorter than asked for, and on a busy machine it is longer: the true rate is a bound from above alone.
+    assert 50 < result.input_examples_per_s <= 10 / 0.02
+    assert result.first_batch_s >= 0.02
     assert result.passes == 2
-    assert 0 < result.epoch_gap_s < 0.2
+    assert result.epoch_gap_s >= 0.02
 
 
 def test_a_cache_is_filled_before_warm_passes_are_timed():
     result = measure_input(Slow(20, Plan(caches=True)), passes=3, max_seconds=0.1)
-    assert result.cold_examples_per_s == pytest.approx(10 / 0.02, rel=0.25)
+    assert result.cold_examples_per_s <= 10 / 0.02
     assert result.input_examples_per_s > 5 * result.cold_examples_per_s
 
 
