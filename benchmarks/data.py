@@ -23,11 +23,16 @@ SERIES_SHAPE = (1_000_000, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A data set with what is done to it; `layout` is where its stages have written."""
+    """A data set with what is done to it, as params.yaml would say it; `layout` is where its stages have written."""
 
     name: str
-    params: Params
+    document: dict[str, Any]
     layout: Layout
+
+    @property
+    def params(self) -> Params:
+        """What the document says, checked."""
+        return check(self.document)
 
 
 def presets(kind: str) -> dict[str, Any]:
@@ -82,10 +87,11 @@ def floats(pipelines: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(name: str, document: dict[str, Any], work: Path) -> Workload:
-    params = check({"shard": {"compression": "both"}, "finish": ["rescale"], **document})
+    document = {"shard": {"compression": "both"}, "finish": ["rescale"], **document}
+    params = check(document)
     layout = Layout(work / name)
     if not (layout.snapshot / "index.json").exists():
         manifest = ingest(params.data, layout.manifest)
         manifest = replace(manifest, folder=layout.manifest)
         snapshot(shard(manifest, layout.shards, settings=params.shard), layout.shards, layout.snapshot, preprocess=params.preprocess)
-    return Workload(name=name, params=params, layout=layout)
+    return Workload(name=name, document=document, layout=layout)

@@ -39,6 +39,7 @@ def build(training: InputPipeline, plain: InputPipeline, out: Path, *, measure: 
         "equality": asdict(equality),
         "usage": asdict(sampler.measured),
         "machine": fingerprint(),
+        "held_out": training.stored.shards.examples("validation"),
     }
     if training.plan.approximate:
         result["difference"] = asdict(difference(plain))
@@ -72,17 +73,14 @@ def describe(pipeline: InputPipeline) -> dict[str, Any]:
         "examples": pipeline.examples,
         "steps_per_epoch": pipeline.steps,
         "batch_size": pipeline.batch_size,
-        "batch_mib": _batch_bytes(value, pipeline.batch_size) / 2**20,
+        "batch_mib": pipeline.batch_bytes / 2**20,
     }
-
-
-def _batch_bytes(value: Any, batch_size: int) -> int:
-    return batch_size * value.dtype.size * (value.shape[1:].num_elements() or 0)
 
 
 def main() -> None:
     """Lay out one configuration, check that it delivers the right examples, measure its input-only throughput."""
-    with pipeline_door(main) as (params, name), input_service(params.pipelines[name]) as address:
+    with pipeline_door(main) as entered, input_service(entered.params.pipelines[entered.name]) as address:
+        params, name = entered.params, entered.name
         stored = open_inputs(params, Layout())
         training = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
         plain = input_pipeline(params, name, stored, split="train", purpose="compare", address=address)

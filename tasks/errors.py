@@ -78,6 +78,10 @@ class StageFailed(UserError):
     """A stage run by a flow ended with a non-zero exit code; its last lines are repeated."""
 
 
+class ConditionMet(UserError):
+    """`--fail-if` asked for an error exit should a measured figure be like this, and it is."""
+
+
 class ServiceFailed(UserError):
     """A dispatcher or worker of the tf.data service did not start."""
 

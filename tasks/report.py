@@ -5,8 +5,8 @@ Writes report/summary.json, report/plots/ and report/index.html, a single file t
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,87 +14,79 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from tasks.errors import MissingInput, UnequalConfigurations
-from tasks.evidence.plots import plot_throughput
+from tasks.evidence.checklist import checklist
+from tasks.evidence.plots import plot_throughput, plot_timelines
+from tasks.evidence.ranking import baseline, best, break_even_epoch, drift_pct, headline, tied, unlike_results
 from tasks.files import read_json, resumable_folder, write_json
 from tasks.progress import say
 from tasks.stage import Layout, door
 
-BASELINE = "naive"
-INPUTS = ("plan.json", "input.json", "train.json", "run.json", "profile/breakdown.json", "profile/diagnosis.json")
+INPUTS = ("plan.json", "input.json", "train.json", "run.json", "profile.json", "profile/breakdown.json", "profile/diagnosis.json")
 
 
 def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
     """Compare the configurations `names` from their result files and write the report into `out`.
 
+    A configuration without results is left out and named, with what is missing of it.
+
     Raises:
-      MissingInput: a configuration has not been built, trained and profiled.
+      MissingInput: no configuration has been built, trained and profiled.
       UnequalConfigurations: two configurations delivered different examples; nothing is compared.
     """
-    results = {name: _results(layout.run(name)) for name in names}
+    missing = {name: lacking for name in names if (lacking := _lacking(layout.run(name)))}
+    results = {name: _results(layout.run(name)) for name in names if name not in missing}
+    if not results:
+        raise MissingInput(
+            "; ".join(f"{layout.run(name)}: {', '.join(lacking)} missing" for name, lacking in missing.items()) + "; run `dvc repro` first"
+        )
     _check_equal(results)
-    rows = _rows(results)
+    rows = _rows(results, setup_s=_snapshot_seconds(layout))
+    top, base = best(rows), baseline(rows)
+    shown = results[top["pipeline"]]
     summary = {
         "headline": headline(rows),
-        "best": best(rows)["pipeline"],
+        "best": top["pipeline"],
         "tied": tied(rows),
         "drift_pct": drift_pct(rows),
-        "baseline": _baseline(rows)["pipeline"],
+        "baseline": base["pipeline"],
         "metric": rows[0]["metric"],
-        "machine": results[names[0]]["input"]["machine"],
+        "warning": unlike_results(rows),
+        "missing": missing,
+        "machine": shown["input"]["machine"],
         "examples_digest": next((r["input"]["equality"]["digest"] for r in results.values() if "difference" not in r["input"]), "none"),
-        "data_digest": results[names[0]]["plan"]["data_digest"],
+        "data_digest": shown["plan"]["data_digest"],
+        "checklist": [asdict(point) for point in checklist(shown["plan"]["config"], top["plan"], read_json(layout.shards / "index.json"), top)],
         "configurations": rows,
     }
     with resumable_folder(out, key="report") as folder:
         (folder / "plots").mkdir(exist_ok=True)
         plot_throughput(rows, folder / "plots")
+        _plot_side_by_side(layout, dict.fromkeys([base["pipeline"], top["pipeline"]]), folder)
         pd.DataFrame(rows).to_csv(folder / "plots" / "throughput.csv", index=False)
         (folder / "index.html").write_text(_page(summary, results, layout, folder))
         write_json(folder / "summary.json", summary)
     return summary
 
 
-def headline(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The result in one sentence."""
-    top, base = best(rows), _baseline(rows)
-    if top is base:
-        return f"{base['pipeline']} is the fastest of {len(rows)} configurations; training is {base['verdict']}."
-    names = tied(rows)
-    subject = top["pipeline"] + " trains" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} (tied) train up to"
-    gain = top["train_examples_per_s"] / base["train_examples_per_s"]
-    rest = "nothing more to gain from input" if top["verdict"] == "compute-bound" else f"{top['stall_pct']:.0f} % of a step is still lost to input"
-    return f"{subject} {gain:.1f}× as fast as {base['pipeline']}; training is {top['verdict']}, {rest}."
+def _plot_side_by_side(layout: Layout, names: Mapping[str, None], folder: Path) -> None:
+    """Timelines over the same length of real time, one below the other."""
+    files = {name: layout.run(name) / "profile" / "timeline.json" for name in names}
+    found = {name: read_json(file)["lanes"] for name, file in files.items() if file.exists()}
+    if found:
+        plot_timelines(found, folder / "plots" / "timelines")
 
 
-def best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The configuration with the highest training throughput."""
-    return max(rows, key=lambda row: row["train_examples_per_s"])
+def _snapshot_seconds(layout: Layout) -> float:
+    """How long the snapshot took to write; 0 where that is not known."""
+    file = layout.snapshot.with_suffix(".json")
+    return read_json(file)["seconds"] if file.exists() else 0.0
 
 
-def drift_pct(rows: Sequence[Mapping[str, Any]]) -> float:
-    """How much the machine's own speed varied during the comparison.
-
-    The model alone does the same work for every configuration, so its spread, (max − min) / median, is drift and nothing else.
-    """
-    rates = [row["model_examples_per_s"] for row in rows]
-    return 100 * (max(rates) - min(rates)) / statistics.median(rates)
-
-
-def tied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The best configuration and those that it does not beat by more than the drift, with the same verdict; in given order."""
-    top = best(rows)
-    least = top["train_examples_per_s"] * (1 - drift_pct(rows) / 100)
-    return [row["pipeline"] for row in rows if row["train_examples_per_s"] >= least and row["verdict"] == top["verdict"]]
-
-
-def _baseline(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    return next((row for row in rows if row["pipeline"] == BASELINE), rows[0])
+def _lacking(folder: Path) -> list[str]:
+    return [name for name in INPUTS if not (folder / name).exists()]
 
 
 def _results(folder: Path) -> dict[str, Any]:
-    missing = [name for name in INPUTS if not (folder / name).exists()]
-    if missing:
-        raise MissingInput(f"{folder}: {', '.join(missing)} missing; run `dvc repro` for this configuration first")
     return {Path(name).stem: read_json(folder / name) for name in INPUTS}
 
 
@@ -109,49 +101,64 @@ def _check_equal(results: Mapping[str, Mapping[str, Any]]) -> None:
         raise UnequalConfigurations(f"the configurations did not deliver the same examples ({groups}); their throughputs cannot be compared")
 
 
-def _rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _rows(results: Mapping[str, Mapping[str, Any]], *, setup_s: float) -> list[dict[str, Any]]:
     """One row per configuration, in the order of params.yaml."""
-    base = next((results[name] for name in results if name == BASELINE), next(iter(results.values())))
-    return [
-        {
-            "pipeline": name,
-            "plan": result["plan"]["plan"],
-            "train_examples_per_s": result["train"]["throughput"]["train_examples_per_s"],
-            "input_examples_per_s": result["input"]["throughput"]["input_examples_per_s"],
-            "model_examples_per_s": result["breakdown"]["model_examples_per_s"],
-            "attainable_examples_per_s": result["diagnosis"]["attainable_examples_per_s"],
-            "speedup_vs_naive": result["train"]["throughput"]["train_examples_per_s"] / base["train"]["throughput"]["train_examples_per_s"],
-            "stall_pct": result["diagnosis"]["stall_pct"],
-            "wait_ms_p50": result["breakdown"]["wait_ms_p50"],
-            "first_batch_s": result["input"]["throughput"]["first_batch_s"],
-            "epoch_gap_s": result["input"]["throughput"]["epoch_gap_s"],
-            "step_ms_p50": result["train"]["step"]["ms_p50"],
-            "step_ms_p95": result["train"]["step"]["ms_p95"],
-            "rss_mb_max": result["train"]["usage"]["rss_mb_max"],
-            "cpu_seconds_per_1k_examples": result["train"]["cpu_seconds_per_1k_examples"],
-            "gpu_utilization_pct_mean": result["train"]["usage"]["gpu_utilization_pct_mean"],
-            "metric": result["train"]["metric"],
-            "val_metric": result["train"]["train"][f"val_{result['train']['metric']}"],
-            "test_metric": result["train"].get("test", {}).get(result["train"]["metric"]),
-            "difference_mean": result["input"].get("difference", {}).get("mean"),
-            "difference_max": result["input"].get("difference", {}).get("max"),
-            "verdict": result["diagnosis"]["verdict"],
-            "cause": result["diagnosis"]["cause"],
-            "fix": result["diagnosis"]["fix"],
-            "mlflow_run_id": result["run"]["mlflow_run_id"],
-        }
-        for name, result in results.items()
-    ]
+    rows = [_row(name, result) for name, result in results.items()]
+    base = baseline(rows)
+    for row in rows:
+        row["speedup_vs_naive"] = row["train_examples_per_s"] / base["train_examples_per_s"]
+        row["break_even_epoch"] = break_even_epoch(row, base, setup_s=setup_s)
+    return rows
+
+
+def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the report says about one configuration."""
+    plan, alone, trained, profiled, diagnosis = (result[key] for key in ("plan", "input", "train", "profile", "diagnosis"))
+    rate = trained["throughput"]["train_examples_per_s"]
+    return {
+        "pipeline": name,
+        "plan": plan["plan"],
+        "examples": plan["examples"],
+        "gathers": plan["config"]["read"] == "snapshot",
+        "caches": plan["config"]["cache"] is not None,
+        "train_examples_per_s": rate,
+        # As far around it as the steady steps of the rounds were around their median.
+        "train_examples_per_s_low": rate * profiled["train_step_ms"] / profiled["train_step_ms_high"],
+        "train_examples_per_s_high": rate * profiled["train_step_ms"] / profiled["train_step_ms_low"],
+        "input_examples_per_s": alone["throughput"]["input_examples_per_s"],
+        "cold_examples_per_s": alone["throughput"]["cold_examples_per_s"],
+        "model_examples_per_s": profiled["model_examples_per_s"],
+        "attainable_examples_per_s": profiled["attainable_examples_per_s"],
+        **{key: profiled[key] for key in ("stall_pct", "stall_pct_low", "stall_pct_high", "wait_ms_p50", "predicted_gain")},
+        "first_batch_s": alone["throughput"]["first_batch_s"],
+        "epoch_gap_s": alone["throughput"]["epoch_gap_s"],
+        "step_ms_p50": trained["step"]["ms_p50"],
+        "step_ms_p95": trained["step"]["ms_p95"],
+        "step_ms_p99": trained["step"]["ms_p99"],
+        "rss_mb_max": trained["usage"]["rss_mb_max"],
+        "disk_read_mb": trained["usage"]["disk_read_mb"],
+        "cpu_seconds_per_1k_examples": trained["cpu_seconds_per_1k_examples"],
+        "gpu_utilization_pct_mean": trained["usage"]["gpu_utilization_pct_mean"],
+        "metric": trained["metric"],
+        "held_out": alone["held_out"],
+        "val_metric": trained["train"][f"val_{trained['metric']}"],
+        "test_metric": trained.get("test", {}).get(trained["metric"]),
+        "difference_mean": alone.get("difference", {}).get("mean"),
+        "difference_max": alone.get("difference", {}).get("max"),
+        "verdict": diagnosis["verdict"],
+        "cause": diagnosis["cause"],
+        "fix": diagnosis["fix"],
+        "mlflow_run_id": result["run"]["mlflow_run_id"],
+    }
 
 
 def _page(summary: Mapping[str, Any], results: Mapping[str, Any], layout: Layout, folder: Path) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "evidence"), autoescape=select_autoescape(), undefined=StrictUndefined, trim_blocks=True
     )
-    timelines = {name: _svg(layout.run(name) / "profile" / "timeline.svg") for name in results}
-    return environment.get_template("report.html").render(
-        summary=summary, chart=_svg(folder / "plots" / "throughput.svg"), timelines=timelines, results=results
-    )
+    pictures = {name: {kind: _svg(layout.run(name) / "profile" / f"{kind}.svg") for kind in ("timeline", "steps")} for name in results}
+    plots = {kind: _svg(folder / "plots" / f"{kind}.svg") for kind in ("throughput", "timelines")}
+    return environment.get_template("report.html").render(summary=summary, plots=plots, pictures=pictures, results=results)
 
 
 def _svg(path: Path) -> str:

@@ -242,5 +242,11 @@ class MeasureSettings(Settings):
 
     max_seconds: float = Field(default=2.0, gt=0, description="bound on each throughput measurement [s]")
     passes: int = Field(default=3, ge=1, le=50, description="epochs drained for the input-only throughput; the median counts")
+    rounds: int = Field(
+        default=9,
+        ge=1,
+        le=50,
+        description="profile: turns of the model alone and of training, one after the other; medians and their spread are compared",
+    )
     trace_after: int = Field(default=10, ge=1, description="steps before the traced window opens, so that start-up stays out")
     trace_steps: int = Field(default=20, ge=1, le=1000, description="steps in the traced window")

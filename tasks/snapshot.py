@@ -202,6 +202,8 @@ def main() -> None:
         stride = sum(column.stride for column in index.columns)
         read = sum(shard.bytes for split in shards.splits for shard in shards.of(split))
         image = index.columns[0]
+        # A file of its own: what follows depends on what was written, not on how long that took.
+        write_json(layout.snapshot.with_suffix(".json"), {"seconds": seconds, "examples_per_s": examples / seconds, "bytes_per_example": stride})
         say(
             f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {'×'.join(map(str, image.shape))}, {stride:,} bytes each, "
             f"{examples * stride / max(1, read):.2f} × the shards, {examples * stride / 1e6 / seconds:,.0f} MB/s"

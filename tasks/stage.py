@@ -50,6 +50,16 @@ class Layout:
         return self.root / "report"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entered:
+    """What a stage of one configuration begins with; `keeps_freed_memory`: whether the allocator agreed to (see `allocator.py`)."""
+
+    params: Params
+    name: str
+    options: argparse.Namespace
+    keeps_freed_memory: bool
+
+
 @contextmanager
 def door(command: Callable[[], None]) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and tell user errors plainly. Imports no TensorFlow."""
@@ -59,17 +69,18 @@ def door(command: Callable[[], None]) -> Iterator[Params]:
 
 
 @contextmanager
-def pipeline_door(command: Callable[[], None]) -> Iterator[tuple[Params, str]]:
-    """As `door`, for a stage that runs once per configuration; yields the parameters and the configuration's name."""
+def pipeline_door(command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None) -> Iterator[Entered]:
+    """As `door`, for a stage that runs once per configuration; `add` declares options of its own."""
     with told_plainly():
         parser = _parser(command)
         parser.add_argument("--pipeline", required=True, metavar="NAME", help="a key of `pipelines:` in params.yaml")
-        name = parser.parse_args().pipeline
-        params = load_params()
+        if add:
+            add(parser)
+        options = parser.parse_args()
+        params, name = load_params(), options.pipeline
         if name not in params.pipelines:
             raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {nearest(name, list(params.pipelines))}"])
-        keep_freed_memory()
-        yield params, name
+        yield Entered(params=params, name=name, options=options, keeps_freed_memory=keep_freed_memory())
 
 
 def _parser(command: Callable[[], None]) -> argparse.ArgumentParser:

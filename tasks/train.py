@@ -206,7 +206,8 @@ def prepare(settings: TrainSettings) -> None:
 
 def main() -> None:
     """Train the model through one configuration's input pipeline."""
-    with pipeline_door(main) as (params, name), input_service(params.pipelines[name]) as address:
+    with pipeline_door(main) as entered, input_service(entered.params.pipelines[entered.name]) as address:
+        params, name = entered.params, entered.name
         prepare(params.train)
         out, stored = Layout().run(name), open_inputs(params, Layout())
         feeds = feeds_of(params, name, stored, address=address)

@@ -1,28 +1,69 @@
-"""The report ranks only what differs by more than the machine's own drift, and compares nothing unlike."""
+"""The report ranks only what differs beyond the noise, compares nothing unlike, and says what is missing."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from tasks.errors import MissingInput, UnequalConfigurations
-from tasks.report import _check_equal, drift_pct, headline, report, tied
+from tasks.evidence.checklist import checklist, failed
+from tasks.evidence.ranking import break_even_epoch, drift_pct, headline, tied, unlike_results
+from tasks.report import _check_equal, report
+from tasks.settings import PipelineConfig
 from tasks.stage import Layout
 
 
-def row(name, train, model, verdict="compute-bound", stall=5.0):
-    return {"pipeline": name, "train_examples_per_s": train, "model_examples_per_s": model, "verdict": verdict, "stall_pct": stall}
+def row(name, train, stall, verdict="compute-bound", *, spread=2.0, model=100.0, **more):
+    return {
+        "pipeline": name, "train_examples_per_s": train, "model_examples_per_s": model, "verdict": verdict, "stall_pct": stall,
+        "stall_pct_low": stall - spread, "stall_pct_high": stall + spread, **more,
+    }  # fmt: skip
 
 
-def test_what_differs_by_less_than_the_drift_is_tied():
-    rows = [row("naive", 50, 100, "input-bound", 50), row("a", 95, 105), row("b", 99, 100), row("c", 80, 101)]
-    assert drift_pct(rows) == pytest.approx(100 * 5 / 100.5)
+def test_configurations_whose_rounds_overlap_are_tied_whatever_their_verdict():
+    rows = [row("naive", 50, 50, "input-bound"), row("a", 95, 8, "slightly input-bound"), row("b", 99, 5), row("c", 80, 15)]
     assert tied(rows) == ["a", "b"]
     assert headline(rows) == "a and b (tied) train up to 2.0× as fast as naive; training is compute-bound, nothing more to gain from input."
 
 
 def test_a_clear_winner_stands_alone():
-    rows = [row("naive", 50, 100, "input-bound", 50), row("best", 99, 101, "slightly input-bound", 12)]
+    rows = [row("naive", 50, 50, "input-bound"), row("best", 99, 12, "slightly input-bound")]
     assert headline(rows) == "best trains 2.0× as fast as naive; training is slightly input-bound, 12 % of a step is still lost to input."
+
+
+def test_where_naive_is_as_good_as_any_it_is_said():
+    rows = [row("naive", 98, 5), row("best", 99, 4)]
+    assert headline(rows) == "No configuration trains faster than naive beyond the noise; training is compute-bound."
+
+
+def test_drift_is_the_spread_of_the_model_alone():
+    assert drift_pct([row("a", 1, 1, model=100.0), row("b", 1, 1, model=105.0), row("c", 1, 1, model=100.0)]) == pytest.approx(5)
+
+
+def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
+    naive = row("naive", 100, 50, examples=1000, gathers=False, caches=False, cold_examples_per_s=100, input_examples_per_s=100)
+    mapped = naive | {"pipeline": "snapshot", "train_examples_per_s": 200, "gathers": True}
+    cached = naive | {"pipeline": "cache", "train_examples_per_s": 200, "caches": True, "cold_examples_per_s": 100, "input_examples_per_s": 1000}
+    assert break_even_epoch(mapped, naive, setup_s=12) == 3, "10 s an epoch without, 5 s with it"
+    assert break_even_epoch(cached, naive, setup_s=12) == 2, "9 s more in the first epoch"
+    assert break_even_epoch(naive, mapped, setup_s=12) is None
+
+
+def test_results_that_differ_by_more_than_chance_are_warned_of():
+    scores = [row(name, 1, 1, metric="accuracy", val_metric=score, held_out=5000) for name, score in (("a", 0.9), ("b", 0.905), ("c", 0.9))]
+    assert unlike_results(scores) is None
+    warning = unlike_results([*scores, row("broken", 1, 1, metric="accuracy", val_metric=0.7, held_out=5000)])
+    assert "broken 0.7000" in warning
+
+
+def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
+    shards = {"schema": {"payload": "raw"}, "shards": [{"split": "train", "bytes": 1 << 20, "compression": "none"}] * 8}
+    stall = {"stall_pct": 5.0, "stall_pct_low": 3.0, "stall_pct_high": 8.0}
+    best = {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}
+    assert failed(checklist(PipelineConfig.model_validate(best).model_dump(), "gather", shards, stall)) == []
+    naive = checklist(PipelineConfig.model_validate({"read": "shards"}).model_dump(), "read:mixed shards", shards, stall | {"stall_pct": 60.0})
+    assert len(failed(naive)) == 5
 
 
 def test_unlike_work_is_not_compared():
@@ -31,6 +72,23 @@ def test_unlike_work_is_not_compared():
         _check_equal(results)
 
 
-def test_a_configuration_without_results_is_named(tmp_path):
+def test_without_any_result_there_is_no_report(tmp_path):
     with pytest.raises(MissingInput, match=r"plan\.json.*run `dvc repro`"):
         report(["naive"], Layout(tmp_path), tmp_path / "report")
+
+
+def test_a_report_comes_out_without_traces_and_names_what_is_missing(first, tmp_path):
+    folder, _ = first
+    layout = Layout(folder)
+    breakdown = folder / "runs" / "naive" / "profile" / "breakdown.json"
+    whole = breakdown.read_text()
+    breakdown.unlink()  # DVC's cache keeps its own
+    try:
+        summary = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
+        page = (tmp_path / "report" / "index.html").read_text()
+    finally:
+        breakdown.write_text(whole)
+    assert set(summary["missing"]) == {"naive", "never_built"}
+    assert "profile/breakdown.json missing" in page
+    assert [entry["pipeline"] for entry in summary["configurations"]] == ["optimized"]
+    assert json.loads((tmp_path / "report" / "summary.json").read_text())["headline"]

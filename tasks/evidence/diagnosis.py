@@ -1,26 +1,38 @@
-"""From numbers to a verdict: is training held up by its input, by how much, which step is the cause, what to change.
+"""From numbers to a verdict: is training held up by its input, by how much, what is the cause, what to change, what that gains.
 
 With an accelerator, input costs a step what the step waits for it. Without one, input and model share the cores, so
 input also slows the model that it never keeps waiting: there the cost is the stall, what a step takes beyond the model
 alone. Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the lower one is 15 %,
-since two runs of the same step differ by up to 10 % there. Rules are data: cause, the steps it blames, the change.
+since two runs of the same step differ by up to 10 % there. What can be wrong stands in `rules.py`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from tasks.evidence.xspace import Breakdown, IteratorTime
+from tasks.errors import ImpossiblePlan
+from tasks.evidence.costs import OpCost
+from tasks.evidence.facts import WORTH_PCT, Facts
+from tasks.evidence.operational import Consumer, load_of, step_ms, stretch_of
+from tasks.evidence.rules import RULES, Effort, Rule
+from tasks.pipelines.plan import Plan, Work, make_plan
+from tasks.settings import PipelineConfig
 
 NOT_BOUND_PCT = {"accelerator": 5.0, "shared cores": 15.0}
 HIGHLY_BOUND_PCT = 20.0
+GOOD_UTILIZATION_PCT = 80.0
+AS_GOOD = 1.05  # predictions within this factor are alike: then the smaller change comes first
+SURE, FAIR = 1.3, 2.0  # how far the input's work may be stretched for high and for medium confidence
+ADVICE = (
+    "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision, train.jit_compile or a faster accelerator help now"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """The three throughputs [examples/s] and how many cores share the work; `accelerator` is false on a CPU."""
+    """The three throughputs [examples/s]; `accelerator` is false on a CPU, where input and model share the cores."""
 
     input_examples_per_s: float
     model_examples_per_s: float
@@ -36,6 +48,26 @@ class Ceilings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: evidence, cause, the exact change, and what it is predicted to gain.
+
+    `predicted_gain` is a factor on training throughput, None where the model cannot say. `change` maps dotted keys of
+    params.yaml to their new values.
+    """
+
+    rule: str
+    step: str
+    key: str
+    evidence: str
+    cause: str
+    fix: str
+    change: Mapping[str, Any]
+    effort: str
+    predicted_gain: float | None
+    confidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The verdict on one configuration. Utilisation = model-only step time / real step time; stall is the rest."""
 
@@ -48,64 +80,134 @@ class Diagnosis:
     cause: str
     fix: str
     evidence: str
+    predicted_gain: float | None
+    findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """If the costliest blocking step's name contains one of `steps` (or always, when empty), this is the cause and the fix."""
-
-    steps: Sequence[str]
-    cause: str
-    fix: str
+def verdict_of(*, stall_pct: float, wait_pct: float, accelerator: bool) -> str:
+    """Whether a training is held up by its input."""
+    cost, least = (wait_pct, NOT_BOUND_PCT["accelerator"]) if accelerator else (stall_pct, NOT_BOUND_PCT["shared cores"])
+    return "compute-bound" if cost < least else "input-bound" if cost >= HIGHLY_BOUND_PCT else "slightly input-bound"
 
 
-RULES = (
-    Rule(
-        steps=("decode", "parse", "load"),
-        cause="deterministic preprocessing is repeated in every epoch, on the training's critical path",
-        fix="read: snapshot (once, then a gather), or cache: {after: …}; without either map: {parallel: cores} and prefetch: 2",
-    ),
-    Rule(
-        steps=("flip", "brightness", "rescale", "gather"),
-        cause="augmentation or widening to float holds up the step",
-        fix="finish: device, map: {parallel: cores}, prefetch: 2",
-    ),
-    Rule(steps=("read", "interleave", "shards"), cause="reading holds up the step", fix="interleave: {cycle_length: 4, parallel: auto}, prefetch: 2"),
-    Rule(steps=("batch",), cause="stacking single examples holds up the step", fix="vectorize: true"),
-    Rule(steps=(), cause="the input pipeline does not keep ahead of training", fix="prefetch: 2"),
-)
-
-
-def diagnose(breakdown: Breakdown, ceilings: Ceilings, *, model_step_ms: float, train_step_ms: float) -> Diagnosis:
-    """Judge one configuration from its trace and its three throughputs.
-
-    `train_step_ms` is the real step, `model_step_ms` the same step on a batch that is already there, both from one process.
-    """
-    utilization = min(100.0, 100 * model_step_ms / train_step_ms)
-    stall = 100 - utilization
-    wait = 100 * breakdown.wait_ms_mean / train_step_ms if math.isfinite(breakdown.wait_ms_mean) else stall
-    cost, least = (wait, NOT_BOUND_PCT["accelerator"]) if ceilings.accelerator else (stall, NOT_BOUND_PCT["shared cores"])
-    verdict = "compute-bound" if cost < least else "input-bound" if cost >= HIGHLY_BOUND_PCT else "slightly input-bound"
-    worst = costliest(breakdown.iterators, blocking_only=ceilings.accelerator)
-    rule = next(rule for rule in RULES if not rule.steps or (worst and any(word in worst.step for word in rule.steps)))
+def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer, work: Work) -> Diagnosis:
+    """Judge the configuration `name` from what was measured; findings come with the one to act on first."""
+    verdict = verdict_of(stall_pct=facts.stall_pct, wait_pct=facts.wait_pct, accelerator=facts.accelerator)
+    found = ranked([finding for rule in RULES if (finding := _found(rule, name, facts, consumer, work))])
     bound = verdict != "compute-bound"
-    shared = "" if ceilings.accelerator else "; input and model share the cores, so the attainable rate is that of their added work"
+    gaining = [finding for finding in found if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100]
+    first = gaining[0] if gaining else next((finding for finding in found if finding.rule == "gpu_idle"), None)
+    shared = "" if facts.accelerator else "; input and model share the cores, so the attainable rate is that of their added work"
+    low = "" if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT else f"; utilisation is below {GOOD_UTILIZATION_PCT:.0f} %"
+    unknown = "input and model compete for the same cores" if not facts.accelerator else "no rule explains it; look at the timeline"
+    wait = facts.breakdown.wait_ms_p50
+    waited = "the trace shows no wait" if wait is None else f"{wait:.2f} ms (median) are spent waiting for input"
     return Diagnosis(
         verdict=verdict,
-        utilization_pct=utilization,
-        stall_pct=stall,
-        wait_pct=wait,
+        utilization_pct=100 - facts.stall_pct,
+        stall_pct=facts.stall_pct,
+        wait_pct=facts.wait_pct,
         binding="input" if ceilings.input_examples_per_s < ceilings.model_examples_per_s else "model",
         attainable_examples_per_s=ceilings.attainable_examples_per_s,
-        cause=f"{worst.step or worst.path.rpartition('::')[2]}: {rule.cause}" if bound and worst else rule.cause if bound else "none in the input",
-        fix=rule.fix if bound else "stop tuning the input; a larger batch, steps_per_execution, mixed precision or a faster accelerator help now",
-        evidence=f"a step takes {train_step_ms:.2f} ms, the model alone {model_step_ms:.2f} ms; {breakdown.wait_ms_p50:.2f} ms (median) are spent "
-        f"waiting for input{shared}",
+        cause=f"{first.step}: {first.cause} ({first.evidence})" if first else unknown if bound else "none in the input",
+        fix=first.fix if first else ADVICE,
+        evidence=f"a step takes {facts.train_step_ms:.2f} ms, the model alone {facts.model_step_ms:.2f} ms; {waited}{low}{shared}",
+        predicted_gain=first.predicted_gain if first else None,
+        findings=tuple(found),
     )
 
 
-def costliest(iterators: Sequence[IteratorTime], *, blocking_only: bool) -> IteratorTime | None:
-    """The iterator with the largest self time; with `blocking_only`, among those the consumer waits for, if there are any."""
-    named = [item for item in iterators if item.step and "Dataset:" not in item.step and not item.path.endswith("::Prefetch")]
-    blocking = [item for item in named if item.blocking]
-    return max(blocking if blocking_only and blocking else named, key=lambda item: item.self_ms, default=None)
+def ranked(findings: list[Finding]) -> list[Finding]:
+    """The smallest change among those that gain as much as the best, then the rest by gain; what gains nothing known comes last."""
+    most = max((finding.predicted_gain or 1.0 for finding in findings), default=1.0)
+
+    def place(finding: Finding) -> tuple[bool, int, float]:
+        gain = finding.predicted_gain or 1.0
+        enough = gain * AS_GOOD >= most
+        return not enough, Effort[finding.effort.upper()] if enough else 0, -gain
+
+    return sorted(findings, key=place)
+
+
+def changed(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:
+    """The configuration with some fields replaced, checked as if it stood in params.yaml."""
+    return PipelineConfig.model_validate({**config.model_dump(), **values})
+
+
+def _found(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) -> Finding | None:
+    """The rule's finding, if it holds and its change is possible."""
+    evidence = rule.holds(facts)
+    if evidence is None:
+        return None
+    before = facts.config.model_dump()
+    values = {key: value for key, value in changed(facts.config, rule.change.config).model_dump().items() if value != before[key]}
+    try:
+        plan = make_plan(changed(facts.config, values), work)
+    except ImpossiblePlan:
+        return None
+    gain = _gain(rule, facts, consumer, plan)
+    change = {f"pipelines.{name}.{key}": value for key, value in _shortest(values).items()} | dict(rule.change.other)
+    worst = facts.breakdown.worst()
+    return Finding(
+        rule=rule.name,
+        step=worst.step if worst else rule.key,
+        key=f"pipelines.{name}.{rule.key}" if rule.change.config else rule.key,
+        evidence=evidence,
+        cause=rule.cause,
+        fix=", ".join(f"{key.removeprefix(f'pipelines.{name}.')}: {_written(value)}" for key, value in change.items()) or "nothing to change",
+        change=change,
+        effort=rule.effort.name.lower(),
+        predicted_gain=gain,
+        confidence=_confidence(facts, consumer) if gain is not None else "unknown",
+    )
+
+
+def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | None:
+    """Predicted training throughput after the change, as a factor."""
+    if rule.change.saves is not None:
+        return facts.train_step_ms / max(1e-9, facts.train_step_ms - rule.change.saves(facts))
+    if facts.load is None or not rule.change.config:
+        return None
+    cheaper = {
+        op: OpCost(example_us=cost.example_us * rule.change.factors.get(op, 1), batch_us=cost.batch_us) for op, cost in facts.costs.ops.items()
+    }
+    after = load_of(plan, replace(facts.costs, ops=cheaper), batch_size=facts.batch_size, cores=facts.cores)
+    if after is None:
+        return None
+    stretch = stretch_of(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
+    before = step_ms(facts.load.times(stretch), consumer, facts.cores)
+    return before / step_ms(after.times(stretch), _consumer_of(plan, facts, consumer), facts.cores)
+
+
+def _consumer_of(plan: Plan, facts: Facts, consumer: Consumer) -> Consumer:
+    """The model's step with what the plan moves into it or out of it; an accelerator does that in no time."""
+    if facts.accelerator:
+        return consumer
+    moved = sum(facts.work_ms(op, batched=True) for op in plan.device_ops) - sum(facts.work_ms(op, batched=True) for op in facts.plan.device_ops)
+    return replace(consumer, step_ms=consumer.step_ms + moved / facts.cores, core_ms=consumer.core_ms + moved)
+
+
+def _confidence(facts: Facts, consumer: Consumer) -> str:
+    """How well the model explains the step as it is: by how much the input's work had to be stretched."""
+    if facts.load is None:
+        return "low"
+    stretch = stretch_of(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
+    return "high" if stretch <= SURE else "medium" if stretch <= FAIR else "low"
+
+
+def _shortest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values without what is a default anyway."""
+    plain = PipelineConfig().model_dump()
+    return {
+        key: {inner: item for inner, item in value.items() if not isinstance(plain[key], dict) or item != plain[key].get(inner)} or value
+        if isinstance(value, dict)
+        else value
+        for key, value in values.items()
+    }
+
+
+def _written(value: Any) -> str:
+    """A value as it stands in params.yaml."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_written(item)}" for key, item in value.items()) + "}"
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)

@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from tasks.evidence.xspace import STEP, WAIT, Event
 from tasks.files import atomic_file
 
 INK, TRAIN, INPUT, MODEL, WAITING = "#5b6472", "#2f6fde", "#16a085", "#e08e2b", "#d64545"
-LANES = 8
+TRAIN_LANE, WAITING_LANE = "train step", "waiting for input"
+READING = ("read", "interleave", "shards", "sample")
 mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same file
 
 
 def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> None:
-    """Draw training throughput of each configuration between its input-only and model-only ceilings.
+    """Draw training throughput of each configuration, with the spread of its rounds, between its input-only and model-only ceilings.
 
     An input ceiling far beyond what any training could use is an arrow at the edge with its figure.
     """
@@ -28,12 +29,15 @@ def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> 
     edge = 1.3 * max(*trained, *computed)
     places = range(len(rows))
     axes.barh(places, trained, height=0.5, color=TRAIN, label="training")
+    within = [[float(row[f"train_examples_per_s_{end}"]) for row in rows] for end in ("low", "high")]
+    reach = [[rate - low for rate, low in zip(trained, within[0], strict=True)], [high - rate for rate, high in zip(trained, within[1], strict=True)]]
+    axes.errorbar(trained, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     axes.scatter(computed, places, marker="|", s=420, linewidths=3, color=MODEL, label="model alone", zorder=3)
     near = [place for place in places if fed[place] < edge]
     axes.scatter([fed[place] for place in near], near, marker="|", s=420, linewidths=3, color=INPUT, label="input alone", zorder=3)
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-        axes.annotate(f"{trained[place]:,.0f}", (trained[place], place), (-6, 0), ha="right", color="white", **note)
+        axes.annotate(f"{trained[place]:,.0f}", (0, place), (6, 0), ha="left", color="white", **note)
         if place not in near:
             axes.annotate(f"{fed[place]:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note)
     axes.set_yticks(places, [str(row["pipeline"]) for row in rows])
@@ -46,32 +50,48 @@ def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> 
     _save(figure, folder / "throughput")
 
 
-def plot_timeline(events: Sequence[Event], folder: Path, *, title: str, steps: int = 6) -> None:
-    """Draw the last traced steps as lanes over real time: the step, its wait for input, and the busiest iterators."""
-    marks = [event for event in events if event.name == STEP][-steps:]
-    if not marks:
-        return
-    begin, end = marks[0].start_ms, marks[-1].start_ms + marks[-1].duration_ms
-    lanes: dict[str, list[Event]] = {"train step": marks, "waiting for input": [event for event in events if event.name == WAIT]}
-    busy: dict[str, float] = {}
-    for event in events:
-        if event.name.startswith("Iterator::") and event.label and "Dataset:" not in event.label:
-            lanes.setdefault(event.label, []).append(event)
-            busy[event.label] = busy.get(event.label, 0) + event.duration_ms
-    shown = ["train step", "waiting for input", *sorted(busy, key=lambda name: -busy[name])[: LANES - 2]]
-    figure = _figure(9, 0.42 * len(shown) + 1.3)
+def plot_timelines(timelines: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], stem: Path) -> None:
+    """Draw timelines one below the other over the same length of real time: by title, lanes of (begin, end) [ms]."""
+    heights = [0.34 * len(lanes) + 0.75 for lanes in timelines.values()]
+    figure = _figure(9, sum(heights) + 0.2)
+    # All begin at 0, and the shortest sets the scale: the same width is the same time.
+    length = min(max(end for spans in lanes.values() for _, end in spans) for lanes in timelines.values())
+    for axes, (title, lanes) in zip(_rows(figure, heights), timelines.items(), strict=True):
+        for place, (lane, spans) in enumerate(lanes.items()):
+            edge = {"edgecolor": "white", "linewidth": 1.2} if lane == TRAIN_LANE else {"linewidth": 0}
+            color = {TRAIN_LANE: TRAIN, WAITING_LANE: WAITING}.get(lane, MODEL if lane in READING else INPUT)
+            axes.broken_barh([(begin, end - begin) for begin, end in spans if begin < length], (place - 0.36, 0.72), facecolor=color, **edge)
+        axes.set_yticks(range(len(lanes)), [_short(lane) for lane in lanes])
+        axes.invert_yaxis()
+        axes.set_xlim(0, length)
+        axes.set_title(_short(title, 110), loc="left", fontsize=9, color=INK)
+        axes.set_xlabel("milliseconds")
+        _plain(axes)
+    _save(figure, stem)
+
+
+def plot_steps(train_ms: Sequence[float], model_ms: float, folder: Path) -> None:
+    """Draw how the times of real steps are distributed, beside what the model alone takes; the slowest hundredth is left out."""
+    shown = [step for step in train_ms if step <= sorted(train_ms)[int(0.99 * (len(train_ms) - 1))]]
+    figure = _figure(9, 1.9)
     axes = figure.subplots()
-    for place, lane in enumerate(shown):
-        spans = [event for event in lanes[lane] if event.start_ms < end and event.start_ms + event.duration_ms > begin]
-        color = TRAIN if lane == "train step" else WAITING if lane == "waiting for input" else INPUT
-        axes.broken_barh([(event.start_ms - begin, event.duration_ms) for event in spans], (place - 0.35, 0.7), color=color, alpha=0.85)
-    axes.set_yticks(range(len(shown)), shown)
-    axes.invert_yaxis()
-    axes.set_xlim(0, end - begin)
-    axes.set_xlabel("milliseconds")
-    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.hist(shown, bins=min(60, max(5, len(shown) // 3)), color=TRAIN)
+    axes.axvline(model_ms, color=MODEL, linewidth=2.5)
+    axes.annotate("model alone", (model_ms, axes.get_ylim()[1]), (4, -10), textcoords="offset points", color=MODEL, fontsize=9)
+    axes.set_xlim(0, None)
+    axes.set_xlabel("milliseconds per step")
+    axes.set_ylabel("steps")
     _plain(axes)
-    _save(figure, folder / "timeline")
+    _save(figure, folder / "steps")
+
+
+def _rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
+    grid = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights}, squeeze=False)
+    return [row[0] for row in grid]
+
+
+def _short(text: str, most: int = 26) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -21,8 +21,7 @@ from tasks.pipelines import streams
 from tasks.pipelines.kernels import Draw, Element, compute
 from tasks.pipelines.mapped import Host, MappedSplit
 from tasks.pipelines.ops import Op
-from tasks.pipelines.plan import Apply, Batch, Distribute, Gather, Keep, Mix, Plan, Prefetch, Read, Windows, mixed_together
-from tasks.pipelines.plan import Draw as DrawByClass
+from tasks.pipelines.plan import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Plan, Prefetch, Read, Windows, mixed_together
 from tasks.pipelines.stored import Stored
 
 STEPS_AT_ONCE = 32  # whose rows are computed together, so that the cost of calling the samplers' ops is shared
@@ -61,6 +60,12 @@ class InputPipeline:
     def steps(self) -> int:
         """Batches in an epoch."""
         return steps_per_epoch(self.examples, self.batch_size)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Size of the input of a full batch, as it leaves the host."""
+        spec = self.dataset().element_spec[0]
+        return self.batch_size * spec.dtype.size * (spec.shape[1:].num_elements() or 0)
 
     @cached_property
     def mapped(self) -> MappedSplit:
@@ -110,9 +115,10 @@ class InputPipeline:
         return finished
 
     def applied(self, ops: Sequence[Op], element: Element, epoch: tf.Tensor | tf.Variable) -> Element:
-        """Run ops on an element."""
+        """Run ops on an element; their names stand in a trace before those of the kernels they call."""
         for op in ops:
-            element = compute(op, element, Draw(seed=self.seed, epoch=epoch, salt=_salt(op)))
+            with tf.name_scope(op.name):
+                element = compute(op, element, Draw(seed=self.seed, epoch=epoch, salt=_salt(op)))
         return element
 
     def selected(self, element: Element) -> Element | tuple:

@@ -91,7 +91,7 @@ class Apply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class DrawByClass:
     """Draw examples class by class, so that rare ones come more often."""
 
     sample: Sample
@@ -157,7 +157,7 @@ class Prefetch:
         return f"prefetch[{self.batches}]"
 
 
-Step = Read | Gather | Windows | Apply | Draw | Keep | Mix | Batch | Distribute | Prefetch
+Step = Read | Gather | Windows | Apply | DrawByClass | Keep | Mix | Batch | Distribute | Prefetch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ class Plan:
     @property
     def classwise(self) -> bool:
         """Whether classes are drawn in other proportions than they have."""
-        return any(isinstance(step, Draw) or (isinstance(step, Gather) and step.sample.kind != "all") for step in self.steps)
+        return any(isinstance(step, DrawByClass) or (isinstance(step, Gather) and step.sample.kind != "all") for step in self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +337,7 @@ def _streamed(config: PipelineConfig, work: Work, late: tuple[Op, ...]) -> list[
         if position == cached and config.cache:
             steps.append(Keep(where=config.cache.where))
         if position == drawn:
-            steps.append(Draw(sample=config.sample))
+            steps.append(DrawByClass(sample=config.sample))
         if work.windows and position == len(early):
             steps.append(work.windows)
         if position == mixed and config.shuffle.kind == "buffer":

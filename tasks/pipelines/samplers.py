@@ -23,7 +23,7 @@ _GOLDEN, _MIXER = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 def permuted(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Map positions in [0, count) to their places in the permutation of (seed, epoch): a bijection in constant memory."""
-    key = mix64(_key(seed) ^ tf.cast(epoch, tf.uint64))
+    key = _key(seed, epoch)
     return _cipher(positions, count, key) if count >= CIPHER_FROM else swapped(positions, tf.constant(count, tf.int64), key)
 
 
@@ -54,9 +54,9 @@ def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
     return tf.reshape(places, tf.shape(positions))
 
 
-def _key(seed: int) -> tf.Tensor:
-    """What a seed becomes before the epoch is folded in; not added, so that (seed 1, epoch 0) and (seed 0, epoch 1) are unlike."""
-    return mix64(tf.constant(seed + 1, tf.uint64))
+def _key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """One number (uint64) from both; not their sum, so that (seed 1, epoch 0) and (seed 0, epoch 1) are unlike."""
+    return mix64(mix64(tf.constant(seed + 1, tf.uint64)) ^ tf.cast(epoch, tf.uint64))
 
 
 def permuted_within_windows(positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
@@ -65,7 +65,7 @@ def permuted_within_windows(positions: tf.Tensor, *, count: int, window: int, se
     For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random order, and the rows of a
     window are permuted. A bijection, another one each epoch.
     """
-    key = mix64(_key(seed) ^ tf.cast(epoch, tf.uint64))
+    key = _key(seed, epoch)
     which = positions // window
     size = tf.minimum(tf.constant(window, tf.int64), count - which * window)
     place = which * window + swapped(positions - which * window, size, mix64(key ^ tf.cast(which + 1, tf.uint64)))
@@ -119,7 +119,7 @@ def drawn_by_class(positions: tf.Tensor, *, index: ClassIndex, seed: int, epoch:
     """
     place = permuted(positions, count=len(index.kinds), seed=seed, epoch=epoch)
     classes = tf.range(1, len(index.sizes) + 1, dtype=tf.int64)
-    turns = mix64(mix64(_key(seed) ^ tf.cast(epoch, tf.uint64)) ^ tf.cast(classes, tf.uint64)) % tf.constant(index.sizes.astype(np.uint64))
+    turns = mix64(_key(seed, epoch) ^ tf.cast(classes, tf.uint64)) % tf.constant(index.sizes.astype(np.uint64))
     shifts = tf.constant(index.offsets) + tf.cast(turns, tf.int64)
     kinds = tf.gather(tf.constant(index.kinds), place)
     return tf.gather(tf.constant(index.rows), place + tf.gather(shifts, kinds, axis=1, batch_dims=1))

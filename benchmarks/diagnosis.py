@@ -1,0 +1,145 @@
+"""Does the diagnosis name planted faults, and does its fix gain what it predicts?
+
+    python -m benchmarks.diagnosis --photos DIR --json FILE
+
+Each case is a configuration with a known fault. It is profiled as the profile stage does it; then the first finding's change is made
+and both are trained by turns, step by step in one process, so that the machine's drift hits both alike. A fault counts as named if
+the first finding's rule is one of those that mend it. Every case has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import data
+
+ROUNDS, TURN_S = 9, 0.25
+MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
+STREAMED = {"read": "shards", "interleave": {"parallel": "cores"}}
+HEALTHY = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A planted fault: the configuration, the rules that mend it, and the model's cost in options of `mlp` or `small_cnn`."""
+
+    name: str
+    config: dict[str, Any]
+    mended_by: tuple[str, ...]
+    model: dict[str, Any]
+
+
+SMALL, LARGE = {"name": "mlp", "options": {"width": 64}}, {"name": "small_cnn"}
+FASHION_MNIST = (
+    Case(name="calls for single examples", config={"read": "shards", "prefetch": 2}, mended_by=("costly_calls",), model=LARGE),
+    Case(
+        name="a parallel map of cheap functions",
+        config={"read": "shards", "map": {"parallel": "cores"}, "prefetch": 2},
+        mended_by=("costly_calls",),
+        model=LARGE,
+    ),
+    Case(name="no prefetch", config={"read": "shards", "vectorize": True}, mended_by=("no_prefetch",), model=LARGE),
+    Case(name="compressed shards", config={"read": "gzip_shards", "vectorize": True, "prefetch": 2}, mended_by=("compressed_reads",), model=SMALL),
+    Case(
+        name="single examples behind a cache",
+        config={"read": "shards", "cache": {"where": "memory"}, "prefetch": 2},
+        mended_by=("costly_calls",),
+        model=LARGE,
+    ),
+    Case(name="a snapshot without prefetch", config=MAPPED, mended_by=("no_prefetch", "sequential_map"), model=SMALL),
+    Case(name="healthy", config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2}, mended_by=(HEALTHY,), model=LARGE),
+)
+PHOTOS = (
+    Case(name="everything anew, one after another", config={"read": "shards"}, mended_by=("repeated_work",), model=LARGE),
+    Case(
+        name="every epoch decodes again", config={**STREAMED, "map": {"parallel": "cores"}, "prefetch": 2}, mended_by=("repeated_work",), model=LARGE
+    ),
+    Case(name="files, decoded again", config={"read": "files", "prefetch": 2}, mended_by=("repeated_work",), model=SMALL),
+    Case(name="a snapshot without prefetch", config=MAPPED, mended_by=("no_prefetch", "sequential_map", "host_widening"), model=LARGE),
+    Case(
+        name="widened on the host, one call at a time", config={**MAPPED, "prefetch": 2}, mended_by=("host_widening", "sequential_map"), model=SMALL
+    ),
+    Case(name="healthy", config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2, "finish": "device"}, mended_by=(HEALTHY,), model=LARGE),
+)
+
+
+def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
+    """Profile a case, mend what it names first, and train both by turns."""
+    from tasks.allocator import keep_freed_memory
+    from tasks.assembly import input_pipeline, open_inputs, work_of
+    from tasks.evidence.stepping import in_turns, training
+    from tasks.evidence.throughput import measure_input
+    from tasks.modelling import models_of
+    from tasks.params import check
+    from tasks.profiling import profile
+    from tasks.stage import Entered
+
+    document = {**workload.document, "model": case.model, "augment": ["flip"], "measure": {"max_seconds": 2}, "pipelines": {"faulty": case.config}}
+    params, kept = check(document), keep_freed_memory()
+    stored = open_inputs(params, workload.layout)
+    pipeline = input_pipeline(params, "faulty", stored, split="train", purpose="train")
+    alone = measure_input(pipeline, passes=2, max_seconds=1)
+    entered = Entered(params=params, name="faulty", options=argparse.Namespace(), keeps_freed_memory=kept)
+    with tempfile.TemporaryDirectory() as folder:
+        found = profile(entered, pipeline, work_of(params, stored, "train"), Path(folder) / "profile", built={"throughput": vars(alone)}, trained={})
+    diagnosis = found.diagnosis
+    bound = diagnosis.verdict != "compute-bound"
+    first = next((finding for finding in diagnosis.findings if bound and (finding.predicted_gain or 0) > 1), None)
+    result = {"verdict": diagnosis.verdict, "named": first.rule if first else HEALTHY, "stall_pct": round(diagnosis.stall_pct, 1)}
+    if first is None:
+        return result
+    mended = check({**document, "pipelines": {"mended": case.config | {key.split(".", 2)[2]: value for key, value in first.change.items()}}})
+    after = input_pipeline(mended, "mended", stored, split="train", purpose="train")
+    steps = [training(models_of(given, stored), fed, given.train) for given, fed in ((params, pipeline), (mended, after))]
+    turns = in_turns(steps[0], steps[1], rounds=ROUNDS, seconds=TURN_S, at_least=5)
+    gains = [slow.median_ms / quick.median_ms for slow, quick in zip(turns.model, turns.train, strict=True)]
+    predicted, measured = first.predicted_gain or 1.0, statistics.median(gains)
+    return result | {
+        "fix": first.fix,
+        "confidence": first.confidence,
+        "predicted_gain": round(predicted, 3),
+        "measured_gain": round(measured, 3),
+        "error_pct": round(100 * abs(predicted / measured - 1), 1),
+    }
+
+
+def main() -> None:
+    """Examine all cases, print the table and the two figures that count, write everything as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out and this is said")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        cases = [(data.fashion_mnist(work), case) for case in FASHION_MNIST]
+        if options.photos:
+            workload = data.photos(options.photos, work)
+            cases += [(workload, case) for case in PHOTOS]
+        else:
+            print("photos: left out, since --photos DIR is not given")
+        results = []
+        print(f"{'data':<15}{'planted fault':<42}{'named first':<20}{'right':>6}{'predicted':>11}{'measured':>10}{'error':>8}")
+        for workload, case in cases:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                found = pool.apply(examine, (workload, case))
+            right = found["named"] in case.mended_by
+            results.append({"data": workload.name, "fault": case.name, "right": right, **found})
+            figures = f"{found['predicted_gain']:>10.2f}×{found['measured_gain']:>9.2f}×{found['error_pct']:>7.0f}%" if "fix" in found else ""
+            print(f"{workload.name:<15}{case.name:<42}{found['named']:<20}{'yes' if right else 'no':>6}{figures}", flush=True)
+    named, errors = [found["right"] for found in results], [found["error_pct"] for found in results if "error_pct" in found]
+    print(f"named first: {sum(named)} of {len(named)}; median error of the predicted gain: {statistics.median(errors):.0f} %")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

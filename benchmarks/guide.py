@@ -1,0 +1,181 @@
+"""The experiments of TensorFlow's guide "Better performance with the tf.data API", run here beside its published seconds.
+
+    python -m benchmarks.guide --json FILE
+
+An artificial data set takes 30 ms to open and 15 ms per sample, a train step 10 ms, a map 30 ms. All costs are sleeps, so the times do
+not depend on the machine, and what differs from the floor is tf.data's own. Each experiment runs several times; the median counts.
+Source: tensorflow.org/guide/data_performance, whose numbers these are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+
+# isort: split
+import tensorflow as tf
+
+OPEN_S, READ_S, TRAIN_S, MAP_S = 0.03, 0.015, 0.01, 0.03
+QUICK_MAP_S, WIDENING_S = 0.001, 0.0001  # of the last two experiments: per sample
+SAMPLES, LARGE, BATCH = 3, 50, 256
+AUTO = tf.data.AUTOTUNE
+Make = Callable[[], tf.data.Dataset]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A data set, how many epochs of it are taken, and the seconds that the guide gives; `floor_s`: what its sleeps alone come to."""
+
+    name: str
+    make: Make
+    published_s: float
+    floor_s: float
+    epochs: int = 2
+    train_s: float = TRAIN_S
+
+
+def artificial(samples: int = SAMPLES) -> tf.data.Dataset:
+    """A file that takes its time to open and to read."""
+
+    def read() -> Iterator[tuple[int]]:
+        time.sleep(OPEN_S)
+        for number in range(samples):
+            time.sleep(READ_S)
+            yield (number,)
+
+    return tf.data.Dataset.from_generator(read, output_signature=(tf.TensorSpec((1,), tf.int64),))
+
+
+def sleeping(seconds: float, *, per_sample: bool = False) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A map that takes so long, whatever it gets, or for each sample of a batch."""
+
+    def wait(value):  # noqa: ANN001, ANN202 - NumPy in, NumPy out
+        time.sleep(seconds * (len(value) if per_sample else 1))
+        return value
+
+    def run(value: tf.Tensor) -> tf.Tensor:
+        result = tf.numpy_function(wait, [value], tf.int64)
+        result.set_shape(value.shape)
+        return result
+
+    return run
+
+
+def files(samples: int = SAMPLES) -> Callable[[tf.Tensor], tf.data.Dataset]:
+    """What an interleave opens."""
+    return lambda number: artificial(samples).map(lambda value: value)
+
+
+def optimized() -> tf.data.Dataset:
+    """Interleave, batch, costly map, cache, widening map, prefetch: everything in its place."""
+    dataset = tf.data.Dataset.range(2).interleave(files(LARGE), num_parallel_calls=AUTO).batch(LARGE, drop_remainder=True)
+    dataset = dataset.map(sleeping(QUICK_MAP_S, per_sample=True), num_parallel_calls=AUTO).cache()
+    return dataset.map(sleeping(WIDENING_S, per_sample=True), num_parallel_calls=AUTO).prefetch(AUTO).unbatch()
+
+
+def experiments() -> list[Experiment]:
+    """All of the guide, in its order. Floors: the sleeps of one epoch, one after another or side by side, times the epochs."""
+    one_file, train = OPEN_S + SAMPLES * READ_S, SAMPLES * TRAIN_S
+    two = tf.data.Dataset.range(2)
+    last = 2 * (OPEN_S + LARGE * READ_S)
+
+    def scalar() -> tf.data.Dataset:
+        return tf.data.Dataset.range(10_000).map(lambda value: value + 1).batch(BATCH)
+
+    def vector() -> tf.data.Dataset:
+        return tf.data.Dataset.range(10_000).batch(BATCH).map(lambda value: value + 1)
+
+    def naive() -> tf.data.Dataset:
+        return two.flat_map(files(LARGE)).map(sleeping(QUICK_MAP_S + WIDENING_S)).batch(LARGE, drop_remainder=True).unbatch()
+
+    return [
+        Experiment(name="naive", make=artificial, published_s=0.290, floor_s=2 * (one_file + train)),
+        Experiment(name="prefetch", make=lambda: artificial().prefetch(AUTO), published_s=0.282, floor_s=2 * (one_file + TRAIN_S)),
+        Experiment(name="interleave, sequential", make=lambda: two.interleave(files()), published_s=0.477, floor_s=2 * 2 * (one_file + train)),
+        Experiment(
+            name="interleave, parallel",
+            make=lambda: two.interleave(files(), num_parallel_calls=AUTO),
+            published_s=0.377,
+            floor_s=2 * (OPEN_S + READ_S + 2 * train),
+        ),
+        Experiment(
+            name="map, sequential",
+            make=lambda: artificial().map(sleeping(MAP_S)),
+            published_s=0.492,
+            floor_s=2 * (one_file + SAMPLES * MAP_S + train),
+        ),
+        Experiment(
+            name="map, parallel",
+            make=lambda: artificial().map(sleeping(MAP_S), num_parallel_calls=AUTO),
+            published_s=0.364,
+            floor_s=2 * (one_file + MAP_S + TRAIN_S),
+        ),
+        Experiment(
+            name="cache, 5 epochs",
+            make=lambda: artificial().map(sleeping(MAP_S)).cache(),
+            published_s=0.386,
+            floor_s=one_file + SAMPLES * MAP_S + 5 * train,
+            epochs=5,
+        ),
+        Experiment(name="scalar map", make=scalar, published_s=0.240, floor_s=0.0, train_s=0.0),
+        Experiment(name="vectorized map", make=vector, published_s=0.050, floor_s=0.0, train_s=0.0),
+        Experiment(
+            name="all naive, 5 epochs",
+            make=naive,
+            published_s=13.21,
+            floor_s=5 * (last + 2 * LARGE * (QUICK_MAP_S + WIDENING_S + TRAIN_S)),
+            epochs=5,
+        ),
+        Experiment(
+            name="all optimized, 5 epochs",
+            make=optimized,
+            published_s=6.82,
+            floor_s=last / 2 + LARGE * QUICK_MAP_S + 5 * 2 * LARGE * TRAIN_S,
+            epochs=5,
+        ),
+    ]
+
+
+def seconds(experiment: Experiment) -> float:
+    """Time all epochs, as the guide does: iterating in Python, sleeping for a train step at each element."""
+    dataset = experiment.make()
+    begun = time.perf_counter()
+    for _ in range(experiment.epochs):
+        for _ in dataset:
+            if experiment.train_s:
+                time.sleep(experiment.train_s)
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    """Run all experiments, print the table, write it as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.guide", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--repeats", type=int, default=3, help="times that each experiment runs; the median counts")
+    options = parser.parse_args()
+    results = {}
+    print(f"{'experiment':<26}{'guide s':>9}{'here s':>9}{'here ÷ guide':>14}{'floor s':>9}{'spread':>8}")
+    for experiment in experiments():
+        times = sorted(seconds(experiment) for _ in range(options.repeats + 1))[: options.repeats]  # the slowest carries the first call's tracing
+        here = statistics.median(times)
+        results[experiment.name] = {"published_s": experiment.published_s, "here_s": round(here, 4), "floor_s": round(experiment.floor_s, 4)}
+        spread = 100 * (times[-1] - times[0]) / here
+        figures = f"{experiment.published_s:>9.3f}{here:>9.3f}{here / experiment.published_s:>14.2f}{experiment.floor_s:>9.3f}{spread:>7.0f}%"
+        print(f"{experiment.name:<26}{figures}")
+    pairs = (("interleave, sequential", "interleave, parallel"), ("map, sequential", "map, parallel"), ("scalar map", "vectorized map"))
+    for slow, quick in (*pairs, ("all naive, 5 epochs", "all optimized, 5 epochs")):
+        gains = [results[slow][key] / results[quick][key] for key in ("published_s", "here_s")]
+        print(f"{quick} over {slow}: {gains[0]:.2f} × in the guide, {gains[1]:.2f} × here")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

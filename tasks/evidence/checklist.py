@@ -1,0 +1,86 @@
+"""The production checklist: what the field's guides ask of an input pipeline, each point passed or failed, with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+GOOD_SHARD_MIB = (100, 200)
+LARGE_MIB = 1024  # from here on the size of shards matters; smaller data has few files whatever their size
+GOOD_UTILIZATION_PCT = 80.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One point of the list."""
+
+    name: str
+    passed: bool
+    evidence: str
+
+
+def checklist(config: Mapping[str, Any], plan: str, shards: Mapping[str, Any], row: Mapping[str, Any]) -> list[Point]:
+    """Go through the points for one configuration: its fields, its printed plan, the index of the shards, its row of the report."""
+    train = [shard for shard in shards["shards"] if shard["split"] == "train" and shard["compression"] != "gzip"] or shards["shards"]
+    total = sum(shard["bytes"] for shard in train) / 2**20
+    each = total / max(1, len(train))
+    payload, compression = shards["schema"]["payload"], train[0]["compression"] if train else "none"
+    mapped = config["read"] == "snapshot"
+    turns = config["interleave"] or {}
+    return [
+        Point(
+            name="stored as TFRecord, compressed where it pays",
+            passed=bool(train) and not (payload == "encoded" and compression == "gzip") and config["read"] != "files",
+            evidence=f"{len(train)} shards of {payload} records, compression {compression}; read: {config['read']}",
+        ),
+        Point(
+            name="shards of 100 to 200 MiB",
+            passed=GOOD_SHARD_MIB[0] <= each <= GOOD_SHARD_MIB[1] or total < LARGE_MIB,
+            evidence=f"{each:,.1f} MiB on average, {total:,.0f} MiB in all" + (", too little to matter" if total < LARGE_MIB else ""),
+        ),
+        Point(
+            name="several shards read at once",
+            passed=mapped or turns.get("parallel", "none") != "none" or len(train) == 1,
+            evidence="rows of mapped columns, any of them at any time" if mapped else f"interleave: {turns or 'absent'}",
+        ),
+        Point(
+            name="shuffled twice: files and examples",
+            passed=config["shuffle"]["kind"] in ("global", "window") or (config["shuffle"]["kind"] == "buffer" and "mixed" in plan),
+            evidence={"global": "one permutation of the whole split", "window": "chunks in random order, rows within a window"}.get(
+                config["shuffle"]["kind"], f"shuffle: {config['shuffle']['kind']}"
+            ),
+        ),
+        Point(
+            name="maps in parallel, or on whole batches",
+            passed=config["map"]["parallel"] != "none" or config["vectorize"] or config["place"] == "device",
+            evidence=f"map.parallel: {config['map']['parallel']}, vectorize: {str(config['vectorize'] or mapped).lower()}",
+        ),
+        Point(
+            name="deterministic work done once",
+            passed=mapped or config["cache"] is not None,
+            evidence="snapshot" if mapped else f"cache: {config['cache'] or 'absent'}",
+        ),
+        Point(
+            name="prefetch last",
+            passed=config["prefetch"] != "none" or config["place"] == "device",
+            evidence="the train step gathers its batch itself" if config["place"] == "device" else f"prefetch: {config['prefetch']}",
+        ),
+        Point(
+            name=f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %",
+            passed=100 - row["stall_pct"] > GOOD_UTILIZATION_PCT,
+            evidence="{:.0f} % of a real step is the model's own ({:.0f} to {:.0f} %)".format(
+                *(100 - row[key] for key in ("stall_pct", "stall_pct_high", "stall_pct_low"))
+            ),
+        ),
+        Point(
+            name="deterministic",
+            passed=config["deterministic"],
+            evidence=f"deterministic: {str(config['deterministic']).lower()}; order and augmentation follow from the seed",
+        ),
+    ]
+
+
+def failed(points: Sequence[Point]) -> list[str]:
+    """Names of the points that failed."""
+    return [point.name for point in points if not point.passed]

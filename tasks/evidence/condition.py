@@ -1,0 +1,59 @@
+"""A condition on a measured figure, such as `stall_pct > 10`: what `--fail-if` takes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.errors import ConditionMet, InvalidParams, nearest
+
+_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
+_FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A figure's name, how it is compared, and with what."""
+
+    key: str
+    sign: str
+    wanted: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.sign} {self.wanted}"
+
+    def check(self, figures: Mapping[str, Any]) -> None:
+        """Compare the figure.
+
+        Raises:
+          ConditionMet: it is so, or it was not measured, so that nobody can say it is not.
+          InvalidParams: there is no such figure, or it is of another kind.
+        """
+        known = [name for name, figure in figures.items() if not isinstance(figure, Mapping)]
+        if self.key not in known:
+            raise InvalidParams([f"--fail-if: {self.key} is no figure of a profile; {nearest(self.key, known)}"])
+        value = figures[self.key]
+        if value is None:
+            raise ConditionMet(f"{self.key} was not measured here, so `{self}` cannot be ruled out")
+        try:
+            limit = type(value)(self.wanted)
+        except ValueError:
+            raise InvalidParams([f"--fail-if: {self.key} is a {type(value).__name__}, and {self.wanted!r} is none"]) from None
+        if _COMPARISONS[self.sign](value, limit):
+            raise ConditionMet(f"{self} holds: it is {f'{value:.4g}' if isinstance(value, float) else value}")
+
+
+def parse_condition(text: str) -> Condition:
+    """Understand `KEY OPERATOR VALUE`.
+
+    Raises:
+      InvalidParams: it is nothing of the kind.
+    """
+    found = _FORM.fullmatch(text)
+    if not found:
+        raise InvalidParams([f"--fail-if: {text!r} is not KEY OPERATOR VALUE, such as 'stall_pct > 10'"])
+    key, sign, wanted = found.groups()
+    return Condition(key=key, sign=sign, wanted=wanted.strip("'\""))

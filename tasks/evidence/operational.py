@@ -1,0 +1,188 @@
+"""An operational model of a train step: from what the parts cost on one core to how long a step takes with any configuration.
+
+A plan is a chain of segments. Whatever runs on the training's own thread adds to the step; a prefetch or a parallel map lets what is
+before it run beside the step, on one thread or on several. A step then takes as long as the slowest of them, and where the model
+computes on the same cores, as long as what is left to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor,
+found from the step that was measured, stands for them.
+Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per core and parallelism as the model of a tf.data pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+
+from tasks.evidence.costs import Costs
+from tasks.pipelines.ops import Op
+from tasks.pipelines.plan import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Plan, Prefetch, Read, Windows
+
+HALVINGS = 50
+LEAST_STRETCH, MOST_STRETCH = 0.8, 3.0
+MIX_US = 0.3  # drawing an example from a shuffle's reservoir
+CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}  # delivering an element that was kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consumer:
+    """The model's step on a batch that is already there: how long it takes and the work it is on all cores [ms].
+
+    With an `accelerator` it needs none of the cores.
+    """
+
+    step_ms: float
+    core_ms: float
+    accelerator: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Work [ms per step, one core] that runs beside the training, on at most `threads` threads."""
+
+    work_ms: float
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a plan lays on the training's own thread and beside it."""
+
+    serial_ms: float = 0.0
+    beside: tuple[Segment, ...] = field(default=())
+
+    @property
+    def work_ms(self) -> float:
+        """All the input's work in a step, on one core."""
+        return self.serial_ms + sum(segment.work_ms for segment in self.beside)
+
+    def plus(self, work_ms: float, threads: int) -> Load:
+        """Add work: to the thread that is there, or, with several threads, as a segment of its own."""
+        if threads == 1:
+            return Load(serial_ms=self.serial_ms + work_ms, beside=self.beside)
+        # The thread that feeds the parallel calls runs beside the training, too.
+        return self.aside(1).then(Segment(work_ms=work_ms, threads=threads))
+
+    def times(self, factor: float) -> Load:
+        """All work longer by a factor."""
+        beside = tuple(Segment(work_ms=factor * segment.work_ms, threads=segment.threads) for segment in self.beside)
+        return Load(serial_ms=factor * self.serial_ms, beside=beside)
+
+    def aside(self, threads: int) -> Load:
+        """Let what is on the training's thread run beside it."""
+        return Load(beside=(*self.beside, Segment(work_ms=self.serial_ms, threads=threads)))
+
+    def then(self, segment: Segment) -> Load:
+        """Add a segment."""
+        return Load(serial_ms=self.serial_ms, beside=(*self.beside, segment))
+
+
+def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
+    """How long a step takes [ms].
+
+    Where the model computes on the host, its step has a part that one core does and a part that all free cores share (Amdahl), and
+    what runs beside it leaves it fewer of them.
+    """
+    beside = sum(segment.work_ms for segment in load.beside)
+    slowest = max((segment.work_ms / min(segment.threads, cores) for segment in load.beside), default=0.0)
+    if consumer.accelerator:
+        return max(consumer.step_ms + load.serial_ms, slowest, load.work_ms / cores)
+    work = min(max(consumer.core_ms, consumer.step_ms), cores * consumer.step_ms)
+    shared = (work - consumer.step_ms) * cores / (cores - 1) if cores > 1 else 0.0
+    least, most = max(consumer.step_ms + load.serial_ms, slowest), consumer.step_ms + work + load.work_ms
+    for _ in range(HALVINGS):
+        middle = (least + most) / 2
+        free = max(1e-6, cores - beside / middle)
+        needed = (work - shared) / min(1.0, free) + shared / free + load.serial_ms
+        least, most = (middle, most) if needed > middle else (least, middle)
+    return most
+
+
+def stretch_of(load: Load, consumer: Consumer, cores: int, *, measured_ms: float) -> float:
+    """How much more the input's work costs within a training than alone, so that the model gives the step that was measured.
+
+    Caches, memory and clocks are shared there; within sane bounds, since where input hardly matters any factor would do.
+    """
+    least, most = LEAST_STRETCH, MOST_STRETCH
+    for _ in range(HALVINGS):
+        middle = (least + most) / 2
+        least, most = (middle, most) if step_ms(load.times(middle), consumer, cores) < measured_ms else (least, middle)
+    return (least + most) / 2
+
+
+def load_of(plan: Plan, costs: Costs, *, batch_size: int, cores: int) -> Load | None:
+    """What a plan lays on the host, in an epoch whose caches are full; None where this model has no word for one of its steps."""
+    source = plan.steps[0]
+    unknown = isinstance(source, Read) and source.source not in costs.read_us
+    if unknown or plan.resident or any(isinstance(step, Windows | DrawByClass | Distribute) for step in plan.steps):
+        return None
+    load, batched = Load(), False
+    for step in plan.steps:
+        load = laid(step, load, Setting(costs=costs, batch_size=batch_size, cores=cores, batched=batched))
+        batched = batched or isinstance(step, Batch)
+    return load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a step's work depends on besides the step: costs, examples per batch, cores, and whether batches are made already."""
+
+    costs: Costs
+    batch_size: int
+    cores: int
+    batched: bool
+
+    def ops_us(self, ops: Sequence[Op], *, batched: bool) -> float:
+        """Work of ops per example."""
+        known = [cost for op in ops if (cost := self.costs.ops.get(op.name))]
+        return sum(cost.batch_us if batched and cost.batch_us is not None else cost.example_us for cost in known)
+
+
+@singledispatch
+def laid(step: object, load: Load, setting: Setting) -> Load:
+    """Add what a step of a plan lays on the host; by default nothing."""
+    return load
+
+
+@laid.register
+def _(step: Gather, load: Load, setting: Setting) -> Load:
+    work = setting.batch_size * (setting.costs.read_us.get("snapshot", 0.0) + setting.ops_us(step.ops, batched=True))
+    return load.plus((work + setting.costs.call_us) / 1e3, threads_of(step.parallel, setting.cores))
+
+
+@laid.register
+def _(step: Read, load: Load, setting: Setting) -> Load:
+    turns = step.interleave
+    threads = min(turns.cycle_length, threads_of(turns.parallel, setting.cores)) if turns else 1
+    return load.plus(setting.batch_size * setting.costs.read_us[step.source] / 1e3, threads)
+
+
+@laid.register
+def _(step: Apply, load: Load, setting: Setting) -> Load:
+    calls = 1 if setting.batched else setting.batch_size
+    work = setting.batch_size * setting.ops_us(step.ops, batched=setting.batched) + calls * setting.costs.call_us
+    return load.plus(work / 1e3, threads_of(step.parallel, setting.cores))
+
+
+@laid.register
+def _(step: Keep, load: Load, setting: Setting) -> Load:
+    return Load(serial_ms=setting.batch_size * CACHED_US[step.where] / 1e3)
+
+
+@laid.register
+def _(step: Mix, load: Load, setting: Setting) -> Load:
+    return load.plus(setting.batch_size * MIX_US / 1e3, 1)
+
+
+@laid.register
+def _(step: Batch, load: Load, setting: Setting) -> Load:
+    return load.plus(setting.batch_size * setting.costs.stack_us / 1e3, 1)
+
+
+@laid.register
+def _(step: Prefetch, load: Load, setting: Setting) -> Load:
+    return load.aside(1)
+
+
+def threads_of(parallel: str | int, cores: int) -> int:
+    """How many threads a `parallel` field stands for; AUTOTUNE ends up with as many as there are cores."""
+    return parallel if isinstance(parallel, int) else 1 if parallel == "none" else cores
