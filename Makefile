@@ -2,6 +2,7 @@
 #   make setup [GPU=1]              install the locked packages into .venv (GPU=1: with CUDA libraries)
 #   make demo                       Fashion-MNIST through every configuration of params.yaml
 #   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
+#   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
 #   make test | check | bench       tests · formatting, lint and types · benchmarks
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV := 0.13.8
@@ -10,7 +11,7 @@ BUDGET ?= full
 BIN := $(CURDIR)/.venv/bin
 export PATH := $(BIN):$(PATH)
 
-.PHONY: setup demo test check bench
+.PHONY: setup demo ui test check bench
 setup: .venv/.ready$(GPU)
 
 .venv/.ready$(GPU): pyproject.toml uv.lock
@@ -27,9 +28,11 @@ demo: setup
 	@echo
 	@echo "Where to look:"
 	@echo "  report      $(if $(OVERLAY.$(DATA).$(BUDGET)),.throughline/workspaces/$(if $(filter photos,$(DATA)),photos,small)/,)report/index.html"
-	@echo "  MLflow      .venv/bin/mlflow ui --backend-store-uri sqlite:///mlflow.db"
-	@echo "  Prefect     .venv/bin/prefect server start"
+	@echo "  UIs         make ui: Prefect, with this run and a form to start the next one, and MLflow"
 	@echo "  DVC         .venv/bin/dvc metrics show · .venv/bin/dvc dag · .venv/bin/dvc exp show"
+
+ui: setup
+	@python -m flows.ui $(UI)
 
 test: setup
 	python -m pytest

@@ -46,7 +46,12 @@ FASHION_MNIST = (
         model=LARGE,
     ),
     Case(name="no prefetch", config={"read": "shards", "vectorize": True}, mended_by=("no_prefetch",), model=LARGE),
-    Case(name="compressed shards", config={"read": "gzip_shards", "vectorize": True, "prefetch": 2}, mended_by=("compressed_reads",), model=SMALL),
+    Case(
+        name="compressed shards",
+        config={"read": "gzip_shards", "vectorize": True, "prefetch": 2},
+        mended_by=("compressed_reads", "repeated_work"),
+        model=SMALL,
+    ),
     Case(
         name="single examples behind a cache",
         config={"read": "shards", "cache": {"where": "memory"}, "prefetch": 2},
@@ -57,14 +62,17 @@ FASHION_MNIST = (
     Case(name="healthy", config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2}, mended_by=(HEALTHY,), model=LARGE),
 )
 PHOTOS = (
-    Case(name="everything anew, one after another", config={"read": "shards"}, mended_by=("repeated_work",), model=LARGE),
+    Case(name="everything anew, one after another", config={"read": "shards"}, mended_by=("repeated_work", "no_cache"), model=LARGE),
     Case(
-        name="every epoch decodes again", config={**STREAMED, "map": {"parallel": "cores"}, "prefetch": 2}, mended_by=("repeated_work",), model=LARGE
+        name="every epoch decodes again",
+        config={**STREAMED, "map": {"parallel": "cores"}, "prefetch": 2},
+        mended_by=("repeated_work", "no_cache"),
+        model=LARGE,
     ),
-    Case(name="files, decoded again", config={"read": "files", "prefetch": 2}, mended_by=("repeated_work",), model=SMALL),
+    Case(name="files, decoded again", config={"read": "files", "prefetch": 2}, mended_by=("repeated_work", "no_cache"), model=SMALL),
     Case(name="a snapshot without prefetch", config=MAPPED, mended_by=("no_prefetch", "sequential_map", "host_widening"), model=LARGE),
     Case(
-        name="widened on the host, one call at a time", config={**MAPPED, "prefetch": 2}, mended_by=("host_widening", "sequential_map"), model=SMALL
+        name="widened on the host, one call at a time", config={**MAPPED, "prefetch": 2}, mended_by=("host_widening", "sequential_map"), model=LARGE
     ),
     Case(name="healthy", config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2, "finish": "device"}, mended_by=(HEALTHY,), model=LARGE),
 )

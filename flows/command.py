@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tasks.errors import UserError
+from flows.form import Changes
+from tasks.errors import InvalidParams, UserError
 from tasks.params import read_document
 
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")]
@@ -17,9 +18,16 @@ Overlay = Annotated[Path | None, typer.Option("--overlay", metavar="FILE", help=
 Name = Annotated[str | None, typer.Option("--name", help="name of the isolated workspace and of the DVC experiment; default: the flow run's name")]
 
 
-def read_overlay(path: Path | None) -> dict[str, Any]:
-    """Read a YAML file of overrides, or nothing."""
-    return read_document(path) if path else {}
+def changes_of(overrides: list[str] | None, overlay: Path | None) -> Changes:
+    """What --set and --overlay ask for.
+
+    Raises:
+      InvalidParams: an override is not KEY=VALUE, or the file cannot be read.
+    """
+    wrong = [text for text in overrides or [] if "=" not in text]
+    if wrong:
+        raise InvalidParams([f"--set: {text!r} is not KEY=VALUE, such as train.epochs=5" for text in wrong])
+    return Changes(overrides=overrides or [], overlay=read_document(overlay) if overlay else {})
 
 
 def quiet() -> None:

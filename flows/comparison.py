@@ -9,77 +9,53 @@ from typing import Annotated, Any
 
 import typer
 from prefect import flow, get_run_logger
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from rich.console import Console
 from rich.table import Table
 
-from flows.command import Name, Overlay, Set, quiet, read_overlay
-from flows.run import MEASURED, PREPARATION, Run, begin, known_pipelines
+from flows.artifacts import in_words, show_comparison, tell_failure
+from flows.command import Name, Overlay, Set, changes_of, quiet
+from flows.form import UNCHANGED, Changes, Pipeline, RunName
+from flows.run import PREPARATION, Run, begin, known_pipelines
+from flows.stages import MEASURED
 from flows.workspace import overridden_params
 from tasks.errors import told_plainly
 from tasks.evidence import tracking
 
 
-@flow(name="comparison", log_prints=True)
-def comparison(
-    pipelines: list[str] | None = None, overrides: list[str] | None = None, overlay: dict[str, Any] | None = None, name: str | None = None
-) -> Path | None:
-    """Run the given configurations (all, if none are named) through every stage and compare them.
+@flow(name="comparison", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
+def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHANGED, name: RunName = None) -> Path | None:
+    """Run configurations through every stage and compare them; returns the folder of the report.
 
-    Returns the folder of the report, or None where only some configurations were asked for. With overrides the run has
-    its own worktree and becomes a DVC experiment.
+    Args:
+      pipelines: only these configurations; none: all of params.yaml. The report compares all, so it is left out where only some are asked for
+      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
+      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
     """
-    run = begin(overrides=overrides, overlay=overlay, name=name)
-    chosen = known_pipelines(run.params, pipelines or list(run.params.pipelines))
+    run = begin(changes, name)
+    chosen = known_pipelines(run.params, list(pipelines or run.params.pipelines))
     parent = open_parent(run, chosen)
     run = run.below(parent)
     prepared = run.chain(PREPARATION)
+    measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
     ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
     if set(chosen) != set(run.params.pipelines):
         get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
+        if prepared or any(ran):
+            run.keep([*PREPARATION, *measured])
         return None
     reported = run.chain(["report"], upstream_ran=prepared or any(ran))
     report = run.workspace.root / "report"
     summary = json.loads((report / "summary.json").read_text())
-    publish(summary, report)
     if parent:
-        tracking.close_comparison(parent, run.params.data.source, summary, report)
-    if reported or any(ran):
-        run.keep()
-    return report
+        tracking.close_comparison(parent, run.params.data.source, summary, report, note=in_words(summary))
+    show_comparison(summary, report, parent)
+    return (run.keep([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
 
 
 def open_parent(run: Run, chosen: list[str]) -> str | None:
     """Open the MLflow run that the configurations' runs belong to, unless everything is up to date."""
     concerned = {*PREPARATION, "report", *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen)}
     return tracking.open_comparison(run.params.data.source, run.name) if concerned & run.place.stale else None
-
-
-def publish(summary: dict[str, Any], report: Path) -> None:
-    """Show the comparison in Prefect: a table, the same in words, and where the page is."""
-    shown = (
-        "pipeline",
-        "train_examples_per_s",
-        "input_examples_per_s",
-        "model_examples_per_s",
-        "speedup_vs_naive",
-        "stall_pct",
-        "val_metric",
-        "verdict",
-    )
-    table = [{column: _rounded(row[column]) for column in shown} for row in summary["configurations"]]
-    create_table_artifact(key="comparison", table=table, description=summary["headline"])
-    lines = ["| " + " | ".join(shown) + " |", "|" + "---|" * len(shown)]
-    lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in table]
-    fixes = [f"- **{row['pipeline']}** ({row['verdict']}): {row['cause']}. Fix: `{row['fix']}`" for row in summary["configurations"]]
-    create_markdown_artifact(
-        key="comparison-report", markdown="\n".join([f"# {summary['headline']}", "", *lines, "", "## Cause and fix", "", *fixes])
-    )
-    create_link_artifact(key="comparison-page", link=(report / "index.html").resolve().as_uri(), link_text="report/index.html")
-
-
-def _rounded(value: object) -> object:
-    return round(value, 4 if abs(value) < 10 else 1) if isinstance(value, float) else value  # noqa: PLR2004
 
 
 def show(summary: dict[str, Any], report: Path) -> None:
@@ -116,9 +92,9 @@ def command(
     """Run every configuration of params.yaml (or those given) through all stages, then write report/index.html."""
     quiet()
     with told_plainly():
-        layer = read_overlay(overlay)
-        known_pipelines(overridden_params(Path.cwd(), set_ or [], layer), pipeline or [])
-        report = comparison(pipelines=pipeline, overrides=set_, overlay=layer, name=name)
+        changes = changes_of(set_, overlay)
+        known_pipelines(overridden_params(Path.cwd(), changes.keys(), changes.document()), pipeline or [])
+        report = comparison(pipelines=pipeline, changes=changes, name=name)
         if report:
             show(json.loads((report / "summary.json").read_text()), report)
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.command import quiet
+from flows.form import Changes
 from flows.stages import Workplace, run_stage, stale_stages
-from flows.workspace import Workspace, open_workspace, save_experiment
-from tasks.errors import InvalidParams, nearest
+from flows.workspace import Workspace, open_workspace, remove_workspace, save_experiment
+from tasks.errors import InvalidParams, WorkspaceProblem, nearest
 from tasks.evidence import tracking
 from tasks.params import PARAMS_FILE, Params, load_params
 
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
-MEASURED = ("build", "train", "profile")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +29,7 @@ class Run:
     workspace: Workspace
     params: Params
     place: Workplace
+    passing: bool  # nobody gave it a name to come back to, so its worktree goes when it is kept as an experiment
 
     def below(self, parent: str | None) -> Run:
         """The same run with its configurations' MLflow runs below the run `parent`."""
@@ -46,18 +46,31 @@ class Run:
             ran = bool(outcome.result()) or ran  # raises what the stage raised
         return ran
 
-    def keep(self) -> None:
-        """Keep an isolated run as a DVC experiment of its name."""
-        if self.workspace.isolated:
-            failure = save_experiment(self.workspace, self.name)
-            get_run_logger().info(f"kept as DVC experiment {self.name}" if failure is None else f"not kept as an experiment: {failure}")
+    def keep(self, stages: Sequence[str]) -> Path | None:
+        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves nothing else behind but its report.
+
+        `stages` are those it was to bring up to date. Returns where the report has moved to, if it has.
+
+        Raises:
+          WorkspaceProblem: something in the worktree is out of date, so that dvc.lock would tell an untruth; nothing is saved.
+        """
+        if not self.workspace.isolated:
+            return None
+        stale = stale_stages(self.workspace.root, self.place.environment) & set(stages)
+        if stale:
+            raise WorkspaceProblem(f"{self.name} is not kept as an experiment, since {', '.join(sorted(stale))} would not be what dvc.lock says")
+        failure = save_experiment(self.workspace, self.name)
+        if failure is not None:
+            raise WorkspaceProblem(f"{self.name} could not be kept as an experiment: {failure}; its worktree {self.workspace.root} stays")
+        get_run_logger().info(f"kept as DVC experiment {self.name}: `dvc exp show`, `dvc exp apply {self.name}`")
+        return remove_workspace(self.workspace) if self.passing else None
 
 
-def begin(*, overrides: list[str] | None, overlay: Mapping[str, Any] | None, name: str | None) -> Run:
+def begin(changes: Changes, name: str | None) -> Run:
     """Open the workspace of the current flow run and ask DVC once what is out of date there."""
     quiet()
     run_name = name or str(flow_run.name)
-    workspace = open_workspace(Path.cwd(), name=run_name, overrides=overrides or [], overlay=overlay or {})
+    workspace = open_workspace(Path.cwd(), name=run_name, overrides=changes.keys(), overlay=changes.document())
     # MLflow's store stays the project's, for the stages and for this process.
     os.environ[tracking.STORE_HOME] = str(workspace.project)
     environment = {tracking.STORE_HOME: str(workspace.project), tracking.FLOW_RUN: str(flow_run.id or "")}
@@ -65,7 +78,7 @@ def begin(*, overrides: list[str] | None, overlay: Mapping[str, Any] | None, nam
         environment["DVC_EXP_NAME"] = run_name
     params = load_params(workspace.root / PARAMS_FILE)
     place = Workplace(workspace.root, stale_stages(workspace.root, environment), environment)
-    return Run(name=run_name, workspace=workspace, params=params, place=place)
+    return Run(name=run_name, workspace=workspace, params=params, place=place, passing=name is None)
 
 
 def known_pipelines(params: Params, names: list[str]) -> list[str]:

@@ -10,12 +10,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
@@ -24,6 +26,8 @@ from prefect.states import Completed
 from tasks.errors import StageFailed
 
 LAST_LINES = 25
+MEASURED = ("build", "train", "profile")
+MACHINE_LOCK = Path(tempfile.gettempdir()) / "throughline-measuring.lock"
 RETRIED = ("fetch", "ingest", "shard", "snapshot")  # they touch networks and shared disks; measured stages are not retried
 # TensorFlow's start-up chatter, which no setting silences, and DVC's advice for people at a terminal.
 _NOISE = re.compile(
@@ -56,8 +60,31 @@ def run_stage(stage: str, place: Workplace, *, upstream_ran: bool) -> State:
     """
     if not upstream_ran and stage not in place.stale:
         return Completed(name="Cached", message=f"{stage} is up to date", data=False)
-    ran = run_dvc(stage, place)
+    with turn(stage):
+        ran = run_dvc(stage, place)
     return Completed(message=f"{stage} ran", data=True) if ran else Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
+
+
+@contextmanager
+def turn(stage: str) -> Iterator[None]:
+    """Wait until no other run on this machine measures, if this stage does; others run side by side.
+
+    A lock of the operating system, not a limit of the Prefect server: it holds for runs without a server, too, and is free the
+    moment its holder is gone, even by kill -9.
+    """
+    if stage.partition("@")[0] not in MEASURED:
+        yield
+        return
+    lock = FileLock(MACHINE_LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        get_run_logger().info(f"{stage} waits: another run is measuring on this machine")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def run_dvc(stage: str, place: Workplace) -> bool:

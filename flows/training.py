@@ -8,27 +8,36 @@ from typing import Annotated, Any
 
 import typer
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 
-from flows.command import Name, Overlay, Set, quiet, read_overlay
-from flows.run import MEASURED, PREPARATION, begin, known_pipelines
+from flows.artifacts import show_training, tell_failure
+from flows.command import Name, Overlay, Set, changes_of, quiet
+from flows.form import UNCHANGED, Changes, Pipeline, RunName
+from flows.run import PREPARATION, begin, known_pipelines
+from flows.stages import MEASURED
 from flows.workspace import overridden_params
 from tasks.errors import told_plainly
 
 
-@flow(name="training", log_prints=True)
-def training(pipeline: str, overrides: list[str] | None = None, overlay: dict[str, Any] | None = None, name: str | None = None) -> dict[str, Any]:
-    """Run one configuration through every stage and return its result. With overrides it becomes a DVC experiment."""
-    run = begin(overrides=overrides, overlay=overlay, name=name)
+@flow(name="training", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
+def training(pipeline: Pipeline, changes: Changes = UNCHANGED, name: RunName = None) -> dict[str, Any]:
+    """Run one configuration through every stage and return its result.
+
+    Args:
+      pipeline: the configuration, a key of `pipelines:` in params.yaml
+      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
+      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
+    """
+    run = begin(changes, name)
     known_pipelines(run.params, [pipeline])
-    ran = run.chain([*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED)])
+    stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED)]
+    ran = run.chain(stages)
     folder = run.workspace.root / "runs" / pipeline
     trained, profiled = (json.loads((folder / file).read_text()) for file in ("train.json", "profile.json"))
     test = {f"test_{key}": value for key, value in trained.get("test", {}).items()}
     result = {**trained["throughput"], **trained["train"], **test, **profiled}
-    create_table_artifact(key="training", table=[{"pipeline": pipeline, **result}], description=f"{pipeline}: {profiled['verdict']}")
+    show_training(pipeline, result, folder)
     if ran:
-        run.keep()
+        run.keep(stages)
     return result
 
 
@@ -41,9 +50,9 @@ def command(
     """Run one configuration through all stages."""
     quiet()
     with told_plainly():
-        layer = read_overlay(overlay)
-        known_pipelines(overridden_params(Path.cwd(), set_ or [], layer), [pipeline])
-        result = training(pipeline=pipeline, overrides=set_, overlay=layer, name=name)
+        changes = changes_of(set_, overlay)
+        known_pipelines(overridden_params(Path.cwd(), changes.keys(), changes.document()), [pipeline])
+        result = training(pipeline=pipeline, changes=changes, name=name)
         typer.echo(json.dumps(result, indent=2))
 
 

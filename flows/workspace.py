@@ -6,6 +6,8 @@ The project's params.yaml, dvc.lock and outputs stay untouched by such a run; it
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from tasks.errors import WorkspaceProblem
 from tasks.params import PARAMS_FILE, Params, apply_overrides, check, read_document
 
 HOME = ".throughline"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # of a run: it becomes a folder and a git reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,10 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
 
     Raises:
       InvalidParams: all problems of the overridden parameters.
-      WorkspaceProblem: the project is no git repository with a commit.
+      WorkspaceProblem: the project is no git repository with a commit, or the name could lead out of it.
     """
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise WorkspaceProblem(f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most")
     overridden_params(project, overrides, overlay)
     if not overrides and not overlay:
         return Workspace(root=project, project=project)
@@ -86,6 +91,20 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
             [sys.executable, "-m", "dvc", "exp", "save", "--force", "--name", name], cwd=workspace.root, capture_output=True, text=True, check=False
         )
     return None if done.returncode == 0 else done.stderr.strip()
+
+
+def remove_workspace(workspace: Workspace) -> Path | None:
+    """Remove the worktree of a run that has been kept as an experiment; its report, if there is one, stays in .throughline/reports/.
+
+    What the run made is in DVC's cache. Returns where the report is.
+    """
+    report, kept = workspace.root / "report", workspace.project / HOME / "reports" / workspace.root.name
+    if report.exists():
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(report, kept)
+    with _lock(workspace.project, "git"):
+        _git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
+    return kept if report.exists() or kept.exists() else None
 
 
 def _write_params(project: Path, root: Path, overrides: list[str], overlay: Mapping[str, Any]) -> None:

@@ -158,4 +158,6 @@ def test_the_generated_references_are_up_to_date():
 
     configurations = (ROOT / "docs" / "configurations.md").read_text()
     assert reference.configurations(configurations) == configurations, "run: python infra/reference.py"
+    diagnosis = (ROOT / "docs" / "diagnosis.md").read_text()
+    assert reference.rules(diagnosis) == diagnosis, "run: python infra/reference.py"
     assert reference.error_reference() == (ROOT / "docs" / "errors.md").read_text(), "run: python infra/reference.py"

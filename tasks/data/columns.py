@@ -10,18 +10,22 @@ A batch is a gather of rows: no parsing, no copy of the file into memory; the ca
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
 from tasks.files import read_json, write_json
 
 INDEX = "index.json"
+MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
+READ_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,10 +180,24 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
     path = column_path(folder, split, column.name)
     if count == 0:
         return np.empty((0, *column.shape), np.dtype(column.dtype))
-    array = np.memmap(path, np.dtype(column.dtype), mode="c", shape=(count, *column.shape))
-    if hasattr(mmap, "MADV_RANDOM"):
-        array._mmap.madvise(mmap.MADV_RANDOM if column.stride >= mmap.PAGESIZE else mmap.MADV_NORMAL)  # type: ignore[attr-defined]
-    return array
+    return np.memmap(path, np.dtype(column.dtype), mode="c", shape=(count, *column.shape))
+
+
+@cache
+def read_ahead(path: Path) -> None:
+    """Bring a column into the page cache, once per process and in the background, if it takes no more than half of the memory there is.
+
+    Rows met in random order are read from a cold disk in small pieces; from beginning to end the disk gives all it has.
+    """
+    if path.exists() and path.stat().st_size <= MEMORY_SHARE * psutil.virtual_memory().available:
+        threading.Thread(target=_read_through, args=(path,), daemon=True, name="read-ahead").start()
+
+
+def _read_through(path: Path) -> None:
+    block = bytearray(READ_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(block):
+            pass
 
 
 def _digest(data: bytes | memoryview) -> str:

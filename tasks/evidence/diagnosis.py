@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.errors import ImpossiblePlan
-from tasks.evidence.costs import OpCost
 from tasks.evidence.facts import WORTH_PCT, Facts
-from tasks.evidence.operational import Consumer, load_of, step_ms, stretch_of
+from tasks.evidence.operational import Consumer, OpCost, load_of, step_ms, stretch_of
 from tasks.evidence.rules import RULES, Effort, Rule
 from tasks.pipelines.plan import Plan, Work, make_plan
 from tasks.settings import PipelineConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.evidence.breakdown import Breakdown
-from tasks.evidence.costs import Costs
-from tasks.evidence.operational import Load
+from tasks.evidence.operational import Costs, Load
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Apply, Batch, Plan
 from tasks.settings import PipelineConfig

@@ -9,18 +9,36 @@ Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per core and paralleli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 
-from tasks.evidence.costs import Costs
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Plan, Prefetch, Read, Windows
 
 HALVINGS = 50
+CROWDING = 1.5  # cores that a model loses to one that works beside it: the threads of a kernel wait for the slowest. Measured on 2 cores
 LEAST_STRETCH, MOST_STRETCH = 0.8, 3.0
 MIX_US = 0.3  # drawing an example from a shuffle's reservoir
 CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}  # delivering an element that was kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCost:
+    """Work of an op on one core [µs per example]: called with one example, and with a batch (None: it takes no batches)."""
+
+    example_us: float
+    batch_us: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Work on one core [µs]: of any map call; per example of stacking into a batch, of reading each source, of each op."""
+
+    call_us: float
+    stack_us: float
+    read_us: Mapping[str, float]
+    ops: Mapping[str, OpCost]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +109,7 @@ def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
     least, most = max(consumer.step_ms + load.serial_ms, slowest), consumer.step_ms + work + load.work_ms
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        free = max(1e-6, cores - beside / middle)
+        free = max(1e-6, cores - CROWDING * beside / middle)
         needed = (work - shared) / min(1.0, free) + shared / free + load.serial_ms
         least, most = (middle, most) if needed > middle else (least, middle)
     return most

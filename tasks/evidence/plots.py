@@ -58,9 +58,15 @@ def plot_timelines(timelines: Mapping[str, Mapping[str, Sequence[tuple[float, fl
     length = min(max(end for spans in lanes.values() for _, end in spans) for lanes in timelines.values())
     for axes, (title, lanes) in zip(_rows(figure, heights), timelines.items(), strict=True):
         for place, (lane, spans) in enumerate(lanes.items()):
-            edge = {"edgecolor": "white", "linewidth": 1.2} if lane == TRAIN_LANE else {"linewidth": 0}
+            steps_apart = 1.2 if lane == TRAIN_LANE else 0
             color = {TRAIN_LANE: TRAIN, WAITING_LANE: WAITING}.get(lane, MODEL if lane in READING else INPUT)
-            axes.broken_barh([(begin, end - begin) for begin, end in spans if begin < length], (place - 0.36, 0.72), facecolor=color, **edge)
+            axes.broken_barh(
+                [(begin, end - begin) for begin, end in spans if begin < length],
+                (place - 0.36, 0.72),
+                facecolor=color,
+                edgecolor="white",
+                linewidth=steps_apart,
+            )
         axes.set_yticks(range(len(lanes)), [_short(lane) for lane in lanes])
         axes.invert_yaxis()
         axes.set_xlim(0, length)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import tensorflow as tf
 
-from tasks.data.columns import map_column
+from tasks.data.columns import column_path, map_column, read_ahead
 from tasks.data.order import steps_per_epoch
 from tasks.errors import ImpossiblePlan, nearest
 from tasks.pipelines.kernels import Element
@@ -54,8 +54,7 @@ class MappedSplit:
 
     @cached_property
     def _classes(self) -> ClassIndex:
-        labels = np.asarray(map_column(self.stored.snapshot_folder, self.split, self.stored.column("label"), self.examples))
-        return class_index(labels, class_weights(self.gather.sample, labels, self.stored.shards.classes, split=self.split))
+        return class_index(*labels_and_weights(self.gather.sample, self.stored, self.split))
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows (steps, batch on this host) int64 that `steps` (n,) int64, counted over all epochs, are made of.
@@ -116,16 +115,19 @@ def split_windows(steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> El
 
 def mapped_tensor(stored: Stored, split: str, name: str) -> tf.Tensor:
     """A snapshot column as a tensor over its memory mapping: no time, no memory, whatever its size."""
+    read_ahead(column_path(stored.snapshot_folder, split, name))
     array = map_column(stored.snapshot_folder, split, stored.column(name), stored.snapshot.splits[split].count)
     return tf.experimental.dlpack.from_dlpack(np.asarray(array).__dlpack__())
 
 
-def class_weights(sample: Sample, labels: np.ndarray, classes: tuple[str, ...], *, split: str) -> np.ndarray:
-    """Weight of each class (classes,) float64.
+def labels_and_weights(sample: Sample, stored: Stored, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each example of a split (examples,) int64 and the weight of each class (classes,) float64.
 
     Raises:
       ImpossiblePlan: a weight names no class, or a class that is to be drawn has no example.
     """
+    classes = stored.shards.classes
+    labels = np.asarray(map_column(stored.snapshot_folder, split, stored.column("label"), stored.snapshot.splits[split].count))
     for name in sample.weights:
         if name not in classes:
             raise ImpossiblePlan(f"sample.weights: {name} is not a class; {nearest(name, list(classes))}")
@@ -136,4 +138,4 @@ def class_weights(sample: Sample, labels: np.ndarray, classes: tuple[str, ...], 
         raise ImpossiblePlan(
             f"sample: the {split} split has no example of {', '.join(missing)}; give such a class the weight 0, or add examples to the data"
         )
-    return weights
+    return labels, weights

@@ -7,11 +7,10 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from tasks.data.columns import map_column
 from tasks.data.tfrecord import Compression
 from tasks.errors import MissingInput
 from tasks.pipelines.kernels import Draw, compute
-from tasks.pipelines.mapped import class_weights, split_windows
+from tasks.pipelines.mapped import labels_and_weights, split_windows
 from tasks.pipelines.ops import Parse
 from tasks.pipelines.plan import Read, Windows, resolve
 from tasks.pipelines.stored import Stored
@@ -92,8 +91,7 @@ def windows(dataset: tf.data.Dataset, step: Windows) -> tf.data.Dataset:
 def drawn_by_class(dataset: tf.data.Dataset, sample: Sample, stored: Stored, split: str, *, seed: int) -> tf.data.Dataset:
     """Draw from one stream per class, again and again, as many examples as the split has."""
     count = stored.shards.examples(split)
-    labels = np.asarray(map_column(stored.snapshot_folder, split, stored.column("label"), stored.snapshot.splits[split].count))
-    weights = class_weights(sample, labels, stored.shards.classes, split=split)
+    _, weights = labels_and_weights(sample, stored, split)
     drawn = [int(label) for label in np.flatnonzero(weights)]
     parts = [dataset.filter(lambda element, label=label: element["label"] == label, name="class").repeat() for label in drawn]
     shares = [float(weights[label] / weights.sum()) for label in drawn]

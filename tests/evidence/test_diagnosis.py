@@ -11,10 +11,9 @@ from tasks.data.records import RecordSchema
 from tasks.errors import ConditionMet, InvalidParams
 from tasks.evidence.breakdown import Breakdown
 from tasks.evidence.condition import parse_condition
-from tasks.evidence.costs import Costs, OpCost
 from tasks.evidence.diagnosis import Ceilings, changed, diagnose
 from tasks.evidence.facts import Facts
-from tasks.evidence.operational import Consumer, Load, Segment, load_of, step_ms
+from tasks.evidence.operational import Consumer, Costs, Load, OpCost, Segment, load_of, step_ms
 from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
 from tasks.pipelines.plan import Work, make_plan
 from tasks.settings import PipelineConfig

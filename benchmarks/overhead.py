@@ -1,0 +1,79 @@
+"""What measuring costs a training outside the traced window: Keras' bare fit against the train stage's, by turns.
+
+    python -m benchmarks.overhead
+
+The same model and the same mapped pipeline on Fashion-MNIST, epoch after epoch by turns: without any callback, and with the step timer,
+the rows, the process and NVML sampling and MLflow's metrics and system metrics that the train stage has on. Both validate; no
+checkpoint is written. The median of the pairs' ratios counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import data
+
+
+def epochs(workload: data.Workload, folder: Path) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Two functions that train an epoch and return its seconds: bare, and measured."""
+    import mlflow
+
+    from tasks.assembly import input_pipeline, open_inputs
+    from tasks.checkpoints import Progress
+    from tasks.evidence.hardware import Sampler
+    from tasks.evidence.tracking import Identity, Recorder
+    from tasks.modelling import models_of
+    from tasks.models import compile_model
+    from tasks.params import check
+
+    config = {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}
+    train = {"epochs": 1000, "schedule": "constant", "checkpoint_every": "1000 epochs"}
+    params = check({**workload.document, "pipelines": {"snapshot": config}, "train": train})
+    stored = open_inputs(params, workload.layout)
+    pipeline = input_pipeline(params, "snapshot", stored, split="train", purpose="train")
+    validation = input_pipeline(params, "snapshot", stored, split="validation", purpose="evaluate")
+    models = models_of(params, stored)
+    compile_model(models.network, params.train, target=models.target, steps=pipeline.steps)
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    recorder = Recorder(Identity(data_set="overhead", pipeline="snapshot", data_digest=""))
+    progress = Progress(pipeline, folder / "checkpoint", "overhead", params.train, recorder)
+
+    def epoch(callbacks: list) -> float:
+        begun = time.perf_counter()
+        models.network.fit(pipeline.dataset(), validation_data=validation.dataset(), verbose=0, shuffle=False, callbacks=callbacks)  # pyright: ignore[reportArgumentType]
+        return time.perf_counter() - begun
+
+    def measured() -> float:
+        with Sampler():
+            return epoch([progress])
+
+    recorder.__enter__()
+    return lambda: epoch([]), measured
+
+
+def main() -> None:
+    """Train by turns and print the ratio."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=15, help="epochs of each kind")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        bare, measured = epochs(data.fashion_mnist(Path(folder)), Path(folder))
+        bare(), measured()
+        ratios = []
+        for number in range(options.pairs):
+            first, second = (bare, measured) if number % 2 else (measured, bare)
+            times = {first: first(), second: second()}
+            ratios.append(times[measured] / times[bare])
+    middle, spread = statistics.median(ratios), statistics.quantiles(ratios, n=4)
+    print(
+        f"a measured epoch takes {100 * (middle - 1):+.1f} % of a bare one's time (quartiles {100 * (spread[0] - 1):+.1f} to {100 * (spread[2] - 1):+.1f} %)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What people see of a run in the Prefect UI: tables, words, pictures and where to look further; and what failed, with its log."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from prefect.artifacts import create_image_artifact, create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from tasks.evidence import tracking
+
+SHOWN = (
+    "pipeline", "train_examples_per_s", "speedup_vs_naive", "input_examples_per_s", "model_examples_per_s", "stall_pct", "val_metric", "verdict",
+)  # fmt: skip
+UI_URL = "PREFECT_UI_URL"
+
+
+def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None) -> None:
+    """The comparison as a table, in words with cause and fix, as a picture, and links to its MLflow run and page."""
+    table = [{column: _rounded(row[column]) for column in SHOWN} for row in summary["configurations"]]
+    create_table_artifact(key="comparison", table=table, description=summary["headline"])
+    create_markdown_artifact(key="comparison-report", markdown=in_words(summary))
+    _show_picture("comparison-throughput", report / "plots" / "throughput.png", summary["headline"])
+    _show_picture("comparison-timelines", report / "plots" / "timelines.png", f"{summary['baseline']} and {summary['best']}, real steps")
+    _link_to_run(run_id, summary["headline"])
+    create_link_artifact(key="comparison-page", link=(report / "index.html").resolve().as_uri(), link_text=f"the report: {report / 'index.html'}")
+
+
+def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> None:
+    """One configuration's result as a table, its timeline, and a link to its MLflow run."""
+    plain = {key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)}
+    create_table_artifact(
+        key="training", table=[{"figure": key, "value": value} for key, value in plain.items()], description=f"{pipeline}: {result['verdict']}"
+    )
+    _show_picture("training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps")
+    _link_to_run(tracking.run_of(folder), f"{pipeline} in MLflow")
+
+
+def in_words(summary: Mapping[str, Any]) -> str:
+    """The comparison as Markdown."""
+    head = ["| " + " | ".join(SHOWN) + " |", "|" + "---|" * len(SHOWN)]
+    rows = ["| " + " | ".join(str(_rounded(row[column])) for column in SHOWN) + " |" for row in summary["configurations"]]
+    fixes = [f"- **{row['pipeline']}** ({row['verdict']}): {row['cause']}. Fix: `{row['fix']}`" for row in summary["configurations"]]
+    return "\n".join([f"# {summary['headline']}", "", *head, *rows, "", "## Cause and fix", "", *fixes])
+
+
+def tell_failure(flow: Any, flow_run: Any, state: Any) -> None:
+    """Say on the run's page what failed and where its log is."""
+    place = f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}" if os.environ.get(UI_URL) else f"`prefect flow-run logs {flow_run.id}`"
+    message = state.message or "no message"
+    create_markdown_artifact(
+        key=f"{flow.name}-failure",
+        markdown=f"# {flow_run.name}: {state.name}\n\n```\n{message[:4000]}\n```\n\nThe log: {place}. Finished stages are kept; retry the run to go on.",
+    )
+
+
+def _link_to_run(run_id: str | None, text: str) -> None:
+    server = mlflow.get_tracking_uri()
+    if run_id is None or not server.startswith("http"):
+        return
+    experiment = mlflow.get_run(run_id).info.experiment_id
+    create_link_artifact(key="mlflow-run", link=f"{server}/#/experiments/{experiment}/runs/{run_id}", link_text=text)
+
+
+def _show_picture(key: str, path: Path, description: str) -> None:
+    """Pictures travel inside the artifact, so that any browser that reaches the server sees them."""
+    if path.exists():
+        create_image_artifact(key=key, image_url=f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}", description=description)
+
+
+def _rounded(value: object) -> object:
+    return round(value, 4 if abs(value) < 10 else 1) if isinstance(value, float) else value  # noqa: PLR2004

@@ -1,0 +1,43 @@
+"""The data alone, up to the snapshot: `python -m flows.preparation --set data.path=my/photos`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from prefect import flow
+
+from flows.artifacts import tell_failure
+from flows.command import Name, Overlay, Set, changes_of, quiet
+from flows.form import UNCHANGED, Changes, RunName
+from flows.run import PREPARATION, begin
+from flows.workspace import overridden_params
+from tasks.errors import told_plainly
+
+
+@flow(name="ingest-and-shard", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
+def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool:
+    """Fetch, ingest, shard and snapshot, so that later runs find the data ready; returns whether anything had to be done.
+
+    Args:
+      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
+      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
+    """
+    run = begin(changes, name)
+    ran = run.chain(PREPARATION)
+    if ran:
+        run.keep(PREPARATION)
+    return ran
+
+
+def command(set_: Set = None, overlay: Overlay = None, name: Name = None) -> None:
+    """Bring the data up to date: fetch, ingest, shard, snapshot."""
+    quiet()
+    with told_plainly():
+        changes = changes_of(set_, overlay)
+        overridden_params(Path.cwd(), changes.keys(), changes.document())
+        ingest_and_shard(changes=changes, name=name)
+
+
+if __name__ == "__main__":
+    typer.run(command)
