@@ -20,14 +20,19 @@ UI_URL = "PREFECT_UI_URL"
 
 
 def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None) -> None:
-    """The comparison as a table, in words with cause and fix, as a picture, and links to its MLflow run and page."""
+    """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow run."""
     table = [{column: _rounded(row[column]) for column in SHOWN} for row in summary["configurations"]]
     create_table_artifact(key="comparison", table=table, description=summary["headline"])
     create_markdown_artifact(key="comparison-report", markdown=in_words(summary))
     _show_picture("comparison-throughput", report / "plots" / "throughput.png", summary["headline"])
     _show_picture("comparison-timelines", report / "plots" / "timelines.png", f"{summary['baseline']} and {summary['best']}, real steps")
     _link_to_run(run_id, summary["headline"])
-    create_link_artifact(key="comparison-page", link=(report / "index.html").resolve().as_uri(), link_text=f"the report: {report / 'index.html'}")
+
+
+def link_to_report(report: Path) -> None:
+    """Where the page is on the disk of the machine that made it; MLflow's run has it, too."""
+    page = (report / "index.html").resolve()
+    create_link_artifact(key="comparison-page", link=page.as_uri(), link_text=f"the report: {page}")
 
 
 def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> None:
@@ -51,11 +56,9 @@ def in_words(summary: Mapping[str, Any]) -> str:
 def tell_failure(flow: Any, flow_run: Any, state: Any) -> None:
     """Say on the run's page what failed and where its log is."""
     place = f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}" if os.environ.get(UI_URL) else f"`prefect flow-run logs {flow_run.id}`"
-    message = state.message or "no message"
-    create_markdown_artifact(
-        key=f"{flow.name}-failure",
-        markdown=f"# {flow_run.name}: {state.name}\n\n```\n{message[:4000]}\n```\n\nThe log: {place}. Finished stages are kept; retry the run to go on.",
-    )
+    said = f"# {flow_run.name}: {state.name}\n\n```\n{(state.message or 'no message')[:4000]}\n```"
+    advice = f"The log: {place}. Finished stages are kept; retry the run to go on."
+    create_markdown_artifact(key=f"{flow.name}-failure", markdown=f"{said}\n\n{advice}")
 
 
 def _link_to_run(run_id: str | None, text: str) -> None:

@@ -12,7 +12,7 @@ from prefect import flow, get_run_logger
 from rich.console import Console
 from rich.table import Table
 
-from flows.artifacts import in_words, show_comparison, tell_failure
+from flows.artifacts import in_words, link_to_report, show_comparison, tell_failure
 from flows.command import Name, Overlay, Set, changes_of, quiet
 from flows.form import UNCHANGED, Changes, Pipeline, RunName
 from flows.run import PREPARATION, Run, begin, known_pipelines
@@ -27,12 +27,12 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
     """Run configurations through every stage and compare them; returns the folder of the report.
 
     Args:
-      pipelines: only these configurations; none: all of params.yaml. The report compares all, so it is left out where only some are asked for
+      pipelines: only these configurations; none: all of params.yaml. Without changes the report, which compares all, is then left out
       changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
     """
-    run = begin(changes, name)
-    chosen = known_pipelines(run.params, list(pipelines or run.params.pipelines))
+    run = begin(changes, name, only=list(pipelines or []))
+    chosen = list(pipelines or run.params.pipelines)
     parent = open_parent(run, chosen)
     run = run.below(parent)
     prepared = run.chain(PREPARATION)
@@ -40,8 +40,6 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
     ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
     if set(chosen) != set(run.params.pipelines):
         get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
-        if prepared or any(ran):
-            run.keep([*PREPARATION, *measured])
         return None
     reported = run.chain(["report"], upstream_ran=prepared or any(ran))
     report = run.workspace.root / "report"
@@ -49,7 +47,9 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
     if parent:
         tracking.close_comparison(parent, run.params.data.source, summary, report, note=in_words(summary))
     show_comparison(summary, report, parent)
-    return (run.keep([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
+    report = (run.keep([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
+    link_to_report(report)
+    return report
 
 
 def open_parent(run: Run, chosen: list[str]) -> str | None:

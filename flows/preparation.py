@@ -17,16 +17,15 @@ from tasks.errors import told_plainly
 
 @flow(name="ingest-and-shard", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
 def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool:
-    """Fetch, ingest, shard and snapshot, so that later runs find the data ready; returns whether anything had to be done.
+    """Fetch, ingest, shard and snapshot, so that later runs find the data in DVC's cache; returns whether anything had to be done.
 
     Args:
-      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
-      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
+      changes: what differs from params.yaml in this run only; without a configuration's results it is no experiment
+      name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
     """
     run = begin(changes, name)
     ran = run.chain(PREPARATION)
-    if ran:
-        run.keep(PREPARATION)
+    run.leave()
     return ran
 
 

@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 from flows.command import quiet
 from flows.form import Changes
 from flows.stages import Workplace, run_stage, stale_stages
-from flows.workspace import Workspace, open_workspace, remove_workspace, save_experiment
+from flows.workspace import Workspace, open_workspace, overridden_params, remove_workspace, save_experiment
 from tasks.errors import InvalidParams, WorkspaceProblem, nearest
 from tasks.evidence import tracking
 from tasks.params import PARAMS_FILE, Params, load_params
@@ -63,14 +63,28 @@ class Run:
         if failure is not None:
             raise WorkspaceProblem(f"{self.name} could not be kept as an experiment: {failure}; its worktree {self.workspace.root} stays")
         get_run_logger().info(f"kept as DVC experiment {self.name}: `dvc exp show`, `dvc exp apply {self.name}`")
-        return remove_workspace(self.workspace) if self.passing else None
+        return self.leave()
+
+    def leave(self) -> Path | None:
+        """Remove the worktree of a run that nobody named. Returns where the report has moved to, if it has."""
+        return remove_workspace(self.workspace) if self.workspace.isolated and self.passing else None
 
 
-def begin(changes: Changes, name: str | None) -> Run:
-    """Open the workspace of the current flow run and ask DVC once what is out of date there."""
+def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Run:
+    """Open the workspace of the current flow run and ask DVC once what is out of date there.
+
+    `only` are the configurations that the run is about; none: all. In a workspace of its own there are no others, since an
+    experiment would hold results for them that nobody has made.
+
+    Raises:
+      InvalidParams: a changed parameter is wrong, or a configuration does not exist.
+    """
     quiet()
+    project, overlay, overrides = Path.cwd(), changes.document(), changes.keys()
+    asked = overridden_params(project, overrides, overlay)
+    chosen = known_pipelines(asked, list(only))
     run_name = name or str(flow_run.name)
-    workspace = open_workspace(Path.cwd(), name=run_name, overrides=changes.keys(), overlay=changes.document())
+    workspace = open_workspace(project, name=run_name, overrides=overrides, overlay=overlay, only=chosen)
     # MLflow's store stays the project's, for the stages and for this process.
     os.environ[tracking.STORE_HOME] = str(workspace.project)
     environment = {tracking.STORE_HOME: str(workspace.project), tracking.FLOW_RUN: str(flow_run.id or "")}

@@ -27,9 +27,9 @@ def training(pipeline: Pipeline, changes: Changes = UNCHANGED, name: RunName = N
       changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
     """
-    run = begin(changes, name)
-    known_pipelines(run.params, [pipeline])
-    stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED)]
+    run = begin(changes, name, only=[pipeline])
+    # An experiment is complete with the report, which is then about this configuration alone.
+    stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED), *(["report"] if run.workspace.isolated else [])]
     ran = run.chain(stages)
     folder = run.workspace.root / "runs" / pipeline
     trained, profiled = (json.loads((folder / file).read_text()) for file in ("train.json", "profile.json"))

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,11 @@ class Workspace:
         return self.root != self.project
 
 
-def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: Mapping[str, Any]) -> Workspace:
+def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: Mapping[str, Any], only: Sequence[str] = ()) -> Workspace:
     """Return the project itself where nothing is overridden, else a worktree named `name` with the overridden parameters.
 
     Parameters are checked before anything is created. Uncommitted changes of tracked files are part of the run; untracked
-    files are not. An existing worktree of that name is brought up to date and used again.
+    files are not. An existing worktree of that name is brought up to date and used again. `only`: the configurations that are to be there.
 
     Raises:
       InvalidParams: all problems of the overridden parameters.
@@ -65,7 +65,7 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
             _git(project, "worktree", "prune")
             _git(project, "worktree", "add", "--quiet", "--detach", str(root), commit)
     _share_cache(project, root)
-    _write_params(project, root, overrides, overlay)
+    _write_params(project, root, overrides, overlay, only)
     return Workspace(root=root, project=project)
 
 
@@ -107,13 +107,18 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     return kept if report.exists() or kept.exists() else None
 
 
-def _write_params(project: Path, root: Path, overrides: list[str], overlay: Mapping[str, Any]) -> None:
-    """Write the overridden parameters, keeping order and comments. Data outside the repository is named absolutely."""
+def _write_params(project: Path, root: Path, overrides: list[str], overlay: Mapping[str, Any], only: Sequence[str]) -> None:
+    """Write the overridden parameters, keeping order and comments; of the configurations `only` those, if any are given.
+
+    Data outside the repository is named absolutely.
+    """
     yaml = YAML()
     yaml.width = 160
     document = yaml.load((project / PARAMS_FILE).read_text())
     merge(document, overlay)
     apply_overrides(document, overrides)
+    for other in [key for key in document["pipelines"] if only and key not in only]:
+        del document["pipelines"][other]
     source = Path(document["data"]["path"])
     if not source.is_absolute() and (project / source).exists() and not source.is_relative_to("data/raw"):
         document["data"]["path"] = str((project / source).resolve())

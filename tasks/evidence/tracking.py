@@ -179,12 +179,10 @@ def sync() -> tuple[int, int]:
         with recorder:
             recorder.tags(kept["tags"])
             recorder.replay(kept["calls"])
-        if not recorder.sent:
-            # It has kept everything anew, in a file of its own; the older one goes.
-            file.unlink()
-            break
-        mlflow.MlflowClient().set_terminated(recorder.run_id, kept["status"])
         file.unlink()
+        if not recorder.sent or recorder.run_id is None:
+            break  # it has kept everything anew, in a file of its own
+        mlflow.MlflowClient().set_terminated(recorder.run_id, kept["status"])
         sent += 1
     return sent, len(files) - sent
 
