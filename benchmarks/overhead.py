@@ -13,14 +13,16 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import data
 
 
-def epochs(workload: data.Workload, folder: Path) -> tuple[Callable[[], float], Callable[[], float]]:
-    """Two functions that train an epoch and return its seconds: bare, and measured."""
+@contextmanager
+def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[], float], Callable[[], float]]]:
+    """Two functions that train an epoch and return its seconds: bare, and measured, with an MLflow run as long as the block."""
     import mlflow
 
     from tasks.assembly import input_pipeline, open_inputs
@@ -52,8 +54,8 @@ def epochs(workload: data.Workload, folder: Path) -> tuple[Callable[[], float], 
         with Sampler():
             return epoch([progress])
 
-    recorder.__enter__()
-    return lambda: epoch([]), measured
+    with recorder:
+        yield lambda: epoch([]), measured
 
 
 def main() -> None:
@@ -62,13 +64,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15, help="epochs of each kind")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bare, measured = epochs(data.fashion_mnist(Path(folder)), Path(folder))
-        bare(), measured()
         ratios = []
-        for number in range(options.pairs):
-            first, second = (bare, measured) if number % 2 else (measured, bare)
-            times = {first: first(), second: second()}
-            ratios.append(times[measured] / times[bare])
+        with epochs(data.fashion_mnist(Path(folder)), Path(folder)) as (bare, measured):
+            bare(), measured()
+            for number in range(options.pairs):
+                first, second = (bare, measured) if number % 2 else (measured, bare)
+                times = {first: first(), second: second()}
+                ratios.append(times[measured] / times[bare])
     low, middle, high = (100 * (ratio - 1) for ratio in statistics.quantiles(ratios, n=4))
     print(f"a measured epoch takes {middle:+.1f} % longer than a bare one (quartiles {low:+.1f} to {high:+.1f} %)")
 

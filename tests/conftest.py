@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from project import make_project, run
+from stack import Stack, running_stack
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
 from tasks.ingest import ingest
@@ -79,3 +81,19 @@ def first(tmp_path_factory, array_file) -> tuple[Path, str]:
     """A project of two configurations after its first `dvc repro`, and what that printed."""
     folder = make_project(tmp_path_factory.mktemp("dag") / "project", array_file)
     return folder, run(folder, "dvc", "repro")
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory, array_file) -> Iterator[Stack]:
+    """A project with its own Prefect server, worker and MLflow."""
+    with running_stack(make_project(tmp_path_factory.mktemp("ui") / "project", array_file)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def trained(stack) -> str:
+    """A training with changes, started as the form starts it, and completed."""
+    flow_run = stack.start("training", pipeline="naive", changes={"epochs": 1, "overrides": ["batch_size=16"]})
+    found = stack.ended(flow_run)
+    assert found["state_type"] == "COMPLETED", stack.log(flow_run)
+    return flow_run

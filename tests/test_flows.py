@@ -12,7 +12,7 @@ import sys
 import mlflow
 import psutil
 import pytest
-from project import environment, make_project, run, run_quietly
+from project import environment, run, run_quietly
 from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.timeout(400)
@@ -93,8 +93,17 @@ def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):
     run(folder, "dvc", "status")
 
 
-def test_the_deployments_can_be_made(tmp_path, array_file):
-    project = make_project(tmp_path / "project", array_file)
-    run(project, "prefect", "work-pool", "create", "throughline", "--type", "process")
-    output = run(project, "prefect", "--no-prompt", "deploy", "--all")
-    assert all(f"Deployment '{flow}/{flow}' successfully created" in output for flow in ("comparison", "training"))
+def test_a_name_cannot_lead_out_of_the_workspaces(first):
+    folder, _ = first
+    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=1", "--name", "../../out", code=2)
+    assert "'../../out' cannot be the name of a run" in output or "should match pattern" in output
+    assert not (folder.parent / "out").exists()
+
+
+def test_a_training_with_changes_is_a_complete_experiment(first):
+    folder, _ = first
+    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=1", "--name", "single")
+    assert "kept as DVC experiment single" in output
+    workspace = folder / ".throughline" / "workspaces" / "single"
+    assert list(YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]) == ["naive"]
+    assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, "what is kept is what dvc.lock says"

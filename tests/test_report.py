@@ -8,7 +8,7 @@ import pytest
 
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.evidence.checklist import checklist, failed
-from tasks.evidence.ranking import break_even_epoch, drift_pct, headline, tied, unlike_results
+from tasks.evidence.ranking import best, break_even_epoch, drift_pct, headline, tied, unlike_results
 from tasks.report import _check_equal, report
 from tasks.settings import PipelineConfig
 from tasks.stage import Layout
@@ -22,9 +22,10 @@ def row(name, train, stall, verdict="compute-bound", *, spread=2.0, model=100.0,
 
 
 def test_configurations_whose_rounds_overlap_are_tied_whatever_their_verdict():
-    rows = [row("naive", 50, 50, "input-bound"), row("a", 95, 8, "slightly input-bound"), row("b", 99, 5), row("c", 80, 15)]
+    rows = [row("naive", 50, 50, "input-bound"), row("a", 95, 8, "slightly input-bound"), row("b", 93, 5, model=90.0), row("c", 80, 15)]
     assert tied(rows) == ["a", "b"]
-    assert headline(rows) == "a and b (tied) train up to 2.0× as fast as naive; training is compute-bound, nothing more to gain from input."
+    assert best(rows)["pipeline"] == "b", "of equals, the one that waits least"
+    assert headline(rows) == "a and b (tied) train up to 1.9× as fast as naive; training is compute-bound, nothing more to gain from input."
 
 
 def test_a_clear_winner_stands_alone():
@@ -33,7 +34,7 @@ def test_a_clear_winner_stands_alone():
 
 
 def test_where_naive_is_as_good_as_any_it_is_said():
-    rows = [row("naive", 98, 5), row("best", 99, 4)]
+    rows = [row("naive", 98, 5), row("best", 99, 4, model=98.0)]
     assert headline(rows) == "No configuration trains faster than naive beyond the noise; training is compute-bound."
 
 

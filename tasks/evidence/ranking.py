@@ -23,14 +23,19 @@ def baseline(rows: Sequence[Row]) -> Row:
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """The configuration with the highest training throughput."""
-    return max(rows, key=lambda row: row["train_examples_per_s"])
+    """The configuration to use: of those that are tied for the highest training throughput, the one with the lowest stall."""
+    names = tied(rows)
+    return min((row for row in rows if row["pipeline"] in names), key=lambda row: row["stall_pct"])
 
 
 def tied(rows: Sequence[Row]) -> list[str]:
-    """The best configuration and all whose stall is not higher beyond what the rounds vary; in given order."""
-    top = best(rows)
-    return [row["pipeline"] for row in rows if row is top or row["stall_pct_low"] <= top["stall_pct_high"]]
+    """The quickest configuration and all that it does not beat beyond the noise, in given order.
+
+    Beyond the noise: its stall is lower by more than the rounds vary, or its throughput higher by more than the machine drifted.
+    """
+    top = max(rows, key=lambda row: row["train_examples_per_s"])
+    least = top["train_examples_per_s"] * (1 - drift_pct(rows) / 100)
+    return [row["pipeline"] for row in rows if row is top or (row["stall_pct_low"] <= top["stall_pct_high"] and row["train_examples_per_s"] >= least)]
 
 
 def drift_pct(rows: Sequence[Row]) -> float:
@@ -45,7 +50,7 @@ def headline(rows: Sequence[Row]) -> str:
     if base["pipeline"] in names:
         return f"No configuration trains faster than {base['pipeline']} beyond the noise; training is {base['verdict']}."
     subject = f"{names[0]} trains" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} (tied) train up to"
-    gain = top["train_examples_per_s"] / base["train_examples_per_s"]
+    gain = max(row["train_examples_per_s"] for row in rows if row["pipeline"] in names) / base["train_examples_per_s"]
     rest = "nothing more to gain from input" if top["verdict"] == "compute-bound" else f"{top['stall_pct']:.0f} % of a step is still lost to input"
     return f"{subject} {gain:.1f}× as fast as {base['pipeline']}; training is {top['verdict']}, {rest}."
 

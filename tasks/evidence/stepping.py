@@ -19,6 +19,7 @@ from tasks.settings import TrainSettings
 
 WARM_UP_STEPS = 3
 PLENTY = 1000  # epochs
+PAUSE_S, RESTING, PATIENCE_S = 0.01, 0.2, 2.0  # cores in use that count as none, and how long to wait for that
 ENOUGH = 7  # rounds, for an interval that a single disturbed one cannot widen
 Step = Callable[[], Any]  # one train step; returns Keras' logs
 
@@ -99,8 +100,21 @@ def in_turns(alone: Step, training: Step, *, rounds: int, seconds: float, at_lea
     for _ in range(WARM_UP_STEPS):
         alone()
         training()
-    turns = [(_turn(alone, seconds, at_least), _turn(training, seconds, at_least)) for _ in range(rounds)]
+    turns = []
+    for _ in range(rounds):
+        settle()
+        turns.append((_turn(alone, seconds, at_least), _turn(training, seconds, at_least)))
     return Rounds(model=tuple(turn for turn, _ in turns), train=tuple(turn for _, turn in turns))
+
+
+def settle() -> None:
+    """Wait until the input's threads have filled their buffers and rest, so that they do not slow the model that is timed alone."""
+    deadline = time.perf_counter() + PATIENCE_S
+    while time.perf_counter() < deadline:
+        begun, cpu = time.perf_counter(), time.process_time()
+        time.sleep(PAUSE_S)
+        if time.process_time() - cpu < RESTING * (time.perf_counter() - begun):
+            return
 
 
 def _turn(step: Step, seconds: float, at_least: int) -> Turn:

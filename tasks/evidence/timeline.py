@@ -40,5 +40,6 @@ def timeline_of(trace: Trace) -> Timeline | None:
         lanes={
             lane: [(first, last) for first, last in (found if lane == TRAIN_LANE else coarsened(found, finest)).tolist()]
             for lane, found in shown.items()
+            if len(found)
         },
     )

@@ -1,0 +1,112 @@
+"""A running `make ui` for tests: started for real, asked through its APIs, stopped as a person would stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+from project import environment
+
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running `make ui` and how to talk to its server."""
+
+    project: Path
+    process: subprocess.Popen
+    server: str
+    tracking: str
+
+    def ask(self, path: str, **body: Any) -> Any:
+        reply = requests.post(f"{self.server}/api/{path}", json=body, timeout=30)
+        assert reply.ok, reply.text
+        return reply.json()
+
+    def refused(self, flow: str, **parameters: Any) -> str:
+        deployment = self.deployment(flow)["id"]
+        reply = requests.post(f"{self.server}/api/deployments/{deployment}/create_flow_run", json={"parameters": parameters}, timeout=30)
+        assert reply.status_code in (409, 422), reply.text
+        return reply.text
+
+    def deployment(self, flow: str) -> dict[str, Any]:
+        return self.ask("deployments/filter", deployments={"name": {"any_": [flow]}})[0]
+
+    def start(self, flow: str, **parameters: Any) -> str:
+        return self.ask(f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters)["id"]
+
+    def state(self, flow_run: str) -> dict[str, Any]:
+        return requests.get(f"{self.server}/api/flow_runs/{flow_run}", timeout=30).json()
+
+    def ended(self, flow_run: str, seconds: float = 240) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while (found := self.state(flow_run))["state_type"] not in ENDED:
+            assert time.monotonic() < deadline, f"{found['name']} is still {found['state_type']}; {self.log(flow_run)[-2000:]}"
+            time.sleep(1)
+        return found
+
+    def log(self, flow_run: str) -> str:
+        lines = self.ask("logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}, sort="TIMESTAMP_ASC", limit=200)
+        return "\n".join(line["message"] for line in lines)
+
+    def artifacts(self, flow_run: str) -> set[tuple[str, str]]:
+        found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run]}})
+        return {(artifact["key"], artifact["type"]) for artifact in found if artifact["key"]}
+
+
+def processes_of(folder: Path, word: str) -> list[psutil.Process]:
+    """Live processes that work in a folder or below it and have `word` on their command line."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            inside = Path(process.cwd()).is_relative_to(folder)
+            if inside and process.status() != psutil.STATUS_ZOMBIE and word in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
+    """Wait until something is so, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.3)
+    return found
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def running_stack(project: Path) -> Iterator[Stack]:
+    """Start `python -m flows.ui` in a project; Ctrl-C at the end, which must leave no process."""
+    ports = free_port(), free_port()
+    command = [sys.executable, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])]
+    process = subprocess.Popen(command, cwd=project, env=environment(project), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = []
+    for line in process.stdout or ():
+        said.append(line)
+        if "Ctrl-C stops all" in line:
+            break
+    else:
+        raise AssertionError("".join(said))
+    yield Stack(project, process, f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert not processes_of(project, "prefect") and not processes_of(project, "mlflow"), "Ctrl-C leaves no process"

@@ -1,0 +1,118 @@
+"""The stack of `make ui` for real: a server, a worker and MLflow; runs started as the UI starts them, cancelled, crashed; nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+
+import mlflow
+import psutil
+import pytest
+from project import SMALL, run, run_quietly
+from stack import ENDED, processes_of, wait_for
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_the_form_has_types_bounds_and_choices(stack):
+    schema = stack.deployment("training")["parameter_openapi_schema"]
+    assert schema["properties"]["pipeline"]["enum"] == list(SMALL["pipelines"])
+    changes = schema["definitions"]["Changes"]["properties"]
+    assert changes["epochs"]["anyOf"][0] == {"maximum": 100_000, "minimum": 1, "type": "integer"}
+    assert all(field["description"] for field in changes.values())
+    assert stack.deployment("comparison")["parameter_openapi_schema"]["properties"]["pipelines"]["anyOf"][0]["items"]["enum"] == list(
+        SMALL["pipelines"]
+    )
+    assert not stack.deployment("comparison")["schedules"][0]["active"], "the nightly one is there, to be switched on"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"pipeline": "nive"}, "'nive' is not one of"),
+        ({"pipeline": "naive", "changes": {"epochs": 0}}, "less than the minimum of 1"),
+        ({"pipeline": "naive", "changes": {"overrides": ["rm -rf"]}}, "does not match"),
+        ({"pipeline": "naive", "name": "../../elsewhere"}, "does not match"),
+    ],
+)
+def test_wrong_values_are_refused_at_once(stack, parameters, said):
+    assert said in stack.refused("training", **parameters)
+
+
+def test_a_wrong_override_fails_in_words(stack):
+    flow_run = stack.start("training", pipeline="naive", changes={"overrides": ["train.epoch=3"]})
+    found = stack.ended(flow_run)
+    assert found["state_type"] == "FAILED"
+    assert "did you mean epochs?" in found["state"]["message"]
+    assert ("training-failure", "markdown") in stack.artifacts(flow_run)
+
+
+def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(stack, trained):
+    name = stack.state(trained)["name"]
+    assert {("training", "table"), ("training-timeline", "image"), ("mlflow-run", "markdown")} <= stack.artifacts(trained)
+    assert name in run(stack.project, "dvc", "exp", "list")
+    assert run_quietly(stack.project, "git", "status", "--porcelain") == ""
+    assert not (stack.project / ".throughline" / "workspaces" / name).exists(), "it cleans up after itself"
+    assert (stack.project / ".throughline" / "reports" / name / "index.html").exists()
+    mlflow.set_tracking_uri(stack.tracking)
+    found = mlflow.search_runs(search_all_experiments=True, filter_string=f"tags.`prefect.flow_run_id` = '{trained}'", output_format="list")
+    assert [(one.data.tags["dvc.experiment"], one.data.tags["pipeline"]) for one in found] == [(name, "naive")]
+    assert len(found[0].data.tags["git.commit"]) == 40
+
+
+def test_an_applied_experiment_has_nothing_left_to_run(stack, trained, tmp_path):
+    clone = tmp_path / "clone"
+    name = stack.state(trained)["name"]
+    run(stack.project, "git", "clone", "-q", ".", str(clone))
+    run(clone, "git", "fetch", "-q", "origin", "+refs/exps/*:refs/exps/*")
+    run(clone, "dvc", "cache", "dir", "--local", str(stack.project / ".dvc" / "cache"))
+    (clone / "source").mkdir(exist_ok=True)
+    run(clone, "dvc", "exp", "apply", name)
+    assert "Running stage" not in run(clone, "dvc", "repro")
+
+
+def test_cancelling_ends_every_process_within_fifteen_seconds_and_frees_the_locks(stack):
+    flow_run = stack.start("training", pipeline="naive", changes={"epochs": 50_000}, name="endless")
+    wait_for(lambda: processes_of(stack.project, "tasks.train"))
+    begun = time.monotonic()
+    stack.ask(f"flow_runs/{flow_run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    wait_for(lambda: not processes_of(stack.project, "tasks.train") and not processes_of(stack.project, "dvc"), 15)
+    assert stack.ended(flow_run, 30)["state_type"] == "CANCELLED"
+    assert time.monotonic() - begun < 30
+    run(stack.project, "dvc", "status")
+
+
+def test_runs_at_the_same_time_do_not_clash_and_measured_stages_take_turns(stack):
+    runs = [stack.start("training", pipeline=name, changes={"epochs": 2, "overrides": ["batch_size=8"]}) for name in ("naive", "optimized")]
+    both = []
+    while any(stack.state(flow_run)["state_type"] not in ENDED for flow_run in runs):
+        measuring = [p for stage in ("build", "train", "profiling") for p in processes_of(stack.project, f"-m tasks.{stage}")]
+        both.append(len({p.cwd() for p in measuring if p.name().startswith("python")}) if measuring else 0)
+        time.sleep(0.5)
+    assert [stack.ended(flow_run)["state_type"] for flow_run in runs] == ["COMPLETED", "COMPLETED"], stack.log(runs[0]) + stack.log(runs[1])
+    assert max(both) == 1, "never two measured stages at once"
+    names = run(stack.project, "dvc", "exp", "list")
+    assert all(stack.state(flow_run)["name"] in names for flow_run in runs)
+
+
+def test_a_run_whose_worker_crashed_is_retried_without_redoing_what_was_done(stack):
+    stack.start("training", pipeline="naive", changes={"epochs": 150, "overrides": ["train.checkpoint_every=10 epochs"]}, name="crashed")
+    wait_for(lambda: processes_of(stack.project, "tasks.train"))
+    workspace = stack.project / ".throughline" / "workspaces" / "crashed"
+    wait_for(lambda: (workspace / "runs" / "naive" / ".checkpoint" / "state.json").exists())
+    worker = next(process for process in processes_of(stack.project, "worker start") if "flows.supervise" not in " ".join(process.cmdline()))
+    flow = [
+        process for process in worker.children(recursive=True) if "flow-run" in " ".join(process.cmdline()) or "engine" in " ".join(process.cmdline())
+    ]
+    for process in (worker, *flow):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not processes_of(stack.project, "tasks.train"), 15)
+    output = run(stack.project, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=150",
+                 "--set", "train.checkpoint_every=10 epochs", "--name", "crashed")  # fmt: skip
+    assert "going on from" in output
+    assert "Finished in state Cached('shard" in output
+    assert json.loads((workspace / "runs" / "naive" / "run.json").read_text())["sent"]
