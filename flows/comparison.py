@@ -93,7 +93,7 @@ def command(
     quiet()
     with told_plainly():
         changes = changes_of(set_, overlay)
-        known_pipelines(overridden_params(Path.cwd(), changes.keys(), changes.document()), pipeline or [])
+        known_pipelines(overridden_params(Path.cwd(), changes.settings(), changes.document()), pipeline or [])
         report = comparison(pipelines=pipeline, changes=changes, name=name)
         if report:
             show(json.loads((report / "summary.json").read_text()), report)

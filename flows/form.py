@@ -60,7 +60,7 @@ class Changes(BaseModel):
         merge(document, self.overlay)
         return document
 
-    def keys(self) -> list[str]:
+    def settings(self) -> list[str]:
         """Everything else, as KEY=VALUE."""
         fields = {"train.epochs": self.epochs, "batch_size": self.batch_size, "train.learning_rate": self.learning_rate}
         return [*(f"{key}={value}" for key, value in fields.items() if value is not None), *self.overrides]

@@ -34,7 +34,7 @@ def command(set_: Set = None, overlay: Overlay = None, name: Name = None) -> Non
     quiet()
     with told_plainly():
         changes = changes_of(set_, overlay)
-        overridden_params(Path.cwd(), changes.keys(), changes.document())
+        overridden_params(Path.cwd(), changes.settings(), changes.document())
         ingest_and_shard(changes=changes, name=name)
 
 

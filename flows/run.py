@@ -80,7 +80,7 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Ru
       InvalidParams: a changed parameter is wrong, or a configuration does not exist.
     """
     quiet()
-    project, overlay, overrides = Path.cwd(), changes.document(), changes.keys()
+    project, overlay, overrides = Path.cwd(), changes.document(), changes.settings()
     asked = overridden_params(project, overrides, overlay)
     chosen = known_pipelines(asked, list(only))
     run_name = name or str(flow_run.name)

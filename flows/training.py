@@ -51,7 +51,7 @@ def command(
     quiet()
     with told_plainly():
         changes = changes_of(set_, overlay)
-        known_pipelines(overridden_params(Path.cwd(), changes.keys(), changes.document()), [pipeline])
+        known_pipelines(overridden_params(Path.cwd(), changes.settings(), changes.document()), [pipeline])
         result = training(pipeline=pipeline, changes=changes, name=name)
         typer.echo(json.dumps(result, indent=2))
 

@@ -92,8 +92,10 @@ def _wait_until(service: Service, running: Running) -> None:
 
 
 @contextmanager
-def stack(*, prefect_port: int, mlflow_port: int, store: str, runs_at_once: int) -> Iterator[tuple[dict[str, str], list[Running]]]:
-    """All three services; yields their addresses by name, and what is running.
+def stack(*, prefect_port: int, mlflow_port: int, store: str, runs_at_once: int) -> Iterator[tuple[dict[str, str], Callable[[], None]]]:
+    """All three services; yields their addresses by name, and a function that looks after them, to be called now and then.
+
+    It starts a worker that has died again; what it was running can be retried. Without its servers nothing goes on.
 
     Raises:
       ServiceFailed: a port is taken, or something did not start.
@@ -144,7 +146,16 @@ def stack(*, prefect_port: int, mlflow_port: int, store: str, runs_at_once: int)
         running = [open_services.enter_context(serving(service, environment)) for service in services[:2]]
         deploy(environment)
         running.append(open_services.enter_context(serving(services[2], environment)))
-        yield {"Prefect": server, "MLflow": tracking}, running
+
+        def look_after() -> None:
+            for place, one in enumerate(running):
+                if one.service is services[2] and one.process.poll() is not None:
+                    typer.echo(f"the worker ended with exit code {one.process.returncode}; starting it again")
+                    running[place] = open_services.enter_context(serving(one.service, environment))
+                else:
+                    one.check()
+
+        yield {"Prefect": server, "MLflow": tracking}, look_after
 
 
 def deploy(environment: Mapping[str, str]) -> None:
@@ -194,7 +205,7 @@ def command(
         signal.signal(number, lambda *_: ended.set())
     with told_plainly():
         typer.echo("starting the Prefect server, MLflow and a worker …")
-        with stack(prefect_port=prefect_port, mlflow_port=mlflow_port, store=store, runs_at_once=runs_at_once) as (addresses, running):
+        with stack(prefect_port=prefect_port, mlflow_port=mlflow_port, store=store, runs_at_once=runs_at_once) as (addresses, look_after):
             typer.echo(f"  Prefect   {addresses['Prefect']}/deployments   start a run here: training, comparison, ingest-and-shard")
             typer.echo(f"  MLflow    {addresses['MLflow']}               compare runs here")
             typer.echo(f"  worker    pool {POOL}, {runs_at_once} runs at once      logs in {HOME}/logs/")
@@ -203,8 +214,7 @@ def command(
             )
             typer.echo("Ctrl-C stops all three.")
             while not ended.wait(1.0):
-                for service in running:
-                    service.check()
+                look_after()
         typer.echo("stopped")
 
 
