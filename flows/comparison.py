@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.artifacts import in_words, link_to_report, show_comparison, tell_failure
-from flows.command import Name, Overlay, Set, changes_of, quiet
+from flows.command import Name, Overlay, Set, asked, quiet
 from flows.form import UNCHANGED, Changes, Pipeline, RunName
-from flows.run import PREPARATION, Run, begin, known_pipelines
+from flows.run import PREPARATION, Run, begin
 from flows.stages import MEASURED
-from flows.workspace import overridden_params
 from tasks.errors import told_plainly
 from tasks.evidence import tracking
 
@@ -92,9 +91,7 @@ def command(
     """Run every configuration of params.yaml (or those given) through all stages, then write report/index.html."""
     quiet()
     with told_plainly():
-        changes = changes_of(set_, overlay)
-        known_pipelines(overridden_params(Path.cwd(), changes.settings(), changes.document()), pipeline or [])
-        report = comparison(pipelines=pipeline, changes=changes, name=name)
+        report = comparison(pipelines=pipeline, changes=asked(set_, overlay, name, pipeline), name=name)
         if report:
             show(json.loads((report / "summary.json").read_text()), report)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 from prefect import flow
 
 from flows.artifacts import tell_failure
-from flows.command import Name, Overlay, Set, changes_of, quiet
+from flows.command import Name, Overlay, Set, asked, quiet
 from flows.form import UNCHANGED, Changes, RunName
 from flows.run import PREPARATION, begin
-from flows.workspace import overridden_params
 from tasks.errors import told_plainly
 
 
@@ -33,9 +30,7 @@ def command(set_: Set = None, overlay: Overlay = None, name: Name = None) -> Non
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
     quiet()
     with told_plainly():
-        changes = changes_of(set_, overlay)
-        overridden_params(Path.cwd(), changes.settings(), changes.document())
-        ingest_and_shard(changes=changes, name=name)
+        ingest_and_shard(changes=asked(set_, overlay, name), name=name)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from pathlib import Path
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.command import quiet
+from flows.command import known_pipelines, quiet
 from flows.form import Changes
 from flows.stages import Workplace, run_stage, stale_stages
 from flows.workspace import Workspace, open_workspace, overridden_params, remove_workspace, save_experiment
-from tasks.errors import InvalidParams, WorkspaceProblem, nearest
+from tasks.errors import WorkspaceProblem
 from tasks.evidence import tracking
 from tasks.params import PARAMS_FILE, Params, load_params
 
@@ -93,15 +93,3 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Ru
     params = load_params(workspace.root / PARAMS_FILE)
     place = Workplace(workspace.root, stale_stages(workspace.root, environment), environment)
     return Run(name=run_name, workspace=workspace, params=params, place=place, passing=name is None)
-
-
-def known_pipelines(params: Params, names: list[str]) -> list[str]:
-    """Return the names if all are configurations.
-
-    Raises:
-      InvalidParams: names those that are not, with the nearest that are.
-    """
-    unknown = [name for name in names if name not in params.pipelines]
-    if unknown:
-        raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {nearest(name, list(params.pipelines))}" for name in unknown])
-    return names

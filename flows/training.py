@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from prefect import flow
 
 from flows.artifacts import show_training, tell_failure
-from flows.command import Name, Overlay, Set, changes_of, quiet
+from flows.command import Name, Overlay, Set, asked, quiet
 from flows.form import UNCHANGED, Changes, Pipeline, RunName
-from flows.run import PREPARATION, begin, known_pipelines
+from flows.run import PREPARATION, begin
 from flows.stages import MEASURED
-from flows.workspace import overridden_params
 from tasks.errors import told_plainly
 
 
@@ -50,9 +48,7 @@ def command(
     """Run one configuration through all stages."""
     quiet()
     with told_plainly():
-        changes = changes_of(set_, overlay)
-        known_pipelines(overridden_params(Path.cwd(), changes.settings(), changes.document()), [pipeline])
-        result = training(pipeline=pipeline, changes=changes, name=name)
+        result = training(pipeline=pipeline, changes=asked(set_, overlay, name, [pipeline]), name=name)
         typer.echo(json.dumps(result, indent=2))
 
 

@@ -48,8 +48,7 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
       InvalidParams: all problems of the overridden parameters.
       WorkspaceProblem: the project is no git repository with a commit, or the name could lead out of it.
     """
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise WorkspaceProblem(f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most")
+    check_name(name)
     overridden_params(project, overrides, overlay)
     if not overrides and not overlay:
         return Workspace(root=project, project=project)
@@ -67,6 +66,16 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
     _share_cache(project, root)
     _write_params(project, root, overrides, overlay, only)
     return Workspace(root=root, project=project)
+
+
+def check_name(name: str) -> None:
+    """Refuse a run's name that is no plain word.
+
+    Raises:
+      WorkspaceProblem: it could lead out of the workspaces, or is no git reference.
+    """
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise WorkspaceProblem(f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most")
 
 
 def overridden_params(project: Path, overrides: list[str], overlay: Mapping[str, Any]) -> Params:

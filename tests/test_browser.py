@@ -1,0 +1,108 @@
+"""What people see, in a real browser: a run started through the form of the Prefect UI and watched, two runs compared in MLflow.
+
+Pictures go to the folder that SCREENSHOTS names, where one is named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+pytestmark = pytest.mark.timeout(600)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+SLOWEST_MS = 60_000
+expect.set_options(timeout=SLOWEST_MS)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("NO BROWSER: nothing that people see was looked at; install chromium")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        opened = browser.new_page(viewport={"width": 1400, "height": 1000})
+        opened.set_default_timeout(SLOWEST_MS)
+        yield opened
+        browser.close()
+
+
+def picture(page: Page, name: str) -> None:
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.wait_for_timeout(2000)  # for pictures and charts that come late
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def newest(stack) -> dict:
+    return stack.ask("flow_runs/filter", sort="EXPECTED_START_TIME_DESC", limit=1)[0]
+
+
+@pytest.fixture(scope="module")
+def started(stack, page) -> str:
+    """A training that was started through the form."""
+    before = newest(stack)["id"] if stack.ask("flow_runs/filter", limit=1) else ""
+    form = f"{stack.server}/deployments/deployment/{stack.deployment('training')['id']}/run"
+    page.goto(form)
+    submit = page.get_by_role("button", name="Submit")
+    submit.wait_for()
+    expect(page.get_by_text("passes over the training split")).to_be_visible()
+    picture(page, "prefect-form")
+    page.get_by_role("button", name="int", exact=True).first.click()  # epochs: a number instead of none
+    epochs = page.locator("input[type=number]").first
+    epochs.fill("0")
+    submit.click()
+    page.wait_for_timeout(2000)
+    assert page.url == form, "0 epochs are refused by the form"
+    epochs.fill("2")
+    submit.click()
+    page.wait_for_url(lambda url: url != form)
+    deadline = time.monotonic() + 60
+    while newest(stack)["id"] == before:
+        assert time.monotonic() < deadline, "the form started nothing"
+        time.sleep(0.5)
+    return newest(stack)["id"]
+
+
+def test_a_run_started_through_the_form_completes_and_shows_its_stages_and_artifacts(stack, page, started):
+    page.goto(f"{stack.server}/runs/flow-run/{started}")
+    assert stack.ended(started)["state_type"] == "COMPLETED", stack.log(started)
+    page.reload()
+    expect(page.get_by_text("Completed").first).to_be_visible()
+    expect(page.get_by_text("Running stage").first).to_be_visible()  # of the log, which shows its beginning
+    picture(page, "prefect-run")
+    page.get_by_text("Artifacts").first.click()
+    for name in ("training-timeline", "mlflow-run"):
+        expect(page.get_by_text(name).first).to_be_visible()
+    picture(page, "prefect-artifacts")
+
+
+def test_the_timeline_is_a_picture_on_the_page_of_its_artifact(stack, page, started):
+    found = stack.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [started]}, "key": {"any_": ["training-timeline"]}})[0]
+    page.goto(f"{stack.server}/artifacts/artifact/{found['id']}")
+    image = page.locator("img[src^='data:image/png']").first
+    image.wait_for()
+    assert image.evaluate("picture => picture.naturalWidth") > 500
+    picture(page, "prefect-timeline")
+
+
+def test_two_runs_are_compared_in_mlflow(stack, page, trained, started):
+    mlflow.set_tracking_uri(stack.tracking)
+    runs = mlflow.search_runs(search_all_experiments=True, filter_string="attributes.status = 'FINISHED'", output_format="list")
+    pair = [next(run.info for run in runs if run.data.tags.get("prefect.flow_run_id") == flow_run) for flow_run in (trained, started)]
+    experiment = pair[0].experiment_id
+    page.goto(f"{stack.tracking}/#/experiments/{experiment}/runs")
+    for info in pair:
+        expect(page.get_by_text(info.run_name, exact=True).first).to_be_visible()
+    picture(page, "mlflow-runs")
+    page.goto(f"{stack.tracking}/#/compare-runs?runs={json.dumps([info.run_id for info in pair])}&experiments={json.dumps([experiment])}")
+    for name in ("throughput/train_examples_per_s", "input/stall_pct"):
+        expect(page.get_by_text(name).first).to_be_visible()
+    picture(page, "mlflow-compare")
