@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tasks.evidence.intervals import common, spans, total, without
-from tasks.evidence.xspace import STEP, WAIT, Event, Trace
+from tasks.evidence.xspace import WAIT, Event, Trace
 
 AUTOMATIC = "Dataset:"  # in the step name that TensorFlow gives iterators that the plan did not name
 _INSTANCE = re.compile(r"\[\d+\]")
@@ -83,7 +83,7 @@ class Breakdown:
 
 def break_down(trace: Trace) -> Breakdown:
     """Sum up a trace. What it does not show is empty or None."""
-    steps = [event for event in trace.host if event.name == STEP]
+    steps = [event for event in trace.host if event.step]
     waits = [event for event in trace.host if event.name == WAIT]
     lengths = sorted(event.duration_ms for event in waits)
     window = spans((event.start_ms, event.end_ms) for event in steps)

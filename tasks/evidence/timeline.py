@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tasks.evidence.breakdown import AUTOMATIC, activity
 from tasks.evidence.intervals import coarsened, common, spans
 from tasks.evidence.plots import TRAIN_LANE, WAITING_LANE
-from tasks.evidence.xspace import STEP, WAIT, Trace
+from tasks.evidence.xspace import WAIT, Trace
 
 STEPS_SHOWN = 6
 RESOLUTION = 1500  # of a window: what lies closer together could not be told apart, and would only make pages heavy
@@ -23,7 +23,7 @@ class Timeline:
 
 def timeline_of(trace: Trace) -> Timeline | None:
     """The last traced steps; None where the trace has no step."""
-    marks = [event for event in trace.host if event.name == STEP][-STEPS_SHOWN:]
+    marks = [event for event in trace.host if event.step][-STEPS_SHOWN:]
     if not marks:
         return None
     begin, end = marks[0].start_ms, marks[-1].end_ms

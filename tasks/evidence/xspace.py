@@ -18,6 +18,7 @@ from tasks.errors import MissingInput
 HOST, DEVICE = "/host:CPU", "/device:GPU"
 WAIT = "IteratorGetNextOp::DoCompute"
 STEP = "throughline/step"  # a name of our own: functions and ops may be called train
+STEPS = (STEP, "Profiled batch")  # the second is what Keras' TensorBoard callback calls the steps that it traces
 ITERATOR = "Iterator::"
 _TUNED = ("parallelism", "buffer_limit")
 _KEPT = {"name", "autotune", "id", *_TUNED}
@@ -43,6 +44,11 @@ class Event:
     def end_ms(self) -> float:
         """When it was over."""
         return self.start_ms + self.duration_ms
+
+    @property
+    def step(self) -> bool:
+        """Whether it is a train step of the traced window."""
+        return self.name in STEPS
 
     @property
     def iterator(self) -> bool:

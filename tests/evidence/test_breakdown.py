@@ -51,7 +51,7 @@ class Planted:
         return dataset.with_options(options)
 
 
-def traced(folder, planted: Planted) -> Trace:
+def traced(folder, planted: Planted, *, step: str = STEP) -> Trace:
     """Ten steps that take what the pipeline delivers."""
 
     @tf.function
@@ -63,7 +63,7 @@ def traced(folder, planted: Planted) -> Trace:
         train(batches)
     tf.profiler.experimental.start(str(folder))
     for number in range(STEPS):
-        with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
+        with tf.profiler.experimental.Trace(step, step_num=number, _r=1):
             train(batches)
             time.sleep(planted.consumer_ms / 1e3)
     tf.profiler.experimental.stop()
@@ -89,6 +89,12 @@ def test_work_behind_a_prefetch_that_keeps_up_is_not_waited_for(tmp_path):
     breakdown = break_down(traced(tmp_path, Planted("decode", prefetch=True, consumer_ms=6 * BURN_MS)))
     assert breakdown.wait_ms_p50 < BURN_MS
     assert verdict_of(stall_pct=2, wait_pct=100 * breakdown.wait_ms_mean / breakdown.step_ms_p50, accelerator=True) == "compute-bound"
+
+
+def test_a_trace_of_keras_own_callback_is_read_as_well(tmp_path):
+    breakdown = break_down(traced(tmp_path, Planted("decode"), step="Profiled batch"))
+    assert breakdown.steps == STEPS
+    assert breakdown.worst().step == "decode"
 
 
 def test_the_timeline_shows_the_burn_where_it_was(tmp_path):
