@@ -32,7 +32,7 @@ def asked(overrides: list[str] | None, overlay: Path | None, name: str | None, p
     if name is not None:
         check_name(name)
     changes = Changes(overrides=overrides or [], overlay=read_document(overlay) if overlay else {})
-    known_pipelines(overridden_params(Path.cwd(), changes.settings(), changes.document()), pipelines or [])
+    known_pipelines(overridden_params(Path.cwd(), changes.settings(), changes.overlays()), pipelines or [])
     return changes
 
 

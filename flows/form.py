@@ -5,12 +5,13 @@ The names of configurations and of overlays are those of the project in the curr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.workspace import NAME_PATTERN, merge
+from flows.workspace import NAME_PATTERN
 from tasks.errors import UserError
 from tasks.params import PARAMS_FILE, read_document
 
@@ -29,13 +30,17 @@ def _overlays() -> tuple[str, ...]:
     return tuple(sorted(str(path) for folder in OVERLAYS for path in Path(folder).glob("*.yaml")))
 
 
+USUAL = "optimized"  # offered first where there is one of that name
+
 if TYPE_CHECKING:
     Pipeline = str
+    SUGGESTED: str
     Overlay = str
 else:
     # A preset can bring configurations of its own, so a name that is not known yet is checked when the run has its parameters.
     Pipeline = Literal[names] if (names := _configurations()) else str
     Overlay = Literal[names] if (names := _overlays()) else str
+    SUGGESTED = USUAL if USUAL in (names := _configurations()) or not names else names[-1]
 
 RunName = Annotated[str | None, Field(pattern=NAME_PATTERN)]
 
@@ -54,11 +59,10 @@ class Changes(BaseModel):
     )
     overlay: dict[str, Any] = Field(default={}, description="mappings to lay over params.yaml, as JSON")
 
-    def document(self) -> dict[str, Any]:
-        """Preset and overlay, one mapping to lay over params.yaml."""
-        document = dict(read_document(Path(self.preset))) if self.preset else {}
-        merge(document, self.overlay)
-        return document
+    def overlays(self) -> list[Mapping[str, Any]]:
+        """Preset and overlay, in the order in which they are laid over params.yaml."""
+        preset = read_document(Path(self.preset)) if self.preset else {}
+        return [overlay for overlay in (preset, self.overlay) if overlay]
 
     def settings(self) -> list[str]:
         """Everything else, as KEY=VALUE."""

@@ -80,11 +80,11 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Ru
       InvalidParams: a changed parameter is wrong, or a configuration does not exist.
     """
     quiet()
-    project, overlay, overrides = Path.cwd(), changes.document(), changes.settings()
-    asked = overridden_params(project, overrides, overlay)
+    project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
+    asked = overridden_params(project, overrides, overlays)
     chosen = known_pipelines(asked, list(only))
     run_name = name or str(flow_run.name)
-    workspace = open_workspace(project, name=run_name, overrides=overrides, overlay=overlay, only=chosen)
+    workspace = open_workspace(project, name=run_name, overrides=overrides, overlays=overlays, only=chosen)
     # MLflow's store stays the project's, for the stages and for this process.
     os.environ[tracking.STORE_HOME] = str(workspace.project)
     environment = {tracking.STORE_HOME: str(workspace.project), tracking.FLOW_RUN: str(flow_run.id or "")}

@@ -10,14 +10,14 @@ from prefect import flow
 
 from flows.artifacts import show_training, tell_failure
 from flows.command import Name, Overlay, Set, asked, quiet
-from flows.form import UNCHANGED, Changes, Pipeline, RunName
+from flows.form import SUGGESTED, UNCHANGED, Changes, Pipeline, RunName
 from flows.run import PREPARATION, begin
 from flows.stages import MEASURED
 from tasks.errors import told_plainly
 
 
 @flow(name="training", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
-def training(pipeline: Pipeline, changes: Changes = UNCHANGED, name: RunName = None) -> dict[str, Any]:
+def training(pipeline: Pipeline = SUGGESTED, changes: Changes = UNCHANGED, name: RunName = None) -> dict[str, Any]:
     """Run one configuration through every stage and return its result.
 
     Args:

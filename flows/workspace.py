@@ -38,7 +38,7 @@ class Workspace:
         return self.root != self.project
 
 
-def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: Mapping[str, Any], only: Sequence[str] = ()) -> Workspace:
+def open_workspace(project: Path, *, name: str, overrides: list[str], overlays: Sequence[Mapping[str, Any]], only: Sequence[str] = ()) -> Workspace:
     """Return the project itself where nothing is overridden, else a worktree named `name` with the overridden parameters.
 
     Parameters are checked before anything is created. Uncommitted changes of tracked files are part of the run; untracked
@@ -49,8 +49,8 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
       WorkspaceProblem: the project is no git repository with a commit, or the name could lead out of it.
     """
     check_name(name)
-    overridden_params(project, overrides, overlay)
-    if not overrides and not overlay:
+    overridden_params(project, overrides, overlays)
+    if not overrides and not overlays:
         return Workspace(root=project, project=project)
     root = project / HOME / "workspaces" / name
     with _lock(project, "git"):
@@ -64,7 +64,7 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlay: M
             _git(project, "worktree", "prune")
             _git(project, "worktree", "add", "--quiet", "--detach", str(root), commit)
     _share_cache(project, root)
-    _write_params(project, root, overrides, overlay, only)
+    _write_params(project, root, overrides, overlays, only)
     return Workspace(root=root, project=project)
 
 
@@ -78,14 +78,15 @@ def check_name(name: str) -> None:
         raise WorkspaceProblem(f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most")
 
 
-def overridden_params(project: Path, overrides: list[str], overlay: Mapping[str, Any]) -> Params:
-    """The project's parameters with overlay and overrides applied, checked.
+def overridden_params(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> Params:
+    """The project's parameters with overlays and overrides applied, in this order, checked.
 
     Raises:
       InvalidParams: all problems at once.
     """
     document = read_document(project / PARAMS_FILE)
-    merge(document, overlay)
+    for overlay in overlays:
+        merge(document, overlay)
     apply_overrides(document, overrides)
     return check(document)
 
@@ -116,7 +117,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     return kept if report.exists() or kept.exists() else None
 
 
-def _write_params(project: Path, root: Path, overrides: list[str], overlay: Mapping[str, Any], only: Sequence[str]) -> None:
+def _write_params(project: Path, root: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]], only: Sequence[str]) -> None:
     """Write the overridden parameters, keeping order and comments; of the configurations `only` those, if any are given.
 
     Data outside the repository is named absolutely.
@@ -124,7 +125,8 @@ def _write_params(project: Path, root: Path, overrides: list[str], overlay: Mapp
     yaml = YAML()
     yaml.width = 160
     document = yaml.load((project / PARAMS_FILE).read_text())
-    merge(document, overlay)
+    for overlay in overlays:
+        merge(document, overlay)
     apply_overrides(document, overrides)
     for other in [key for key in document["pipelines"] if only and key not in only]:
         del document["pipelines"][other]

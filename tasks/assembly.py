@@ -11,12 +11,12 @@ from typing import Literal
 import psutil
 
 from tasks.data.shards import damage
-from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams
+from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.mapped import Host
 from tasks.pipelines.plan import Keep, Plan, Read, Windows, Work, in_order, make_plan, output_shape
-from tasks.pipelines.service import local_service
+from tasks.pipelines.service import check_listens, local_service
 from tasks.pipelines.stored import Stored, open_stored
 from tasks.settings import PipelineConfig
 from tasks.stage import Layout
@@ -78,10 +78,10 @@ def input_shape(params: Params, stored: Stored) -> tuple[int, ...]:
 
 @contextmanager
 def damage_named(stored: Stored) -> Iterator[None]:
-    """Say which record of which shard is damaged, where TensorFlow's reader stumbled over one.
+    """Say which record of which shard is damaged, or which file is not there, where TensorFlow's reader stumbled over one.
 
     Raises:
-      CorruptShard: instead of TensorFlow's own error.
+      CorruptShard, MissingInput: instead of TensorFlow's own error.
     """
     import tensorflow as tf
 
@@ -92,14 +92,22 @@ def damage_named(stored: Stored) -> Iterator[None]:
         if not problems:
             raise
         raise CorruptShard("\n".join([*problems, f"delete {stored.shards_folder} and run `dvc repro shard`"])) from error
+    except tf.errors.NotFoundError as error:
+        missing = error.message.splitlines()[0]
+        raise MissingInput(f"{missing}\nRun `dvc repro`; workers of a tf.data service on other hosts need the files at the same paths") from error
 
 
 @contextmanager
 def input_service(config: PipelineConfig) -> Iterator[str]:
-    """Address of the tf.data service that a configuration uses, running as long as the block; empty where it uses none."""
+    """Address of the tf.data service that a configuration uses, running as long as the block; empty where it uses none.
+
+    Raises:
+      ServiceFailed: a given dispatcher does not answer, or one's own did not start.
+    """
     if config.service is None:
         yield ""
     elif config.service.address:
+        check_listens(config.service.address)
         yield config.service.address
     else:
         with local_service(config.service.workers) as address:

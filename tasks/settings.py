@@ -177,6 +177,12 @@ class Service(Settings):
         "static: each worker its own files; every example exactly once",
     )
 
+    @property
+    def on_this_host(self) -> bool:
+        """Whether its workers share the cores of the training, as far as the address tells."""
+        host = self.address.removeprefix("grpc://").rpartition(":")[0]
+        return host in ("", "localhost", "[::1]") or host.startswith("127.")
+
 
 class PipelineConfig(Settings):
     """One input-pipeline configuration: how the same examples travel from disk to the accelerator."""

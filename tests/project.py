@@ -11,7 +11,20 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent
-CODE = ("tasks", "flows", "dvc.yaml", "prefect.yaml", "params.yaml", ".gitignore", ".dvc/config", ".dvc/.gitignore", ".dvcignore", "infra/demo")
+CODE = (
+    "tasks",
+    "flows",
+    "dvc.yaml",
+    "prefect.yaml",
+    "params.yaml",
+    ".gitignore",
+    ".dvc/config",
+    ".dvc/.gitignore",
+    ".dvcignore",
+    "infra/demo",
+    "infra/local",
+    "infra/mlflow-auth.ini",
+)
 SMALL = {
     "data": {
         "source": "arrays",

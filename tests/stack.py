@@ -1,4 +1,4 @@
-"""A running `make ui` for tests: started for real, asked through its APIs, stopped as a person would stop it."""
+"""A running `make ui` or `make stack` for tests: started for real, asked through its APIs, stopped as a person would stop it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 @dataclass(frozen=True)
 class Stack:
-    """A running `make ui` and how to talk to its server."""
+    """Running servers and how to talk to them."""
 
     project: Path
-    process: subprocess.Popen
     server: str
     tracking: str
+    user: tuple[str, str] | None = None  # of Prefect, with password, where it asks for one
 
     def ask(self, path: str, **body: Any) -> Any:
-        reply = requests.post(f"{self.server}/api/{path}", json=body, timeout=30)
+        reply = requests.post(f"{self.server}/api/{path}", json=body, auth=self.user, timeout=30)
         assert reply.ok, reply.text
         return reply.json()
 
@@ -48,7 +48,7 @@ class Stack:
         return self.ask(f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters)["id"]
 
     def state(self, flow_run: str) -> dict[str, Any]:
-        return requests.get(f"{self.server}/api/flow_runs/{flow_run}", timeout=30).json()
+        return requests.get(f"{self.server}/api/flow_runs/{flow_run}", auth=self.user, timeout=30).json()
 
     def ended(self, flow_run: str, seconds: float = 240) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
@@ -94,11 +94,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_stack(project: Path) -> Iterator[Stack]:
-    """Start `python -m flows.ui` in a project; Ctrl-C at the end, which must leave no process."""
-    ports = free_port(), free_port()
-    command = [sys.executable, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])]
-    process = subprocess.Popen(command, cwd=project, env=environment(project), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def started(project: Path, *command: str) -> Iterator[None]:
+    """Start servers in a project by one of its commands; Ctrl-C at the end, which must leave no process."""
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=project, env=environment(project), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     said = []
     for line in process.stdout or ():
         said.append(line)
@@ -106,7 +106,15 @@ def running_stack(project: Path) -> Iterator[Stack]:
             break
     else:
         raise AssertionError("".join(said))
-    yield Stack(project, process, f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")
+    yield
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert not processes_of(project, "prefect") and not processes_of(project, "mlflow"), "Ctrl-C leaves no process"
+
+
+@contextmanager
+def running_stack(project: Path) -> Iterator[Stack]:
+    """`make ui` in a project, at free ports."""
+    ports = free_port(), free_port()
+    with started(project, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])):
+        yield Stack(project, f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")

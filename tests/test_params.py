@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from tasks.errors import InvalidParams
 from tasks.params import apply_overrides, check, load_params, model_names
@@ -28,17 +27,27 @@ def problems(**changes):
     return "\n".join(caught.value.problems)
 
 
-def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays():
-    from flows.workspace import merge
+def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
+    from flows.form import Changes
+    from flows.workspace import overridden_params
 
     assert {"naive", "prefetch", "map_parallel", "vectorized", "cache_memory", "snapshot", "optimized"} <= set(
         load_params(ROOT / "params.yaml").pipelines
     )
-    for overlay in (*(ROOT / "infra" / "demo").glob("*.yaml"), ROOT / "infra" / "presets" / "images.yaml"):
-        yaml = YAML(typ="safe")
-        merged = yaml.load((ROOT / "params.yaml").read_text())
-        merge(merged, yaml.load(overlay.read_text()))
-        check(merged)
+    monkeypatch.chdir(ROOT)
+    for preset in ("infra/demo/small.yaml", "infra/demo/photos.yaml", "infra/presets/images.yaml"):
+        assert overridden_params(ROOT, [], Changes(preset=preset).overlays())
+
+
+def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(monkeypatch):
+    from flows.form import Changes
+    from flows.workspace import overridden_params
+
+    monkeypatch.chdir(ROOT)
+    changes = Changes(preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=2)
+    params = overridden_params(ROOT, changes.settings(), changes.overlays())
+    assert list(params.pipelines) == ["naive", "vectorized", "optimized"], "those of the preset alone"
+    assert (params.pipelines["naive"].prefetch, params.train.epochs) == (3, 2)
 
 
 def test_all_problems_are_told_together():

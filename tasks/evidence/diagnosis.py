@@ -22,6 +22,7 @@ from tasks.settings import PipelineConfig
 NOT_BOUND_PCT = {"accelerator": 5.0, "shared cores": 15.0}
 HIGHLY_BOUND_PCT = 20.0
 GOOD_UTILIZATION_PCT = 80.0
+EXPLAINING = ("slow_service", "gpu_idle")  # rules that explain a wait whose end nothing here can predict
 AS_GOOD = 1.05  # predictions within this factor are alike: then the smaller change comes first
 SURE, FAIR = 1.3, 2.0  # how far the input's work may be stretched for high and for medium confidence
 ADVICE = (
@@ -95,7 +96,7 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer, wo
     found = ranked([finding for rule in RULES if (finding := _found(rule, name, facts, consumer, work))])
     bound = verdict != "compute-bound"
     gaining = [finding for finding in found if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100]
-    first = gaining[0] if gaining else next((finding for finding in found if finding.rule == "gpu_idle"), None)
+    first = gaining[0] if gaining else next((finding for finding in found if finding.rule in EXPLAINING), None)
     shared = "" if facts.accelerator else "; input and model share the cores, so the attainable rate is that of their added work"
     low = "" if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT else f"; utilisation is below {GOOD_UTILIZATION_PCT:.0f} %"
     unknown = "input and model compete for the same cores" if not facts.accelerator else "no rule explains it; look at the timeline"
@@ -153,7 +154,7 @@ def _found(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) 
         key=f"pipelines.{name}.{rule.key}" if rule.change.config else rule.key,
         evidence=evidence,
         cause=rule.cause,
-        fix=", ".join(f"{key.removeprefix(f'pipelines.{name}.')}: {_written(value)}" for key, value in change.items()) or "nothing to change",
+        fix=", ".join(f"{key.removeprefix(f'pipelines.{name}.')}: {_written(value)}" for key, value in change.items()) or rule.advice,
         change=change,
         effort=rule.effort.name.lower(),
         predicted_gain=gain,
@@ -162,10 +163,10 @@ def _found(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) 
 
 
 def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | None:
-    """Predicted training throughput after the change, as a factor."""
+    """Predicted training throughput after the change, as a factor; from the measured step where the model does not know the plan as it is."""
     if rule.change.saves is not None:
         return facts.train_step_ms / max(1e-9, facts.train_step_ms - rule.change.saves(facts))
-    if facts.load is None or not rule.change.config:
+    if not rule.change.config:
         return None
     cheaper = {
         op: OpCost(example_us=cost.example_us * rule.change.factors.get(op, 1), batch_us=cost.batch_us) for op, cost in facts.costs.ops.items()
@@ -173,8 +174,10 @@ def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | N
     after = load_of(plan, replace(facts.costs, ops=cheaper), batch_size=facts.batch_size, cores=facts.cores)
     if after is None:
         return None
-    stretch = stretch_of(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
-    before = step_ms(facts.load.times(stretch), consumer, facts.cores)
+    stretch, before = 1.0, facts.train_step_ms
+    if facts.load:
+        stretch = stretch_of(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
+        before = step_ms(facts.load.times(stretch), consumer, facts.cores)
     return before / step_ms(after.times(stretch), _consumer_of(plan, facts, consumer), facts.cores)
 
 

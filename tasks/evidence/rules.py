@@ -46,6 +46,7 @@ class Rule:
     holds: Callable[[Facts], str | None]
     change: Change
     effort: Effort = Effort.SETTING
+    advice: str = "nothing to change"  # where the change is none of params.yaml
 
 
 SNAPSHOT = Change(
@@ -205,8 +206,15 @@ def _cold(facts: Facts) -> str | None:
 
 
 def _served_here(facts: Facts) -> str | None:
-    local = facts.config.service is not None and not facts.config.service.address
-    return f"{facts.config.service.workers} workers share this host's {facts.cores} cores and add none" if local and facts.config.service else None
+    service = facts.config.service
+    return f"its workers share this host's {facts.cores} cores and add none" if service and service.on_this_host else None
+
+
+def _served_slowly(facts: Facts) -> str | None:
+    service, wait_ms = facts.config.service, facts.breakdown.wait_ms_mean or 0.0
+    if service is None or service.on_this_host or not facts.worth(wait_ms):
+        return None
+    return f"{wait_ms:.2f} ms of each step wait for batches from {service.address}"
 
 
 def _too_parallel(facts: Facts) -> str | None:
@@ -310,6 +318,14 @@ RULES = (
         cause="tf.data service brings cores of other hosts; on one host it only adds copies",
         holds=_served_here,
         change=Change(config={"service": None}),
+    ),
+    Rule(
+        name="slow_service",
+        key="service.address",
+        cause="the service's workers do not keep up with the training",
+        holds=_served_slowly,
+        change=Change(),
+        advice="more workers on other hosts, or `service: null`",
     ),
     Rule(
         name="too_parallel",

@@ -3,14 +3,17 @@
     python -m tasks.pipelines.service dispatcher --workers 2       prints its address
     python -m tasks.pipelines.service worker --dispatcher ADDRESS
 
-On one host the service adds no processor: it pays when workers run on others, which then join by the address. Every
-process ends when its standard input closes, so none outlives a parent that is killed.
+TensorFlow lets both listen on every interface of the host and asks nobody who is there: keep them in a network of one's own.
+On one host the service adds no processor: it pays when workers run on others, which then join by the address. A process
+whose standard input is a pipe ends when that closes, so none outlives a parent that is killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -22,6 +25,7 @@ from tasks.errors import ServiceFailed
 from tasks.progress import say
 
 START_S = 120
+CONNECT_S = 10
 STOP_S = 10
 CHECK_S = 0.5
 HEARTBEAT_MS = 1000
@@ -64,6 +68,15 @@ def _keep_alive(running: list[subprocess.Popen[str]], address: str, places: list
                 running[number] = _start("worker", "--dispatcher", address, "--port", place.rpartition(":")[2])
 
 
+def check_listens(address: str) -> None:
+    """Raise ServiceFailed unless a dispatcher accepts connections at `grpc://host:port`; TensorFlow itself would wait for it for ever."""
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise ServiceFailed(f"no tf.data service at {address} ({error}); start its dispatcher, or correct `service.address`") from error
+
+
 def _start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tasks.pipelines.service", *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
@@ -94,25 +107,29 @@ def _announced(process: subprocess.Popen[str]) -> str:
 
 
 def main() -> None:
-    """Run a dispatcher or a worker until standard input closes."""
+    """Run a dispatcher or a worker until it is stopped."""
     parser = argparse.ArgumentParser(
         prog="python -m tasks.pipelines.service", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     roles = parser.add_subparsers(dest="role", required=True)
     dispatcher = roles.add_parser("dispatcher", help="know the workers and deal work to them")
-    dispatcher.add_argument("--workers", type=int, required=True, help="how many workers will join; static sharding needs to know")
+    known = dispatcher.add_mutually_exclusive_group(required=True)
+    known.add_argument("--workers", type=int, help="how many workers of this host will join; static sharding needs to know")
+    known.add_argument(
+        "--worker", action="append", metavar="HOST:PORT", help="where a worker will be, here or elsewhere; repeatable, instead of --workers"
+    )
     worker = roles.add_parser("worker", help="prepare batches")
     worker.add_argument("--dispatcher", required=True, metavar="ADDRESS", help="host:port of the dispatcher, with or without grpc://")
+    worker.add_argument("--host", default="localhost", help="name under which others reach this worker")
     for role in (dispatcher, worker):
         role.add_argument("--port", type=int, default=0, help="0: any free one")
-        role.add_argument("--host", default="localhost", help="name under which others reach this process")
     options = parser.parse_args()
 
     import tensorflow as tf
 
     service = tf.data.experimental.service
     if options.role == "dispatcher":
-        places = ["localhost:%port%"] * options.workers
+        places = options.worker or ["localhost:%port%"] * options.workers
         server = service.DispatchServer(service.DispatcherConfig(port=options.port, worker_addresses=places))
         address = server.target
     else:
@@ -124,7 +141,10 @@ def main() -> None:
         address = server._address
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
-    sys.stdin.read()
+    if stat.S_ISFIFO(os.fstat(0).st_mode):
+        sys.stdin.read()
+    else:
+        server.join()
     os._exit(0)  # the server's own shutdown may wait for clients that are gone
 
 

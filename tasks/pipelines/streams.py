@@ -1,8 +1,12 @@
-"""Reading examples as streams: shards by turns, original files, arrays in memory, windows of a series, draws by class."""
+"""Reading examples as streams: shards by turns, original files, arrays in memory, windows of a series, draws by class.
+
+Files are named absolutely, since workers of a tf.data service read them from folders of their own.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +36,7 @@ def read(step: Read, stored: Stored, split: str, *, seed: int) -> tf.data.Datase
 
 def _read_shards(step: Read, stored: Stored, split: str, *, seed: int = 0) -> tf.data.Dataset:
     compression: Compression = "gzip" if step.source == "gzip_shards" else stored.shards.compressions[0]
-    paths = [str(stored.shards_folder / shard.name) for shard in stored.shards.of(split, compression)]
+    paths = [str((stored.shards_folder / shard.name).absolute()) for shard in stored.shards.of(split, compression)]
     if not paths:
         raise MissingInput(f"{stored.shards_folder} holds no {compression} shards; set shard.compression to both and run `dvc repro shard`")
     kind = "GZIP" if compression == "gzip" else ""
@@ -54,7 +58,11 @@ def _read_shards(step: Read, stored: Stored, split: str, *, seed: int = 0) -> tf
 
 def _read_files(stored: Stored, split: str) -> tf.data.Dataset:
     files = stored.files(split)
-    features = {"path": list(files.paths), "label": np.asarray(files.labels, np.int64), "key": np.asarray(files.keys, np.int64)}
+    features = {
+        "path": [str(Path(path).absolute()) for path in files.paths],
+        "label": np.asarray(files.labels, np.int64),
+        "key": np.asarray(files.keys, np.int64),
+    }
     return tf.data.Dataset.from_tensor_slices(features, name="read")
 
 

@@ -77,6 +77,7 @@ def judged(config: dict, *, work: Work = PHOTOS, costs: Costs = PHOTO_COSTS, mod
 
 
 COPYING = Breakdown(steps=20, step_ms_p50=10.0, wait_ms_p50=0.0, wait_ms_p95=0.0, wait_ms_mean=0.0, iterators=(), gpu_copy_ms=4.0)
+WAITING = replace(COPYING, wait_ms_mean=50.0, gpu_copy_ms=None)
 WELL = {"read": "shards", "interleave": {"parallel": "cores"}, "map": {"parallel": "cores"}, "prefetch": 2}
 
 
@@ -109,6 +110,8 @@ def test_a_planted_fault_is_named_first(rule, config, conditions):
         ("copy_to_device", WELL, {"breakdown": COPYING}),
         ("epoch_gap", WELL, {"epoch_gap_ms": 900.0, "epoch_ms": 3000.0}),
         ("service_on_one_host", {**WELL, "service": {"workers": 2}}, {}),
+        ("service_on_one_host", {**WELL, "service": {"address": "grpc://127.0.0.1:5050"}}, {}),
+        ("slow_service", {**WELL, "service": {"address": "grpc://input.example.org:5050"}}, {"breakdown": WAITING}),
         ("too_parallel", {**WELL, "map": {"parallel": 64}}, {}),
         ("few_threads", {**WELL, "threads": 1}, {}),
         ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}}, {}),
@@ -125,6 +128,12 @@ def test_every_rule_holds_where_its_fault_is(rule, config, known):
     for key, value in found[rule].change.items():
         if key.startswith("pipelines.p."):
             changed(PipelineConfig.model_validate(config), {key.removeprefix("pipelines.p."): value})
+
+
+def test_a_service_that_costs_more_than_it_brings_is_named_first():
+    here = judged({**WELL, "service": {"workers": 2}}, work=TINY, costs=TINY_COSTS, model_ms=5.0)
+    assert (here.findings[0].rule, here.fix) == ("service_on_one_host", "service: null")
+    assert here.predicted_gain == pytest.approx(2, rel=0.1), "what the model predicts without it, against the measured step"
 
 
 def test_where_input_is_not_the_bottleneck_nothing_of_it_is_to_be_tuned():

@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 from project import ROOT
 
-from tasks.pipelines.service import local_service
+from tasks.errors import ServiceFailed
+from tasks.pipelines.service import check_listens, local_service
 
 service = tf.data.experimental.service
 pytestmark = pytest.mark.timeout(90)
@@ -71,3 +72,9 @@ def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training():
         assert steps == 2600
         assert len(servers()) == 3
     assert servers() == []
+
+
+@pytest.mark.parametrize("address", ["grpc://127.0.0.1:9", "127.0.0.1", "grpc://127.0.0.1:port"])
+def test_a_service_that_is_not_there_is_named_at_once(address):
+    with pytest.raises(ServiceFailed, match=f"no tf.data service at {address}"):
+        check_listens(address)

@@ -1,0 +1,106 @@
+"""Processes that serve: started, waited for until they are healthy, and ended with the block that started them, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+from tasks.errors import ServiceFailed
+
+HOST = "127.0.0.1"
+PATIENCE_S = 120.0
+LAST_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A process that serves, how to tell that it does, and what its environment has besides ours."""
+
+    name: str
+    command: Sequence[str]
+    healthy: Callable[[], bool]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A service's process, under its supervisor, and its log."""
+
+    service: Service
+    process: subprocess.Popen
+    log: Path
+
+    def check(self) -> None:
+        """Raise ServiceFailed if it has ended, with the last lines of its log."""
+        if self.process.poll() is not None:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+            raise ServiceFailed(f"{self.service.name} ended with exit code {self.process.returncode}; {self.log} ends with:\n{tail}")
+
+
+@contextmanager
+def serving(service: Service, logs: Path) -> Iterator[Running]:
+    """Start a service and wait until it is healthy; it ends with the block, and with this process, whatever happens to that.
+
+    Its output goes to NAME.log in the folder `logs`.
+
+    Raises:
+      ServiceFailed: it ended, or was not healthy in time.
+    """
+    log = logs / f"{service.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.supervise", *service.command],
+            env={**os.environ, **service.environment},
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    running = Running(service=service, process=process, log=log)
+    try:
+        _wait_until(running)
+        yield running
+    finally:
+        if process.stdin:
+            process.stdin.close()
+        process.wait()
+
+
+def _wait_until(running: Running) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not running.service.healthy():
+        running.check()
+        if time.monotonic() > deadline:
+            raise ServiceFailed(f"{running.service.name} was not healthy within {PATIENCE_S:.0f} s; its log is {running.log}")
+        time.sleep(0.3)
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of the address succeeds."""
+    try:
+        return requests.get(url, timeout=2).ok
+    except requests.RequestException:
+        return False
+
+
+def listens(port: int) -> bool:
+    """Whether something accepts connections at a port of this machine's loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def check_free(ports: Mapping[str, int]) -> None:
+    """Raise ServiceFailed if something listens at one of the ports; they are named by the options that set them."""
+    for option, port in ports.items():
+        if listens(port):
+            raise ServiceFailed(f"port {port} is taken, perhaps by another stack; choose another with --{option}")

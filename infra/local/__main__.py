@@ -1,0 +1,186 @@
+"""`make stack`: the whole stack as processes of this machine, with authentication. Ctrl-C stops everything and leaves what it holds.
+
+python -m infra.local up                 Postgres, an S3 store, Prefect, MLflow, a worker, tf.data service
+python -m infra.local backup FOLDER      the databases and the objects, while it runs or not
+python -m infra.local restore FOLDER     puts them back; the stack must be stopped
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.command import quiet
+from flows.services import HOST, Service, check_free, listens, serving
+from flows.ui import Access, MlflowPort, PrefectPort, RunsAtOnce, servers, tell_addresses, until_stopped
+from flows.workspace import HOME
+from infra.local import objects, postgres
+from infra.local.home import USER, Home, open_home
+from tasks.errors import ServiceFailed, told_plainly
+
+REMOTE = "stack"
+ENVIRONMENT_FILE = "environment"
+AUTH = Path(__file__).parents[1] / "mlflow-auth.ini"
+Folder = Annotated[Path, typer.Option("--home", help="where the stack keeps its data, logs and secrets")]
+HOME_FOLDER = Path(HOME) / "stack"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
+
+
+@app.command()
+def up(  # noqa: PLR0913 - each is an option of the command
+    prefect_port: PrefectPort = 4200,
+    mlflow_port: MlflowPort = 5000,
+    postgres_port: Annotated[int | None, typer.Option(help="of Postgres; default: as last time, 5433 at first")] = None,
+    s3_port: Annotated[int | None, typer.Option(max=55_000, help="of the S3 store, which takes the next three, too, and 10,000 above them")] = None,
+    input_port: Annotated[int | None, typer.Option(help="of the tf.data service's dispatcher; its workers take the next ones")] = None,
+    input_workers: Annotated[
+        int, typer.Option(min=0, help="workers of the tf.data service, which listens on every interface and asks for no password; 0: no such service")
+    ] = 0,
+    runs_at_once: RunsAtOnce = 2,
+    home: Folder = HOME_FOLDER,
+) -> None:
+    """Start everything, print where it is, and stop it on Ctrl-C."""
+    quiet()
+    with told_plainly():
+        opened = open_home(home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port)
+        access = _access(opened, prefect_port, mlflow_port)
+        typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow, a worker and the tf.data service …")
+        with opened.alone(), stores(opened), servers(access, runs_at_once=runs_at_once) as look_after, input_service(opened, input_workers):
+            _tell_clients(opened, access)
+            tell_addresses(access, runs_at_once)
+            typer.echo(
+                f"  S3        {opened.objects['AWS_ENDPOINT_URL']}               buckets {', '.join(objects.BUCKETS)}; DVC's remote `{REMOTE}`"
+            )
+            if input_workers:
+                typer.echo(f"  tf.data   grpc://{_input_address(opened)}                {input_workers} workers; for `service: {{address: …}}`")
+            typer.echo(f"Users and passwords, and all a terminal needs: source {opened.folder / ENVIRONMENT_FILE}")
+            typer.echo("Ctrl-C stops all of it.")
+            until_stopped(look_after)
+        typer.echo("stopped")
+
+
+@app.command()
+def backup(folder: Annotated[Path, typer.Argument(help="is made; must not exist")], home: Folder = HOME_FOLDER) -> None:
+    """Copy the databases and the objects into a folder. Runs go on meanwhile."""
+    with told_plainly(), _using(open_home(home)) as opened:
+        if folder.exists():
+            raise ServiceFailed(f"{folder} is there already; a backup is never overwritten")
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        postgres.dump(opened, partial)
+        objects.download(opened, partial)
+        partial.rename(folder)
+        typer.echo(f"{', '.join(postgres.DATABASES)} and the objects of {', '.join(objects.BUCKETS)} are in {folder}")
+
+
+@app.command()
+def restore(folder: Annotated[Path, typer.Argument(help="written by `backup`")], home: Folder = HOME_FOLDER) -> None:
+    """Put the databases back as they were and the objects beside those that are there. The stack must be stopped."""
+    with told_plainly():
+        missing = [name for name in (*(f"{name}.dump" for name in postgres.DATABASES), *objects.BUCKETS) if not (folder / name).exists()]
+        if missing:
+            raise ServiceFailed(f"{folder} is no backup of this stack: it has no {', '.join(missing)}")
+        opened = open_home(home)
+        with opened.alone(), stores(opened):
+            postgres.restore(opened, folder.resolve())
+            objects.upload(opened, folder)
+        typer.echo(f"restored from {folder}; `python -m infra.local up` starts the stack")
+
+
+@contextmanager
+def stores(home: Home) -> Iterator[None]:
+    """Postgres and the S3 store, for as long as the block."""
+    own = home.settings
+    check_free({"postgres-port": own.postgres_port, "s3-port": own.s3_port})
+    with postgres.postgres(home), objects.object_store(home):
+        yield
+
+
+@contextmanager
+def input_service(home: Home, workers: int) -> Iterator[None]:
+    """A dispatcher of the tf.data service and its workers, for as long as the block."""
+    first = home.settings.input_port
+    python = [sys.executable, "-m", "tasks.pipelines.service"]
+    places = [option for port in range(first + 1, first + 1 + workers) for option in ("--worker", f"{HOST}:{port}")]
+    with ExitStack() as running:
+        if workers:
+            check_free({"input-port": first})
+            running.enter_context(_input_process(home, "dispatcher", [*python, "dispatcher", "--port", str(first), *places], first))
+        for port in range(first + 1, first + 1 + workers):
+            joining = [*python, "worker", "--dispatcher", _input_address(home), "--host", HOST, "--port", str(port)]
+            running.enter_context(_input_process(home, f"input-worker-{port}", joining, port))
+        yield
+
+
+@contextmanager
+def _input_process(home: Home, name: str, command: list[str], port: int) -> Iterator[None]:
+    service = Service(name=name, command=command, healthy=lambda: listens(port), environment={})
+    with serving(service, home.folder / "logs"):
+        yield
+
+
+def _input_address(home: Home) -> str:
+    return f"{HOST}:{home.settings.input_port}"
+
+
+@contextmanager
+def _using(home: Home) -> Iterator[Home]:
+    """The stack's stores: those of the running stack, or else started for the block."""
+    if listens(home.settings.postgres_port) and listens(home.settings.s3_port):
+        yield home
+    else:
+        with home.alone(), stores(home):
+            yield home
+
+
+def _access(home: Home, prefect_port: int, mlflow_port: int) -> Access:
+    own = home.settings
+    return Access(
+        prefect_port=prefect_port,
+        mlflow_port=mlflow_port,
+        store="postgresql+psycopg2:///mlflow",
+        artifacts="s3://mlflow",
+        mlflow_options=("--app-name", "basic-auth"),
+        server={
+            **home.databases,
+            "PREFECT_API_DATABASE_CONNECTION_URL": "postgresql+asyncpg:///prefect",
+            "PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{own.prefect_password}",
+        },
+        tracking={
+            **home.databases,
+            **home.objects,
+            "MLFLOW_AUTH_CONFIG_PATH": str(AUTH),
+            "MLFLOW_AUTH_ADMIN_USERNAME": USER,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": own.mlflow_password,
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": own.mlflow_secret,
+        },
+        client=home.clients,
+    )
+
+
+def _tell_clients(home: Home, access: Access) -> None:
+    """Write what a terminal needs into a file for its owner alone, and make the store a DVC remote of this checkout."""
+    file = home.folder / ENVIRONMENT_FILE
+    shown = {key: value for key, value in access.environment.items() if key != "PATH"}
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+        out.writelines(f"export {key}={value}\n" for key, value in shown.items())
+    dvc = [sys.executable, "-m", "dvc", "remote"]
+    settings = (["add", "--local", "--force", REMOTE, "s3://dvc"], ["modify", "--local", REMOTE, "endpointurl", home.objects["AWS_ENDPOINT_URL"]])
+    for command in settings:
+        done = subprocess.run([*dvc, *command], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ServiceFailed(f"`dvc remote {' '.join(command)}` failed: {done.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,150 @@
+"""The whole stack as processes: Postgres, an S3 store, authentication, tf.data service; backed up, lost, and restored."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import psutil
+import pytest
+import requests
+from project import environment, make_project, run
+from stack import Stack, free_port, processes_of, started
+
+from infra.local.home import Home, open_home
+from infra.local.objects import BUCKETS
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Local:
+    """A stack's project, folder and ports; started and stopped as often as a test likes."""
+
+    def __init__(self, project: Path, folder: Path) -> None:
+        self.project, self.folder = project, folder
+        self.prefect, self.tracking, base = free_port(), free_port(), random.randrange(20_000, 30_000, 10)
+        self.home: Home = open_home(folder, postgres_port=free_port(), s3_port=base, input_port=base + 5)
+        self.environment = environment(project) | self.home.clients | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
+
+    def up(self):
+        ports = ["--prefect-port", str(self.prefect), "--mlflow-port", str(self.tracking)]
+        return started(self.project, "-m", "infra.local", "up", *ports, "--input-workers", "2", "--home", str(self.folder))
+
+    def stack(self) -> Stack:
+        user, _, password = self.home.clients["PREFECT_API_AUTH_STRING"].partition(":")
+        return Stack(self.project, f"http://127.0.0.1:{self.prefect}", f"http://127.0.0.1:{self.tracking}", (user, password))
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(command, cwd=self.project, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory, array_file) -> Iterator[Local]:
+    """A stack that is not running; its folder is one that Postgres' own user can enter, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Local(make_project(tmp_path_factory.mktemp("local") / "project", array_file), Path(folder) / "stack")
+
+
+@pytest.fixture(scope="module")
+def running(local) -> Iterator[ExitStack]:
+    """The stack while it runs; closing it early stops the stack."""
+    with ExitStack() as stopping:
+        stopping.enter_context(local.up())
+        yield stopping
+
+
+@pytest.fixture(scope="module")
+def compared(local, running) -> str:
+    """A comparison that it has completed, one configuration through its tf.data service."""
+    service = {"read": "shards", "service": {"address": f"grpc://127.0.0.1:{local.home.settings.input_port}", "sharding": "static"}}
+    stack = local.stack()
+    flow_run = stack.start("comparison", changes={"overlay": {"pipelines!": {"naive": {"read": "shards"}, "service": service}}}, name="compared")
+    assert stack.ended(flow_run)["state_type"] == "COMPLETED", stack.log(flow_run)
+    return flow_run
+
+
+def test_a_comparison_runs_on_it_with_examples_from_its_input_service(local, compared):
+    results = local.project / ".throughline" / "workspaces" / "compared" / "runs"
+    digests = {name: json.loads((results / name / "input.json").read_text())["equality"]["digest"] for name in ("naive", "service")}
+    assert digests["naive"] == digests["service"], "static sharding delivers every example exactly once"
+    assert "compared" in run(local.project, "dvc", "exp", "list")
+
+
+def test_servers_refuse_those_who_do_not_say_who_they_are(local, compared):
+    stack = local.stack()
+    assert requests.post(f"{stack.server}/api/flow_runs/filter", json={}, timeout=30).status_code == 401
+    assert requests.post(f"{stack.server}/api/flow_runs/filter", json={}, auth=("throughline", "wrong"), timeout=30).status_code == 401
+    assert requests.get(f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=1", timeout=30).status_code == 401
+    assert requests.get(f"http://127.0.0.1:{local.home.settings.s3_port}/mlflow", timeout=30).status_code == 403
+
+
+def test_everything_with_a_password_listens_on_loopback_alone(local, compared):
+    names = ("postgres", "weed", "prefect", "mlflow")
+    ours = {process.pid for name in names for process in [*processes_of(local.project, name), *processes_of(local.folder, name)]}
+    listening = [found for found in psutil.net_connections("tcp") if found.pid in ours and found.status == psutil.CONN_LISTEN]
+    assert {found.laddr.port for found in listening} >= {local.prefect, local.tracking, local.home.settings.s3_port}
+    assert {found.laddr.ip for found in listening} == {"127.0.0.1"}
+
+
+def test_no_secret_is_in_a_log_or_on_a_command_line(local, compared):
+    own = local.home.settings
+    secrets = (own.postgres_password, own.prefect_password, own.mlflow_password, own.mlflow_secret, own.s3_secret)
+    logs = [*local.folder.glob("logs/*.log"), *local.project.glob(".throughline/logs/*.log")]
+    said = [log.read_text(errors="replace") for log in logs] + [local.stack().log(compared)]
+    said += [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert len(logs) > 5
+    assert not [text[:200] for text in said for secret in secrets if secret in text]
+    assert {path.stat().st_mode & 0o777 for path in (local.folder / "settings.json", local.folder / "environment")} == {0o600}
+
+
+def test_data_goes_to_the_store_and_comes_back(local, compared):
+    local.run("dvc", "exp", "apply", "compared")
+    shards = sorted((local.project / "data" / "shards").rglob("*.tfrecord*"))
+    before = [shard.read_bytes() for shard in shards]
+    local.run("dvc", "push", "-q", "-r", "stack")
+    shutil.rmtree(local.project / ".dvc" / "cache")
+    shutil.rmtree(local.project / "data")
+    local.run("dvc", "pull", "-q", "-r", "stack")
+    assert shards and [shard.read_bytes() for shard in shards] == before
+
+
+def test_the_champion_predicts_from_what_is_stored(local, compared):
+    images = np.random.default_rng(0).integers(0, 256, (3, 12, 10, 1), np.uint8)
+    request = local.folder / "images.json"
+    request.write_text(json.dumps({"instances": images.tolist()}))
+    model = "models:/throughline-arrays@champion"
+    answer = local.run(sys.executable, "-m", "mlflow", "models", "predict", "-m", model, "-i", str(request), "--env-manager", "local")
+    predictions = np.array(json.loads(answer[answer.index("{") :])["predictions"])
+    assert predictions.shape == (3, 4) and np.isfinite(predictions).all()
+
+
+def test_what_was_backed_up_is_there_again_when_everything_is_lost(local, running, compared, monkeypatch):
+    for key, value in local.environment.items():
+        monkeypatch.setenv(key, value)
+    mlflow.set_tracking_uri(local.environment["MLFLOW_TRACKING_URI"])
+    before = {found.info.run_id: found.data.metrics for found in mlflow.search_runs(search_all_experiments=True, output_format="list")}
+    backup = local.folder.parent / "backup"
+    local.run(sys.executable, "-m", "infra.local", "backup", str(backup), "--home", str(local.folder))
+    assert all(any((backup / bucket).iterdir()) for bucket in BUCKETS)
+    running.close()
+    shutil.rmtree(local.folder / "postgres")
+    shutil.rmtree(local.folder / "objects")
+    local.run(sys.executable, "-m", "infra.local", "restore", str(backup), "--home", str(local.folder))
+    with local.up():
+        assert local.stack().state(compared)["state_type"] == "COMPLETED"
+        after = {found.info.run_id: found.data.metrics for found in mlflow.search_runs(search_all_experiments=True, output_format="list")}
+        assert after == before
+        parent = next(run_id for run_id in before if mlflow.get_run(run_id).info.run_name == "compared")
+        assert "<html" in mlflow.artifacts.load_text(f"runs:/{parent}/report/index.html")
