@@ -3,6 +3,7 @@
 #   make demo                       Fashion-MNIST through every configuration of params.yaml
 #   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
 #   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
+#   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
 #   make test | check | bench       tests · formatting, lint and types · benchmarks
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV := 0.13.8
@@ -11,7 +12,7 @@ BUDGET ?= full
 BIN := $(CURDIR)/.venv/bin
 export PATH := $(BIN):$(PATH)
 
-.PHONY: setup demo ui test check bench
+.PHONY: setup demo ui stack test check bench
 setup: .venv/.ready$(GPU)
 
 .venv/.ready$(GPU): pyproject.toml uv.lock
@@ -33,6 +34,9 @@ demo: setup
 
 ui: setup
 	@python -m flows.ui $(UI)
+
+stack: setup
+	@python -m infra.local up $(STACK)
 
 test: setup
 	python -m pytest

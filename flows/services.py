@@ -47,16 +47,30 @@ class Running:
 
 
 @contextmanager
-def serving(service: Service, logs: Path) -> Iterator[Running]:
-    """Start a service and wait until it is healthy; it ends with the block, and with this process, whatever happens to that.
+def serving(*services: Service, logs: Path) -> Iterator[list[Running]]:
+    """Start services, all at once, and wait until each is healthy; they end with the block, and with this process, whatever happens to that.
 
-    Its output goes to NAME.log in the folder `logs`.
+    The output of each goes to NAME.log in the folder `logs`.
 
     Raises:
-      ServiceFailed: it ended, or was not healthy in time.
+      ServiceFailed: one ended, or was not healthy in time.
     """
-    log = logs / f"{service.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(parents=True, exist_ok=True)
+    running: list[Running] = []
+    try:
+        running += [_started(service, logs / f"{service.name}.log") for service in services]
+        for one in running:
+            _wait_until(one)
+        yield running
+    finally:
+        for one in running:
+            if one.process.stdin:
+                one.process.stdin.close()
+        for one in running:
+            one.process.wait()
+
+
+def _started(service: Service, log: Path) -> Running:
     with log.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.supervise", *service.command],
@@ -66,14 +80,7 @@ def serving(service: Service, logs: Path) -> Iterator[Running]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    running = Running(service=service, process=process, log=log)
-    try:
-        _wait_until(running)
-        yield running
-    finally:
-        if process.stdin:
-            process.stdin.close()
-        process.wait()
+    return Running(service=service, process=process, log=log)
 
 
 def _wait_until(running: Running) -> None:

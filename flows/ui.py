@@ -102,15 +102,15 @@ def servers(access: Access, *, runs_at_once: int) -> Iterator[Callable[[], None]
         environment=access.environment,
     )
     with ExitStack() as open_services:
-        running = [open_services.enter_context(serving(service, LOGS)) for service in (server, tracking)]
+        running = open_services.enter_context(serving(server, tracking, logs=LOGS))
         deploy(access.environment)
-        running.append(open_services.enter_context(serving(worker, LOGS)))
+        running += open_services.enter_context(serving(worker, logs=LOGS))
 
         def look_after() -> None:
             for place, one in enumerate(running):
                 if one.service is worker and one.process.poll() is not None:
                     typer.echo(f"the worker ended with exit code {one.process.returncode}; starting it again")
-                    running[place] = open_services.enter_context(serving(worker, LOGS))
+                    running[place] = open_services.enter_context(serving(worker, logs=LOGS))[0]
                 else:
                     one.check()
 

@@ -35,9 +35,9 @@ class Local:
         self.home: Home = open_home(folder, postgres_port=free_port(), s3_port=base, input_port=base + 5)
         self.environment = environment(project) | self.home.clients | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
 
-    def up(self):
+    def up(self, input_workers: int = 0):
         ports = ["--prefect-port", str(self.prefect), "--mlflow-port", str(self.tracking)]
-        return started(self.project, "-m", "infra.local", "up", *ports, "--input-workers", "2", "--home", str(self.folder))
+        return started(self.project, "-m", "infra.local", "up", *ports, "--input-workers", str(input_workers), "--home", str(self.folder))
 
     def stack(self) -> Stack:
         user, _, password = self.home.clients["PREFECT_API_AUTH_STRING"].partition(":")
@@ -61,7 +61,7 @@ def local(tmp_path_factory, array_file) -> Iterator[Local]:
 def running(local) -> Iterator[ExitStack]:
     """The stack while it runs; closing it early stops the stack."""
     with ExitStack() as stopping:
-        stopping.enter_context(local.up())
+        stopping.enter_context(local.up(input_workers=2))
         yield stopping
 
 

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -108,24 +109,23 @@ def stores(home: Home) -> Iterator[None]:
 
 @contextmanager
 def input_service(home: Home, workers: int) -> Iterator[None]:
-    """A dispatcher of the tf.data service and its workers, for as long as the block."""
-    first = home.settings.input_port
-    python = [sys.executable, "-m", "tasks.pipelines.service"]
-    places = [option for port in range(first + 1, first + 1 + workers) for option in ("--worker", f"{HOST}:{port}")]
-    with ExitStack() as running:
-        if workers:
-            check_free({"input-port": first})
-            running.enter_context(_input_process(home, "dispatcher", [*python, "dispatcher", "--port", str(first), *places], first))
-        for port in range(first + 1, first + 1 + workers):
-            joining = [*python, "worker", "--dispatcher", _input_address(home), "--host", HOST, "--port", str(port)]
-            running.enter_context(_input_process(home, f"input-worker-{port}", joining, port))
+    """A dispatcher of the tf.data service and its workers, for as long as the block; nothing for no workers."""
+    if not workers:
         yield
-
-
-@contextmanager
-def _input_process(home: Home, name: str, command: list[str], port: int) -> Iterator[None]:
-    service = Service(name=name, command=command, healthy=lambda: listens(port), environment={})
-    with serving(service, home.folder / "logs"):
+        return
+    first = home.settings.input_port
+    ports = range(first + 1, first + 1 + workers)
+    check_free({"input-port": first})
+    roles = {"dispatcher": ["dispatcher", "--port", str(first), *(option for port in ports for option in ("--worker", f"{HOST}:{port}"))]}
+    joining = ["worker", "--dispatcher", _input_address(home), "--host", HOST, "--port"]
+    roles |= {f"input-worker-{place}": [*joining, str(port)] for place, port in enumerate(ports, start=1)}
+    with serving(
+        *(
+            Service(name=name, command=[sys.executable, "-m", "tasks.pipelines.service", *role], healthy=partial(listens, port), environment={})
+            for (name, role), port in zip(roles.items(), (first, *ports), strict=True)
+        ),
+        logs=home.logs,
+    ):
         yield
 
 

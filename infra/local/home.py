@@ -46,6 +46,11 @@ class Home:
     settings: Settings
 
     @property
+    def logs(self) -> Path:
+        """Where the services of the stack write."""
+        return self.folder / "logs"
+
+    @property
     def databases(self) -> dict[str, str]:
         """What libpq and asyncpg need to find and enter the databases."""
         own = self.settings

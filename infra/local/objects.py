@@ -10,7 +10,7 @@ from pathlib import Path
 from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
-from flows.services import HOST, Running, Service, listens, serving
+from flows.services import HOST, Service, listens, serving
 from infra.local.home import Home
 
 BUCKETS = ("dvc", "mlflow")
@@ -18,7 +18,7 @@ PARTS = ("s3", "master", "volume", "filer")  # each listens at a port of its own
 
 
 @contextmanager
-def object_store(home: Home) -> Iterator[Running]:
+def object_store(home: Home) -> Iterator[None]:
     """Run the stack's S3 store, with its buckets made if they are not there.
 
     Raises:
@@ -45,8 +45,8 @@ def object_store(home: Home) -> Iterator[Running]:
         healthy=lambda: listens(first) and _made_buckets(home),
         environment=home.objects,
     )
-    with serving(service, home.folder / "logs") as running:
-        yield running
+    with serving(service, logs=home.logs):
+        yield
 
 
 def download(home: Home, folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.services import HOST, Running, Service, serving
+from flows.services import HOST, Service, serving
 from infra.local.home import USER, Home
 from tasks.errors import ServiceFailed
 
@@ -19,7 +19,7 @@ _UNPRIVILEGED = "postgres"  # Postgres refuses to run as root; root runs it as t
 
 
 @contextmanager
-def postgres(home: Home) -> Iterator[Running]:
+def postgres(home: Home) -> Iterator[None]:
     """Run the stack's Postgres, with its databases made if they are not there.
 
     Raises:
@@ -35,11 +35,11 @@ def postgres(home: Home) -> Iterator[Running]:
         healthy=lambda: _ask(home, "pg_isready", "-q").returncode == 0,
         environment={},
     )
-    with serving(service, home.folder / "logs") as running:
+    with serving(service, logs=home.logs):
         for name in DATABASES:
             if not _do(home, "psql", "-d", "postgres", "-Atc", f"SELECT 1 FROM pg_database WHERE datname = '{name}'").strip():
                 _do(home, "createdb", name)
-        yield running
+        yield
 
 
 def dump(home: Home, folder: Path) -> None:
