@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import mlflow
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from tasks.evidence import tracking
@@ -26,7 +25,9 @@ def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None
     create_markdown_artifact(key="comparison-report", markdown=in_words(summary))
     _show_picture("comparison-throughput", report / "plots" / "throughput.png", summary["headline"])
     _show_picture("comparison-timelines", report / "plots" / "timelines.png", f"{summary['baseline']} and {summary['best']}, real steps")
-    _link_to_run(run_id, summary["headline"])
+    if pages := tracking.pages_of(run_id):
+        create_link_artifact(key="mlflow-run", link=pages[0], link_text=summary["headline"])
+        create_link_artifact(key="mlflow-comparison", link=pages[1], link_text="its configurations side by side in MLflow, fastest first")
 
 
 def link_to_report(report: Path) -> None:
@@ -42,7 +43,8 @@ def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> Non
         key="training", table=[{"figure": key, "value": value} for key, value in plain.items()], description=f"{pipeline}: {result['verdict']}"
     )
     _show_picture("training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps")
-    _link_to_run(tracking.run_of(folder), f"{pipeline} in MLflow")
+    if pages := tracking.pages_of(tracking.run_of(folder)):
+        create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 
 
 def in_words(summary: Mapping[str, Any]) -> str:
@@ -59,14 +61,6 @@ def tell_failure(flow: Any, flow_run: Any, state: Any) -> None:
     said = f"# {flow_run.name}: {state.name}\n\n```\n{(state.message or 'no message')[:4000]}\n```"
     advice = f"The log: {place}. Finished stages are kept; retry the run to go on."
     create_markdown_artifact(key=f"{flow.name}-failure", markdown=f"{said}\n\n{advice}")
-
-
-def _link_to_run(run_id: str | None, text: str) -> None:
-    server = mlflow.get_tracking_uri()
-    if run_id is None or not server.startswith("http"):
-        return
-    experiment = mlflow.get_run(run_id).info.experiment_id
-    create_link_artifact(key="mlflow-run", link=f"{server}/#/experiments/{experiment}/runs/{run_id}", link_text=text)
 
 
 def _show_picture(key: str, path: Path, description: str) -> None:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect import get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 
 from flows.command import known_pipelines, quiet
 from flows.form import Changes
+from flows.reach import check_reach
 from flows.stages import Workplace, run_stage, stale_stages
-from flows.workspace import Workspace, open_workspace, overridden_params, remove_workspace, save_experiment
+from flows.workspace import Workspace, open_workspace, overridden, overridden_params, remove_workspace, save_experiment
 from tasks.errors import WorkspaceProblem
 from tasks.evidence import tracking
-from tasks.params import PARAMS_FILE, Params, load_params
+from tasks.params import PARAMS_FILE, Params, load_params, read_document
 
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 
@@ -77,12 +78,14 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Ru
     experiment would hold results for them that nobody has made.
 
     Raises:
-      InvalidParams: a changed parameter is wrong, or a configuration does not exist.
+      InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the UI reaches out of the project.
     """
     quiet()
     project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
     asked = overridden_params(project, overrides, overlays)
     chosen = known_pipelines(asked, list(only))
+    if deployment.id:
+        check_reach(overridden(project, overrides, overlays), read_document(project / PARAMS_FILE), project)
     run_name = name or str(flow_run.name)
     workspace = open_workspace(project, name=run_name, overrides=overrides, overlays=overlays, only=chosen)
     # MLflow's store stays the project's, for the stages and for this process.

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from tasks.errors import StageFailed
 LAST_LINES = 25
 MEASURED = ("build", "train", "profile")
 MACHINE_LOCK = Path(tempfile.gettempdir()) / "throughline-measuring.lock"
+TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it in its job variables
 RETRIED = ("fetch", "ingest", "shard", "snapshot")  # they touch networks and shared disks; measured stages are not retried
 # TensorFlow's start-up chatter, which no setting silences, and DVC's advice for people at a terminal.
 _NOISE = re.compile(
@@ -94,7 +96,7 @@ def run_dvc(stage: str, place: Workplace) -> bool:
     ran = False
     # --wait-for-lock stands before the subcommand; after it, DVC would not know it.
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
-    with supervised(command, place) as process:
+    with supervised(command, place) as process, limited(process) as overdue:
         for line in process.stdout or ():
             text = line.rstrip()
             if not text or _NOISE.match(text):
@@ -103,9 +105,31 @@ def run_dvc(stage: str, place: Workplace) -> bool:
             tail.append(text)
             logger.info(text)
         code = process.wait()
+    if overdue.is_set():
+        raise StageFailed(f"{stage} was ended after {os.environ[TIMEOUT_S]} s, which {TIMEOUT_S} allows; what it has finished is kept")
     if code != 0:
         raise StageFailed(f"{stage} ended with exit code {code}. Its last lines:\n" + "\n".join(tail))
     return ran
+
+
+@contextmanager
+def limited(process: subprocess.Popen) -> Iterator[threading.Event]:
+    """End a supervised process that takes longer than THROUGHLINE_STAGE_TIMEOUT_S; yields what is set when that has happened."""
+    overdue = threading.Event()
+
+    def end() -> None:
+        overdue.set()
+        process.terminate()
+
+    allowed = os.environ.get(TIMEOUT_S)
+    timer = threading.Timer(float(allowed), end) if allowed else None
+    if timer:
+        timer.start()
+    try:
+        yield overdue
+    finally:
+        if timer:
+            timer.cancel()
 
 
 def stale_stages(root: Path, environment: Mapping[str, str]) -> frozenset[str]:

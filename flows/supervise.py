@@ -20,8 +20,8 @@ GRACE_S = 8.0
 def main() -> None:
     """Run the command given as arguments; exit with its code."""
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
-    signal.signal(signal.SIGTERM, lambda number, frame: end(child))
-    signal.signal(signal.SIGINT, lambda number, frame: end(child))
+    for number in (signal.SIGTERM, signal.SIGINT):  # not in the handler itself: it interrupts the wait below, which no second one can overtake
+        signal.signal(number, lambda *_: threading.Thread(target=end, args=(child,), daemon=True).start())
 
     def watch() -> None:
         while os.read(0, 4096):

@@ -84,11 +84,16 @@ def overridden_params(project: Path, overrides: list[str], overlays: Sequence[Ma
     Raises:
       InvalidParams: all problems at once.
     """
+    return check(overridden(project, overrides, overlays))
+
+
+def overridden(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The project's params.yaml with overlays and overrides applied, in this order, not checked yet."""
     document = read_document(project / PARAMS_FILE)
     for overlay in overlays:
         merge(document, overlay)
     apply_overrides(document, overrides)
-    return check(document)
+    return document
 
 
 def save_experiment(workspace: Workspace, name: str) -> str | None:

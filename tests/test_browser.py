@@ -1,43 +1,22 @@
-"""What people see, in a real browser: a run started through the form of the Prefect UI and watched, and MLflow's list.
-
-Pictures go to the folder that SCREENSHOTS names, where one is named.
-"""
+"""What people see, in a real browser: a run started through the form of the Prefect UI and watched, and MLflow's list."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import mlflow
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from browser import browsing, picture
+from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.timeout(600)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SLOWEST_MS = 60_000
-expect.set_options(timeout=SLOWEST_MS)
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("NO BROWSER: nothing that people see was looked at; install chromium")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        opened = browser.new_page(viewport={"width": 1400, "height": 1000})
-        opened.set_default_timeout(SLOWEST_MS)
+    with browsing() as opened:
         yield opened
-        browser.close()
-
-
-def picture(page: Page, name: str) -> None:
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.wait_for_timeout(2000)  # for pictures and charts that come late
-        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def newest(stack) -> dict:

@@ -27,7 +27,7 @@ LAYERS = (
     ("tasks.stage", "tasks.assembly", "tasks.modelling"),
     (*(f"tasks.{stage}" for stage in STAGES), "tasks.verify"),
 )
-FLOWS_MAY_IMPORT = ("flows", "tasks.params", "tasks.errors", "tasks.evidence.tracking")
+FLOWS_MAY_IMPORT = ("flows", "tasks.params", "tasks.errors", "tasks.evidence.tracking", "tasks.evidence.view")
 # They do not decide what a stage writes: messages, plumbing, and parameters, whose values DVC compares itself.
 NOT_DECISIVE = {
     "tasks/__init__.py", "tasks/allocator.py",

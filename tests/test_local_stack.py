@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import numpy as np
 import psutil
 import pytest
 import requests
+from browser import browsing, picture
+from playwright.sync_api import expect
 from project import environment, make_project, run
 from stack import Stack, free_port, processes_of, started
 
@@ -118,6 +121,29 @@ def test_data_goes_to_the_store_and_comes_back(local, compared):
     shutil.rmtree(local.project / "data")
     local.run("dvc", "pull", "-q", "-r", "stack")
     assert shards and [shard.read_bytes() for shard in shards] == before
+
+
+def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, compared):
+    stack = local.stack()
+    found = stack.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [compared]}, "key": {"any_": ["mlflow-comparison"]}})[0]
+    address = re.search(r"\((http[^)]+)\)", found["data"])[1]
+    user = (local.environment["MLFLOW_TRACKING_USERNAME"], local.environment["MLFLOW_TRACKING_PASSWORD"])
+    with browsing(user) as page:
+        page.set_viewport_size({"width": 1800, "height": 800})
+        page.goto(address)
+        for name in ("naive", "service"):
+            expect(page.get_by_role("link", name=name, exact=True)).to_be_visible()
+        for column in ("throughput/train_examples_per_s", "throughput/speedup_vs_naive", "input/stall_pct"):
+            expect(page.get_by_text(column).first).to_be_attached()
+        picture(page, "mlflow-comparison")
+        expect(page.get_by_role("button", name="compared", exact=True)).to_be_visible()  # the name of the view in MLflow's menu of saved ones
+        boxes = page.locator(".ag-row .ag-checkbox-input-wrapper")
+        for row in range(2):
+            boxes.nth(row).click(force=True)
+        page.get_by_role("button", name="Compare", exact=True).click()
+        expect(page.get_by_text("Comparing 2 Runs")).to_be_visible()
+        expect(page.get_by_text("throughput/input_examples_per_s").first).to_be_attached()
+        picture(page, "mlflow-two-runs")
 
 
 def test_the_champion_predicts_from_what_is_stored(local, compared):

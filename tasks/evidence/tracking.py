@@ -22,6 +22,7 @@ import mlflow
 import requests
 from mlflow.exceptions import MlflowException
 
+from tasks.evidence.view import address_of, save_view
 from tasks.files import read_json, write_json
 from tasks.progress import say
 
@@ -193,6 +194,18 @@ def run_of(folder: Path) -> str | None:
     return read_json(file)["mlflow_run_id"] if file.exists() else None
 
 
+def pages_of(run_id: str | None) -> tuple[str, str] | None:
+    """Addresses in the server's UI of a run, and of the view of a comparison's configurations; None without a server that answers."""
+    server = mlflow.get_tracking_uri()
+    if run_id is None or not server.startswith("http"):
+        return None
+    try:
+        experiment = mlflow.get_run(run_id).info.experiment_id
+    except (MlflowException, requests.RequestException, OSError):
+        return None
+    return f"{server}/#/experiments/{experiment}/runs/{run_id}", address_of(server, experiment, run_id)
+
+
 def open_comparison(data_set: str, name: str) -> str | None:
     """Start the parent run of a comparison and return its id, or None where the store cannot be reached."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -217,6 +230,7 @@ def close_comparison(run_id: str, data_set: str, summary: Mapping[str, Any], rep
         parent.tags({"headline": summary["headline"], "best": summary["best"], "data.digest": summary["data_digest"], "mlflow.note.content": note})
         parent.artifact(report, folder="report")
         parent.call(lambda: _complete_children(run_id, rows))
+        parent.call(lambda: _save_view_of(run_id))
         parent.call(lambda: crown(data_set, next(row for row in rows if row["pipeline"] == summary["best"])))
 
 
@@ -236,6 +250,11 @@ def crown(data_set: str, best: Mapping[str, Any]) -> None:
         pass
     version = mlflow.register_model(models[0].model_uri, name, tags={"pipeline": best["pipeline"], "plan": best["plan"]})
     client.set_registered_model_alias(name, CHAMPION, version.version)
+
+
+def _save_view_of(parent: str) -> None:
+    info = mlflow.get_run(parent).info
+    save_view(info.experiment_id, parent, str(info.run_name))
 
 
 def _complete_children(parent: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -288,7 +307,7 @@ def main() -> None:
     parser.parse_args()
     use_store()
     sent, left = sync()
-    say(f"{sent} runs sent to {mlflow.get_tracking_uri()}" + (f", {left} still to be sent" if left else ""))
+    say(f"{sent} of {sent + left} kept runs sent to {mlflow.get_tracking_uri()}")
     if left:
         raise SystemExit(1)
 

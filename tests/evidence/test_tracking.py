@@ -1,0 +1,77 @@
+"""A tracking server that goes away in the middle of a run: nothing is lost, and everything is sent once it is there again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import mlflow
+import pytest
+import requests
+from project import ROOT
+from stack import free_port, wait_for
+
+from tasks.evidence.tracking import STORE_HOME, UNSENT, Identity, Recorder
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@contextmanager
+def server(folder: Path, port: int) -> Iterator[None]:
+    store = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_for(lambda: answers(port), 60)
+        yield
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    try:
+        return requests.get(f"http://127.0.0.1:{port}/health", timeout=2).ok
+    except requests.RequestException:
+        return False
+
+
+def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch):
+    port = free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
+    result = tmp_path / "train.json"
+    result.write_text("{}")
+    recorder = Recorder(Identity(data_set="lost", pipeline="naive", data_digest="d"))
+    alive = ExitStack()
+    alive.enter_context(server(tmp_path, port))
+    with recorder:
+        recorder.params({"model": {"width": 8}})
+        recorder.metrics({"train/loss": 2.0}, step=0)
+        alive.close()
+        recorder.metrics({"train/loss": 1.0}, step=1)
+        recorder.metrics({"train/loss": 0.5}, step=2)
+        recorder.artifact(result)
+    assert not recorder.sent and recorder.run_id
+    kept = list((tmp_path / UNSENT).iterdir())
+    assert [call[0] for call in json.loads(kept[0].read_text())["calls"]] == ["metrics", "metrics", "artifact"]
+    sync = [sys.executable, "-m", "tasks.evidence.tracking", "sync"]
+    early = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert early.returncode == 1 and "0 of 1 kept runs sent" in early.stdout and len(list((tmp_path / UNSENT).iterdir())) == 1
+    with server(tmp_path, port):
+        later = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert later.returncode == 0 and "1 of 1 kept runs sent" in later.stdout, later.stdout + later.stderr
+        client = mlflow.MlflowClient()
+        run = client.get_run(recorder.run_id)
+        assert run.info.status == "FINISHED"
+        assert [(point.step, point.value) for point in client.get_metric_history(recorder.run_id, "train/loss")] == [(0, 2.0), (1, 1.0), (2, 0.5)]
+        assert [found.path for found in client.list_artifacts(recorder.run_id)] == ["train.json"]
+        again = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "0 of 0 kept runs sent" in again.stdout
+    assert not list((tmp_path / UNSENT).iterdir())
