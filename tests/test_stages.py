@@ -21,7 +21,7 @@ def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
     begun = time.monotonic()
     with supervised(["sh", "-c", "sleep 60 & sleep 60"], Workplace(tmp_path, frozenset())) as process, limited(process) as overdue:
         process.wait()
-    assert overdue.is_set() and time.monotonic() - begun < 6
+    assert overdue.is_set() and time.monotonic() - begun < 30
     assert not [found for found in psutil.process_iter(["name", "cwd"]) if found.info["name"] == "sleep" and found.info["cwd"] == str(tmp_path)]
 
 
