@@ -5,6 +5,7 @@
 #   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
 #   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
 #   make test | check | bench       tests · formatting, lint and types · benchmarks
+#   make audit                      ask the vulnerability database about every locked package
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV := 0.13.8
 DATA ?= fashion_mnist
@@ -12,7 +13,7 @@ BUDGET ?= full
 BIN := $(CURDIR)/.venv/bin
 export PATH := $(BIN):$(PATH)
 
-.PHONY: setup demo ui stack test check bench
+.PHONY: setup demo ui stack test check bench audit
 setup: .venv/.ready$(GPU)
 
 .venv/.ready$(GPU): pyproject.toml uv.lock
@@ -46,3 +47,7 @@ check: setup
 
 bench: setup
 	@ls benchmarks/*.py | grep -v __init__ | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"
+
+audit: setup
+	@uv export --quiet --locked --no-emit-project --format requirements-txt > .venv/locked.txt
+	uvx pip-audit==2.10.1 --requirement .venv/locked.txt --disable-pip

@@ -8,14 +8,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_image_artifact, create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import (
+    create_image_artifact,
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 
-from tasks.evidence import tracking
+from tasks.evidence import parents, tracking
 
 SHOWN = (
     "pipeline", "train_examples_per_s", "speedup_vs_naive", "input_examples_per_s", "model_examples_per_s", "stall_pct", "val_metric", "verdict",
 )  # fmt: skip
 UI_URL = "PREFECT_UI_URL"
+
+
+class Progress:
+    """A bar on the run's page: how many of its stages are done."""
+
+    def __init__(self, stages: int) -> None:
+        self._stages, self._done = stages, 0
+        self._artifact: Any = create_progress_artifact(0.0, key="progress", description=f"none of {stages} stages yet")
+
+    def advance(self, stage: str) -> None:
+        """One more stage is done."""
+        self._done += 1
+        update_progress_artifact(self._artifact, 100 * self._done / self._stages, description=f"{self._done} of {self._stages} stages; last: {stage}")
 
 
 def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None) -> None:
@@ -25,7 +45,7 @@ def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None
     create_markdown_artifact(key="comparison-report", markdown=in_words(summary))
     _show_picture("comparison-throughput", report / "plots" / "throughput.png", summary["headline"])
     _show_picture("comparison-timelines", report / "plots" / "timelines.png", f"{summary['baseline']} and {summary['best']}, real steps")
-    if pages := tracking.pages_of(run_id):
+    if pages := parents.pages_of(run_id):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=summary["headline"])
         create_link_artifact(key="mlflow-comparison", link=pages[1], link_text="its configurations side by side in MLflow, fastest first")
 
@@ -43,7 +63,7 @@ def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> Non
         key="training", table=[{"figure": key, "value": value} for key, value in plain.items()], description=f"{pipeline}: {result['verdict']}"
     )
     _show_picture("training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps")
-    if pages := tracking.pages_of(tracking.run_of(folder)):
+    if pages := parents.pages_of(tracking.run_of(folder)):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 
 

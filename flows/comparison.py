@@ -18,7 +18,7 @@ from flows.form import UNCHANGED, Changes, Pipeline, RunName
 from flows.run import PREPARATION, Run, begin
 from flows.stages import MEASURED
 from tasks.errors import told_plainly
-from tasks.evidence import tracking
+from tasks.evidence import parents
 
 
 @flow(name="comparison", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
@@ -33,18 +33,19 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
     run = begin(changes, name, only=list(pipelines or []))
     chosen = list(pipelines or run.params.pipelines)
     parent = open_parent(run, chosen)
-    run = run.below(parent)
-    prepared = run.chain(PREPARATION)
     measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
+    complete = set(chosen) == set(run.params.pipelines)
+    run = run.below(parent).showing(len(PREPARATION) + len(measured) + complete)
+    prepared = run.chain(PREPARATION)
     ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
-    if set(chosen) != set(run.params.pipelines):
+    if not complete:
         get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
         return None
     reported = run.chain(["report"], upstream_ran=prepared or any(ran))
     report = run.workspace.root / "report"
     summary = json.loads((report / "summary.json").read_text())
     if parent:
-        tracking.close_comparison(parent, run.params.data.source, summary, report, note=in_words(summary))
+        parents.close_comparison(parent, run.params.data.source, summary, report, note=in_words(summary))
     show_comparison(summary, report, parent)
     report = (run.keep([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
     link_to_report(report)
@@ -54,7 +55,7 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
 def open_parent(run: Run, chosen: list[str]) -> str | None:
     """Open the MLflow run that the configurations' runs belong to, unless everything is up to date."""
     concerned = {*PREPARATION, "report", *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen)}
-    return tracking.open_comparison(run.params.data.source, run.name) if concerned & run.place.stale else None
+    return parents.open_comparison(run.params.data.source, run.name) if concerned & run.place.stale else None
 
 
 def show(summary: dict[str, Any], report: Path) -> None:

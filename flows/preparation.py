@@ -21,7 +21,7 @@ def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool
       name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
     """
     run = begin(changes, name)
-    ran = run.chain(PREPARATION)
+    ran = run.showing(len(PREPARATION)).chain(PREPARATION)
     run.leave()
     return ran
 

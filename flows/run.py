@@ -10,6 +10,7 @@ from pathlib import Path
 from prefect import get_run_logger
 from prefect.runtime import deployment, flow_run
 
+from flows.artifacts import Progress
 from flows.command import known_pipelines, quiet
 from flows.form import Changes
 from flows.reach import check_reach
@@ -30,6 +31,7 @@ class Run:
     workspace: Workspace
     params: Params
     place: Workplace
+    progress: Progress | None = None
     passing: bool  # nobody gave it a name to come back to, so its worktree goes when it is kept as an experiment
 
     def below(self, parent: str | None) -> Run:
@@ -39,12 +41,18 @@ class Run:
         environment = {**self.place.environment, tracking.PARENT_RUN: parent}
         return replace(self, place=replace(self.place, environment=environment))
 
+    def showing(self, stages: int) -> Run:
+        """The same run with a bar on its page that is full after so many stages."""
+        return replace(self, progress=Progress(stages))
+
     def chain(self, stages: Sequence[str], *, upstream_ran: bool = False) -> bool:
         """Run stages one after another; once one has run, the later ones ask DVC. Returns whether any ran."""
         ran = upstream_ran
         for stage in stages:
             outcome = run_stage(stage, self.place, upstream_ran=ran, return_state=True)
             ran = bool(outcome.result()) or ran  # raises what the stage raised
+            if self.progress:
+                self.progress.advance(stage)
         return ran
 
     def keep(self, stages: Sequence[str]) -> Path | None:

@@ -28,7 +28,7 @@ def training(pipeline: Pipeline = SUGGESTED, changes: Changes = UNCHANGED, name:
     run = begin(changes, name, only=[pipeline])
     # An experiment is complete with the report, which is then about this configuration alone.
     stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED), *(["report"] if run.workspace.isolated else [])]
-    ran = run.chain(stages)
+    ran = run.showing(len(stages)).chain(stages)
     folder = run.workspace.root / "runs" / pipeline
     trained, profiled = (json.loads((folder / file).read_text()) for file in ("train.json", "profile.json"))
     test = {f"test_{key}": value for key, value in trained.get("test", {}).items()}

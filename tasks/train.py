@@ -18,8 +18,6 @@ import mlflow.tensorflow
 import numpy as np
 import tensorflow as tf
 from mlflow.data.numpy_dataset import from_numpy
-from mlflow.models import ModelSignature
-from mlflow.types.schema import Schema, TensorSpec
 
 from tasks.assembly import damage_named, input_pipeline, input_service, open_inputs
 from tasks.checkpoints import FOLDER, Position, Progress, resumable_run
@@ -142,16 +140,6 @@ def metrics_of(trained: Trained, built: Mapping[str, Any]) -> dict[str, float | 
     }
 
 
-def log_model(recorder: Recorder, whole: keras.Model) -> None:
-    """Log the whole model (stored inputs in, outputs out) with its signature; requirements are given, not guessed."""
-    signature = ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype(whole.inputs[0].dtype), (-1, *whole.input_shape[1:]))]),
-        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, *whole.output_shape[1:]))]),
-    )
-    needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]
-    recorder.call(lambda: mlflow.tensorflow.log_model(whole, name="model", signature=signature, pip_requirements=needs))
-
-
 def describe(recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline) -> None:
     """Log the resolved configuration, the data set and, where it is so, the absence of a GPU."""
     config = params.pipelines[name].model_dump()
@@ -226,7 +214,7 @@ def main() -> None:
             recorder.metrics(metrics_of(trained, read_json(out / "input.json")))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.artifact(out / file)
-            log_model(recorder, models.whole)
+            recorder.model(out / "model.keras")
         write_json(out / "run.json", {"mlflow_run_id": recorder.run_id, "sent": recorder.sent})
         shutil.rmtree(kept, ignore_errors=True)
         test, metric = trained.result.get("test", {}), models.target.metric

@@ -59,7 +59,7 @@ def test_a_run_from_the_ui_cannot_reach_out_of_the_project(stack):
 
 def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(stack, trained):
     name = stack.state(trained)["name"]
-    assert {("training", "table"), ("training-timeline", "image"), ("mlflow-run", "markdown")} <= stack.artifacts(trained)
+    assert {("training", "table"), ("training-timeline", "image"), ("mlflow-run", "markdown"), ("progress", "progress")} <= stack.artifacts(trained)
     assert name in run(stack.project, "dvc", "exp", "list")
     assert run_quietly(stack.project, "git", "status", "--porcelain") == ""
     assert not (stack.project / ".throughline" / "workspaces" / name).exists(), "it cleans up after itself"

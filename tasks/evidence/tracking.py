@@ -19,18 +19,20 @@ from types import TracebackType
 from typing import Any
 
 import mlflow
+import numpy as np
 import requests
 from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types import Schema, TensorSpec
 
-from tasks.evidence.view import address_of, save_view
-from tasks.files import read_json, write_json
+from tasks.evidence.unsent import Unsent, discard, keep, kept
+from tasks.files import read_json
 from tasks.progress import say
 
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 STORE_HOME = "THROUGHLINE_HOME"
 LONGEST_PARAM = 6000
-CHAMPION = "champion"
 UNSENT = Path(".throughline") / "unsent"
 
 
@@ -79,7 +81,7 @@ class Recorder:
         status = "FINISHED" if kind is None else "KILLED" if kind in (KeyboardInterrupt, SystemExit) else "FAILED"
         self._try(lambda: mlflow.end_run(status))
         if not self.sent:
-            _keep(Unsent(identity=self._identity, run_id=self.run_id, status=status, tags=lineage(), calls=self._unsent))
+            keep(_home() / UNSENT, Unsent(identity=asdict(self._identity), run_id=self.run_id, status=status, tags=lineage(), calls=self._unsent))
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
@@ -96,6 +98,10 @@ class Recorder:
     def artifact(self, path: Path, *, folder: str | None = None) -> None:
         """Log a file or folder."""
         self._send("artifact", str(path.resolve()), folder)
+
+    def model(self, path: Path) -> None:
+        """Log a model from its .keras file, with a signature and requirements, so that it can be registered and served."""
+        self._send("model", str(path.resolve()))
 
     def call(self, function: Callable[[], Any]) -> None:
         """Do anything else with the active run under the same protection; it is not kept for later."""
@@ -138,6 +144,21 @@ class Recorder:
             say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason}); kept for `python -m tasks.evidence.tracking sync`")
 
 
+def _send_model(path: str) -> None:
+    if not Path(path).exists():
+        say(f"{path} is gone and was left out")
+        return
+    import keras
+    import tensorflow as tf
+
+    model: Any = keras.saving.load_model(path, compile=False, safe_mode=True)
+    inputs = TensorSpec(np.dtype(model.inputs[0].dtype), (-1, *model.input_shape[1:]))
+    outputs = TensorSpec(np.dtype("float32"), (-1, *model.output_shape[1:]))
+    signature = ModelSignature(inputs=Schema([inputs]), outputs=Schema([outputs]))
+    needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]
+    mlflow.tensorflow.log_model(model, name="model", signature=signature, pip_requirements=needs)
+
+
 def _send_artifact(path: str, folder: str | None) -> None:
     if not Path(path).exists():
         say(f"{path} is gone and was left out")
@@ -152,130 +173,31 @@ SENDS: dict[str, Callable[..., Any]] = {
     "metrics": lambda values, step, moment: mlflow.log_metrics(values, step=step, timestamp=moment),
     "tags": mlflow.set_tags,
     "artifact": _send_artifact,
+    "model": _send_model,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unsent:
-    """What a run wanted to tell a store that was away. `tags` tie it to the code and the flow of that time."""
-
-    identity: Identity
-    run_id: str | None
-    status: str
-    tags: Mapping[str, str]
-    calls: Sequence[Sequence[Any]]
-
-
-def _keep(unsent: Unsent) -> None:
-    write_json(_home() / UNSENT / f"{time.time_ns()}-{unsent.identity.pipeline}.json", asdict(unsent))
 
 
 def sync() -> tuple[int, int]:
     """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are still to be."""
     sent = 0
-    files = sorted((_home() / UNSENT).glob("*.json"))
-    for file in files:
-        kept = read_json(file)
-        recorder = Recorder(Identity(**kept["identity"]), run_id=kept["run_id"])
+    waiting = list(kept(_home() / UNSENT))
+    for file, unsent in waiting:
+        recorder = Recorder(Identity(**unsent.identity), run_id=unsent.run_id)
         with recorder:
-            recorder.tags(kept["tags"])
-            recorder.replay(kept["calls"])
-        file.unlink()
+            recorder.tags(unsent.tags)
+            recorder.replay(unsent.calls)
+        discard(file)
         if not recorder.sent or recorder.run_id is None:
             break  # it has kept everything anew, in a file of its own
-        mlflow.MlflowClient().set_terminated(recorder.run_id, kept["status"])
+        mlflow.MlflowClient().set_terminated(recorder.run_id, unsent.status)
         sent += 1
-    return sent, len(files) - sent
+    return sent, len(waiting) - sent
 
 
 def run_of(folder: Path) -> str | None:
     """The MLflow run of the results in runs/NAME; None where there is none."""
     file = folder / "run.json"
     return read_json(file)["mlflow_run_id"] if file.exists() else None
-
-
-def pages_of(run_id: str | None) -> tuple[str, str] | None:
-    """Addresses in the server's UI of a run, and of the view of a comparison's configurations; None without a server that answers."""
-    server = mlflow.get_tracking_uri()
-    if run_id is None or not server.startswith("http"):
-        return None
-    try:
-        experiment = mlflow.get_run(run_id).info.experiment_id
-    except (MlflowException, requests.RequestException, OSError):
-        return None
-    return f"{server}/#/experiments/{experiment}/runs/{run_id}", address_of(server, experiment, run_id)
-
-
-def open_comparison(data_set: str, name: str) -> str | None:
-    """Start the parent run of a comparison and return its id, or None where the store cannot be reached."""
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    use_store()
-    try:
-        tags = {"pipeline": "comparison", **lineage()}
-        return mlflow.MlflowClient().create_run(experiment_id(data_set), run_name=name, tags=tags).info.run_id
-    except (MlflowException, requests.RequestException, OSError) as error:
-        say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({str(error).splitlines()[0][:200]}); the comparison has no run there")
-        return None
-
-
-def close_comparison(run_id: str, data_set: str, summary: Mapping[str, Any], report: Path, *, note: str) -> None:
-    """Give the parent run its result, every configuration a child run, and the best one's model the alias `champion`.
-
-    A configuration that was up to date has trained under an earlier comparison; it gets a child here with the same
-    metrics, which names the earlier run in the tag `reused_run_id`. `note` (Markdown) stands on the run's first page.
-    """
-    rows = summary["configurations"]
-    with Recorder(Identity(data_set=data_set, pipeline="comparison", data_digest=summary["data_digest"]), run_id=run_id) as parent:
-        parent.metrics({f"speedup_vs_naive/{row['pipeline']}": row["speedup_vs_naive"] for row in rows})
-        parent.tags({"headline": summary["headline"], "best": summary["best"], "data.digest": summary["data_digest"], "mlflow.note.content": note})
-        parent.artifact(report, folder="report")
-        parent.call(lambda: _complete_children(run_id, rows))
-        parent.call(lambda: _save_view_of(run_id))
-        parent.call(lambda: crown(data_set, next(row for row in rows if row["pipeline"] == summary["best"])))
-
-
-def crown(data_set: str, best: Mapping[str, Any]) -> None:
-    """Register the model of the best configuration as `throughline-DATA_SET` with the alias `champion`, unless it already is."""
-    client, name, run_id = mlflow.MlflowClient(), f"throughline-{data_set}", best["mlflow_run_id"]
-    if run_id is None:
-        return
-    experiment = client.get_run(run_id).info.experiment_id
-    models = client.search_logged_models([experiment], filter_string=f"source_run_id = '{run_id}'")
-    if not models:
-        return
-    try:
-        if client.get_model_version_by_alias(name, CHAMPION).run_id == run_id:
-            return
-    except MlflowException:  # there is none yet
-        pass
-    version = mlflow.register_model(models[0].model_uri, name, tags={"pipeline": best["pipeline"], "plan": best["plan"]})
-    client.set_registered_model_alias(name, CHAMPION, version.version)
-
-
-def _save_view_of(parent: str) -> None:
-    info = mlflow.get_run(parent).info
-    save_view(info.experiment_id, parent, str(info.run_name))
-
-
-def _complete_children(parent: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    client = mlflow.MlflowClient()
-    for row in rows:
-        run = client.get_run(row["mlflow_run_id"]) if row["mlflow_run_id"] else None
-        if run is None:
-            continue
-        own = run.data.tags.get("mlflow.parentRunId") == parent
-        target = run.info.run_id
-        if not own:
-            kept = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
-            tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
-            target = client.create_run(run.info.experiment_id, run_name=row["pipeline"], tags=tags).info.run_id
-            for key, value in run.data.metrics.items():
-                client.log_metric(target, key, value)
-            for key, value in run.data.params.items():
-                client.log_param(target, key, value)
-        client.log_metric(target, "throughput/speedup_vs_naive", row["speedup_vs_naive"])
-        if not own:
-            client.set_terminated(target)
 
 
 def lineage() -> dict[str, str]:

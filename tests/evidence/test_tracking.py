@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import keras
 import mlflow
+import numpy as np
 import pytest
 import requests
 from project import ROOT
@@ -46,8 +49,11 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     monkeypatch.setenv(STORE_HOME, str(tmp_path))
     mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
-    result = tmp_path / "train.json"
-    result.write_text("{}")
+    passing = tmp_path / "worktree"
+    passing.mkdir()
+    (passing / "train.json").write_text("{}")
+    network = keras.Sequential([keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)])
+    network.save(passing / "model.keras")
     recorder = Recorder(Identity(data_set="lost", pipeline="naive", data_digest="d"))
     alive = ExitStack()
     alive.enter_context(server(tmp_path, port))
@@ -57,13 +63,15 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         alive.close()
         recorder.metrics({"train/loss": 1.0}, step=1)
         recorder.metrics({"train/loss": 0.5}, step=2)
-        recorder.artifact(result)
+        recorder.artifact(passing / "train.json")
+        recorder.model(passing / "model.keras")
     assert not recorder.sent and recorder.run_id
-    kept = list((tmp_path / UNSENT).iterdir())
-    assert [call[0] for call in json.loads(kept[0].read_text())["calls"]] == ["metrics", "metrics", "artifact"]
+    shutil.rmtree(passing)  # as the worktree of a run that nobody named goes at its end
+    kept = list((tmp_path / UNSENT).glob("*.json"))
+    assert [call[0] for call in json.loads(kept[0].read_text())["calls"]] == ["metrics", "metrics", "artifact", "model"]
     sync = [sys.executable, "-m", "tasks.evidence.tracking", "sync"]
     early = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert early.returncode == 1 and "0 of 1 kept runs sent" in early.stdout and len(list((tmp_path / UNSENT).iterdir())) == 1
+    assert early.returncode == 1 and "0 of 1 kept runs sent" in early.stdout and len(list((tmp_path / UNSENT).glob("*.json"))) == 1
     with server(tmp_path, port):
         later = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
         assert later.returncode == 0 and "1 of 1 kept runs sent" in later.stdout, later.stdout + later.stderr
@@ -72,6 +80,10 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         assert run.info.status == "FINISHED"
         assert [(point.step, point.value) for point in client.get_metric_history(recorder.run_id, "train/loss")] == [(0, 2.0), (1, 1.0), (2, 0.5)]
         assert [found.path for found in client.list_artifacts(recorder.run_id)] == ["train.json"]
+        model = client.search_logged_models([run.info.experiment_id], filter_string=f"source_run_id = '{recorder.run_id}'")[0]
+        expected = network(np.array([[0, 51, 102, 255]], np.uint8)).numpy()
+        found = mlflow.pyfunc.load_model(model.model_uri).predict(np.array([[0, 51, 102, 255]], np.uint8))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
         again = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=True)
         assert "0 of 0 kept runs sent" in again.stdout
     assert not list((tmp_path / UNSENT).iterdir())

@@ -1,0 +1,61 @@
+"""What a run wanted to tell a store that was away: a file in .throughline/unsent/, with copies of the files that it was to send."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tasks.files import read_json, write_json
+
+FILES = ("artifact", "model")  # calls whose first value is a path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsent:
+    """One run's calls in their order. `tags` tie it to the code and the flow of that time."""
+
+    identity: Mapping[str, str]
+    run_id: str | None
+    status: str
+    tags: Mapping[str, str]
+    calls: Sequence[Sequence[Any]]
+
+
+def keep(folder: Path, unsent: Unsent) -> None:
+    """Keep it for later. Its files are copied: the worktree that they are in may go with the run."""
+    file = folder / f"{time.time_ns()}-{unsent.identity['pipeline']}.json"
+    calls: list[list[Any]] = []
+    for kind, *values in unsent.calls:
+        kept = _copied(Path(values[0]), _beside(file) / str(len(calls))) if kind in FILES else values[0]
+        calls.append([kind, kept, *values[1:]])
+    write_json(file, asdict(replace(unsent, calls=calls)))
+
+
+def kept(folder: Path) -> Iterator[tuple[Path, Unsent]]:
+    """Everything that is kept, the oldest first, each with its file."""
+    for file in sorted(folder.glob("*.json")):
+        yield file, Unsent(**read_json(file))
+
+
+def discard(file: Path) -> None:
+    """Forget what has been sent."""
+    file.unlink()
+    shutil.rmtree(_beside(file), ignore_errors=True)
+
+
+def _beside(file: Path) -> Path:
+    return file.with_suffix(".files")
+
+
+def _copied(source: Path, folder: Path) -> str:
+    folder.mkdir(parents=True)
+    copy = folder / source.name
+    if source.is_dir():
+        shutil.copytree(source, copy)
+    elif source.exists():
+        shutil.copy2(source, copy)
+    return str(copy)
