@@ -86,10 +86,19 @@ def _as_unprivileged() -> list[str]:
     return ["setpriv", *names, "--clear-groups"] if os.geteuid() == 0 else []
 
 
-def _tool(name: str) -> str:
+def installed() -> bool:
+    """Whether Postgres' server is there."""
+    return _found("postgres") is not None
+
+
+def _found(name: str) -> str | None:
     """Path of one of Postgres' programs; Debian keeps the servers' out of PATH, below their version."""
     versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
-    found = str(versions[-1]) if versions else shutil.which(name)
+    return str(versions[-1]) if versions else shutil.which(name)
+
+
+def _tool(name: str) -> str:
+    found = _found(name)
     if found is None:
         raise ServiceFailed(f"Postgres is not installed ({name} is not there): apt-get install postgresql")
     return found
