@@ -171,6 +171,11 @@ def test_what_was_backed_up_is_there_again_when_everything_is_lost(local, runnin
     shutil.rmtree(local.folder / "postgres")
     shutil.rmtree(local.folder / "objects")
     local.run(sys.executable, "-m", "infra.local", "restore", str(backup), "--home", str(local.folder))
+    damaged = shutil.copytree(backup, local.folder.parent / "damaged")
+    (damaged / "mlflow_auth.dump").write_bytes((backup / "mlflow_auth.dump").read_bytes()[:500])
+    refused = [sys.executable, "-m", "infra.local", "restore", str(damaged), "--home", str(local.folder)]
+    done = subprocess.run(refused, cwd=local.project, env=local.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "pg_restore failed" in done.stderr, "and what was restored before is still there, as is seen now:"
     with local.up():
         assert local.stack().state(compared)["state_type"] == "COMPLETED"
         after = {found.info.run_id: found.data.metrics for found in mlflow.search_runs(search_all_experiments=True, output_format="list")}

@@ -1,9 +1,4 @@
-"""`make stack`: the whole stack as processes of this machine, with authentication. Ctrl-C stops everything and leaves what it holds.
-
-python -m infra.local up                 Postgres, an S3 store, Prefect, MLflow, a worker, tf.data service
-python -m infra.local backup FOLDER      the databases and the objects, while it runs or not
-python -m infra.local restore FOLDER     puts them back; the stack must be stopped
-"""
+"""`make stack`: the whole stack as processes of this machine, with authentication; backed up and restored by a command each."""
 
 from __future__ import annotations
 
@@ -33,7 +28,9 @@ AUTH = Path(__file__).parents[1] / "mlflow-auth.ini"
 Folder = Annotated[Path, typer.Option("--home", help="where the stack keeps its data, logs and secrets")]
 HOME_FOLDER = Path(HOME) / "stack"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
+HELP = "Postgres, an S3 store, Prefect, MLflow, a worker and a tf.data service as processes of this machine, with passwords."
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=HELP)
 
 
 @app.command()

@@ -49,18 +49,18 @@ def dump(home: Home, folder: Path) -> None:
 
 
 def restore(home: Home, folder: Path) -> None:
-    """Put each database back as it was dumped; what is there now goes.
+    """Put each database back as it was dumped. What is there now goes only when all have been read into databases beside it.
 
     Raises:
-      ServiceFailed: a dump is missing or cannot be read; then no database has been touched.
+      ServiceFailed: a dump is missing or cannot be read; then everything is as it was.
     """
-    dumps = {name: folder / f"{name}.dump" for name in DATABASES}
-    for file in dumps.values():
-        _do(home, "pg_restore", "--list", str(file))
-    for name, file in dumps.items():
+    for name in DATABASES:
+        _do(home, "dropdb", "--force", "--if-exists", f"{name}_restored")
+        _do(home, "createdb", f"{name}_restored")
+        _do(home, "pg_restore", "--exit-on-error", "--no-owner", f"--dbname={name}_restored", str(folder / f"{name}.dump"))
+    for name in DATABASES:
         _do(home, "dropdb", "--force", "--if-exists", name)
-        _do(home, "createdb", name)
-        _do(home, "pg_restore", "--exit-on-error", "--no-owner", f"--dbname={name}", str(file))
+        _do(home, "psql", "-d", "postgres", "-qc", f"ALTER DATABASE {name}_restored RENAME TO {name}")
 
 
 def _lay_out(home: Home, folder: Path) -> None:
