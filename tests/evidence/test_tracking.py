@@ -44,6 +44,7 @@ def answers(port: int) -> bool:
         return False
 
 
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # MLflow's about its own functions
 def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch):
     port = free_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
