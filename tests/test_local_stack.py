@@ -75,8 +75,9 @@ def running(local) -> Iterator[ExitStack]:
 def compared(local, running) -> str:
     """A comparison that it has completed, one configuration through its tf.data service."""
     service = {"read": "shards", "service": {"address": f"grpc://127.0.0.1:{local.home.settings.input_port}", "sharding": "static"}}
+    overlay = {"pipelines!": {"naive": {"read": "shards"}, "service": service}, "measure": {"rounds": 3}}
     stack = local.stack()
-    flow_run = stack.start("comparison", changes={"overlay": {"pipelines!": {"naive": {"read": "shards"}, "service": service}}}, name="compared")
+    flow_run = stack.start("comparison", changes={"overlay": overlay}, name="compared")
     assert stack.ended(flow_run)["state_type"] == "COMPLETED", stack.log(flow_run)
     return flow_run
 

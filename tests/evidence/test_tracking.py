@@ -85,6 +85,4 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         expected = network(np.array([[0, 51, 102, 255]], np.uint8)).numpy()
         found = mlflow.pyfunc.load_model(model.model_uri).predict(np.array([[0, 51, 102, 255]], np.uint8))
         np.testing.assert_allclose(found, expected, rtol=1e-5)
-        again = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert "0 of 0 kept runs sent" in again.stdout
     assert not list((tmp_path / UNSENT).iterdir())
