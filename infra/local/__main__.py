@@ -51,7 +51,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
     with told_plainly():
         opened = open_home(home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port)
         access = _access(opened, prefect_port, mlflow_port)
-        typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow, a worker and the tf.data service …")
+        typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow and a worker …")
         with opened.alone(), stores(opened), servers(access, runs_at_once=runs_at_once) as look_after, input_service(opened, input_workers):
             _tell_clients(opened, access)
             tell_addresses(access, runs_at_once)
