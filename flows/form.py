@@ -30,6 +30,7 @@ def _overlays() -> tuple[str, ...]:
     return tuple(sorted(str(path) for folder in OVERLAYS for path in Path(folder).glob("*.yaml")))
 
 
+_KNOWN = _configurations()
 USUAL = "optimized"  # offered first where there is one of that name
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     Overlay = str
 else:
     # A preset can bring configurations of its own, so a name that is not known yet is checked when the run has its parameters.
-    Pipeline = Literal[names] if (names := _configurations()) else str
+    Pipeline = Literal[_KNOWN] if _KNOWN else str
     Overlay = Literal[names] if (names := _overlays()) else str
-    SUGGESTED = USUAL if USUAL in (names := _configurations()) or not names else names[-1]
+    SUGGESTED = USUAL if USUAL in _KNOWN or not _KNOWN else _KNOWN[-1]
 
 RunName = Annotated[str | None, Field(pattern=NAME_PATTERN)]
 

@@ -15,10 +15,10 @@ from flows.command import known_pipelines, quiet
 from flows.form import Changes
 from flows.reach import check_reach
 from flows.stages import Workplace, run_stage, stale_stages
-from flows.workspace import Workspace, open_workspace, overridden, overridden_params, remove_workspace, save_experiment
+from flows.workspace import Workspace, open_workspace, overridden, remove_workspace, save_experiment
 from tasks.errors import WorkspaceProblem
 from tasks.evidence import tracking
-from tasks.params import PARAMS_FILE, Params, load_params, read_document
+from tasks.params import PARAMS_FILE, Params, check, load_params, read_document
 
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 
@@ -90,10 +90,11 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Ru
     """
     quiet()
     project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
-    asked = overridden_params(project, overrides, overlays)
+    document = overridden(project, overrides, overlays)
+    asked = check(document)
     chosen = known_pipelines(asked, list(only))
     if deployment.id:
-        check_reach(overridden(project, overrides, overlays), read_document(project / PARAMS_FILE), project)
+        check_reach(document, read_document(project / PARAMS_FILE), project)
     run_name = name or str(flow_run.name)
     workspace = open_workspace(project, name=run_name, overrides=overrides, overlays=overlays, only=chosen)
     # MLflow's store stays the project's, for the stages and for this process.

@@ -89,7 +89,10 @@ def overridden_params(project: Path, overrides: list[str], overlays: Sequence[Ma
 
 def overridden(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The project's params.yaml with overlays and overrides applied, in this order, not checked yet."""
-    document = read_document(project / PARAMS_FILE)
+    return _laid_over(read_document(project / PARAMS_FILE), overrides, overlays)
+
+
+def _laid_over(document: dict[str, Any], overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for overlay in overlays:
         merge(document, overlay)
     apply_overrides(document, overrides)
@@ -129,10 +132,7 @@ def _write_params(project: Path, root: Path, overrides: list[str], overlays: Seq
     """
     yaml = YAML()
     yaml.width = 160
-    document = yaml.load((project / PARAMS_FILE).read_text())
-    for overlay in overlays:
-        merge(document, overlay)
-    apply_overrides(document, overrides)
+    document = _laid_over(yaml.load((project / PARAMS_FILE).read_text()), overrides, overlays)
     for other in [key for key in document["pipelines"] if only and key not in only]:
         del document["pipelines"][other]
     source = Path(document["data"]["path"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from flows.services import HOST, Service, check_free, listens, serving
 from flows.ui import Access, MlflowPort, PrefectPort, RunsAtOnce, servers, tell_addresses, until_stopped
 from flows.workspace import HOME
 from infra.local import objects, postgres
-from infra.local.home import USER, Home, open_home
+from infra.local.home import USER, Home, open_home, write_private
 from tasks.errors import ServiceFailed, told_plainly
 
 REMOTE = "stack"
@@ -151,7 +150,7 @@ def _access(home: Home, prefect_port: int, mlflow_port: int) -> Access:
         server={
             **home.databases,
             "PREFECT_API_DATABASE_CONNECTION_URL": "postgresql+asyncpg:///prefect",
-            "PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{own.prefect_password}",
+            "PREFECT_SERVER_API_AUTH_STRING": home.clients["PREFECT_API_AUTH_STRING"],
         },
         tracking={
             **home.databases,
@@ -167,10 +166,8 @@ def _access(home: Home, prefect_port: int, mlflow_port: int) -> Access:
 
 def _tell_clients(home: Home, access: Access) -> None:
     """Write what a terminal needs into a file for its owner alone, and make the store a DVC remote of this checkout."""
-    file = home.folder / ENVIRONMENT_FILE
-    shown = {key: value for key, value in access.environment.items() if key != "PATH"}
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-        out.writelines(f"export {key}={value}\n" for key, value in shown.items())
+    shown = [f"export {key}={value}\n" for key, value in access.environment.items() if key != "PATH"]
+    write_private(home.folder / ENVIRONMENT_FILE, "".join(shown))
     dvc = [sys.executable, "-m", "dvc", "remote"]
     settings = (["add", "--local", "--force", REMOTE, "s3://dvc"], ["modify", "--local", REMOTE, "endpointurl", home.objects["AWS_ENDPOINT_URL"]])
     for command in settings:

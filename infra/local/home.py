@@ -59,12 +59,12 @@ class Home:
     @property
     def objects(self) -> dict[str, str]:
         """What S3 clients need to reach the store."""
-        own = self.settings
+        address = f"http://{HOST}:{self.settings.s3_port}"
         return {
             "AWS_ACCESS_KEY_ID": USER,
-            "AWS_SECRET_ACCESS_KEY": own.s3_secret,
-            "AWS_ENDPOINT_URL": f"http://{HOST}:{own.s3_port}",
-            "MLFLOW_S3_ENDPOINT_URL": f"http://{HOST}:{own.s3_port}",
+            "AWS_SECRET_ACCESS_KEY": self.settings.s3_secret,
+            "AWS_ENDPOINT_URL": address,
+            "MLFLOW_S3_ENDPOINT_URL": address,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
@@ -93,6 +93,12 @@ class Home:
             raise ServiceFailed(f"the stack in {self.folder} is running; stop it first (Ctrl-C where it was started)") from None
 
 
+def write_private(file: Path, text: str) -> None:
+    """Write a file that its owner alone may read, from the first byte on."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+        out.write(text)
+
+
 def open_home(folder: Path, **ports: int | None) -> Home:
     """Open a stack's folder, or lay it out with new secrets; ports that are given replace those of last time."""
     folder = folder.resolve()
@@ -101,6 +107,5 @@ def open_home(folder: Path, **ports: int | None) -> Home:
     known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     known |= {name: port for name, port in ports.items() if port is not None}
     settings = Settings(**known)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-        json.dump(asdict(settings), out, indent=2)
+    write_private(file, json.dumps(asdict(settings), indent=2))
     return Home(folder=folder, settings=settings)

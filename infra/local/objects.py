@@ -51,17 +51,19 @@ def object_store(home: Home) -> Iterator[None]:
 
 def download(home: Home, folder: Path) -> None:
     """Copy every object into BUCKET/ of a folder."""
+    client = _client(home)
     for bucket in BUCKETS:
         (folder / bucket).mkdir()
-        if _client(home).ls(bucket):
-            _client(home).get(f"{bucket}/", f"{folder / bucket}/", recursive=True)
+        if client.ls(bucket):
+            client.get(f"{bucket}/", f"{folder / bucket}/", recursive=True)
 
 
 def upload(home: Home, folder: Path) -> None:
     """Put the objects of a folder that `download` has written back; objects that came later stay."""
+    client = _client(home)
     for bucket in BUCKETS:
         if any((folder / bucket).iterdir()):
-            _client(home).put(f"{folder / bucket}/", f"{bucket}/", recursive=True)
+            client.put(f"{folder / bucket}/", f"{bucket}/", recursive=True)
 
 
 def _client(home: Home) -> S3FileSystem:
@@ -76,9 +78,10 @@ def _client(home: Home) -> S3FileSystem:
 
 
 def _made_buckets(home: Home) -> bool:
+    client = _client(home)
     try:
-        for bucket in set(BUCKETS) - set(_client(home).ls("")):
-            _client(home).mkdir(bucket)
+        for bucket in set(BUCKETS) - set(client.ls("")):
+            client.mkdir(bucket)
     except (BotoCoreError, OSError):
         return False
     return True

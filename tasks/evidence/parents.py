@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-import requests
 from mlflow.exceptions import MlflowException
 
-from tasks.evidence.tracking import Identity, Recorder, experiment_id, lineage, use_store
+from tasks.evidence.tracking import AWAY, Identity, Recorder, experiment_id, lineage, use_store
 from tasks.evidence.view import address_of, save_view
 from tasks.progress import say
 
@@ -25,7 +24,7 @@ def pages_of(run_id: str | None) -> tuple[str, str] | None:
         return None
     try:
         experiment = mlflow.get_run(run_id).info.experiment_id
-    except (MlflowException, requests.RequestException, OSError):
+    except AWAY:
         return None
     return f"{server}/#/experiments/{experiment}/runs/{run_id}", address_of(server, experiment, run_id)
 
@@ -37,7 +36,7 @@ def open_comparison(data_set: str, name: str) -> str | None:
     try:
         tags = {"pipeline": "comparison", **lineage()}
         return mlflow.MlflowClient().create_run(experiment_id(data_set), run_name=name, tags=tags).info.run_id
-    except (MlflowException, requests.RequestException, OSError) as error:
+    except AWAY as error:
         say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({str(error).splitlines()[0][:200]}); the comparison has no run there")
         return None
 

@@ -33,6 +33,7 @@ PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 STORE_HOME = "THROUGHLINE_HOME"
 LONGEST_PARAM = 6000
+AWAY = (MlflowException, requests.RequestException, OSError)  # how a store shows that it cannot be reached or written
 UNSENT = Path(".throughline") / "unsent"
 
 
@@ -138,7 +139,7 @@ class Recorder:
             return
         try:
             function()
-        except (MlflowException, requests.RequestException, OSError) as error:
+        except AWAY as error:
             self.sent = False
             reason = str(error).splitlines()[0][:200]
             say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason}); kept for `python -m tasks.evidence.tracking sync`")
