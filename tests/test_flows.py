@@ -98,3 +98,12 @@ def test_a_name_cannot_lead_out_of_the_workspaces(first):
     output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=1", "--name", "../../out", code=2)
     assert "'../../out' cannot be the name of a run" in output or "should match pattern" in output
     assert not (folder.parent / "out").exists()
+
+
+def test_a_training_with_changes_is_a_complete_experiment(first):
+    folder, _ = first
+    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=1", "--name", "single")
+    assert "kept as DVC experiment single" in output
+    workspace = folder / ".throughline" / "workspaces" / "single"
+    assert list(YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]) == ["naive"]
+    assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, "what is kept is what dvc.lock says"

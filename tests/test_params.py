@@ -35,8 +35,8 @@ def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
         load_params(ROOT / "params.yaml").pipelines
     )
     monkeypatch.chdir(ROOT)
-    for preset in ("infra/demo/small.yaml", "infra/demo/photos.yaml", "infra/presets/images.yaml"):
-        assert overridden_params(ROOT, [], Changes(preset=preset).overlays())
+    for overlay in (*(ROOT / "infra" / "demo").glob("*.yaml"), ROOT / "infra" / "presets" / "images.yaml"):
+        assert overridden_params(ROOT, [], Changes(preset=str(overlay.relative_to(ROOT))).overlays())
 
 
 def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(monkeypatch):

@@ -15,10 +15,10 @@ import keras
 import mlflow
 import numpy as np
 import pytest
-import requests
 from project import ROOT
 from stack import free_port, wait_for
 
+from flows.services import answers
 from tasks.evidence.tracking import STORE_HOME, UNSENT, Identity, Recorder
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,18 +30,11 @@ def server(folder: Path, port: int) -> Iterator[None]:
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_for(lambda: answers(port), 60)
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 60)
         yield
     finally:
         os.killpg(process.pid, 9)
         process.wait()
-
-
-def answers(port: int) -> bool:
-    try:
-        return requests.get(f"http://127.0.0.1:{port}/health", timeout=2).ok
-    except requests.RequestException:
-        return False
 
 
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # MLflow's about its own functions
@@ -85,4 +78,6 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         expected = network(np.array([[0, 51, 102, 255]], np.uint8)).numpy()
         found = mlflow.pyfunc.load_model(model.model_uri).predict(np.array([[0, 51, 102, 255]], np.uint8))
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+        again = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "0 of 0 kept runs sent" in again.stdout
     assert not list((tmp_path / UNSENT).iterdir())
