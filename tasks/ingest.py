@@ -19,7 +19,7 @@ from tasks.data import sources
 from tasks.data.images import Examined, Unusable, examine
 from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
 from tasks.data.order import split_of
-from tasks.data.records import RecordSchema
+from tasks.data.records import RecordSchema, example_key
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_bytes, digest_json, resumable_folder
 from tasks.progress import in_threads, progress, say
@@ -56,7 +56,7 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
             rejected = sorted([*rejected, *duplicates], key=lambda item: item.id)
         rejects = pd.DataFrame([{"id": item.id, "reason": item.reason} for item in rejected], columns=["id", "reason"])
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
-        examples = _table(rows, classes, settings.split)
+        examples = _table(rows, classes, settings.split, series=schema.payload == "series")
         stats = _stats(examples, classes, rejects, notes, found)
         _check_usable(stats, schema, classes)
         manifest = Manifest(examples=examples, classes=classes, schema=schema, rejected=rejects, stats=stats, folder=folder)
@@ -180,13 +180,14 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     )
 
 
-def _table(rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings) -> pd.DataFrame:
-    """Number the classes and deal the splits; where the source brings a test split, only validation is dealt."""
+def _table(rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool) -> pd.DataFrame:
+    """Number examples and classes and deal the splits; where the source brings a test split, only validation is dealt."""
     number = {name: index for index, name in enumerate(classes)}
     shares = {"validation": split.validation} | ({} if "test" in rows["split"].tolist() else {"test": split.test})
     dealt = [given or split_of(digest, shares=shares, seed=split.seed) for given, digest in zip(rows["split"], rows["digest"], strict=True)]
     labels = [number[label] for label in rows["label"]] if classes else rows["label"]
-    table = pd.DataFrame(rows.assign(label=labels, split=dealt), columns=list(COLUMNS))
+    keys = rows["row"] if series else [example_key(identity) for identity in rows["id"]]
+    table = pd.DataFrame(rows.assign(key=keys, label=labels, split=dealt), columns=list(COLUMNS))
     return table.sort_values(by="id", ignore_index=True)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pandas as pd
 
 from tasks.data.manifest import SPLITS, VALUES, Manifest, read_manifest
 from tasks.data.order import shard_bounds, shard_order
-from tasks.data.records import RecordSchema, encode_example, encode_examples, example_key
+from tasks.data.records import RecordSchema, encode_around, encode_example, encode_examples
 from tasks.data.shards import Shard, ShardIndex, write_shard_index
 from tasks.data.tfds_metadata import write_tfds_metadata
 from tasks.data.tfrecord import Compression, frame, frame_block, shard_name, write_frames
@@ -99,16 +100,16 @@ def _works(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterato
 
 
 def _frames(work: ShardWork) -> Iterable[bytes | memoryview]:
-    """The framed records of one shard, in order."""
+    """The framed records of one shard, in order, in parts."""
     if work.schema.payload == "raw":
         return _framed_rows(work)
-    return map(frame, _series_records(work) if work.schema.payload == "series" else _file_records(work))
+    return chain.from_iterable(_framed_blocks(work) if work.schema.payload == "series" else _framed_files(work))
 
 
 def _framed_rows(work: ShardWork) -> Iterator[memoryview]:
     """Examples of one size: whole arrays of records, without a Python call for each of their parts."""
     labels = work.rows["label"].to_numpy(work.schema.label_dtype)
-    keys = np.fromiter(map(example_key, work.rows["id"].tolist()), np.int64, len(work.rows))
+    keys = work.rows["key"].to_numpy()
     places = work.rows["row"].to_numpy()
     for start in range(0, len(places), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
@@ -116,21 +117,23 @@ def _framed_rows(work: ShardWork) -> Iterator[memoryview]:
         yield frame_block(encode_examples(keys=keys[part], labels=labels[part], values=values, feature=work.schema.feature)).data
 
 
-def _series_records(work: ShardWork) -> Iterator[bytes]:
-    """Blocks of consecutive time steps; the key of a block is its first step, counted over the whole series."""
-    for row, steps in zip(work.rows["row"].tolist(), work.rows["label"].tolist(), strict=True):
-        yield encode_example(key=row, label=steps, value=work.values[row : row + steps].tobytes(), feature=work.schema.feature)
+def _framed_blocks(work: ShardWork) -> Iterator[tuple[bytes, ...]]:
+    """Blocks of consecutive time steps."""
+    for key, row, steps in work.rows[["key", "row", "label"]].itertuples(index=False):
+        yield frame(encode_example(key=key, label=steps, value=work.values[row : row + steps].tobytes(), feature=work.schema.feature))
 
 
-def _file_records(work: ShardWork) -> Iterator[bytes]:
-    ids, labels, uris = (work.rows[name].tolist() for name in ("id", "label", "uri"))
-    for identity, label, uri in zip(ids, labels, uris, strict=True):
-        yield encode_example(key=example_key(identity), label=label, value=_file_bytes(uri, identity))
+def _framed_files(work: ShardWork) -> Iterator[tuple[bytes, ...]]:
+    for identity, key, label, uri in work.rows[["id", "key", "label", "uri"]].itertuples(index=False):
+        value = _file_bytes(uri, identity)
+        head, tail = encode_around(len(value), key=key, label=label)
+        yield frame(head, value, tail)
 
 
 def _file_bytes(uri: str, identity: str) -> bytes:
     try:
-        return Path(uri).read_bytes()
+        with open(uri, "rb", buffering=0) as file:  # noqa: PTH123 - a Path object takes a fifth of the time of a small file
+            return file.read()
     except OSError as error:
         raise DataNotFound(f"{uri} (example {identity}) was there at ingest and cannot be read now: {error.strerror}; run `dvc repro`") from error
 

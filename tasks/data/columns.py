@@ -9,7 +9,6 @@ A batch is a gather of rows: no parsing, no copy of the file into memory; the ca
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 import psutil
 
 from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
-from tasks.files import read_json, write_json
+from tasks.files import digest_content, read_json, write_json
 
 INDEX = "index.json"
 MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
@@ -103,10 +102,11 @@ def write_rows(folder: Path, split: str, columns: Sequence[Column], *, start: in
         rows = len(array)
         if array.shape[1:] != column.shape:
             raise ValueError(f"column {column.name}: rows of shape {array.shape[1:]}, expected {column.shape}")
+        stored = array.reshape(-1).view(np.uint8).data
         with column_path(folder, split, column.name).open("r+b") as file:
             file.seek(start * column.stride)
-            file.write(array.data)
-        digests[column.name] = _digest(array.data)
+            file.write(stored)
+        digests[column.name] = digest_content(stored)
     return Chunk(start=start, count=rows, digests=digests)
 
 
@@ -164,7 +164,7 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
                 with path.open("rb") as file:
                     file.seek(chunk.start * column.stride)
                     data = file.read(chunk.count * column.stride)
-                if _digest(data) != chunk.digests[column.name]:
+                if digest_content(data) != chunk.digests[column.name]:
                     last = chunk.start + chunk.count - 1
                     raise CorruptColumn(
                         f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its digest; "
@@ -198,7 +198,3 @@ def _read_through(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         while file.readinto(block):
             pass
-
-
-def _digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

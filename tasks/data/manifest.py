@@ -19,16 +19,16 @@ from tasks.files import digest_bytes, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
 VALUES = "values.npy"
-COLUMNS = ("id", "uri", "row", "label", "bytes", "digest", "split")
+COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """All usable examples of a data set.
 
-    `examples` has the columns id (str), uri (str; empty for arrays), row (int; −1 for files), label (int class, or float number),
-    bytes (int), digest (str) and split (str), ordered by id. Of a series, each row is a block of time steps: `row` is the first
-    step, `label` the number of steps.
+    `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int; −1 for files), label (int class, or float number),
+    bytes (int), digest (str) and split (str), ordered by id. Of a series, each row is a block of time steps: `row` and `key` are
+    its first step, `label` the number of steps.
     """
 
     examples: pd.DataFrame

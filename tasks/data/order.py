@@ -32,8 +32,8 @@ def shard_order(digests: Sequence[str], ids: Sequence[str]) -> list[int]:
     """
     if len(set(digests)) < len(digests):
         return sorted(range(len(ids)), key=lambda index: (digests[index], ids[index]))
-    words = np.frombuffer(bytes.fromhex("".join(digest[:32] for digest in digests)), ">u8").reshape(-1, 2)
-    return np.lexsort((words[:, 1], words[:, 0])).tolist()
+    words = np.frombuffer(bytes.fromhex("".join(digests)), ">u8").reshape(len(digests), -1)
+    return np.lexsort(words.T[::-1]).tolist()
 
 
 def shard_bounds(sizes: Sequence[int], *, target_bytes: float, min_shards: int) -> list[tuple[int, int]]:

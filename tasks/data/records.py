@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 
 Label = Literal["class", "number", "none"]
 _KEY_BYTES, _LABEL_BYTES = 9, 5  # varints of fixed width: 63 and 35 bits
+_FIRST, _SECOND = b"\x0a", b"\x12"  # tags of fields 1 and 2 that hold bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +67,23 @@ def example_key(example_id: str) -> int:
 
 def encode_example(*, key: int, label: float, value: bytes, feature: str = "image") -> bytes:
     """Serialize one tf.train.Example with the features key, label (int64 if it is an int, else float) and `feature`."""
-    number = _delimited(1, np.float32(label).tobytes()) if isinstance(label, float) else _delimited(1, _varint(label, _LABEL_BYTES))
-    features = b"".join(
-        (
-            _entry(feature.encode(), _delimited(1, _delimited(1, value))),
-            _entry(b"key", _delimited(3, _delimited(1, _varint(key, _KEY_BYTES)))),
-            _entry(b"label", _delimited(2 if isinstance(label, float) else 3, number)),
-        )
-    )
-    return _delimited(1, features)
+    head, tail = encode_around(len(value), key=key, label=label, feature=feature)
+    return b"".join((head, value, tail))
+
+
+def encode_around(size: int, *, key: int, label: float, feature: str = "image") -> tuple[bytes, bytes]:
+    """What stands before and behind a value of `size` bytes in `encode_example`, so that a large value need not be copied."""
+    if isinstance(label, float):
+        number = _entry_head("label", 2, 4) + np.float32(label).tobytes()
+    else:
+        varint = _varint(label, _LABEL_BYTES)
+        number = _entry_head("label", 3, len(varint)) + varint
+    tail = _entry_head("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
+    head = b""
+    # From the inside: the list, the feature, the map entry with its name, the features; each begins with the size of what is in it.
+    for lead in (_FIRST, _FIRST, _feature_lead(feature), _FIRST):
+        head = lead + _varint(len(head) + size) + head
+    return _FIRST + _varint(len(head) + size + len(tail)) + head, tail
 
 
 def encode_examples(*, keys: np.ndarray, labels: np.ndarray, values: np.ndarray, feature: str) -> np.ndarray:
@@ -83,29 +93,33 @@ def encode_examples(*, keys: np.ndarray, labels: np.ndarray, values: np.ndarray,
     """
     count = len(keys)
     raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)
-    numbers = labels.dtype.kind == "f"
-    # Markers tell where in a record the three varying parts lie; everything around them is the same for all.
-    marker = encode_example(key=0, label=0.0 if numbers else 0, value=bytes(raw.shape[1]), feature=feature)
-    records = np.tile(np.frombuffer(marker, np.uint8), (count, 1))
-    tail = len(marker)
-    width = 4 if numbers else _LABEL_BYTES
-    label_at = tail - width
-    key_at = label_at - len(_head(b"label", width)) - _KEY_BYTES
-    value_at = key_at - len(_head(b"key", _KEY_BYTES)) - raw.shape[1]
-    records[:, value_at : value_at + raw.shape[1]] = raw
+    size, numbers = raw.shape[1], labels.dtype.kind == "f"
+    head, tail = encode_around(size, key=0, label=0.0 if numbers else 0, feature=feature)
+    key_at = len(head) + size + len(_entry_head("key", 3, _KEY_BYTES))
+    number = labels.astype("<f4").view(np.uint8).reshape(count, 4) if numbers else _varints(labels.astype(np.uint64), _LABEL_BYTES)
+    records = np.empty((count, len(head) + size + len(tail)), np.uint8)
+    records[:, : len(head)] = np.frombuffer(head, np.uint8)
+    records[:, len(head) : len(head) + size] = raw
+    records[:, len(head) + size :] = np.frombuffer(tail, np.uint8)
     records[:, key_at : key_at + _KEY_BYTES] = _varints(keys.astype(np.uint64), _KEY_BYTES)
-    records[:, label_at:] = labels.astype("<f4").view(np.uint8).reshape(count, 4) if numbers else _varints(labels.astype(np.uint64), _LABEL_BYTES)
+    records[:, -number.shape[1] :] = number
     return records
 
 
-def _head(name: bytes, payload: int) -> bytes:
-    """What stands before the payload in the map entry of a list of numbers."""
-    return _entry(name, _delimited(3, _delimited(1, bytes(payload))))[:-payload]
+@cache
+def _feature_lead(name: str) -> bytes:
+    """What stands before the size of a feature in its map entry."""
+    return _delimited(1, name.encode()) + _SECOND
 
 
-def _entry(name: bytes, feature: bytes) -> bytes:
-    """One entry of the map<string, Feature>: key is field 1, value is field 2."""
-    return _delimited(1, _delimited(1, name) + _delimited(2, feature))
+@cache
+def _entry_head(name: str, kind: int, width: int) -> bytes:
+    """What stands before a number of `width` bytes in its map<string, Feature> entry.
+
+    The name is the entry's field 1; the feature, a list of numbers of field `kind`, is its field 2.
+    """
+    feature = _delimited(kind, _delimited(1, bytes(width)))
+    return _delimited(1, _feature_lead(name) + _varint(len(feature)) + feature)[:-width]
 
 
 def _delimited(field: int, payload: bytes) -> bytes:

@@ -15,7 +15,7 @@ INDEX = "index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE2b digest.
+    """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE3 digest.
 
     A record of a series holds many time steps, and these are what `examples` counts. `damaged`: some records cannot be read.
     """

@@ -10,6 +10,7 @@ import gzip
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -31,21 +32,21 @@ def shard_name(split: str, index: int, count: int, compression: Compression) -> 
     return f"{split}-{index:05d}-of-{count:05d}.tfrecord" + (".gz" if compression == "gzip" else "")
 
 
-def frame(data: bytes) -> bytes:
-    """Frame one record for a TFRecord file."""
-    length = len(data).to_bytes(8, "little")
-    return b"".join((length, _CRC.pack(_masked(length)), data, _CRC.pack(_masked(data))))
+def frame(*parts: bytes) -> tuple[bytes, ...]:
+    """Frame one record, given in parts, for a TFRecord file; large parts are not copied."""
+    length = sum(map(len, parts)).to_bytes(8, "little")
+    return length + _CRC.pack(_masked(length)), *parts, _CRC.pack(_masked(*parts))
 
 
 def frame_block(records: np.ndarray) -> np.ndarray:
     """Frame records of one size at once: (records, bytes) uint8 → (records, bytes + 16) uint8."""
     count, size = records.shape
-    head = frame(bytes(size))[: _HEAD.size]
+    head = frame(bytes(size))[0]
     framed = np.empty((count, _HEAD.size + size + _CRC.size), np.uint8)
     framed[:, : _HEAD.size] = np.frombuffer(head, np.uint8)
     framed[:, _HEAD.size : -_CRC.size] = records
-    rows = np.ascontiguousarray(records).reshape(-1).data
-    plain = np.fromiter((google_crc32c.value(bytes(rows[at : at + size])) for at in range(0, count * size, size)), np.uint32, count)
+    rows = np.ascontiguousarray(records).view(np.dtype((np.void, size))).reshape(-1)
+    plain = np.fromiter(map(google_crc32c.value, rows.tolist()), np.uint32, count)
     masked = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
     framed[:, -_CRC.size :] = masked.astype("<u4").view(np.uint8).reshape(count, _CRC.size)
     return framed
@@ -106,6 +107,6 @@ def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
     return data, "" if _masked(data) == _CRC.unpack(tail)[0] else "the checksum of the data does not match"
 
 
-def _masked(data: bytes) -> int:
-    crc = google_crc32c.value(data)
+def _masked(*parts: bytes) -> int:
+    crc = reduce(google_crc32c.extend, parts, 0)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -9,7 +9,6 @@ from pathlib import Path
 from tasks.data.columns import Column, SnapshotIndex, read_index
 from tasks.data.manifest import read_manifest
 from tasks.data.order import shard_order
-from tasks.data.records import example_key
 from tasks.data.shards import ShardIndex, read_shard_index
 from tasks.files import digest_json
 from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize
@@ -87,5 +86,4 @@ def list_files(manifest_folder: Path, split: str) -> FileList:
     manifest = read_manifest(manifest_folder)
     rows = manifest.examples[manifest.examples["split"] == split]
     rows = rows.iloc[shard_order(rows["digest"].tolist(), rows["id"].tolist())]
-    keys = tuple(example_key(identity) for identity in rows["id"])
-    return FileList(paths=tuple(rows["uri"]), labels=tuple(rows["label"].tolist()), keys=keys)
+    return FileList(paths=tuple(rows["uri"]), labels=tuple(rows["label"].tolist()), keys=tuple(rows["key"].tolist()))

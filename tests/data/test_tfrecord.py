@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -42,13 +43,13 @@ def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
     ]
     together = encode_examples(keys=keys, labels=labels, values=values, feature="features")
     assert [row.tobytes() for row in together] == alone
-    assert frame_block(together).tobytes() == b"".join(map(frame, alone))
+    assert frame_block(together).tobytes() == b"".join(chain.from_iterable(map(frame, alone)))
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_other_readers_read_our_files(tmp_path, compression):
     path = tmp_path / "shard.tfrecord"
-    write_frames(path, map(frame, RECORDS), compression=compression)
+    write_frames(path, chain.from_iterable(map(frame, RECORDS)), compression=compression)
     kind = {"none": "", "gzip": "GZIP"}[compression]
     assert [record.numpy() for record in tf.data.TFRecordDataset(str(path), compression_type=kind)] == RECORDS
     assert independent_labels(path, compression) == list(range(6))
@@ -67,7 +68,7 @@ def independent_labels(path, compression):
 
 def test_equal_records_give_equal_files(tmp_path):
     for name in ("a", "b"):
-        write_frames(tmp_path / name, map(frame, RECORDS), compression="gzip")
+        write_frames(tmp_path / name, chain.from_iterable(map(frame, RECORDS)), compression="gzip")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -82,13 +83,13 @@ def test_equal_records_give_equal_files(tmp_path):
 )
 def test_damage_is_named_by_file_record_and_offset(tmp_path, damage, words):
     path = tmp_path / "train-00000-of-00001.tfrecord"
-    path.write_bytes(damage(b"".join(map(frame, RECORDS))))
+    path.write_bytes(damage(b"".join(chain.from_iterable(map(frame, RECORDS)))))
     with pytest.raises(CorruptShard, match=f"{path}: {words}"):
         list(read_records(path, compression="none"))
 
 
 def test_a_truncated_gzip_shard_is_named(tmp_path):
     path = tmp_path / "shard.tfrecord.gz"
-    path.write_bytes(gzip.compress(b"".join(map(frame, RECORDS)))[:-20])
+    path.write_bytes(gzip.compress(b"".join(chain.from_iterable(map(frame, RECORDS))))[:-20])
     with pytest.raises(CorruptShard, match="GZIP stream broken"):
         list(read_records(path, compression="gzip"))
