@@ -127,7 +127,7 @@ def decode_rate(workload: data.Workload) -> float:
 
     from tasks.assembly import open_inputs
     from tasks.pipelines.kernels import Draw, compute
-    from tasks.pipelines.plan import resolve
+    from tasks.pipelines.shapes import resolve
 
     stored = open_inputs(workload.params, workload.layout)
     ops = resolve(workload.params.preprocess, stored.shards.schema)

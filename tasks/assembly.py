@@ -15,8 +15,10 @@ from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInp
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.mapped import Host
-from tasks.pipelines.plan import Keep, Plan, Read, Windows, Work, in_order, make_plan, output_shape
+from tasks.pipelines.plan import Plan, Work, in_order, make_plan
 from tasks.pipelines.service import check_listens, local_service
+from tasks.pipelines.shapes import ops_until_alike, output_shape
+from tasks.pipelines.steps import Keep, Read, Windows
 from tasks.pipelines.stored import Stored, open_stored
 from tasks.settings import PipelineConfig
 from tasks.stage import Layout
@@ -31,11 +33,13 @@ def open_inputs(params: Params, layout: Layout) -> Stored:
 
 
 def work_of(params: Params, stored: Stored, purpose: Purpose) -> Work:
-    """What is to be computed. train: everything. evaluate: nothing random. compare: no more than the preprocessing."""
+    """What is to be computed. train: everything. evaluate: nothing random. compare: the preprocessing, and no more than batches need besides."""
     augment = stored.completed(params.augment)
     if purpose != "train":
-        replaced = [op.in_evaluation() for op in augment if purpose == "evaluate"]
-        augment = tuple(op for op in replaced if op is not None)
+        augment = tuple(steady for op in augment if (steady := op.in_evaluation()) is not None)
+    if purpose == "compare":
+        needed = ops_until_alike((*params.preprocess, *augment), stored.shards.schema) or 0
+        augment = augment[: max(0, needed - len(params.preprocess))]
     return Work(
         schema=stored.shards.schema,
         preprocess=params.preprocess,
@@ -142,6 +146,12 @@ def input_pipeline(params: Params, name: str, stored: Stored, *, split: str, pur
     )
 
 
+def exact_pipeline(params: Params, stored: Stored, *, split: str) -> InputPipeline:
+    """The examples of a split as the snapshot holds them, in order, to compare others with."""
+    plan = make_plan(in_order(PipelineConfig(read="snapshot")), work_of(params, stored, "compare"))
+    return InputPipeline(plan=plan, stored=stored, split=split, batch_size=params.batch_size, seed=params.train.seed, with_keys=True)
+
+
 def host_of(environment: Mapping[str, str]) -> Host:
     """Which of several hosts this is, as tf.distribute is told by TF_CONFIG; the only one where it is not set."""
     config = json.loads(environment.get("TF_CONFIG") or "{}")
@@ -155,7 +165,7 @@ def host_of(environment: Mapping[str, str]) -> Host:
 def _check_memory(plan: Plan, stored: Stored, split: str) -> None:
     """Refuse to keep more in memory than there is."""
     records = sum(shard.bytes for shard in stored.shards.of(split))
-    rows = sum(column.stride for column in stored.snapshot.columns) * stored.snapshot.splits[split].count
+    rows = stored.snapshot.bytes(split)
     kept = [rows for step in plan.steps if isinstance(step, Keep) and step.where == "memory"]
     kept += [records for step in plan.steps if isinstance(step, Read) and step.source == "arrays"]
     available = psutil.virtual_memory().available

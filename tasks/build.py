@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.assembly import damage_named, input_pipeline, input_service, open_inputs
+from tasks.assembly import damage_named, exact_pipeline, input_pipeline, input_service, open_inputs
 from tasks.evidence.equality import difference, digest_examples
 from tasks.evidence.hardware import Sampler, fingerprint
 from tasks.evidence.throughput import measure_input
@@ -24,8 +24,12 @@ from tasks.settings import MeasureSettings
 from tasks.stage import Layout, pipeline_door
 
 
-def build(training: InputPipeline, plain: InputPipeline, out: Path, *, measure: MeasureSettings, about: dict[str, Any]) -> dict[str, Any]:
+def build(
+    training: InputPipeline, plain: InputPipeline, exact: InputPipeline, out: Path, *, measure: MeasureSettings, about: dict[str, Any]
+) -> dict[str, Any]:
     """Measure `training` (all of the configuration) and digest `plain` (the same without shuffle, augmentation and finishing).
+
+    Where decoding is approximate, `plain` is compared with `exact`, the snapshot's examples.
 
     Raises:
       EmptyDataset: the configuration delivers nothing.
@@ -42,7 +46,7 @@ def build(training: InputPipeline, plain: InputPipeline, out: Path, *, measure: 
         "held_out": training.stored.shards.examples("validation"),
     }
     if training.plan.approximate:
-        result["difference"] = asdict(difference(plain))
+        result["difference"] = asdict(difference(plain, exact))
     if training.plan.classwise:
         result["class_frequencies"] = class_frequencies(training)
     write_json(out / "plan.json", {**describe(training), **about})
@@ -86,7 +90,7 @@ def main() -> None:
         plain = input_pipeline(params, name, stored, split="train", purpose="compare", address=address)
         about = {"pipeline": name, "config": params.pipelines[name].model_dump(), "data_digest": stored.shards.data_digest}
         with damage_named(stored):
-            result = build(training, plain, Layout().run(name), measure=params.measure, about=about)
+            result = build(training, plain, exact_pipeline(params, stored, split="train"), Layout().run(name), measure=params.measure, about=about)
         throughput, equality = result["throughput"], result["equality"]
         say(f"build {name}: {result['plan']}")
         say(

@@ -127,7 +127,7 @@ def facts_of(  # noqa: PLR0913 - it brings together what was measured in three s
         wait_pct=rounds.stall_pct if waited is None or not breakdown.step_ms_p50 else min(100.0, 100 * waited / breakdown.step_ms_p50),
         stall_pct=rounds.stall_pct,
         batch_mib=pipeline.batch_bytes / 2**20,
-        stored_mib=sum(column.stride for column in stored.snapshot.columns) * stored.snapshot.splits[pipeline.split].count / 2**20,
+        stored_mib=stored.snapshot.bytes(pipeline.split) / 2**20,
         memory_mib=psutil.virtual_memory().available / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,

@@ -6,23 +6,25 @@ can never be read. Shards that were finished before a kill are not preprocessed 
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, flush, write_index, write_rows
+from tasks.data import ragged
+from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, column_path, flush, write_index, write_rows
 from tasks.data.moments import Moments, combined, moments
 from tasks.data.shards import Shard, ShardIndex, damage, read_shard_index
 from tasks.data.tfrecord import read_records
 from tasks.errors import CorruptShard
-from tasks.files import digest_json, read_json, resumable_folder, write_json
+from tasks.files import atomic_file, digest_content, digest_json, read_json, resumable_folder, write_json
 from tasks.pipelines.ops import Op, Parse
-from tasks.pipelines.plan import output_shape, resolve
+from tasks.pipelines.shapes import output_shape, resolve, stored_shape
 from tasks.pipelines.stored import snapshot_key
 from tasks.progress import in_threads, progress, say
 from tasks.settings import SnapshotSettings
@@ -45,13 +47,23 @@ class Writing:
     ops: Sequence[Op]
     series: bool
 
+    @property
+    def fixed(self) -> Sequence[Column]:
+        """The columns that are written as their rows come: all but a ragged one, the first, and its extents."""
+        return self.columns[2:] if self.columns[0].ragged else self.columns
+
+    def part(self, split: str, start: int) -> Path:
+        """Where the values of a ragged column from row `start` on lie until those of all shards can be joined."""
+        return self.folder / split / f".part-{start:012d}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The rows of one shard: its chunks, and the moments of the training split's values."""
+    """The rows of one shard: its chunks, the moments of the training split's values, and of a ragged column their shapes (rows, rank)."""
 
     chunks: Sequence[Chunk]
     moments: Sequence[Moments]
+    shapes: Sequence[Sequence[int]] = ()
 
 
 def snapshot(
@@ -59,20 +71,21 @@ def snapshot(
 ) -> SnapshotIndex:
     """Write the preprocessed examples of all splits into `out`: columns image or features, label and key.
 
-    Of a series, the rows are time steps, and there is no label: windows are cut when they are read.
+    Images that still differ in size make a ragged column. Of a series the rows are time steps, and there is no label:
+    windows are cut when they are read.
 
     Raises:
-      ImpossiblePlan: the images differ in size and no op makes them alike.
       CorruptShard: a record cannot be read or decoded; names the shard. Where `settings` say `skip`: too many of them.
     """
     settings = settings or SnapshotSettings()
     schema = shards.schema
     label = () if schema.payload == "series" else (Column(name="label", dtype=schema.label_dtype, shape=()),)
     columns = (
-        Column(name=schema.feature, dtype=schema.dtype, shape=output_shape(preprocess, schema)),
+        Column(name=schema.feature, dtype=schema.dtype, shape=stored_shape(preprocess, schema)),
         *label,
         Column(name="key", dtype="int64", shape=()),
     )
+    columns = tuple(found for column in columns for found in ((column, column.extent) if column.ragged else (column,)))
     key = snapshot_key(shards, preprocess)
     ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
     # A compressed set beside the plain one holds the same records.
@@ -85,17 +98,15 @@ def snapshot(
         writing = Writing(folder=folder, shards_folder=shards_folder, columns=columns, ops=ops, series=schema.payload == "series")
         written = in_threads(lambda place: _rows_of(writing, *place), _starts(chosen), workers=os.cpu_count() or 1)
         done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
-        chunks = {
-            split: [c for shard, rows in zip(chosen, done, strict=True) if shard.split == split for c in rows.chunks] for split in shards.splits
-        }
+        by_split = {split: [rows for shard, rows in zip(chosen, done, strict=True) if shard.split == split] for split in counts}
         index = SnapshotIndex(
             key=key,
             statistics=combined(part for rows in done for part in rows.moments),
             columns=columns,
-            splits={split: SplitColumns(count=counts[split], chunks=tuple(found)) for split, found in chunks.items()},
+            splits={split: _joined(writing, split, found) for split, found in by_split.items()},
         )
-        for note in folder.glob(".done-*"):
-            note.unlink()
+        for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
+            left.unlink()
         write_index(folder, index)
     return index
 
@@ -138,10 +149,11 @@ def _rows_of(writing: Writing, shard: Shard, start: int) -> Written:
     note = writing.folder / f".done-{shard.name}.json"
     if note.exists():
         stored = read_json(note)
-        return Written(chunks=[Chunk(**item) for item in stored["chunks"]], moments=[Moments(**item) for item in stored["moments"]])
+        parts = [Moments(**item) for item in stored["moments"]]
+        return Written(chunks=[Chunk(**item) for item in stored["chunks"]], moments=parts, shapes=stored["shapes"])
     written = _write_shard(writing, shard, start)
-    flush(writing.folder, shard.split, writing.columns)
-    write_json(note, {"chunks": [asdict(chunk) for chunk in written.chunks], "moments": [asdict(part) for part in written.moments]})
+    flush(writing.folder, shard.split, writing.fixed)
+    write_json(note, written)
     return written
 
 
@@ -149,22 +161,53 @@ def _write_shard(writing: Writing, shard: Shard, start: int) -> Written:
     import tensorflow as tf
 
     path = writing.shards_folder / shard.name
-    rows = max(1, ROWS_BYTES // writing.columns[0].stride)
-    chunks, parts, count = [], [], 0
+    chunks, parts, shapes, count = [], [], [], 0
     try:
-        for values in _preprocessed(path, shard, writing, rows):
-            chunks.append(write_rows(writing.folder, shard.split, writing.columns, start=start + count, values=values))
-            parts += [moments(values[writing.columns[0].name])] if shard.split == STATISTICS_OF else []
-            count += chunks[-1].count
+        for values in _preprocessed(path, shard, writing):
+            chunk = write_rows(writing.folder, shard.split, writing.fixed, start=start + count, values=values)
+            inputs = values[writing.columns[0].name]
+            if isinstance(inputs, list):
+                chunk = _write_part(writing, shard, chunk, inputs)
+                shapes += [value.shape for value in inputs]
+                inputs = ragged.pixels(inputs)
+            chunks.append(chunk)
+            parts += [moments(inputs)] if shard.split == STATISTICS_OF else []
+            count += chunk.count
     except tf.errors.OpError as error:
         raise CorruptShard(f"{path}: cannot be read or decoded after record {count}: {error.message}") from error
     if count != shard.examples:
         raise CorruptShard(f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro --force shard`")
-    return Written(chunks=chunks, moments=parts)
+    return Written(chunks=chunks, moments=parts, shapes=shapes)
 
 
-def _preprocessed(path: Path, shard: Shard, writing: Writing, rows: int) -> Iterator[dict[str, np.ndarray]]:
-    """The preprocessed examples of one shard in order, about `rows` at a time."""
+def _write_part(writing: Writing, shard: Shard, chunk: Chunk, values: list[np.ndarray]) -> Chunk:
+    """Write the values of a chunk of the ragged column where they wait for those before them; returns the chunk with their digest."""
+    data = ragged.packed(values)
+    with atomic_file(writing.part(shard.split, chunk.start)) as temporary:
+        temporary.write_bytes(data)
+    return replace(chunk, digests={writing.columns[0].name: digest_content(data), **chunk.digests})
+
+
+def _joined(writing: Writing, split: str, written: Sequence[Written]) -> SplitColumns:
+    """The rows of a split: all chunks, and the parts of a ragged column joined in their order, with the extents of its values."""
+    chunks = [chunk for rows in written for chunk in rows.chunks]
+    count = sum(chunk.count for chunk in chunks)
+    if not writing.columns[0].ragged:
+        return SplitColumns(count=count, chunks=tuple(chunks))
+    column = writing.columns[0]
+    shapes = np.asarray([shape for rows in written for shape in rows.shapes], np.int64).reshape(-1, len(column.shape))
+    extents = ragged.extents(shapes, np.dtype(column.dtype).itemsize)
+    ragged.join([writing.part(split, chunk.start) for chunk in chunks], column_path(writing.folder, split, column.name))
+    for number, chunk in enumerate(chunks):
+        values = {column.extent.name: extents[chunk.start : chunk.start + chunk.count]}
+        placed = write_rows(writing.folder, split, (column.extent,), start=chunk.start, values=values)
+        chunks[number] = replace(chunk, digests={**chunk.digests, **placed.digests})
+    flush(writing.folder, split, (column.extent,))
+    return SplitColumns(count=count, chunks=tuple(chunks), ragged={column.name: ragged.end_of(extents, np.dtype(column.dtype).itemsize)})
+
+
+def _preprocessed(path: Path, shard: Shard, writing: Writing) -> Iterator[dict[str, Any]]:
+    """The preprocessed examples of one shard in order, about ROWS_BYTES at a time; values that differ in size as a list."""
     import tensorflow as tf
 
     from tasks.pipelines.kernels import Draw, compute
@@ -184,10 +227,28 @@ def _preprocessed(path: Path, shard: Shard, writing: Writing, rows: int) -> Iter
         for block in records.map(run).as_numpy_iterator():
             steps = np.arange(len(block["features"]), dtype=np.int64)
             yield {"features": block["features"], "key": block["key"] + steps}
-    elif all(op.takes != "example" for op in writing.ops):
-        yield from records.batch(rows).map(run).as_numpy_iterator()
+    elif writing.columns[0].ragged:
+        yield from _grouped(records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator(), writing.columns[0].name)
     else:
-        yield from records.map(run, num_parallel_calls=tf.data.AUTOTUNE).batch(rows).as_numpy_iterator()
+        rows = max(1, ROWS_BYTES // writing.columns[0].stride)
+        if all(op.takes != "example" for op in writing.ops):
+            yield from records.batch(rows).map(run).as_numpy_iterator()
+        else:
+            yield from records.map(run, num_parallel_calls=tf.data.AUTOTUNE).batch(rows).as_numpy_iterator()
+
+
+def _grouped(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+    """Examples whose value `name` differs in size, about ROWS_BYTES at a time: that value as a list, the others as arrays."""
+    passed = 0
+
+    def number(example: dict[str, Any]) -> int:
+        nonlocal passed
+        passed += example[name].nbytes
+        return passed // ROWS_BYTES
+
+    for _, group in itertools.groupby(examples, key=number):
+        together = list(group)
+        yield {key: [item[key] for item in together] if key == name else np.asarray([item[key] for item in together]) for key in together[0]}
 
 
 def main() -> None:
@@ -195,18 +256,20 @@ def main() -> None:
     with door(main) as params:
         layout = Layout()
         shards = read_shard_index(layout.shards)
+        output_shape((*params.preprocess, *params.augment), shards.schema)  # refuse now what could not be batched in the end
         begun = time.perf_counter()
         index = snapshot(shards, layout.shards, layout.snapshot, preprocess=params.preprocess, settings=params.snapshot)
         seconds = time.perf_counter() - begun
         examples = sum(split.count for split in index.splits.values())
-        stride = sum(column.stride for column in index.columns)
+        size = sum(map(index.bytes, index.splits))
         read = sum(shard.bytes for split in shards.splits for shard in shards.of(split))
-        image = index.columns[0]
+        image, mean = index.columns[0], size / examples
+        sizes = "×".join(str(length or "any") for length in image.shape)
         # A file of its own: what follows depends on what was written, not on how long that took.
-        write_json(layout.snapshot.with_suffix(".json"), {"seconds": seconds, "examples_per_s": examples / seconds, "bytes_per_example": stride})
+        write_json(layout.snapshot.with_suffix(".json"), {"seconds": seconds, "examples_per_s": examples / seconds, "bytes_per_example": mean})
         say(
-            f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {'×'.join(map(str, image.shape))}, {stride:,} bytes each, "
-            f"{examples * stride / max(1, read):.2f} × the shards, {examples * stride / 1e6 / seconds:,.0f} MB/s"
+            f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {sizes}, {mean:,.0f} bytes each, "
+            f"{size / max(1, read):.2f} × the shards, {size / 1e6 / seconds:,.0f} MB/s"
         )
 
 

@@ -4,21 +4,25 @@
     data/snapshot/train/image.bin       examples × height × width × channels, uint8, C order
     data/snapshot/train/label.bin       examples, int64        …and key.bin
 
+Values that differ in size lie in a ragged column (`ragged.py`).
+
 A batch is a gather of rows: no parsing, no copy of the file into memory; the cache is the operating system's page cache.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from tasks.data import ragged
 from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
 from tasks.files import digest_content, read_json, write_json
 
@@ -29,16 +33,26 @@ READ_BYTES = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One feature: its NumPy dtype and the shape of one example's value."""
+    """One feature: its NumPy dtype and the shape of one example's value; None stands for sizes that differ (`ragged.py`)."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
+
+    @property
+    def ragged(self) -> bool:
+        """Whether values differ in size, so that a column `NAME.extent` says where each lies."""
+        return None in self.shape
+
+    @property
+    def extent(self) -> Column:
+        """The column that says where each value of this one begins [elements], and its shape."""
+        return Column(name=f"{self.name}.extent", dtype="int64", shape=(1 + len(self.shape),))
 
     @property
     def stride(self) -> int:
-        """Bytes per example."""
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+        """Bytes per example, of a column that is not ragged."""
+        return math.prod((np.dtype(self.dtype).itemsize, *(size or 0 for size in self.shape)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +70,11 @@ class SplitColumns:
 
     count: int
     chunks: tuple[Chunk, ...]
+    ragged: Mapping[str, int] = field(default_factory=dict)
+
+    def bytes(self, column: Column) -> int:
+        """Size of one of its columns; `ragged` holds those of the columns whose values differ in size."""
+        return self.ragged[column.name] if column.ragged else column.stride * self.count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +94,10 @@ class SnapshotIndex:
     columns: tuple[Column, ...]
     splits: Mapping[str, SplitColumns]
 
+    def bytes(self, split: str) -> int:
+        """Size of all columns of a split."""
+        return sum(self.splits[split].bytes(column) for column in self.columns)
+
 
 def column_path(folder: Path, split: str, column: str) -> Path:
     """File that holds one column of one split."""
@@ -82,9 +105,11 @@ def column_path(folder: Path, split: str, column: str) -> Path:
 
 
 def allocate(folder: Path, split: str, columns: Sequence[Column], count: int) -> None:
-    """Create the column files of a split at their final size, or keep those that already have it."""
+    """Create the column files of a split at their final size, or keep those that already have it; ragged columns come when all is known."""
     (folder / split).mkdir(parents=True, exist_ok=True)
     for column in columns:
+        if column.ragged:
+            continue
         with column_path(folder, split, column.name).open("ab") as file:
             if file.tell() != column.stride * count:
                 os.ftruncate(file.fileno(), 0)
@@ -134,16 +159,14 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
         raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
     stored = read_json(folder / INDEX)
     columns = tuple(Column(name=item["name"], dtype=item["dtype"], shape=tuple(item["shape"])) for item in stored["columns"])
-    splits = {
-        name: SplitColumns(count=item["count"], chunks=tuple(Chunk(**chunk) for chunk in item["chunks"])) for name, item in stored["splits"].items()
-    }
+    splits = {name: SplitColumns(**{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}) for name, item in stored["splits"].items()}
     statistics = Statistics(**{name: tuple(values) for name, values in stored["statistics"].items()})
     index = SnapshotIndex(key=stored["key"], statistics=statistics, columns=columns, splits=splits)
     if key is not None and index.key != key:
         raise StaleSnapshot(f"{folder} was made from other shards or by other preprocessing; run `dvc repro snapshot`")
     for split, rows in index.splits.items():
         for column in columns:
-            path, needed = column_path(folder, split, column.name), column.stride * rows.count
+            path, needed = column_path(folder, split, column.name), rows.bytes(column)
             found = path.stat().st_size if path.exists() else None
             if found != needed:
                 state = "is missing" if found is None else f"has {found} bytes"
@@ -161,9 +184,10 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
         for column in index.columns:
             path = column_path(folder, split, column.name)
             for number, chunk in enumerate(rows.chunks):
+                begin, end = _span(folder, split, column, chunk, rows.count)
                 with path.open("rb") as file:
-                    file.seek(chunk.start * column.stride)
-                    data = file.read(chunk.count * column.stride)
+                    file.seek(begin)
+                    data = file.read(end - begin)
                 if digest_content(data) != chunk.digests[column.name]:
                     last = chunk.start + chunk.count - 1
                     raise CorruptColumn(
@@ -172,15 +196,25 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
                     )
 
 
+def _span(folder: Path, split: str, column: Column, chunk: Chunk, count: int) -> tuple[int, int]:
+    """Bytes [begin, end) of a chunk within a column's file."""
+    if not column.ragged:
+        return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
+    extents = map_column(folder, split, column.extent, count)[chunk.start : chunk.start + chunk.count]
+    itemsize = np.dtype(column.dtype).itemsize
+    return int(extents[0, 0]) * itemsize, ragged.end_of(extents, itemsize)
+
+
 def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarray:
-    """Map one column as an array (count, *shape) without reading it.
+    """Map one column as an array (count, *shape), or one that is ragged as (elements,), without reading it.
 
     Copy-on-write, because consumers such as DLPack refuse read-only memory; nothing is ever written back.
     """
     path = column_path(folder, split, column.name)
+    shape = None if column.ragged else (count, *(size or 0 for size in column.shape))
     if count == 0:
-        return np.empty((0, *column.shape), np.dtype(column.dtype))
-    return np.memmap(path, np.dtype(column.dtype), mode="c", shape=(count, *column.shape))
+        return np.empty(shape or 0, np.dtype(column.dtype))
+    return np.memmap(path, np.dtype(column.dtype), mode="c", shape=shape)
 
 
 @cache

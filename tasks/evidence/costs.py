@@ -17,7 +17,8 @@ from tasks.evidence.operational import Costs, OpCost
 from tasks.pipelines import streams
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.ops import Op
-from tasks.pipelines.plan import Apply, Plan, Read, Work, make_plan
+from tasks.pipelines.plan import Plan, Work, make_plan
+from tasks.pipelines.steps import Apply, Read
 from tasks.settings import PipelineConfig, Shuffle
 
 SAMPLE = 256  # examples at most

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+import tensorflow as tf
 
 from tasks.data.columns import map_column
 from tasks.pipelines.dataset import InputPipeline
@@ -54,17 +55,16 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     return ExamplesDigest(digest=f"{total:032x}", examples=count, shape=values.shape[1:], dtype=str(values.dtype))
 
 
-def difference(approximate: InputPipeline, *, examples: int = 1000) -> Difference:
-    """Compare at least so many examples of a pipeline made `with_keys` with the snapshot's exact ones, matched by key."""
-    stored, split = approximate.stored, approximate.split
-    count = stored.snapshot.splits[split].count
-    keys = np.asarray(map_column(stored.snapshot_folder, split, stored.column("key"), count))
-    images = map_column(stored.snapshot_folder, split, stored.column("image"), count)
-    order = np.argsort(keys)
+def difference(approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000) -> Difference:
+    """Compare at least so many examples of a pipeline with those of one that reads the snapshot, matched by key; both made `with_keys`."""
+    stored, split = exact.stored, exact.split
+    keys = np.asarray(map_column(stored.snapshot_folder, split, stored.column("key"), stored.snapshot.splits[split].count))
+    order, fetch, epoch = np.argsort(keys), tf.function(exact.fetcher()), tf.constant(0, tf.int64)
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
     for batch in approximate.dataset().as_numpy_iterator():
         rows = order[np.searchsorted(keys, batch["key"], sorter=order)]
-        apart = np.abs(batch["image"].astype(np.int16) - images[rows].astype(np.int16))
+        same = fetch(tf.constant(rows), epoch)["image"].numpy()
+        apart = np.abs(batch["image"].astype(np.int16) - same.astype(np.int16))
         total, largest = total + float(apart.sum(dtype=np.int64)), max(largest, float(apart.max()))
         pixels, seen = pixels + apart.size, seen + len(rows)
         if seen >= examples:

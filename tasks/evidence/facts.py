@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from tasks.evidence.breakdown import Breakdown
 from tasks.evidence.operational import Costs, Load
 from tasks.pipelines.ops import Op
-from tasks.pipelines.plan import Apply, Batch, Plan
+from tasks.pipelines.plan import Plan
+from tasks.pipelines.steps import Apply, Batch
 from tasks.settings import PipelineConfig
 
 WORTH_PCT = 5.0  # of a step; less is not worth a change

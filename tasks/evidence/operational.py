@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import singledispatch
 
 from tasks.pipelines.ops import Op
-from tasks.pipelines.plan import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Plan, Prefetch, Read, Windows
+from tasks.pipelines.plan import Plan
+from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Windows
 
 HALVINGS = 50
 CROWDING = 1.5  # cores that a model loses to one that works beside it: the threads of a kernel wait for the slowest. Measured on 2 cores

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from tasks.evidence.facts import WORTH_PCT, Facts
-from tasks.pipelines.plan import Apply, Gather, Mix, Read
+from tasks.pipelines.steps import Apply, Gather, Mix, Read
 
 MMAP_MIB = 32  # glibc maps larger blocks anew each time, unless told otherwise
 

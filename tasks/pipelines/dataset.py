@@ -21,7 +21,8 @@ from tasks.pipelines import streams
 from tasks.pipelines.kernels import Draw, Element, compute
 from tasks.pipelines.mapped import Host, MappedSplit
 from tasks.pipelines.ops import Op
-from tasks.pipelines.plan import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Plan, Prefetch, Read, Windows, mixed_together
+from tasks.pipelines.plan import Plan
+from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Windows, mixed_together
 from tasks.pipelines.stored import Stored
 
 STEPS_AT_ONCE = 32  # whose rows are computed together, so that the cost of calling the samplers' ops is shared
@@ -101,18 +102,29 @@ class InputPipeline:
 
     def finisher(self) -> Callable[[tf.Tensor, tf.Tensor], Element | tuple]:
         """The function from a step and its rows (batch,) to the finished batch, for a plan that gathers."""
-        ops = self.mapped.gather.ops
-        label = () if self.plan.windows else ("label",)
-        key = ("key",) if self.with_keys or any(op.random for op in ops) else ()
-        columns = self.mapped.columns((self.stored.shards.schema.feature, *label, *key))
+        gather, fetch = self.mapped.gather, self.fetcher()
         whole = self.examples % self.batch_size == 0 and self.batch_size % self.host.count == 0
 
         def finished(step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
             # The last batch of an epoch may be smaller than the others.
-            element = self.mapped.fetch(columns, rows if whole else rows[: self.mapped.size(step)])
-            return self.selected(self.applied(ops, element, step // self.steps))
+            epoch = step // self.steps
+            element = fetch(rows if whole else rows[: self.mapped.size(step)], epoch)
+            return self.selected(self.applied(gather.ops[gather.alone :], element, epoch))
 
         return finished
+
+    def fetcher(self) -> Callable[[tf.Tensor, tf.Tensor], Element]:
+        """The function from rows (batch,) and an epoch to the examples as they can be batched: as stored, or each cut to the same size first."""
+        gather = self.mapped.gather
+        label = () if self.plan.windows else ("label",)
+        key = ("key",) if self.with_keys or any(op.random for op in gather.ops) else ()
+        columns = self.mapped.columns((self.stored.shards.schema.feature, *label, *key))
+        if not gather.alone:
+            return lambda rows, epoch: self.mapped.fetch(columns, rows)
+        one = tf.function(lambda row, epoch: self.applied(gather.ops[: gather.alone], self.mapped.fetch_one(columns, row), epoch))
+        number = tf.TensorSpec((), tf.int64)
+        alike = tf.nest.map_structure(tf.TensorSpec.from_tensor, one.get_concrete_function(number, number).structured_outputs)
+        return lambda rows, epoch: tf.map_fn(lambda row: one(row, epoch), rows, fn_output_signature=alike)
 
     def applied(self, ops: Sequence[Op], element: Element, epoch: tf.Tensor | tf.Variable) -> Element:
         """Run ops on an element; their names stand in a trace before those of the kernels they call."""

@@ -17,8 +17,8 @@ from tasks.data.columns import column_path, map_column, read_ahead
 from tasks.data.order import steps_per_epoch
 from tasks.errors import ImpossiblePlan, nearest
 from tasks.pipelines.kernels import Element
-from tasks.pipelines.plan import Gather, mixed_together
 from tasks.pipelines.samplers import ClassIndex, class_index, drawn_by_class, permuted, permuted_within_windows
+from tasks.pipelines.steps import Gather, mixed_together
 from tasks.pipelines.stored import Stored
 from tasks.settings import Sample
 
@@ -90,13 +90,23 @@ class MappedSplit:
 
     def columns(self, names: tuple[str, ...]) -> dict[str, tf.Tensor]:
         """Columns as tensors: mapped, or copied to the device where the plan says that the split lives there."""
-        mapped = {name: mapped_tensor(self.stored, self.split, name) for name in names}
+        beside = [column.extent.name for column in map(self.stored.column, names) if column.ragged]
+        mapped = {name: mapped_tensor(self.stored, self.split, name) for name in (*names, *beside)}
         if self.gather.place == "host":
             return mapped
         return {name: tf.identity(tensor) for name, tensor in mapped.items()}
 
+    def fetch_one(self, columns: Mapping[str, tf.Tensor], row: tf.Tensor) -> Element:
+        """The example that stands in `row`, a scalar; of a ragged column, a slice that is not copied."""
+        found = {name: tf.gather(values, row) for name, values in columns.items() if not self.stored.column(name).ragged}
+        for column in [column for column in map(self.stored.column, columns) if column.ragged]:
+            extent = found.pop(column.extent.name)
+            value = tf.reshape(tf.slice(columns[column.name], extent[:1], [tf.reduce_prod(extent[1:])]), extent[1:])
+            found[column.name] = tf.ensure_shape(value, column.shape)
+        return found
+
     def fetch(self, columns: Mapping[str, tf.Tensor], rows: tf.Tensor) -> Element:
-        """The examples that stand in `rows` (batch,)."""
+        """The examples that stand in `rows` (batch,), of columns that are not ragged."""
         windows = self.gather.windows
         if windows is None:
             return {name: tf.gather(column, rows) for name, column in columns.items()}

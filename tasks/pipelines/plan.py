@@ -9,155 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.ops import Decode, DecodeImage, DecodeRaw, Load, Op, Parse, Shape
+from tasks.pipelines.ops import Load, Op, Parse
 from tasks.pipelines.refusals import refusals
-from tasks.settings import Interleave, PipelineConfig, Sample, Service, Shuffle
-
-AUTO_SHARE = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Windows:
-    """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets` (places of columns)."""
-
-    length: int
-    horizon: int
-    stride: int
-    targets: tuple[int, ...]
-    key: str = "window"
-
-    def __str__(self) -> str:
-        return f"windows[{self.length}+{self.horizon},{self.stride}]"
-
-    def count(self, steps: int) -> int:
-        """Windows in a split of so many time steps."""
-        return max(0, (steps - self.length - self.horizon) // self.stride + 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Read:
-    """Deliver stored examples: file names, records in memory, or serialized records of shards; `mixed`: shards in another order each epoch."""
-
-    source: Literal["files", "arrays", "shards", "gzip_shards"]
-    interleave: Interleave | None = None
-    mixed: bool = False
-    key: str = "read"
-
-    def __str__(self) -> str:
-        turns = self.interleave
-        return f"read:{'mixed ' if self.mixed else ''}{self.source}" + (
-            f"[{turns.cycle_length}×{turns.block_length},{turns.parallel}]" if turns else ""
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gather:
-    """Deliver whole batches of preprocessed examples by their indices, from the mapped columns of the snapshot, and run `ops` on them."""
-
-    shuffle: Shuffle
-    sample: Sample
-    batch_size: int
-    place: Literal["host", "device"]
-    windows: Windows | None
-    ops: tuple[Op, ...]
-    parallel: str | int
-    key: str = "read"
-
-    def __str__(self) -> str:
-        orders = {"none": "in order", "global": "global shuffle", "window": f"shuffle within {self.shuffle.size}", "buffer": "buffer"}
-        drawn = "" if self.sample.kind == "all" else f",{self.sample.kind}"
-        what = f"{self.windows} of " if self.windows else ""
-        where = "device" if self.place == "device" else "snapshot"
-        ops = "".join(f"+{op.name}" for op in self.ops)
-        calls = "" if self.parallel == "none" else f"[{self.parallel}]"
-        return f"gather:{what}{where}[{orders[self.shuffle.kind]}{drawn},{self.batch_size}]{ops}{calls}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Apply:
-    """Run consecutive ops in one map."""
-
-    ops: tuple[Op, ...]
-    parallel: str | int
-    key: str = "map"
-
-    def __str__(self) -> str:
-        calls = "" if self.parallel == "none" else f"[{self.parallel}]"
-        return "map:" + "+".join(op.name for op in self.ops) + calls
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawByClass:
-    """Draw examples class by class, so that rare ones come more often."""
-
-    sample: Sample
-    key: str = "sample"
-
-    def __str__(self) -> str:
-        return f"sample:{self.sample.kind}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Keep:
-    """Keep the elements that arrive here for later epochs."""
-
-    where: Literal["memory", "disk", "tf_snapshot", "save_load"]
-    key: str = "cache"
-
-    def __str__(self) -> str:
-        return f"cache:{self.where}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mix:
-    """Shuffle through a reservoir of `size` elements (auto: a twentieth of the split), anew each epoch."""
-
-    size: str | int
-    key: str = "shuffle"
-
-    def __str__(self) -> str:
-        return f"shuffle[{self.size}]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Stack `size` consecutive examples; the last batch of an epoch may be smaller, so that no example is lost."""
-
-    size: int
-    key: str = "batch_size"
-
-    def __str__(self) -> str:
-        return f"batch[{self.size}]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distribute:
-    """Do everything up to here in the workers of the tf.data service; batches are made whole again behind it."""
-
-    service: Service
-    batch_size: int
-    key: str = "service"
-
-    def __str__(self) -> str:
-        return f"service[{self.service.address or self.service.workers},{self.service.sharding}]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prefetch:
-    """Prepare batches ahead of the consumer."""
-
-    batches: str | int
-    key: str = "prefetch"
-
-    def __str__(self) -> str:
-        return f"prefetch[{self.batches}]"
-
-
-Step = Read | Gather | Windows | Apply | DrawByClass | Keep | Mix | Batch | Distribute | Prefetch
+from tasks.pipelines.shapes import ops_until_alike, output_shape, resolve
+from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Step, Windows
+from tasks.settings import PipelineConfig, Sample, Service, Shuffle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,11 +94,13 @@ def make_plan(config: PipelineConfig, work: Work) -> Plan:
     """Lay out the steps for one configuration.
 
     Raises:
-      ImpossiblePlan: the combination would be wrong or useless; every reason is given.
+      ImpossiblePlan: the combination would be wrong or useless, or the examples cannot be batched; every reason is given.
     """
     problems = refusals(config, preprocess=work.preprocess, augment=work.augment, finish=work.finish)
+    problems += _of_unlike_sizes(config, work)
     if problems:
         raise ImpossiblePlan("; ".join(problems))
+    output_shape((*work.preprocess, *work.augment), work.schema, work.windows)
     on_device = tuple(op for op in work.finish if config.finish == "device" and not op.on_labels)
     late = (*work.augment, *(op for op in work.finish if op not in on_device))
     steps: list[Step]
@@ -252,6 +113,7 @@ def make_plan(config: PipelineConfig, work: Work) -> Plan:
                 place=config.place,
                 windows=work.windows,
                 ops=late,
+                alone=_alone(late, work),
                 parallel=config.map.parallel,
             )
         ]
@@ -273,49 +135,26 @@ def make_plan(config: PipelineConfig, work: Work) -> Plan:
     )
 
 
-def mixed_together(size: str | int, *, examples: int) -> int:
-    """How many examples a shuffle mixes with each other."""
-    return max(1, examples // AUTO_SHARE) if isinstance(size, str) else min(size, examples)
-
-
 def in_order(config: PipelineConfig) -> PipelineConfig:
     """Return the configuration that delivers every example once, in storage order, for evaluation and equality."""
     return config.model_copy(update={"shuffle": Shuffle(kind="none"), "sample": Sample(), "place": "host"})
 
 
-def resolve(preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConfig | None = None) -> tuple[Op, ...]:
-    """Replace `decode` by decoding of encoded images or reinterpretation of raw values, as schema and configuration say."""
-    if schema.payload == "series":
-        decode: Op = DecodeRaw(size=(None, *(schema.shape or ())), dtype=schema.dtype)
-    elif schema.payload == "raw":
-        decode = DecodeRaw(size=schema.shape or (), dtype=schema.dtype)
-    else:
-        decode = DecodeImage(channels=schema.channels)
-        if config is not None:
-            decode = DecodeImage(channels=schema.channels, dct=config.decode.dct, scale=config.decode.scale)
-    ops = [decode if isinstance(op, Decode) else op for op in preprocess]
-    fused = config is not None and config.decode.crop == "fused" and schema.payload == "encoded"
-    if fused and isinstance(decode, DecodeImage) and len(ops) > 1 and ops[1].name == "center_crop":
-        crop = ops[1].shape((None, None, None)) or ()
-        ops[:2] = [decode.model_copy(update={"crop": crop[:2]})]
-    return tuple(ops)
+def _alone(late: Sequence[Op], work: Work) -> int:
+    """How many of the ops behind the preprocessing must run on one example at a time, since images still differ in size."""
+    needed = ops_until_alike((*work.preprocess, *late), work.schema)
+    return max(0, (len(late) if needed is None else needed) - len(work.preprocess))
 
 
-def output_shape(ops: Sequence[Op], schema: RecordSchema, windows: Windows | None = None) -> tuple[int, ...]:
-    """Shape of the model's input behind `ops`, derived from the data: (height, width, channels), (columns,) or (length, columns).
-
-    Raises:
-      ImpossiblePlan: the images differ in size and no op makes them alike.
-    """
-    start: Shape = schema.shape
-    shape: Shape = (windows.length, *(start or ())) if windows else start
-    for op in ops:
-        shape = op.shape(shape)
-    if shape is None or schema.payload == "encoded":
-        shape = None if shape is None else (*shape[:-1], schema.channels)
-    if shape is None or any(size is None for size in shape):
-        raise ImpossiblePlan("preprocess: the images differ in size, so they cannot be batched; add `- resize: {height: …, width: …}`")
-    return tuple(int(size or 0) for size in shape)
+def _of_unlike_sizes(config: PipelineConfig, work: Work) -> list[str]:
+    """What cannot be done while images differ in size."""
+    alone = work.augment[: _alone(work.augment, work)]
+    problems = [
+        f"augment: {op.name} needs batches, and images must have the same size before: put the crop first" for op in alone if op.takes == "batch"
+    ]
+    if alone and config.place == "device":
+        problems.append("place: images of unlike sizes are cut one by one on the host; resize them in preprocess, or use `place: host`")
+    return problems
 
 
 def _streamed(config: PipelineConfig, work: Work, late: tuple[Op, ...]) -> list[Step]:
@@ -328,7 +167,8 @@ def _streamed(config: PipelineConfig, work: Work, late: tuple[Op, ...]) -> list[
     cached = _position_after(early, config)
     # The class of an example must be known before it can be drawn.
     drawn = None if config.sample.kind == "all" else max(cached, 0 if config.read in ("files", "arrays") else 1)
-    floor = max(cached, drawn or 0, len(early) if work.windows else 0)
+    alike = ops_until_alike(ops, schema) or 0
+    floor = max(cached, drawn or 0, alike, len(early) if work.windows else 0)
     batched = _earliest_batchable(ops, floor=floor) if config.vectorize else _first_for_batches(ops, floor=floor)
     # Without a cache, shuffling comes first, while examples are small; behind a cache, or its order would be frozen.
     mixed = len(early) if work.windows else max(cached, drawn or 0)

@@ -12,7 +12,7 @@ from tasks.data.order import shard_order
 from tasks.data.shards import ShardIndex, read_shard_index
 from tasks.files import digest_json
 from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize
-from tasks.pipelines.plan import resolve
+from tasks.pipelines.shapes import resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from tasks.errors import MissingInput
 from tasks.pipelines.kernels import Draw, compute
 from tasks.pipelines.mapped import labels_and_weights, split_windows
 from tasks.pipelines.ops import Parse
-from tasks.pipelines.plan import Read, Windows, resolve
+from tasks.pipelines.shapes import resolve
+from tasks.pipelines.steps import Read, Windows
 from tasks.pipelines.stored import Stored
 from tasks.settings import Sample
 

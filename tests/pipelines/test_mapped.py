@@ -9,12 +9,13 @@ from tasks.data.columns import Column, SnapshotIndex, SplitColumns, Statistics, 
 from tasks.data.records import RecordSchema
 from tasks.data.shards import Shard, ShardIndex
 from tasks.pipelines.dataset import InputPipeline
-from tasks.pipelines.ops import Decode
+from tasks.pipelines.ops import Decode, Resize
 from tasks.pipelines.plan import Work, make_plan
 from tasks.pipelines.stored import Stored
 from tasks.settings import PipelineConfig
 
 ROWS = 132_848  # of 224×224×3: 20 GB
+PREPROCESS = (Decode(), Resize(height=224, width=224))
 
 
 def test_twenty_gigabytes_start_at_once_and_take_no_memory(tmp_path):
@@ -31,10 +32,10 @@ def test_twenty_gigabytes_start_at_once_and_take_no_memory(tmp_path):
     shard = Shard(name="s", split="train", records=ROWS, examples=ROWS, bytes=0, digest="", compression="none")
     stored = Stored(
         shards_folder=tmp_path, shards=ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=(shard,)),
-        snapshot_folder=tmp_path, snapshot=index, preprocess=(Decode(),), files=lambda split: None,
+        snapshot_folder=tmp_path, snapshot=index, preprocess=PREPROCESS, files=lambda split: None,
     )  # fmt: skip
     config = PipelineConfig(read="snapshot", shuffle={"kind": "global"}, prefetch=2, finish="device")
-    plan = make_plan(config, Work(schema=schema, preprocess=(Decode(),), augment=(), finish=(), batch_size=64))
+    plan = make_plan(config, Work(schema=schema, preprocess=PREPROCESS, augment=(), finish=(), batch_size=64))
     pipeline = InputPipeline(plan=plan, stored=stored, split="train", batch_size=64, seed=0)
     before = psutil.Process().memory_info()
     batches = list(pipeline.dataset().take(5))

@@ -10,7 +10,9 @@ import pytest
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.ops import CenterCrop, Decode, Flip, Load, Mixup, Rescale, Resize
-from tasks.pipelines.plan import Batch, Keep, Mix, Work, in_order, make_plan, output_shape
+from tasks.pipelines.plan import Work, in_order, make_plan
+from tasks.pipelines.shapes import output_shape
+from tasks.pipelines.steps import Batch, Keep, Mix
 from tasks.settings import PipelineConfig
 
 JPEG = RecordSchema(payload="encoded", shape=None, channels=3)

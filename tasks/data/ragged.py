@@ -1,0 +1,54 @@
+"""Values of unlike shapes in one column: one behind the other in a file, and their extents in a column beside it. No TensorFlow.
+
+    data/snapshot/train/image.bin           values, each beginning at a multiple of 64 bytes, so that a slice of the file needs no copy
+    data/snapshot/train/image.extent.bin    examples × (1 + rank), int64: where the value begins [elements], and its shape
+
+Where a value lies in the file depends on all that stand before it. So every shard's values are first written into a part of
+their own, and the parts are joined in order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+ALIGNMENT = 64  # bytes, as TensorFlow aligns its tensors
+COPY_BYTES = 1 << 24
+
+
+def extents(shapes: np.ndarray, itemsize: int) -> np.ndarray:
+    """Where values of `shapes` (values, rank) lie when they follow each other: (values, 1 + rank) int64, begin [elements] and shape."""
+    aligned = ALIGNMENT // itemsize
+    sizes = -(-shapes.prod(axis=1) // aligned) * aligned
+    return np.column_stack([np.cumsum(sizes) - sizes, shapes]).astype(np.int64)
+
+
+def end_of(found: np.ndarray, itemsize: int) -> int:
+    """Bytes up to where the next value would begin, behind the last of `found` (values, 1 + rank)."""
+    if len(found) == 0:
+        return 0
+    size = int(found[-1, 0] + found[-1, 1:].prod()) * itemsize
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def packed(values: Sequence[np.ndarray]) -> bytes:
+    """The bytes of values of one dtype, each filled up to a multiple of the alignment."""
+    return b"".join(value.tobytes() + bytes(-value.nbytes % ALIGNMENT) for value in values)
+
+
+def pixels(values: Sequence[np.ndarray]) -> np.ndarray:
+    """All pixels of images (height, width, channels) of unlike sizes: (pixels, channels)."""
+    return np.concatenate([value.reshape(-1, value.shape[-1]) for value in values])
+
+
+def join(parts: Sequence[Path], path: Path) -> None:
+    """Put the parts into `path`, one behind the other; what stood there is overwritten, and the parts stay."""
+    with path.open("wb") as whole:
+        for part in parts:
+            with part.open("rb") as file:
+                while os.sendfile(whole.fileno(), file.fileno(), None, COPY_BYTES):
+                    pass
+        os.fsync(whole.fileno())

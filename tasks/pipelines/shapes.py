@@ -1,0 +1,65 @@
+"""What the ops make of the data: how `decode` is done, and the shape of an example behind each op. Pure; no TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.data.records import RecordSchema
+from tasks.errors import ImpossiblePlan
+from tasks.pipelines.ops import Decode, DecodeImage, DecodeRaw, Op, Shape
+from tasks.pipelines.steps import Windows
+from tasks.settings import PipelineConfig
+
+
+def resolve(preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConfig | None = None) -> tuple[Op, ...]:
+    """Replace `decode` by decoding of encoded images or reinterpretation of raw values, as schema and configuration say."""
+    if schema.payload == "series":
+        decode: Op = DecodeRaw(size=(None, *(schema.shape or ())), dtype=schema.dtype)
+    elif schema.payload == "raw":
+        decode = DecodeRaw(size=schema.shape or (), dtype=schema.dtype)
+    else:
+        decode = DecodeImage(channels=schema.channels)
+        if config is not None:
+            decode = DecodeImage(channels=schema.channels, dct=config.decode.dct, scale=config.decode.scale)
+    ops = [decode if isinstance(op, Decode) else op for op in preprocess]
+    fused = config is not None and config.decode.crop == "fused" and schema.payload == "encoded"
+    if fused and isinstance(decode, DecodeImage) and len(ops) > 1 and ops[1].name == "center_crop":
+        crop = ops[1].shape((None, None, None)) or ()
+        ops[:2] = [decode.model_copy(update={"crop": crop[:2]})]
+    return tuple(ops)
+
+
+def ops_until_alike(ops: Sequence[Op], schema: RecordSchema) -> int | None:
+    """How many of `ops` it takes until all examples have the same shape, so that they can be batched; None: not even all of them."""
+    shape: Shape = schema.shape
+    for count, op in enumerate(ops):
+        if shape is not None:
+            return count
+        shape = op.shape(shape)
+    return None if shape is None else len(ops)
+
+
+def stored_shape(preprocess: Sequence[Op], schema: RecordSchema) -> tuple[int | None, ...]:
+    """Shape of what a snapshot stores of an example; (None, None, channels) where images keep their own sizes."""
+    unlike = ops_until_alike(preprocess, schema) is None
+    return (None, None, schema.channels) if unlike else output_shape(preprocess, schema)
+
+
+def output_shape(ops: Sequence[Op], schema: RecordSchema, windows: Windows | None = None) -> tuple[int, ...]:
+    """Shape of the model's input behind `ops`, derived from the data: (height, width, channels), (columns,) or (length, columns).
+
+    Raises:
+      ImpossiblePlan: the images differ in size and no op makes them alike.
+    """
+    start: Shape = schema.shape
+    shape: Shape = (windows.length, *(start or ())) if windows else start
+    for op in ops:
+        shape = op.shape(shape)
+    if shape is None or schema.payload == "encoded":
+        shape = None if shape is None else (*shape[:-1], schema.channels)
+    if shape is None or any(size is None for size in shape):
+        raise ImpossiblePlan(
+            "preprocess: the images differ in size, so they cannot be batched; add `- resize: {height: …, width: …}`, "
+            "or `- random_crop: {height: …, width: …}` to augment"
+        )
+    return tuple(int(size or 0) for size in shape)

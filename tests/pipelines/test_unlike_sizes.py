@@ -1,0 +1,134 @@
+"""Images that keep their own sizes in the snapshot and are cut alike when they are read."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from test_dataset import BATCH, MAPPED, PRESETS
+
+import tasks.snapshot
+from tasks.data.columns import column_path, map_column, read_index, verify
+from tasks.data.shards import read_shard_index
+from tasks.errors import CorruptColumn, ImpossiblePlan
+from tasks.evidence.equality import digest_examples
+from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.ops import CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
+from tasks.pipelines.plan import Work, in_order, make_plan
+from tasks.pipelines.stored import open_stored
+from tasks.settings import PipelineConfig
+from tasks.snapshot import snapshot
+
+PREPROCESS = (Decode(),)
+CROP = (RandomCrop(height=20, width=24), Flip())
+# A service would need a server and a device an accelerator; both have tests of their own.
+CONFIGS = {name: config for name, config in PRESETS.items() if "service" not in config and config.get("place") != "device"}
+
+
+@pytest.fixture(scope="module", params=[1 << 25, 5000], ids=["few_chunks", "many_chunks"])
+def stored(photos, tmp_path_factory, request):
+    """The photos, decoded and stored in their own sizes."""
+    folder = tmp_path_factory.mktemp("unlike")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tasks.snapshot, "ROWS_BYTES", request.param)
+        snapshot(read_shard_index(photos / "shards"), photos / "shards", folder / "snapshot", preprocess=PREPROCESS)
+    return open_stored(manifest=photos / "manifest", shards=photos / "shards", snapshot=folder / "snapshot", preprocess=PREPROCESS)
+
+
+def pipeline(stored, config, *, augment=CROP, finish=(), plain=False) -> InputPipeline:
+    chosen = PipelineConfig(**config)
+    work = Work(schema=stored.shards.schema, preprocess=PREPROCESS, augment=augment, finish=finish, batch_size=BATCH)
+    plan = make_plan(in_order(chosen) if plain else chosen, work)
+    return InputPipeline(plan=plan, stored=stored, split="train", batch_size=BATCH, seed=3, with_keys=True)
+
+
+def by_key(pipe) -> dict[int, np.ndarray]:
+    pipe.epoch.assign(0)
+    return {int(key): image for batch in pipe.dataset().as_numpy_iterator() for key, image in zip(batch["key"], batch["image"], strict=True)}
+
+
+def test_the_snapshot_holds_every_image_in_its_own_size(stored):
+    index = stored.snapshot
+    image, extent = index.columns[:2]
+    assert (image.shape, extent.name) == ((None, None, 3), "image.extent")
+    count = index.splits["train"].count
+    extents = map_column(stored.snapshot_folder, "train", extent, count)
+    assert len({tuple(shape) for shape in extents[:, 1:].tolist()}) > 10
+    assert map_column(stored.snapshot_folder, "train", image, count).size == index.splits["train"].bytes(image)
+    verify(stored.snapshot_folder, read_index(stored.snapshot_folder))
+
+
+def test_all_configurations_deliver_the_same_examples(stored):
+    digests = {
+        name: digest_examples(pipeline(stored, config, augment=(CenterCrop(height=20, width=24),), plain=True)) for name, config in CONFIGS.items()
+    }
+    assert len({digest.digest for digest in digests.values()}) == 1, digests
+    assert next(iter(digests.values())).shape == (20, 24, 3)
+
+
+def test_random_crops_are_the_same_whoever_makes_them(stored):
+    expected = by_key(pipeline(stored, CONFIGS["naive"]))
+    for name in ("vectorized", "snapshot", "optimized"):
+        found = by_key(pipeline(stored, CONFIGS[name]))
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[key], image) for key, image in expected.items()), name
+
+
+@pytest.mark.parametrize("name", [name for name in MAPPED if name in CONFIGS])
+def test_any_step_can_be_started_from(stored, name):
+    pipe = pipeline(stored, CONFIGS[name], finish=(Rescale(),))
+    whole = list(pipe.dataset(epochs=2).as_numpy_iterator())
+    for first in (1, pipe.steps - 1, pipe.steps + 1):
+        rest = list(pipe.dataset(first_step=first, epochs=2).as_numpy_iterator())
+        assert len(rest) == len(whole) - first
+        assert all(np.array_equal(one["image"], other["image"]) for one, other in zip(rest, whole[first:], strict=True))
+
+
+def test_what_cannot_be_done_with_unlike_sizes_is_refused(stored):
+    with pytest.raises(ImpossiblePlan, match=r"images differ in size.*random_crop"):
+        pipeline(stored, CONFIGS["optimized"], augment=(Flip(),))
+    with pytest.raises(ImpossiblePlan, match=r"mixup needs batches.*put the crop first"):
+        pipeline(stored, CONFIGS["naive"], augment=(Mixup(classes=3), *CROP))
+    with pytest.raises(ImpossiblePlan, match="place: images of unlike sizes"):
+        pipeline(stored, PRESETS["device_resident"])
+
+
+def test_damage_and_loss_are_named(stored, tmp_path):
+    shutil.copytree(stored.snapshot_folder, tmp_path / "snapshot")
+    path = column_path(tmp_path / "snapshot", "train", "image")
+    data = bytearray(path.read_bytes())
+    data[-500] ^= 1
+    path.write_bytes(data)
+    rows = stored.snapshot.splits["train"]
+    number, last = max(enumerate(rows.chunks), key=lambda item: item[1].start)
+    with pytest.raises(CorruptColumn, match=rf"image.bin: chunk {number} \(rows {last.start} to {rows.count - 1}\)"):
+        verify(tmp_path / "snapshot", read_index(tmp_path / "snapshot"))
+    path.write_bytes(data[:-64])
+    with pytest.raises(CorruptColumn, match=f"has {len(data) - 64} bytes, the index says {len(data)}"):
+        read_index(tmp_path / "snapshot")
+
+
+def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp_path, monkeypatch):
+    shards = read_shard_index(photos / "shards")
+    real, seen = tasks.snapshot._write_shard, []
+
+    def dies_at_the_third(writing, shard, start):
+        seen.append(shard.name)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return real(writing, shard, start)
+
+    monkeypatch.setattr(tasks.snapshot, "_write_shard", dies_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
+    begun, finished = len(seen), len(list((tmp_path / "snapshot.partial").glob(".done-*")))
+    assert finished >= 1
+    index = snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
+    assert len(seen) - begun == sum(len(shards.of(split)) for split in shards.splits) - finished, "what was finished is not done again"
+    for split in index.splits:
+        for column in index.columns:
+            mine, other = (column_path(folder, split, column.name).read_bytes() for folder in (tmp_path / "snapshot", stored.snapshot_folder))
+            assert mine == other
+    assert (index.key, index.columns) == (stored.snapshot.key, stored.snapshot.columns)
+    assert sorted(path.name for path in (tmp_path / "snapshot" / "train").iterdir()) == ["image.bin", "image.extent.bin", "key.bin", "label.bin"]
