@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import psutil
@@ -17,7 +18,7 @@ from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.mapped import Host
 from tasks.pipelines.plan import Plan, Work, in_order, make_plan
 from tasks.pipelines.service import check_listens, local_service
-from tasks.pipelines.shapes import ops_until_alike, output_shape
+from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.steps import Keep, Read, Windows
 from tasks.pipelines.stored import Stored, open_stored
 from tasks.settings import PipelineConfig
@@ -37,17 +38,15 @@ def work_of(params: Params, stored: Stored, purpose: Purpose) -> Work:
     augment = stored.completed(params.augment)
     if purpose != "train":
         augment = tuple(steady for op in augment if (steady := op.in_evaluation()) is not None)
-    if purpose == "compare":
-        needed = ops_until_alike((*params.preprocess, *augment), stored.shards.schema) or 0
-        augment = augment[: max(0, needed - len(params.preprocess))]
-    return Work(
+    work = Work(
         schema=stored.shards.schema,
         preprocess=params.preprocess,
         augment=augment,
-        finish=() if purpose == "compare" else stored.completed(params.finish),
+        finish=stored.completed(params.finish),
         batch_size=params.batch_size,
         windows=windows_of(params, stored),
     )
+    return replace(work, augment=work.cuts, finish=()) if purpose == "compare" else work
 
 
 def windows_of(params: Params, stored: Stored) -> Windows | None:

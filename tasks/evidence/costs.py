@@ -28,8 +28,8 @@ WARM, LEAST, MOST, SECONDS = 2, 6, 300, 0.08  # drains left out, at least, at mo
 def measure_costs(pipeline: InputPipeline, config: PipelineConfig, work: Work) -> Costs:
     """Measure what this configuration's parts cost, and those of the snapshot, which any configuration could read instead."""
     count = min(SAMPLE, work.batch_size, pipeline.stored.shards.examples(pipeline.split))
-    late = (*work.augment, *work.finish)
-    bare = replace(work, augment=(), finish=())
+    late = (*work.augment[len(work.cuts) :], *work.finish)
+    bare = replace(work, augment=work.cuts, finish=())
     gathering = _like(pipeline, make_plan(PipelineConfig(read="snapshot", shuffle=Shuffle(kind="global")), bare))
     # The same few batches again and again: a later epoch finds its rows in memory, which a first look at them would not.
     read_us = {"snapshot": _per_element(gathering.dataset().take(WARM)) / work.batch_size}
@@ -58,7 +58,7 @@ def _op_costs(
     costs = {}
     for op in ops:
         run = _runner(pipeline, op)
-        batches = _kept(elements.batch(count)) if op.takes != "example" else None
+        batches = _kept(elements.batch(count)) if op.takes != "example" and _alike(pipeline, elements) else None
         batch_us = None if batches is None else (_per_element(batches.map(run)) - _per_element(batches) - call_us) / count
         if op.takes == "batch" and batches is not None:
             example_us, results = batch_us or 0.0, batches.map(run).unbatch()
@@ -67,6 +67,12 @@ def _op_costs(
         costs[op.name] = OpCost(example_us=max(0.0, example_us), batch_us=None if batch_us is None else max(0.0, batch_us))
         elements = _kept(results)
     return costs, elements
+
+
+def _alike(pipeline: InputPipeline, elements: tf.data.Dataset) -> bool:
+    """Whether elements can be batched: all images have the same size, or have been given it."""
+    known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(elements.element_spec))
+    return known or pipeline.stored.shards.schema.shape is not None
 
 
 def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:

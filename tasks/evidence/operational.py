@@ -164,7 +164,7 @@ def laid(step: object, load: Load, setting: Setting) -> Load:
 
 @laid.register
 def _(step: Gather, load: Load, setting: Setting) -> Load:
-    work = setting.batch_size * (setting.costs.read_us.get("snapshot", 0.0) + setting.ops_us(step.ops, batched=True))
+    work = setting.batch_size * (setting.costs.read_us.get("snapshot", 0.0) + setting.ops_us(step.ops[step.alone :], batched=True))
     return load.plus((work + setting.costs.call_us) / 1e3, threads_of(step.parallel, setting.cores))
 
 

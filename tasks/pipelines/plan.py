@@ -89,6 +89,12 @@ class Work:
     batch_size: int
     windows: Windows | None = None
 
+    @property
+    def cuts(self) -> Sequence[Op]:
+        """The first of the augmenting ops, up to where images that differ in size have become alike and can be batched."""
+        needed = ops_until_alike((*self.preprocess, *self.augment), self.schema)
+        return self.augment if needed is None else self.augment[: max(0, needed - len(self.preprocess))]
+
 
 def make_plan(config: PipelineConfig, work: Work) -> Plan:
     """Lay out the steps for one configuration.
@@ -113,7 +119,7 @@ def make_plan(config: PipelineConfig, work: Work) -> Plan:
                 place=config.place,
                 windows=work.windows,
                 ops=late,
-                alone=_alone(late, work),
+                alone=len(work.cuts),
                 parallel=config.map.parallel,
             )
         ]
@@ -140,19 +146,11 @@ def in_order(config: PipelineConfig) -> PipelineConfig:
     return config.model_copy(update={"shuffle": Shuffle(kind="none"), "sample": Sample(), "place": "host"})
 
 
-def _alone(late: Sequence[Op], work: Work) -> int:
-    """How many of the ops behind the preprocessing must run on one example at a time, since images still differ in size."""
-    needed = ops_until_alike((*work.preprocess, *late), work.schema)
-    return max(0, (len(late) if needed is None else needed) - len(work.preprocess))
-
-
 def _of_unlike_sizes(config: PipelineConfig, work: Work) -> list[str]:
     """What cannot be done while images differ in size."""
-    alone = work.augment[: _alone(work.augment, work)]
-    problems = [
-        f"augment: {op.name} needs batches, and images must have the same size before: put the crop first" for op in alone if op.takes == "batch"
-    ]
-    if alone and config.place == "device":
+    unbatched = [op.name for op in work.cuts if op.takes == "batch"]
+    problems = [f"augment: {name} needs batches, and images must have the same size before: put the crop first" for name in unbatched]
+    if work.cuts and config.place == "device":
         problems.append("place: images of unlike sizes are cut one by one on the host; resize them in preprocess, or use `place: host`")
     return problems
 
