@@ -46,7 +46,7 @@ def work_of(params: Params, stored: Stored, purpose: Purpose) -> Work:
         batch_size=params.batch_size,
         windows=windows_of(params, stored),
     )
-    return replace(work, augment=work.cuts, finish=()) if purpose == "compare" else work
+    return replace(work, augment=work.aligning, finish=()) if purpose == "compare" else work
 
 
 def windows_of(params: Params, stored: Stored) -> Windows | None:

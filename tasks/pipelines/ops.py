@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tasks.errors import nearest
 
 Shape = tuple[int | None, ...] | None
+LARGE_CROP = 112 * 112  # pixels from which a slice of one image is cheaper than the same by index within a batch; measured
 
 
 class Op(BaseModel):
@@ -45,6 +46,11 @@ class Op(BaseModel):
         if module is None or module.__name__ == __name__:
             return identity
         return {**identity, "source": hashlib.blake2b(inspect.getsource(module).encode(), digest_size=16).hexdigest()}
+
+    @property
+    def alone(self) -> bool:
+        """Whether the host does it better on one example at a time than on a batch, although its kernel takes both."""
+        return False
 
     def shape(self, before: Shape) -> Shape:
         """Shape of the model's input behind this op, from the shape before it (None: unlike from example to example)."""
@@ -139,6 +145,11 @@ class RandomCrop(_Sized):
 
     name = "random_crop"
     random = True
+
+    @property
+    def alone(self) -> bool:
+        """A large crop: one image's is a slice, a batch's must be picked pixel by pixel."""
+        return self.height * self.width >= LARGE_CROP
 
     def in_evaluation(self) -> Op:
         """The centre crop of the same size."""

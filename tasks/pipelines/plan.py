@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
@@ -90,10 +91,15 @@ class Work:
     windows: Windows | None = None
 
     @property
-    def cuts(self) -> Sequence[Op]:
+    def aligning(self) -> Sequence[Op]:
         """The first of the augmenting ops, up to where images that differ in size have become alike and can be batched."""
         needed = ops_until_alike((*self.preprocess, *self.augment), self.schema)
         return self.augment if needed is None else self.augment[: max(0, needed - len(self.preprocess))]
+
+    @property
+    def cuts(self) -> Sequence[Op]:
+        """The first of the augmenting ops, which the host runs on one example at a time: they must be, or are cheaper so."""
+        return max(self.aligning, tuple(takewhile(lambda op: op.alone, self.augment)), key=len)
 
 
 def make_plan(config: PipelineConfig, work: Work) -> Plan:
@@ -119,7 +125,7 @@ def make_plan(config: PipelineConfig, work: Work) -> Plan:
                 place=config.place,
                 windows=work.windows,
                 ops=late,
-                alone=len(work.cuts),
+                alone=len(work.cuts) if config.place == "host" else 0,
                 parallel=config.map.parallel,
             )
         ]
@@ -148,9 +154,9 @@ def in_order(config: PipelineConfig) -> PipelineConfig:
 
 def _of_unlike_sizes(config: PipelineConfig, work: Work) -> list[str]:
     """What cannot be done while images differ in size."""
-    unbatched = [op.name for op in work.cuts if op.takes == "batch"]
+    unbatched = [op.name for op in work.aligning if op.takes == "batch"]
     problems = [f"augment: {name} needs batches, and images must have the same size before: put the crop first" for name in unbatched]
-    if work.cuts and config.place == "device":
+    if work.aligning and config.place == "device":
         problems.append("place: images of unlike sizes are cut one by one on the host; resize them in preprocess, or use `place: host`")
     return problems
 
@@ -200,7 +206,7 @@ def _position_after(ops: tuple[Op, ...], config: PipelineConfig) -> int:
 
 def _earliest_batchable(ops: tuple[Op, ...], *, floor: int) -> int:
     position = len(ops)
-    while position > floor and ops[position - 1].takes != "example":
+    while position > floor and ops[position - 1].takes != "example" and not ops[position - 1].alone:
         position -= 1
     return position
 

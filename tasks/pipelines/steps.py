@@ -49,7 +49,7 @@ class Read:
 class Gather:
     """Deliver whole batches of preprocessed examples by their indices, from the mapped columns of the snapshot, and run `ops` on them.
 
-    The first `alone` of the ops run on one example at a time, since images differ in size before.
+    The first `alone` of the ops run on one example at a time, before they are batched.
     """
 
     shuffle: Shuffle

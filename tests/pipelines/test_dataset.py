@@ -17,7 +17,7 @@ from tasks.errors import CorruptShard, StaleSnapshot
 from tasks.evidence.equality import difference, digest_examples
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.mapped import Host
-from tasks.pipelines.ops import Brightness, CenterCrop, Decode, Flip, Rescale, Resize
+from tasks.pipelines.ops import Brightness, CenterCrop, Decode, Flip, RandomCrop, Rescale, Resize
 from tasks.pipelines.plan import Work, in_order, make_plan
 from tasks.pipelines.service import local_service
 from tasks.pipelines.stored import open_stored
@@ -96,6 +96,15 @@ def test_all_configurations_deliver_the_same_examples(stored, service, kind):
     }
     assert len({digest.digest for digest in digests.values()}) == 1, digests
     assert all(digest.examples == stored[kind].shards.examples("train") for digest in digests.values())
+
+
+def test_large_crops_made_one_by_one_are_those_of_a_batch(stored, monkeypatch):
+    crop = (RandomCrop(height=9, width=11), Flip())
+    within = batches(pipeline(stored, "photos", augment=crop, **CONFIGS["snapshot"]))
+    monkeypatch.setattr("tasks.pipelines.ops.LARGE_CROP", 1)
+    alone = pipeline(stored, "photos", augment=crop, **CONFIGS["snapshot"])
+    assert "random_crop each" in str(alone.plan)
+    assert same(within, batches(alone))
 
 
 def test_a_configuration_that_computes_something_else_has_another_digest(stored):

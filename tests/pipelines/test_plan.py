@@ -9,7 +9,7 @@ import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.ops import CenterCrop, Decode, Flip, Load, Mixup, Rescale, Resize
+from tasks.pipelines.ops import CenterCrop, Decode, Flip, Load, Mixup, RandomCrop, Rescale, Resize
 from tasks.pipelines.plan import Work, in_order, make_plan
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.steps import Batch, Keep, Mix
@@ -46,6 +46,27 @@ def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
 )
 def test_plans_print_what_they_do_in_order(config, expected):
     assert str(plan_of(**config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "size", "expected", "streamed"),
+    [
+        (
+            (Decode(), Resize(height=256, width=256)),
+            224,
+            "+random_crop each+flip",
+            "map:parse+decode+resize+random_crop → batch[32] → map:flip+rescale",
+        ),
+        ((Decode(), Resize(height=32, width=32)), 28, "+random_crop+flip", "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale"),
+        ((Decode(),), 28, "+random_crop each+flip", "map:parse+decode+random_crop → batch[32] → map:flip+rescale"),
+    ],
+    ids=["large", "small", "unlike"],
+)
+def test_crops_are_made_one_by_one_where_that_is_needed_or_cheaper(preprocess, size, expected, streamed):
+    ops = {"augment": (RandomCrop(height=size, width=size), Flip())}
+    gathered = plan_of(preprocess=preprocess, ops=ops, read="snapshot", shuffle={"kind": "global"}, finish="device")
+    assert str(gathered) == f"gather:snapshot[global shuffle,32]{expected} ⇒ device:rescale"
+    assert str(plan_of(preprocess=preprocess, ops=ops, vectorize=True)) == f"read:mixed shards → shuffle[auto] → {streamed}"
 
 
 def test_mixing_ops_see_batches_without_being_told():
