@@ -60,9 +60,7 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
 
 def endless(pipeline: Any) -> Iterator[Any]:
     """Batches without end."""
-    if pipeline.plan.gathers:
-        return iter(pipeline.batches(epochs=PLENTY))
-    return iter(pipeline.dataset().repeat())
+    return iter(pipeline.dataset().repeat() if pipeline.plan.service else pipeline.batches(epochs=PLENTY))
 
 
 def warm_up(pipeline: Any, batches: Iterator[Any]) -> None:
@@ -86,13 +84,10 @@ def turn(batches: Iterator[Any]) -> float:
 
 
 def gap(pipeline: Any) -> float:
-    """What lies between two epochs as a share of an epoch: old iterator's end, new one's beginning; the median of a few."""
-    shares, dataset, last = [], pipeline.dataset(epochs=GAP_EPOCHS + 1), None
-    batches: Iterator[Any] = iter(())
-    for epoch in range(GAP_EPOCHS + 1):
+    """What lies between two epochs as a share of an epoch: the median of a few."""
+    shares, batches, last = [], iter(pipeline.dataset(epochs=GAP_EPOCHS + 1)), None
+    for _ in range(GAP_EPOCHS + 1):
         begun = time.perf_counter()
-        if epoch == 0 or not pipeline.plan.continuous:
-            batches = iter(dataset)
         next(batches)
         first = time.perf_counter()
         for _ in range(pipeline.steps - 1):

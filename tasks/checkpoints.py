@@ -69,9 +69,8 @@ class Progress(keras.callbacks.Callback):
         return self._begun
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Tell random ops which epoch it is; in an epoch that was interrupted, let its metrics go on."""
+        """In an epoch that was interrupted, let its metrics go on."""
         self._epoch = epoch
-        self._pipeline.epoch.assign(epoch)
         self._told = time.monotonic()
         self.timer.begin()
         if self._metrics and epoch == self._begun.epoch:

@@ -92,8 +92,8 @@ def fit(model: keras.Model, feeds: Feeds, progress: Progress, *, begun: Position
     resident = pipeline.plan.resident
     model.fit(
         tf.data.Dataset.range(first, until * pipeline.steps) if resident else pipeline.dataset(first_step=first, epochs=until),
-        # A continuous plan is one sequence over all epochs, so the next epoch's first batch is ready in time.
-        steps_per_epoch=pipeline.steps - begun.step if pipeline.plan.continuous else None,
+        # One sequence over all epochs: the next epoch's first batch is ready in time.
+        steps_per_epoch=pipeline.steps - begun.step,
         initial_epoch=begun.epoch,
         epochs=until,
         validation_data=feeds.validation.dataset(),

@@ -149,7 +149,7 @@ def _compressed(facts: Facts) -> str | None:
 
 
 def _gap(facts: Facts) -> str | None:
-    if facts.epoch_gap_ms is None or facts.plan.continuous or 100 * facts.epoch_gap_ms / facts.epoch_ms < WORTH_PCT:
+    if facts.epoch_gap_ms is None or facts.plan.gathers or facts.plan.service or 100 * facts.epoch_gap_ms / facts.epoch_ms < WORTH_PCT:
         return None
     return f"{facts.epoch_gap_ms:.0f} ms pass between two epochs of {facts.epoch_ms:,.0f} ms before the first batch comes"
 

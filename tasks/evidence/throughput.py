@@ -15,18 +15,17 @@ from tasks.pipelines.dataset import InputPipeline
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochTiming:
+class Pass:
     """One pass over the data, or as much of it as the time allowed.
 
-    `first_batch_s` runs from asking for the iterator to the first batch; `steady_examples_per_s` is everything after it.
-    `gap_s` is what lay between the last batch before and the first one here, destruction of the old iterator included.
+    `first_batch_s` runs from asking for the iterator, or the last batch before, to the first one here; `steady_examples_per_s` is everything
+    after it. `gap_s` is what lay between two epochs, where the pass begins one.
     """
 
     examples: int
     first_batch_s: float
     steady_examples_per_s: float
     gap_s: float | None
-    complete: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
     Raises:
       EmptyDataset: nothing came out.
     """
-    timings = list(_epochs(pipeline, passes, max_seconds))
+    timings = list(_passes(pipeline, passes, max_seconds))
     warm = [timing.steady_examples_per_s for timing in (timings[1:] or timings)]
     gaps = [timing.gap_s for timing in timings if timing.gap_s is not None]
     return InputThroughput(
@@ -63,45 +62,39 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
     )
 
 
-def _epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[EpochTiming]:
-    """Time epoch after epoch: one sequence for a continuous plan, an iterator each for the others."""
-    dataset = pipeline.dataset() if not pipeline.plan.continuous else None
-    batches: Iterator = iter(())
-    last_batch: float | None = None
-    for epoch in range(passes):
-        pipeline.epoch.assign(epoch)
-        asked = time.perf_counter()
-        if dataset is not None:
-            batches = iter(dataset)  # the old iterator is destroyed here: part of the gap
-        elif epoch == 0:
-            batches = pipeline.batches(epochs=passes)
-        limit = math.inf if epoch == 0 and pipeline.plan.caches else max_seconds
-        timing, ended = _one_epoch(batches, pipeline, asked, last_batch, limit)
+def _passes(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[Pass]:
+    """Time pass after pass over one sequence of epochs; one that was cut short is followed by one from there on."""
+    asked, ended = time.perf_counter(), None
+    batches, left = pipeline.batches(epochs=passes), pipeline.steps
+    for number in range(passes):
+        limit = math.inf if number == 0 and pipeline.plan.caches else max_seconds
+        timing, steps, now = _one_pass(batches, pipeline, left=left, asked=asked, ended=ended, max_seconds=limit)
         yield timing
-        # A pass that was cut short left its iterator in mid-epoch, so what would follow is not an epoch's gap.
-        last_batch = ended if timing.complete else None
-        if not timing.complete and pipeline.plan.continuous:
-            return
+        left = left - steps or pipeline.steps
+        asked, ended = now, now if left == pipeline.steps else None
 
 
-def _one_epoch(batches: Iterator, pipeline: InputPipeline, asked: float, last_batch: float | None, max_seconds: float) -> tuple[EpochTiming, float]:
+def _one_pass(
+    batches: Iterator, pipeline: InputPipeline, *, left: int, asked: float, ended: float | None, max_seconds: float
+) -> tuple[Pass, int, float]:
+    """A pass over the `left` steps of an epoch, and how many steps it took until when. `ended`: when the epoch before had ended."""
     first = next(batches, None)
     begun = now = time.perf_counter()
     if first is None:
         raise EmptyDataset(f"the {pipeline.split} split of this configuration delivers no batch; its plan is {pipeline.plan}")
     first_size, count, steps = _examples(first), 0, 1
-    while steps < pipeline.steps and now - begun < max_seconds:
+    # A short rest of an epoch would make a pass too short to count.
+    while steps < left and (now - begun < max_seconds or left - steps < steps / 2):
         count += _examples(next(batches))
         steps += 1
         now = time.perf_counter()
-    timing = EpochTiming(
+    timing = Pass(
         examples=first_size + count,
         first_batch_s=begun - asked,
         steady_examples_per_s=count / (now - begun) if count else first_size / max(begun - asked, 1e-9),
-        gap_s=None if last_batch is None else begun - last_batch,
-        complete=steps == pipeline.steps,
+        gap_s=None if ended is None else begun - ended,
     )
-    return timing, now
+    return timing, steps, now
 
 
 def _examples(batch: tuple[tf.Tensor, ...] | dict[str, tf.Tensor]) -> int:

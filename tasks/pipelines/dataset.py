@@ -1,7 +1,7 @@
 """From a plan to a tf.data.Dataset: a fold over the plan's steps, one small function per verb.
 
 `InputPipeline` is what the stages use: it knows how many examples and steps an epoch has, gives the data set of one or
-more epochs, and, for a snapshot, starts at any (epoch, step) without replaying what came before.
+more epochs as one sequence, and, for a snapshot, starts at any (epoch, step) without replaying what came before.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.data.order import steps_per_epoch
+from tasks.errors import ImpossiblePlan
 from tasks.pipelines import streams
-from tasks.pipelines.kernels import Draw, Element, compute
+from tasks.pipelines.kernels import Draw, Element, compute, mix64
 from tasks.pipelines.mapped import Host, MappedSplit
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan
-from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Windows, mixed_together
+from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Step, Windows, mixed_together
 from tasks.pipelines.stored import Stored
 
+GRAPH_SEED = 1
 STEPS_AT_ONCE = 32  # whose rows are computed together, so that the cost of calling the samplers' ops is shared
 
 
@@ -33,9 +35,8 @@ class InputPipeline:
     """A plan bound to one split of the stored data.
 
     Batches are (input, label): image (batch, height, width, channels) or features (batch, …), label (batch,) int64 or what
-    the task predicts; or dicts that also carry `key` (batch,) int64 when `with_keys` is set. `epoch` tells random ops of
-    streaming plans which epoch it is; plans that gather know it from the step. `address` is that of a tf.data service.
-    `scratch` holds caches and lives as long as the pipeline.
+    the task predicts; or dicts that also carry `key` (batch,) int64 when `with_keys` is set. `address` is that of a tf.data service.
+    `scratch` holds caches and lives as long as the pipeline; `iterations` counts those of `epoch_by_epoch`.
     """
 
     plan: Plan
@@ -47,7 +48,7 @@ class InputPipeline:
     host: Host = field(default_factory=Host)
     address: str = ""
     scratch: TemporaryDirectory = field(default_factory=lambda: TemporaryDirectory(prefix="throughline-", ignore_cleanup_errors=True))
-    epoch: tf.Variable = field(default_factory=lambda: tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch"))
+    iterations: tf.Variable = field(default_factory=lambda: tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations"))
 
     @property
     def examples(self) -> int:
@@ -77,16 +78,34 @@ class InputPipeline:
         return MappedSplit(stored=self.stored, split=self.split, gather=gather, seed=self.seed, host=self.host)
 
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
-        """The batches from `first_step` (counted over all epochs) on.
+        """The batches from `first_step` (counted over all epochs) to the end of epoch `epochs` (counted from 0, excluded), as one sequence.
 
-        A continuous plan delivers everything up to the end of epoch `epochs` (counted from 0) as one sequence; through the
-        tf.data service it begins with a whole epoch. Any other plan delivers one epoch; iterate anew for the next.
+        A plan that gathers starts at any step, a stream with the epoch in which `first_step` lies.
+        """
+        if self.plan.gathers:
+            batches = self._folded(self.plan.steps, None, Extent(first_step=first_step, stop=epochs * self.steps))
+            count = epochs * self.steps - first_step
+        else:
+            begun = first_step // self.steps
+            numbers = range(begun, epochs) if self.plan.service else tf.data.Dataset.range(begun, epochs, name="epochs")
+            batches, count = self._streamed(numbers), (epochs - begun) * self.steps
+        return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(self.options())
+
+    def epoch_by_epoch(self) -> tf.data.Dataset:
+        """One epoch, and with every new iteration the next: for loops that iterate anew, such as `fit(dataset, epochs=…)`, and for `repeat()`.
+
+        Raises:
+          ImpossiblePlan: the plan uses a tf.data service, whose workers cannot know which epoch it is.
         """
         if self.plan.service:
-            return self._distributed(range(first_step // self.steps, epochs))
-        count = epochs * self.steps - first_step if self.plan.gathers else self.steps
-        dataset = self._folded(Extent(first_step=first_step, steps=epochs * self.steps, epoch=self.epoch))
-        return dataset.apply(tf.data.experimental.assert_cardinality(count)).with_options(self.options())
+            raise ImpossiblePlan(f"{self.plan}: through a service, ask for all epochs at once, `dataset(epochs=…)`")
+        numbers = tf.data.Dataset.from_tensors(1).map(lambda one: self.iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs")
+        if self.plan.gathers:
+            extents = numbers.map(lambda epoch: (epoch * self.steps, (epoch + 1) * self.steps), name="epochs")
+            batches = extents.flat_map(lambda first, stop: self._folded(self.plan.steps, None, Extent(first_step=first, stop=stop)), name="epochs")
+        else:
+            batches = self._streamed(numbers)
+        return batches.apply(tf.data.experimental.assert_cardinality(self.steps)).with_options(self.options())
 
     def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
         """Iterate over the same batches; those of a plan that is resident are gathered on the device."""
@@ -126,7 +145,7 @@ class InputPipeline:
         alike = tf.nest.map_structure(tf.TensorSpec.from_tensor, one.get_concrete_function(number, number).structured_outputs)
         return lambda rows, epoch: tf.map_fn(lambda row: one(row, epoch), rows, fn_output_signature=alike)
 
-    def applied(self, ops: Sequence[Op], element: Element, epoch: tf.Tensor | tf.Variable) -> Element:
+    def applied(self, ops: Sequence[Op], element: Element, epoch: tf.Tensor) -> Element:
         """Run ops on an element; their names stand in a trace before those of the kernels they call."""
         for op in ops:
             with tf.name_scope(op.name):
@@ -149,27 +168,39 @@ class InputPipeline:
             options.threading.private_threadpool_size = int(self.plan.threads)
         return options
 
-    def _folded(self, extent: Extent) -> tf.data.Dataset:
-        """Run the plan's steps one after another."""
-        dataset: Any = None
-        for step in self.plan.steps:
-            dataset = extend(step, dataset, self, extent)
-        return dataset
+    def _folded(self, steps: Sequence[Step], dataset: tf.data.Dataset | None, extent: Extent) -> Any:
+        """Run steps of the plan one after another."""
+        return reduce(lambda made, step: extend(step, made, self, extent), steps, dataset)
 
-    def _distributed(self, epochs: range) -> tf.data.Dataset:
-        """One job of the tf.data service per epoch: workers know no variable of this process, so the epoch is part of the graph."""
-        each = [self._folded(Extent(first_step=0, steps=self.steps, epoch=tf.constant(epoch, tf.int64))) for epoch in epochs]
-        whole = reduce(lambda one, other: one.concatenate(other), each)
-        return whole.apply(tf.data.experimental.assert_cardinality(self.steps * len(each))).with_options(self.options())
+    def _streamed(self, epochs: tf.data.Dataset | range) -> tf.data.Dataset:
+        """A stream of the epochs with these numbers, one behind the other.
+
+        An iterator that is destroyed waits for AUTOTUNE's thread, as long as the epoch has lasted; so one iterator goes through all.
+        Through the tf.data service, every epoch is a job and a graph of its own.
+        """
+        once, anew, behind = self.plan.phases
+        kept = self._folded(once, None, Extent())
+
+        def each(epoch: tf.Tensor) -> tf.data.Dataset:
+            if not tf.executing_eagerly():
+                # Of this graph alone: seeds of ops do not depend on the process', and TensorFlow fails where that is 0 and an op's is a tensor.
+                tf.random.set_seed(GRAPH_SEED)
+            return self._folded(anew, kept, Extent(epoch=epoch))
+
+        if isinstance(epochs, range):
+            together = reduce(lambda one, other: one.concatenate(other), [each(tf.constant(epoch, tf.int64)) for epoch in epochs])
+        else:
+            together = epochs.flat_map(each, name="epochs")
+        return self._folded(behind, together, Extent())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """Which steps to deliver (counted over all epochs, `steps` excluded), and the epoch that a stream is in."""
+    """What of all the steps of all epochs is to be delivered: of a plan that gathers, a range of steps (`stop` excluded); of a stream, an epoch."""
 
-    first_step: int
-    steps: int
-    epoch: tf.Tensor | tf.Variable
+    first_step: int | tf.Tensor = 0
+    stop: int | tf.Tensor = 0
+    epoch: tf.Tensor = field(default_factory=lambda: tf.constant(0, tf.int64))
 
 
 @singledispatch
@@ -186,7 +217,7 @@ def _(step: Read, dataset: None, pipeline: InputPipeline, extent: Extent) -> tf.
 @extend.register
 def _(step: Gather, dataset: None, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
     """A batch is a gather: the rows of a step are arithmetic, computed for many steps at once, and come straight from the mapped columns."""
-    steps = tf.data.Dataset.range(extent.first_step, extent.steps, name="steps").batch(STEPS_AT_ONCE, name="steps")
+    steps = tf.data.Dataset.range(extent.first_step, extent.stop, name="steps").batch(STEPS_AT_ONCE, name="steps")
     rows = steps.map(lambda numbers: (numbers, pipeline.mapped.rows(numbers)), name="sample").unbatch(name="sample")
     return rows.map(pipeline.finisher(), num_parallel_calls=streams.calls(step.parallel), name="gather")
 
@@ -209,7 +240,7 @@ def _(step: Apply, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Ex
 
 @extend.register
 def _(step: DrawByClass, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    return streams.drawn_by_class(dataset, step.sample, pipeline.stored, pipeline.split, seed=pipeline.seed)
+    return streams.drawn_by_class(dataset, step.sample, pipeline.stored, pipeline.split, seed=_order_seed(pipeline, extent))
 
 
 @extend.register
@@ -228,8 +259,8 @@ def _(step: Keep, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Ext
 
 @extend.register
 def _(step: Mix, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    seed = _order_seed(pipeline, extent)
-    return dataset.shuffle(mixed_together(step.size, examples=pipeline.examples), seed=seed, reshuffle_each_iteration=True, name="shuffle")
+    size, seed = mixed_together(step.size, examples=pipeline.examples), _order_seed(pipeline, extent)
+    return dataset.shuffle(size, seed=seed, reshuffle_each_iteration=False, name="shuffle")
 
 
 @extend.register
@@ -255,9 +286,10 @@ def _(step: Prefetch, dataset: tf.data.Dataset, pipeline: InputPipeline, extent:
     return dataset.prefetch(tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name="prefetch")
 
 
-def _order_seed(pipeline: InputPipeline, extent: Extent) -> int:
-    """Seed of shuffles: reshuffled at each iteration, or, where every epoch is a graph of its own, made from the epoch."""
-    return pipeline.seed if isinstance(extent.epoch, tf.Variable) else zlib.crc32(f"{pipeline.seed}:{int(extent.epoch)}".encode())
+def _order_seed(pipeline: InputPipeline, extent: Extent) -> tf.Tensor:
+    """Seed of an epoch's order, int64, not negative."""
+    origin = tf.constant(pipeline.seed, tf.uint64) + mix64(tf.cast(extent.epoch, tf.uint64) + 1)
+    return tf.cast(tf.bitwise.right_shift(mix64(origin), tf.constant(1, tf.uint64)), tf.int64)
 
 
 def _last_of_all(step: Apply | Windows, plan: Plan) -> bool:

@@ -47,7 +47,7 @@ class Draw:
     """A stateless source of randomness: `seed` (int), `epoch` (int64 scalar tensor) and `salt` (which op is drawing)."""
 
     seed: int
-    epoch: tf.Tensor | tf.Variable
+    epoch: tf.Tensor
     salt: int = 0
 
     def uniform(self, key: tf.Tensor, stream: int = 0) -> tf.Tensor:

@@ -64,9 +64,13 @@ class Plan:
         return next((step.service for step in self.steps if isinstance(step, Distribute)), None)
 
     @property
-    def continuous(self) -> bool:
-        """Whether one data set runs through all epochs; otherwise each epoch is an iteration of its own."""
-        return self.gathers or self.service is not None
+    def phases(self) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
+        """The steps of a stream that are laid once (opening files or arrays, all up to a cache), those of every epoch, those behind all epochs."""
+        caches = [number for number, step in enumerate(self.steps) if isinstance(step, Keep)]
+        opened = isinstance(self.steps[0], Read) and self.steps[0].source in ("files", "arrays")
+        first = caches[0] + 1 if caches else int(opened)
+        last = len(self.steps) - isinstance(self.steps[-1], Prefetch)
+        return self.steps[:first], self.steps[first:last], self.steps[last:]
 
     @property
     def windows(self) -> Windows | None:

@@ -28,14 +28,14 @@ def calls(parallel: str | int) -> int | None:
     return words[parallel] if isinstance(parallel, str) else parallel
 
 
-def read(step: Read, stored: Stored, split: str, *, seed: int) -> tf.data.Dataset:
+def read(step: Read, stored: Stored, split: str, *, seed: int | tf.Tensor) -> tf.data.Dataset:
     """The stored examples of a split: serialized records, or features of files or of arrays in memory; `seed` is for mixing shards."""
     if step.source == "files":
         return _read_files(stored, split)
     return _read_arrays(stored, split) if step.source == "arrays" else _read_shards(step, stored, split, seed=seed)
 
 
-def _read_shards(step: Read, stored: Stored, split: str, *, seed: int = 0) -> tf.data.Dataset:
+def _read_shards(step: Read, stored: Stored, split: str, *, seed: int | tf.Tensor = 0) -> tf.data.Dataset:
     compression: Compression = "gzip" if step.source == "gzip_shards" else stored.shards.compressions[0]
     paths = [str((stored.shards_folder / shard.name).absolute()) for shard in stored.shards.of(split, compression)]
     if not paths:
@@ -44,7 +44,7 @@ def _read_shards(step: Read, stored: Stored, split: str, *, seed: int = 0) -> tf
     if step.interleave is None and not step.mixed:
         return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")
     shards = tf.data.Dataset.from_tensor_slices(paths, name="shards")
-    shards = shards.shuffle(len(paths), seed=seed, reshuffle_each_iteration=True, name="shards") if step.mixed else shards
+    shards = shards.shuffle(len(paths), seed=seed, reshuffle_each_iteration=False, name="shards") if step.mixed else shards
     if step.interleave is None:
         return shards.flat_map(lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"), name="read")
     turns = step.interleave
@@ -97,12 +97,12 @@ def windows(dataset: tf.data.Dataset, step: Windows) -> tf.data.Dataset:
     return slid.flat_map(gathered, name="window").map(cut, name="window")
 
 
-def drawn_by_class(dataset: tf.data.Dataset, sample: Sample, stored: Stored, split: str, *, seed: int) -> tf.data.Dataset:
+def drawn_by_class(dataset: tf.data.Dataset, sample: Sample, stored: Stored, split: str, *, seed: tf.Tensor) -> tf.data.Dataset:
     """Draw from one stream per class, again and again, as many examples as the split has."""
     count = stored.shards.examples(split)
     _, weights = labels_and_weights(sample, stored, split)
     drawn = [int(label) for label in np.flatnonzero(weights)]
     parts = [dataset.filter(lambda element, label=label: element["label"] == label, name="class").repeat() for label in drawn]
     shares = [float(weights[label] / weights.sum()) for label in drawn]
-    mixed = tf.data.Dataset.sample_from_datasets(parts, shares, seed=seed, stop_on_empty_dataset=True, rerandomize_each_iteration=True)
+    mixed = tf.data.Dataset.sample_from_datasets(parts, shares, seed=seed, stop_on_empty_dataset=True, rerandomize_each_iteration=False)
     return mixed.take(count, name="sample")

@@ -44,7 +44,6 @@ def pipeline(stored, config, *, augment=CROP, finish=(), plain=False) -> InputPi
 
 
 def by_key(pipe) -> dict[int, np.ndarray]:
-    pipe.epoch.assign(0)
     return {int(key): image for batch in pipe.dataset().as_numpy_iterator() for key, image in zip(batch["key"], batch["image"], strict=True)}
 
 
