@@ -10,6 +10,7 @@ import errno
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -104,6 +105,11 @@ def told_plainly() -> Iterator[None]:
         place = f" while writing {error.filename}" if error.filename else ""
         print(f"DiskFull: no space is left{place}; earlier outputs are untouched. Free some space and run the same command again.", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def made_anew(path: Path, stage: str) -> str:
+    """What to do about a damaged output of a stage."""
+    return f"delete {path} and run `dvc repro {stage}`"
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, alloc
 from tasks.data.moments import Moments, combined, moments
 from tasks.data.shards import Shard, ShardIndex, damage, read_shard_index
 from tasks.data.tfrecord import read_records
-from tasks.errors import CorruptShard
+from tasks.errors import CorruptShard, made_anew
 from tasks.files import atomic_file, digest_content, digest_json, read_json, resumable_folder, write_json
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.shapes import output_shape, resolve, stored_shape
@@ -124,14 +124,14 @@ def sound(shards: Sequence[Shard], folder: Path, *, most: float) -> list[Shard]:
             say(f"snapshot: left out, {problem}")
         count = sum(1 for _ in read_records(folder / shard.name, compression=shard.compression, damaged=[])) if problems else shard.examples
         if count != shard.examples and shard.records != shard.examples:
-            raise CorruptShard(f"{problems[0]}; a series with a gap is no series: delete {folder} and run `dvc repro shard`")
+            raise CorruptShard(f"{problems[0]}; a series with a gap is no series: {made_anew(folder, 'shard')}")
         readable.append(replace(shard, examples=count, damaged=bool(problems)))
     total = sum(shard.examples for shard in shards)
     lost = total - sum(shard.examples for shard in readable)
     if lost > most * total:
         raise CorruptShard(
-            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%}; snapshot.max_corrupt_fraction allows {most:.2%}. "
-            f"Delete {folder} and run `dvc repro shard`"
+            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%}; snapshot.max_corrupt_fraction allows {most:.2%}; "
+            f"{made_anew(folder, 'shard')}"
         )
     return readable
 

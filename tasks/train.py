@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import mlflow.tensorflow
+import mlflow
 import numpy as np
 import tensorflow as tf
 from mlflow.data.numpy_dataset import from_numpy

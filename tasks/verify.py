@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tasks.data.columns import read_index, verify
 from tasks.data.shards import damage, read_shard_index
-from tasks.errors import CorruptShard
+from tasks.errors import CorruptShard, made_anew
 from tasks.progress import progress, say
 from tasks.stage import Layout, door
 
@@ -21,7 +21,7 @@ def main() -> None:
         shards = progress(index.shards, total=len(index.shards), label="verify", unit="shards")
         problems = [problem for shard in shards for problem in damage(layout.shards, shard)]
         if problems:
-            raise CorruptShard("\n".join([*problems, f"delete {layout.shards} and run `dvc repro shard`"]))
+            raise CorruptShard("\n".join([*problems, made_anew(layout.shards, "shard")]))
         snapshot = read_index(layout.snapshot)
         verify(layout.snapshot, snapshot)
         rows = sum(split.count for split in snapshot.splits.values())

@@ -92,11 +92,12 @@ def test_resuming_twice_is_like_not_stopping(layout, tmp_path):
     assert run(params, layout, tmp_path / "stopped")[0] == rows
 
 
-def test_a_stream_goes_on_from_the_last_whole_epoch(layout, tmp_path):
+@pytest.mark.parametrize("pipeline", ["naive", "cache_memory"])
+def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(layout, tmp_path, pipeline):
+    rows, _ = run(params_of(), layout, tmp_path / "undisturbed", pipeline=pipeline)
     with pytest.raises(Stop):
-        run(params_of(), layout, tmp_path / "stopped", stop_after=7, pipeline="naive")
-    rows, _ = run(params_of(), layout, tmp_path / "stopped", pipeline="naive")
-    assert [row["epoch"] for row in rows] == [0, 1, 2]
+        run(params_of(), layout, tmp_path / "stopped", stop_after=7, pipeline=pipeline)
+    assert run(params_of(), layout, tmp_path / "stopped", pipeline=pipeline)[0] == rows
 
 
 CHANGES = ("augment=[flip, {brightness: {delta: 0.2}}]", "finish=[{rescale: {offset: 0.5}}]", "train.seed=1", "batch_size=24")

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from tasks.data import ragged
-from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
+from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot, made_anew
 from tasks.files import digest_content, read_json, write_json
 
 INDEX = "index.json"
@@ -170,7 +170,7 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
             found = path.stat().st_size if path.exists() else None
             if found != needed:
                 state = "is missing" if found is None else f"has {found} bytes"
-                raise CorruptColumn(f"{path} {state}, the index says {needed}; delete {folder} and run `dvc repro snapshot`")
+                raise CorruptColumn(f"{path} {state}, the index says {needed}; {made_anew(folder, 'snapshot')}")
     return index
 
 
@@ -191,8 +191,7 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
                 if digest_content(data) != chunk.digests[column.name]:
                     last = chunk.start + chunk.count - 1
                     raise CorruptColumn(
-                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its digest; "
-                        f"delete {folder} and run `dvc repro snapshot`"
+                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its digest; {made_anew(folder, 'snapshot')}"
                     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tasks.data.records import RecordSchema
 from tasks.data.tfrecord import Compression, read_records
-from tasks.errors import CorruptShard, MissingInput
+from tasks.errors import CorruptShard, MissingInput, made_anew
 from tasks.files import digest_file, digest_json, read_json, write_json
 
 INDEX = "index.json"
@@ -94,7 +94,7 @@ def read_shard_index(folder: Path) -> ShardIndex:
         found = path.stat().st_size if path.exists() else None
         if found != shard.bytes:
             state = "is missing" if found is None else f"has {found} bytes"
-            raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; delete {folder} and run `dvc repro shard`")
+            raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {made_anew(folder, 'shard')}")
     return index
 
 

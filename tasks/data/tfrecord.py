@@ -17,14 +17,13 @@ from typing import BinaryIO, Literal
 import google_crc32c
 import numpy as np
 
-from tasks.errors import CorruptShard
+from tasks.errors import CorruptShard, made_anew
 from tasks.files import atomic_file
 
 Compression = Literal["none", "gzip"]
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _LARGEST = 1 << 31
-_REMEDY = "delete the file and run `dvc repro shard`"
 
 
 def shard_name(split: str, index: int, count: int, compression: Compression) -> str:
@@ -79,7 +78,7 @@ def read_records(path: Path, *, compression: Compression, damaged: list[str] | N
             while head := opened.read(_HEAD.size):
                 data, problem = _one_record(opened, head)
                 if problem and damaged is None:
-                    raise CorruptShard(f"{path}: record {number} at byte {offset}: {problem}; {_REMEDY}")
+                    raise CorruptShard(f"{path}: record {number} at byte {offset}: {problem}; {made_anew(path, 'shard')}")
                 if problem and damaged is not None:
                     damaged.append(f"{path}: record {number} at byte {offset}: {problem}")
                 if data is None:
@@ -90,7 +89,7 @@ def read_records(path: Path, *, compression: Compression, damaged: list[str] | N
                 number += 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             if damaged is None:
-                raise CorruptShard(f"{path}: GZIP stream broken after record {number} ({error}); {_REMEDY}") from error
+                raise CorruptShard(f"{path}: GZIP stream broken after record {number} ({error}); {made_anew(path, 'shard')}") from error
             damaged.append(f"{path}: GZIP stream broken after record {number} ({error})")
 
 
