@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from ruamel.yaml import YAML
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
@@ -50,6 +51,29 @@ def photos(source: Path, work: Path) -> Workload:
         "pipelines": pipelines | floats(pipelines),
     }
     return _prepared("photos", document, work)
+
+
+def crops(source: Path, work: Path) -> Workload:
+    """The same photos cut to unlike sizes; a random 224×224 of each, and no resizing: the snapshot keeps every photo in its own size."""
+    unlike = work / "photos-of-unlike-sizes"
+    if not unlike.exists():
+        draw = np.random.default_rng(0)
+        for path in sorted(source.rglob("*.jpg")):
+            kept = work / "unlike.partial" / path.relative_to(source)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with Image.open(path) as photo:
+                width, height = (int(draw.integers(3 * size // 4, size + 1)) for size in photo.size)
+                photo.crop((0, 0, width, height)).save(kept, quality=90)
+        (work / "unlike.partial").rename(unlike)
+    kept = ("naive", "heuristic", "autotune", "map_parallel", "vectorized", "cache_memory", "cache_disk", "snapshot", "optimized", "balanced")
+    document = {
+        "data": {"source": "image_folder", "path": str(unlike.resolve()), "split": {"validation": 0.01, "test": 0.0}},
+        "preprocess": ["decode"],
+        "augment": [{"random_crop": {"height": 224, "width": 224}}],
+        "batch_size": 64,
+        "pipelines": {name: presets("images")[name] for name in kept} | {"naive": {"read": "files"}},
+    }
+    return _prepared("crops", document, work)
 
 
 def fashion_mnist(work: Path) -> Workload:

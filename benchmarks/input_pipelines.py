@@ -1,4 +1,4 @@
-"""How fast every configuration delivers batches, alone: photos, Fashion-MNIST and windows of a series.
+"""How fast every configuration delivers batches, alone: photos, random crops of photos, Fashion-MNIST and windows of a series.
 
     python -m benchmarks.input_pipelines --photos DIR --json FILE
 
@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks import data
 from tasks.allocator import keep_freed_memory
 
+KINDS = ("photos", "crops", "fashion_mnist", "windows")
 ROUNDS = 5
 TURN_S, SETTLE_S = 1.0, 0.7
 PLENTY = 100_000  # epochs
@@ -206,7 +207,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="only these configurations, and naive")
-    parser.add_argument("--data", nargs="*", default=["photos", "fashion_mnist", "windows"], choices=["photos", "fashion_mnist", "windows"])
+    parser.add_argument("--data", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")
     options = parser.parse_args()
     written: dict[str, Any] = {}
@@ -215,12 +216,13 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         makers = {
             "photos": lambda: data.photos(options.photos, work),
+            "crops": lambda: data.crops(options.photos, work),
             "fashion_mnist": lambda: data.fashion_mnist(work),
             "windows": lambda: data.windows(work),
         }
         for kind in options.data:
-            if kind == "photos" and options.photos is None:
-                print("photos: left out, since --photos DIR is not given")
+            if kind in ("photos", "crops") and options.photos is None:
+                print(f"{kind}: left out, since --photos DIR is not given")
                 continue
             workload = makers[kind]()
             names = [name for name in workload.params.pipelines if not options.only or name in (*options.only, "naive")]
