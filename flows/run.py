@@ -15,7 +15,7 @@ from flows.command import known_pipelines, quiet
 from flows.form import Changes
 from flows.reach import check_reach
 from flows.stages import Workplace, run_stage, stale_stages
-from flows.workspace import Workspace, open_workspace, overridden, remove_workspace, save_experiment
+from flows.workspace import Workspace, open_workspace, overridden, remove_workspace, save_experiment, unknown_code
 from tasks.errors import WorkspaceProblem
 from tasks.evidence import tracking
 from tasks.params import PARAMS_FILE, Params, check, load_params, read_document
@@ -102,6 +102,8 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Ru
     environment = {tracking.STORE_HOME: str(workspace.project), tracking.FLOW_RUN: str(flow_run.id or "")}
     if workspace.isolated:
         environment["DVC_EXP_NAME"] = run_name
+        if unknown := unknown_code(project):
+            get_run_logger().warning(f"this run has a git worktree of its own, which lacks what git does not know: `git add {' '.join(unknown)}`")
     params = load_params(workspace.root / PARAMS_FILE)
     place = Workplace(workspace.root, stale_stages(workspace.root, environment), environment)
     return Run(name=run_name, workspace=workspace, params=params, place=place, passing=name is None)

@@ -68,6 +68,11 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlays: 
     return Workspace(root=root, project=project)
 
 
+def unknown_code(project: Path) -> list[str]:
+    """Python files of the project that git does not know, and that a worktree therefore lacks."""
+    return _git(project, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
+
+
 def check_name(name: str) -> None:
     """Refuse a run's name that is no plain word.
 

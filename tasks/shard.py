@@ -28,6 +28,7 @@ from tasks.settings import ShardSettings
 from tasks.stage import Layout, door
 
 ROWS_AT_ONCE = 4096
+NEEDED = ("key", "row", "label", "bytes", "id", "uri")  # of the manifest's columns; the last two where examples are files
 COMPRESSIONS: dict[str, tuple[Compression, ...]] = {"none": ("none",), "gzip": ("gzip",), "both": ("none", "gzip")}
 
 
@@ -85,7 +86,8 @@ def _works(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterato
         if rows.empty:
             continue
         # A series keeps the order of time.
-        rows = rows.sort_values(by="row") if schema.payload == "series" else rows.iloc[shard_order(rows["digest"].tolist(), rows["id"].tolist())]
+        order = np.argsort(rows["row"]) if schema.payload == "series" else shard_order(rows["digest"].tolist(), rows["id"].tolist())
+        rows = rows[list(NEEDED if schema.payload == "encoded" else NEEDED[:4])].iloc[order]
         bounds = shard_bounds(rows["bytes"].tolist(), target_bytes=settings.target_size_mib * 2**20, min_shards=settings.min_shards)
         for compression in COMPRESSIONS[settings.compression]:
             for number, (start, stop) in enumerate(bounds):

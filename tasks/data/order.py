@@ -25,15 +25,17 @@ def split_of(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
     return "train"
 
 
-def shard_order(digests: Sequence[str], ids: Sequence[str]) -> list[int]:
-    """Return the indices of the examples in a global shuffle keyed by content: the same data, the same order.
+def shard_order(digests: Sequence[str], ids: Sequence[str]) -> np.ndarray:
+    """Return the indices (examples,) in a global shuffle keyed by content: the same data, the same order.
 
     A digest is as good as a random number, so sorting by it is a shuffle; equal contents follow their ids.
     """
-    if len(set(digests)) < len(digests):
-        return sorted(range(len(ids)), key=lambda index: (digests[index], ids[index]))
-    words = np.frombuffer(bytes.fromhex("".join(digests)), ">u8").reshape(len(digests), -1)
-    return np.lexsort(words.T[::-1]).tolist()
+    first = np.frombuffer(bytes.fromhex("".join(digests)), ">u8").reshape(len(digests), -1)[:, 0].astype(np.uint64)
+    order = np.argsort(first)
+    found = first[order]
+    if np.any(found[1:] == found[:-1]):
+        return np.asarray(sorted(range(len(ids)), key=lambda index: (digests[index], ids[index])))
+    return order
 
 
 def shard_bounds(sizes: Sequence[int], *, target_bytes: float, min_shards: int) -> list[tuple[int, int]]:

@@ -104,8 +104,8 @@ def class_index(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
     rows = [np.resize(rows, len(rows) + quota) if quota else rows[:0] for rows, quota in zip(members, quotas.tolist(), strict=True)]
     lengths = np.asarray([len(part) for part in rows])
     return ClassIndex(
-        kinds=np.repeat(np.arange(len(weights), dtype=np.int32), quotas),
-        rows=np.concatenate(rows).astype(np.int64),
+        kinds=np.repeat(np.arange(len(weights), dtype=np.min_scalar_type(len(weights) - 1)), quotas),
+        rows=np.concatenate(rows).astype(np.int32 if len(labels) < 1 << 31 else np.int64),
         offsets=(np.cumsum(lengths) - lengths) - (np.cumsum(quotas) - quotas),
         sizes=np.asarray([max(1, len(part)) for part in members], np.int64),
     )
@@ -121,5 +121,5 @@ def drawn_by_class(positions: tf.Tensor, *, index: ClassIndex, seed: int, epoch:
     classes = tf.range(1, len(index.sizes) + 1, dtype=tf.int64)
     turns = mix64(_key(seed, epoch) ^ tf.cast(classes, tf.uint64)) % tf.constant(index.sizes.astype(np.uint64))
     shifts = tf.constant(index.offsets) + tf.cast(turns, tf.int64)
-    kinds = tf.gather(tf.constant(index.kinds), place)
-    return tf.gather(tf.constant(index.rows), place + tf.gather(shifts, kinds, axis=1, batch_dims=1))
+    kinds = tf.cast(tf.gather(tf.constant(index.kinds), place), tf.int32)
+    return tf.cast(tf.gather(tf.constant(index.rows), place + tf.gather(shifts, kinds, axis=1, batch_dims=1)), tf.int64)

@@ -1,0 +1,82 @@
+"""Does `optimized` train at least as fast as what people use otherwise: everything parallel, everything left to AUTOTUNE, or nothing at all?
+
+    python -m benchmarks.training --photos DIR --json FILE
+
+A small model, so that the input counts as it does on a fast accelerator. `optimized` and one other are trained by turns in one process, so
+that the machine's drift hits both alike; every pair has a process of its own. What counts is the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import data
+
+ROUNDS, TURN_S = 9, 0.3
+OTHERS = ("heuristic", "autotune", "naive")
+MODEL = {"name": "mlp", "options": {"width": 64}}
+
+
+def against(workload: data.Workload, other: str) -> dict[str, Any]:
+    """Train `optimized` and `other` by turns: examples per second of both, and the ratio with its extremes."""
+    from tasks.allocator import keep_freed_memory
+    from tasks.assembly import input_pipeline, open_inputs
+    from tasks.evidence.stepping import in_turns, training
+    from tasks.modelling import models_of
+    from tasks.params import check
+
+    keep_freed_memory()
+    params = check({**workload.document, "model": MODEL})
+    stored = open_inputs(params, workload.layout)
+    steps = [
+        training(models_of(params, stored), input_pipeline(params, name, stored, split="train", purpose="train"), params.train)
+        for name in (other, "optimized")
+    ]
+    turns = in_turns(steps[0], steps[1], rounds=ROUNDS, seconds=TURN_S, at_least=5)
+    ratios = sorted(slow.median_ms / quick.median_ms for slow, quick in zip(turns.model, turns.train, strict=True))
+    return {
+        "other_examples_per_s": round(params.batch_size / turns.model_step_ms * 1e3),
+        "optimized_examples_per_s": round(params.batch_size / turns.train_step_ms * 1e3),
+        "ratio": round(statistics.median(ratios), 2),
+        "from_to": [round(ratios[0], 2), round(ratios[-1], 2)],
+    }
+
+
+def main() -> None:
+    """Measure all pairs, print the table and write it as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out and this is said")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        workloads = [data.fashion_mnist(work), data.windows(work)]
+        if options.photos:
+            workloads = [data.photos(options.photos, work), data.crops(options.photos, work), *workloads]
+        else:
+            print("photos, crops: left out, since --photos DIR is not given")
+        results: dict[str, Any] = {}
+        print(f"{'data':<15}{'optimized against':<20}{'examples/s':>12}{'optimized':>12}{'ratio':>8}")
+        for workload in workloads:
+            for other in OTHERS:
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    found = results.setdefault(workload.name, {})[other] = pool.apply(against, (workload, other))
+                rates = f"{found['other_examples_per_s']:>12,}{found['optimized_examples_per_s']:>12,}"
+                print(
+                    f"{workload.name:<15}{other:<20}{rates}{found['ratio']:>7.2f}× ({found['from_to'][0]:.2f} to {found['from_to'][1]:.2f})",
+                    flush=True,
+                )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
