@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,17 @@ from tasks.stage import Layout
 
 ROOT = Path(__file__).parent.parent
 SERIES_SHAPE = (1_000_000, 8)
+
+
+def arguments(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The command line that the benchmarks of prepared data have in common."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out and this is said")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
+    return parser
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,11 +120,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
 
 def main() -> None:
     """Examine all cases, print the table and the two figures that count, write everything as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out and this is said")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
-    options = parser.parse_args()
+    options = data.arguments("diagnosis", __doc__).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ between epochs is measured apart. Batches are uint8 as they would cross to an ac
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
@@ -200,12 +199,7 @@ def show(title: str, results: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, print the tables, and write them as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.input_pipelines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out and this is said")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
+    parser = data.arguments("input_pipelines", __doc__)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="only these configurations, and naive")
     parser.add_argument("--data", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")

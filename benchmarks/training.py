@@ -9,7 +9,6 @@ second half counts: what AUTOTUNE's buffers took in while the other trained is u
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import statistics
@@ -52,11 +51,7 @@ def against(workload: data.Workload, other: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure all pairs, print the table and write it as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out and this is said")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
-    options = parser.parse_args()
+    options = data.arguments("training", __doc__).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
