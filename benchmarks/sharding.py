@@ -30,7 +30,7 @@ from tasks.shard import shard
 
 ROUNDS = 5
 CURVE = (10_000, 30_000, 100_000, 300_000, 1_000_000)
-SETTINGS = ShardSettings(writers=os.cpu_count() or 2)
+SETTINGS = ShardSettings()
 
 
 def ours(manifest: Manifest, folder: Path) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -43,6 +44,25 @@ def digest_file(path: Path, *, block: int = 1 << 20) -> str:
         while count := file.readinto(buffer):
             state.update(buffer[:count])
     return state.hexdigest(length=16)
+
+
+class DigestedFile(io.FileIO):
+    """A new file whose digest, as `digest_file`, is known when it has been written, without reading it again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self._state = blake3()
+
+    def write(self, data: Any) -> int:
+        """Write some of the bytes, and say how many."""
+        count = super().write(data)
+        self._state.update(memoryview(data)[:count])
+        return count
+
+    @property
+    def digest(self) -> str:
+        """Of all that has been written."""
+        return self._state.hexdigest(length=16)
 
 
 def digest_json(value: Any) -> str:

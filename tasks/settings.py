@@ -81,7 +81,9 @@ class ShardSettings(Settings):
     compression: Literal["none", "gzip", "both"] = Field(
         default="none", description="GZIP pays for text and floats, not for JPEG; both keeps two sets, so that configurations can compare them"
     )
-    writers: int = Field(default=2, ge=1, le=256, description="threads that write shards; any number gives the same bytes")
+    writers: int = Field(
+        default=4, ge=1, le=256, description="threads that write shards, half of which wait for the disk; any number gives the same bytes"
+    )
 
 
 class SnapshotSettings(Settings):

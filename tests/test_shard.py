@@ -77,12 +77,17 @@ def digests_of_a_fresh_run(manifest, tmp_path, settings):
     return digests(tmp_path / "fresh")
 
 
-def test_a_file_that_vanished_since_ingest_is_named(photo_settings, tmp_path):
+def test_a_file_that_vanished_or_changed_since_ingest_is_named(photo_settings, tmp_path):
     folder = prepared(photo_settings, tmp_path)
     manifest = read_manifest(folder / "manifest")
     manifest.examples.loc[0, "uri"] = str(tmp_path / "gone.jpg")
     with pytest.raises(DataNotFound, match=r"gone\.jpg"):
         shard(manifest, tmp_path / "again", settings=ShardSettings(writers=1))
+    changed = tmp_path / "changed.jpg"
+    changed.write_bytes(b"\xff\xd8 another photo")
+    manifest.examples.loc[0, "uri"] = str(changed)
+    with pytest.raises(DataNotFound, match=r"changed\.jpg .* has another size than at ingest"):
+        shard(manifest, tmp_path / "again", settings=ShardSettings(writers=3))
     assert not (tmp_path / "again").exists()
 
 

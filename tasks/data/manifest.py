@@ -38,6 +38,10 @@ class Manifest:
     stats: dict[str, Any]
     folder: Path
 
+    def of(self, split: str) -> pd.DataFrame:
+        """The examples of one split."""
+        return pd.DataFrame(self.examples[self.examples["split"] == split])
+
     @cached_property
     def digest(self) -> str:
         """Digest of ids, contents, labels and splits: two data sets with the same digest train the same model."""

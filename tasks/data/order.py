@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 
 def split_of(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
@@ -25,16 +26,18 @@ def split_of(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
     return "train"
 
 
-def shard_order(digests: Sequence[str], ids: Sequence[str]) -> np.ndarray:
+def shard_order(examples: pd.DataFrame) -> np.ndarray:
     """Return the indices (examples,) in a global shuffle keyed by content: the same data, the same order.
 
-    A digest is as good as a random number, so sorting by it is a shuffle; equal contents follow their ids.
+    `examples` has the columns digest (hexadecimal) and id. A digest is as good as a random number, so sorting by it is a
+    shuffle; equal contents follow their ids.
     """
-    first = np.frombuffer(bytes.fromhex("".join(digests)), ">u8").reshape(len(digests), -1)[:, 0].astype(np.uint64)
+    first = np.frombuffer(bytes.fromhex("".join(examples["digest"].tolist())), ">u8").reshape(len(examples), -1)[:, 0].astype(np.uint64)
     order = np.argsort(first)
     found = first[order]
     if np.any(found[1:] == found[:-1]):
-        return np.asarray(sorted(range(len(ids)), key=lambda index: (digests[index], ids[index])))
+        both = list(zip(examples["digest"].tolist(), examples["id"].tolist(), strict=True))
+        return np.asarray(sorted(range(len(both)), key=both.__getitem__))
     return order
 
 

@@ -86,8 +86,8 @@ def encode_around(size: int, *, key: int, label: float, feature: str = "image") 
     return _FIRST + _varint(len(head) + size + len(tail)) + head, tail
 
 
-def encode_examples(*, keys: np.ndarray, labels: np.ndarray, values: np.ndarray, feature: str) -> np.ndarray:
-    """Serialize examples of one fixed size at once: (examples, bytes per record) uint8, the same bytes as `encode_example`.
+def encode_examples(records: np.ndarray, *, keys: np.ndarray, labels: np.ndarray, values: np.ndarray, feature: str) -> None:
+    """Serialize examples of one fixed size at once into `records` (examples, bytes per record) uint8, the same bytes as `encode_example`.
 
     keys (examples,) int64, labels (examples,) int64 or float32, values (examples, *shape) of any dtype.
     """
@@ -97,13 +97,11 @@ def encode_examples(*, keys: np.ndarray, labels: np.ndarray, values: np.ndarray,
     head, tail = encode_around(size, key=0, label=0.0 if numbers else 0, feature=feature)
     key_at = len(head) + size + len(_entry_head("key", 3, _KEY_BYTES))
     number = labels.astype("<f4").view(np.uint8).reshape(count, 4) if numbers else _varints(labels.astype(np.uint64), _LABEL_BYTES)
-    records = np.empty((count, len(head) + size + len(tail)), np.uint8)
     records[:, : len(head)] = np.frombuffer(head, np.uint8)
     records[:, len(head) : len(head) + size] = raw
     records[:, len(head) + size :] = np.frombuffer(tail, np.uint8)
     records[:, key_at : key_at + _KEY_BYTES] = _varints(keys.astype(np.uint64), _KEY_BYTES)
     records[:, -number.shape[1] :] = number
-    return records
 
 
 @cache

@@ -7,6 +7,7 @@ Source of the format: tensorflow/core/lib/io/record_writer.h.
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ import google_crc32c
 import numpy as np
 
 from tasks.errors import CorruptShard, made_anew
-from tasks.files import atomic_file
+from tasks.files import DigestedFile, atomic_file
 
 Compression = Literal["none", "gzip"]
 _HEAD = struct.Struct("<QI")
@@ -37,29 +38,31 @@ def frame(*parts: bytes) -> tuple[bytes, ...]:
     return length + _CRC.pack(_masked(length)), *parts, _CRC.pack(_masked(*parts))
 
 
-def frame_block(records: np.ndarray) -> np.ndarray:
-    """Frame records of one size at once: (records, bytes) uint8 → (records, bytes + 16) uint8."""
-    count, size = records.shape
-    head = frame(bytes(size))[0]
-    framed = np.empty((count, _HEAD.size + size + _CRC.size), np.uint8)
-    framed[:, : _HEAD.size] = np.frombuffer(head, np.uint8)
-    framed[:, _HEAD.size : -_CRC.size] = records
-    rows = np.ascontiguousarray(records).view(np.dtype((np.void, size))).reshape(-1)
-    plain = np.fromiter(map(google_crc32c.value, rows.tolist()), np.uint32, count)
-    masked = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
-    framed[:, -_CRC.size :] = masked.astype("<u4").view(np.uint8).reshape(count, _CRC.size)
-    return framed
+def room_for(count: int, size: int) -> np.ndarray:
+    """Room for framed records of one size, which can be used again and again: (count,) with the fields head, record (size,) uint8 and check."""
+    room = np.empty(count, np.dtype([("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]))
+    room["head"] = np.void(frame(bytes(size))[0])
+    return room
 
 
-def write_frames(path: Path, frames: Iterable[bytes | memoryview], *, compression: Compression) -> None:
-    """Write framed records as one TFRecord file, atomically. The same records give the same bytes."""
-    with atomic_file(path) as temporary, temporary.open("wb", buffering=1 << 20) as plain:
+def framed(room: np.ndarray) -> memoryview:
+    """Give the records that stand in `room` (as `room_for` makes it) their checksums; returns its bytes, without a copy."""
+    whole = np.dtype([("head", np.void, _HEAD.size), ("record", np.void, room["record"].shape[1]), ("check", "<u4")])
+    plain = np.fromiter(map(google_crc32c.value, room.view(whole)["record"].tolist()), np.uint32, len(room))
+    room["check"] = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
+    return room.view(np.uint8).data
+
+
+def write_frames(path: Path, frames: Iterable[bytes | memoryview], *, compression: Compression) -> str:
+    """Write framed records as one TFRecord file, atomically, and return its digest. The same records give the same bytes."""
+    with atomic_file(path) as temporary, DigestedFile(temporary) as file, io.BufferedWriter(file, 1 << 20) as plain:
         if compression == "gzip":
             # No name and no time in the header: the file is a pure function of its records.
             with gzip.GzipFile(filename="", mode="wb", fileobj=plain, compresslevel=6, mtime=0) as packed:
                 packed.writelines(frames)
         else:
             plain.writelines(frames)
+    return file.digest
 
 
 def read_records(path: Path, *, compression: Compression, damaged: list[str] | None = None) -> Iterator[bytes]:

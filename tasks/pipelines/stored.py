@@ -83,7 +83,6 @@ def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
 
 def list_files(manifest_folder: Path, split: str) -> FileList:
     """List the image files of a split in the same content-keyed order in which the shards hold them."""
-    manifest = read_manifest(manifest_folder)
-    rows = manifest.examples[manifest.examples["split"] == split]
-    rows = rows.iloc[shard_order(rows["digest"].tolist(), rows["id"].tolist())]
+    rows = read_manifest(manifest_folder).of(split)
+    rows = rows.iloc[shard_order(rows)]
     return FileList(paths=tuple(rows["uri"]), labels=tuple(rows["label"].tolist()), keys=tuple(rows["key"].tolist()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,11 +36,11 @@ def test_shares_are_kept_and_seeds_deal_differently():
 
 @given(st.lists(st.binary(max_size=8), min_size=1, max_size=40, unique=True))
 def test_shard_order_is_a_permutation_that_ignores_the_order_found(items):
-    digests, ids = [digest(item) for item in items], [item.hex() for item in items]
-    order = shard_order(digests, ids)
+    examples = pd.DataFrame({"digest": [digest(item) for item in items], "id": [item.hex() for item in items]})
+    order = shard_order(examples)
     assert sorted(order) == list(range(len(items)))
-    backwards = shard_order(digests[::-1], ids[::-1])
-    assert [ids[index] for index in order] == [ids[::-1][index] for index in backwards]
+    backwards = examples.iloc[::-1]
+    assert examples["id"].iloc[order].tolist() == backwards["id"].iloc[shard_order(backwards)].tolist()
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=300), st.integers(1, 20), st.integers(1, 50_000))

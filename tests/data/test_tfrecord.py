@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.data.records import encode_example, encode_examples, example_key
-from tasks.data.tfrecord import frame, frame_block, read_records, write_frames
+from tasks.data.tfrecord import frame, framed, read_records, room_for, write_frames
 from tasks.errors import CorruptShard
+from tasks.files import digest_file
 
 RECORDS = [encode_example(key=example_key(str(number)), label=number, value=bytes([number]) * (number * 50)) for number in range(6)]
 
@@ -41,15 +42,16 @@ def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
         encode_example(key=key, label=label, value=value.tobytes(), feature="features")
         for key, label, value in zip(keys.tolist(), labels.tolist(), values, strict=True)
     ]
-    together = encode_examples(keys=keys, labels=labels, values=values, feature="features")
-    assert [row.tobytes() for row in together] == alone
-    assert frame_block(together).tobytes() == b"".join(chain.from_iterable(map(frame, alone)))
+    room = room_for(count, len(alone[0]))
+    encode_examples(room["record"], keys=keys, labels=labels, values=values, feature="features")
+    assert [row.tobytes() for row in room["record"]] == alone
+    assert framed(room).tobytes() == b"".join(chain.from_iterable(map(frame, alone)))
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_other_readers_read_our_files(tmp_path, compression):
     path = tmp_path / "shard.tfrecord"
-    write_frames(path, chain.from_iterable(map(frame, RECORDS)), compression=compression)
+    assert write_frames(path, chain.from_iterable(map(frame, RECORDS)), compression=compression) == digest_file(path)
     kind = {"none": "", "gzip": "GZIP"}[compression]
     assert [record.numpy() for record in tf.data.TFRecordDataset(str(path), compression_type=kind)] == RECORDS
     assert independent_labels(path, compression) == list(range(6))
