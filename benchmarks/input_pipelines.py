@@ -51,16 +51,11 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
         wanted = type(wanted)(**{**vars(wanted), "finish": ()})
     with input_service(config) as address:
         pipeline = InputPipeline(plan=make_plan(config, wanted), stored=stored, split="train", batch_size=params.batch_size, seed=0, address=address)
-        batches = endless(pipeline)
+        batches = pipeline.batches(epochs=PLENTY)
         warm_up(pipeline, batches)
         pipe.send((str(pipeline.plan), pipeline.examples))
         while (order := pipe.recv()) != "end":
             pipe.send(turn(batches) if order == "turn" else gap(pipeline))
-
-
-def endless(pipeline: Any) -> Iterator[Any]:
-    """Batches without end."""
-    return iter(pipeline.dataset().repeat() if pipeline.plan.service else pipeline.batches(epochs=PLENTY))
 
 
 def warm_up(pipeline: Any, batches: Iterator[Any]) -> None:

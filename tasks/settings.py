@@ -136,7 +136,8 @@ class Shuffle(Settings):
     )
     size: Mixed = Field(
         default="auto",
-        description="buffer, window: examples mixed with each other; auto: a twentieth of the split, since filling a buffer delays an epoch",
+        description="buffer, window: examples mixed with each other; auto: a twentieth of the split, since filling a buffer takes time; "
+        "with `prefetch`, two buffers are in memory, this epoch's and the next one's",
     )
 
 
@@ -201,7 +202,9 @@ class PipelineConfig(Settings):
     cache: Cache | None = Field(default=None, description="keep preprocessed elements; absent: do the work anew each epoch")
     sample: Sample = Sample()
     shuffle: Shuffle = Shuffle()
-    prefetch: Ahead = Field(default="none", description="batches prepared ahead of the accelerator: none, auto or a number")
+    prefetch: Ahead = Field(
+        default="none", description="batches prepared ahead of the accelerator: none, auto or a number; a stream then opens its next epoch ahead, too"
+    )
     deterministic: bool = Field(default=True, description="keep the order of elements whatever the timing of parallel calls")
     finish: Literal["host", "device"] = Field(
         default="host", description="where the widening `finish` ops run: device means that only uint8 crosses to the accelerator"

@@ -176,10 +176,10 @@ def _endless(batch: Any) -> Iterator:
 
 
 def _epochs(pipeline: InputPipeline) -> Iterator:
-    """What training is fed, without end, its cache full. Through a service every epoch is a job, so one of them is repeated."""
+    """What training is fed, without end, its cache full."""
     if pipeline.plan.resident:
         return iter(tf.data.Dataset.range(PLENTY * pipeline.steps))
-    batches = iter(pipeline.dataset().repeat() if pipeline.plan.service else pipeline.dataset(epochs=PLENTY))
+    batches = iter(pipeline.dataset(epochs=PLENTY))
     for _ in range(pipeline.steps if pipeline.plan.caches else 0):
         next(batches)  # a cache serves from the second epoch on, and that is what most of a training sees
     return batches

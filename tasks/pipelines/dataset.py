@@ -6,6 +6,7 @@ more epochs as one sequence, and, for a snapshot, starts at any (epoch, step) wi
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.data.order import steps_per_epoch
-from tasks.errors import ImpossiblePlan
 from tasks.pipelines import streams
 from tasks.pipelines.kernels import Draw, Element, compute, mix64
 from tasks.pipelines.mapped import Host, MappedSplit
@@ -87,24 +87,18 @@ class InputPipeline:
             count = epochs * self.steps - first_step
         else:
             begun = first_step // self.steps
-            numbers = range(begun, epochs) if self.plan.service else tf.data.Dataset.range(begun, epochs, name="epochs")
-            batches, count = self._streamed(numbers), (epochs - begun) * self.steps
+            numbers = tf.data.Dataset.range(begun, epochs, name="epochs")
+            batches, count = self._streamed(numbers, ahead=True), (epochs - begun) * self.steps
         return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(self.options())
 
     def epoch_by_epoch(self) -> tf.data.Dataset:
-        """One epoch, and with every new iteration the next: for loops that iterate anew, such as `fit(dataset, epochs=…)`, and for `repeat()`.
-
-        Raises:
-          ImpossiblePlan: the plan uses a tf.data service, whose workers cannot know which epoch it is.
-        """
-        if self.plan.service:
-            raise ImpossiblePlan(f"{self.plan}: through a service, ask for all epochs at once, `dataset(epochs=…)`")
+        """One epoch, and with every new iteration the next: for loops that iterate anew, such as `fit(dataset, epochs=…)`, and for `repeat()`."""
         numbers = tf.data.Dataset.from_tensors(1).map(lambda one: self.iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs")
         if self.plan.gathers:
             extents = numbers.map(lambda epoch: (epoch * self.steps, (epoch + 1) * self.steps), name="epochs")
             batches = extents.flat_map(lambda first, stop: self._folded(self.plan.steps, None, Extent(first_step=first, stop=stop)), name="epochs")
         else:
-            batches = self._streamed(numbers)
+            batches = self._streamed(numbers, ahead=False)
         return batches.apply(tf.data.experimental.assert_cardinality(self.steps)).with_options(self.options())
 
     def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
@@ -172,11 +166,11 @@ class InputPipeline:
         """Run steps of the plan one after another."""
         return reduce(lambda made, step: extend(step, made, self, extent), steps, dataset)
 
-    def _streamed(self, epochs: tf.data.Dataset | range) -> tf.data.Dataset:
+    def _streamed(self, epochs: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
         """A stream of the epochs with these numbers, one behind the other.
 
         An iterator that is destroyed waits for AUTOTUNE's thread, as long as the epoch has lasted; so one iterator goes through all.
-        Through the tf.data service, every epoch is a job and a graph of its own.
+        With `ahead`, a plan that prefetches opens each epoch while the one before is consumed.
         """
         once, anew, behind = self.plan.phases
         kept = self._folded(once, None, Extent())
@@ -187,10 +181,12 @@ class InputPipeline:
                 tf.random.set_seed(GRAPH_SEED)
             return self._folded(anew, kept, Extent(epoch=epoch))
 
-        if isinstance(epochs, range):
-            together = reduce(lambda one, other: one.concatenate(other), [each(tf.constant(epoch, tf.int64)) for epoch in epochs])
-        else:
+        if not (ahead and behind):
             together = epochs.flat_map(each, name="epochs")
+        elif self.plan.caches:  # which is full after one epoch
+            together = epochs.take(1).flat_map(each, name="epochs").concatenate(streams.opened_ahead(epochs.skip(1), each))
+        else:
+            together = streams.opened_ahead(epochs, each)
         return self._folded(behind, together, Extent())
 
 
@@ -277,7 +273,10 @@ def _(step: Distribute, dataset: tf.data.Dataset, pipeline: InputPipeline, exten
     service = tf.data.experimental.service
     modes = {"off": service.ShardingPolicy.OFF, "dynamic": service.ShardingPolicy.DYNAMIC, "static": service.ShardingPolicy.FILE_OR_DATA}
     spread = service.distribute(processing_mode=modes[step.service.sharding], service=pipeline.address, compression=None)
-    whole = dataset.with_options(pipeline.options()).apply(spread).rebatch(step.batch_size)
+    with warnings.catch_warnings():
+        # In the graph of an epoch TensorFlow is not sure of the options, of which it needs one that is nowhere set.
+        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
+        whole = dataset.with_options(pipeline.options()).apply(spread).rebatch(step.batch_size)
     return whole.repeat().take(pipeline.steps, name="service")
 
 
