@@ -91,7 +91,7 @@ def damage_named(stored: Stored) -> Iterator[None]:
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        problems = [problem for shard in stored.shards.shards for problem in damage(stored.shards_folder, shard)]
+        problems = [problem for shard in stored.shards.shards for problem in damage(stored.path(shard), shard)]
         if not problems:
             raise
         raise CorruptShard("\n".join([*problems, made_anew(stored.shards_folder, "shard")])) from error

@@ -89,7 +89,9 @@ class ShardSettings(Settings):
 class SnapshotSettings(Settings):
     """What happens when a shard is damaged while the snapshot is written."""
 
-    on_corrupt: Literal["fail", "skip"] = Field(default="fail", description="fail: stop and name it · skip: leave damaged records out, and say so")
+    on_corrupt: Literal["fail", "skip"] = Field(
+        default="fail", description="fail: stop and name it · skip: leave damaged records out, in every configuration, and say so"
+    )
     max_corrupt_fraction: Fraction = Field(default=0.001, description="skip: share of the examples that may be left out before it stops all the same")
 
 

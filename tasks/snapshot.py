@@ -18,10 +18,10 @@ import numpy as np
 
 from tasks.data import ragged
 from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, column_path, flush, write_index, write_rows
+from tasks.data.mending import MENDED, damages, mend, shard_path
 from tasks.data.moments import Moments, combined, moments
-from tasks.data.shards import Shard, ShardIndex, damage, read_shard_index
-from tasks.data.tfrecord import read_records
-from tasks.errors import CorruptShard, made_anew
+from tasks.data.shards import Shard, ShardIndex, read_shard_index
+from tasks.errors import CorruptShard
 from tasks.files import atomic_file, digest_content, digest_json, read_json, resumable_folder, write_json
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.shapes import output_shape, resolve, stored_shape
@@ -88,11 +88,18 @@ def snapshot(
     columns = tuple(found for column in columns for found in ((column, column.extent) if column.ragged else (column,)))
     key = snapshot_key(shards, preprocess)
     ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
-    # A compressed set beside the plain one holds the same records.
-    chosen = [shard for split in shards.splits for shard in shards.of(split)]
-    chosen = chosen if settings.on_corrupt == "fail" else sound(chosen, shards_folder, most=settings.max_corrupt_fraction)
-    counts = {split: sum(shard.examples for shard in chosen if shard.split == split) for split in shards.splits}
-    with resumable_folder(out, key=digest_json({"key": key, "counts": counts})) as folder:
+    problems = {} if settings.on_corrupt == "fail" else damages(shards, shards_folder)
+    for problem in itertools.chain.from_iterable(problems.values()):
+        say(f"snapshot: damaged, {problem}")
+    with resumable_folder(out, key=digest_json({"key": key, "problems": problems})) as folder:
+        mended = mend(shards, shards_folder, problems, folder, most=settings.max_corrupt_fraction)
+        whole, shards = shards, shards.with_mended(mended)
+        if mended:
+            left_out = sum(whole.examples(split) - shards.examples(split) for split in shards.splits)
+            say(f"snapshot: {left_out:,} examples left out; every configuration reads the shards mended in {out / MENDED}")
+        # A compressed set beside the plain one holds the same records.
+        chosen = [shard for split in shards.splits for shard in shards.of(split)]
+        counts = {split: shards.examples(split) for split in shards.splits}
         for split, count in counts.items():
             allocate(folder, split, columns, count)
         writing = Writing(folder=folder, shards_folder=shards_folder, columns=columns, ops=ops, series=schema.payload == "series")
@@ -104,36 +111,12 @@ def snapshot(
             statistics=combined(part for rows in done for part in rows.moments),
             columns=columns,
             splits={split: _joined(writing, split, found) for split, found in by_split.items()},
+            mended=mended,
         )
         for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
             left.unlink()
         write_index(folder, index)
     return index
-
-
-def sound(shards: Sequence[Shard], folder: Path, *, most: float) -> list[Shard]:
-    """The shards with the number of examples that can be read of each; damaged records are named and will be left out.
-
-    Raises:
-      CorruptShard: more than the share `most` of all examples is lost, or a block of a series, whose steps must not have gaps.
-    """
-    readable = []
-    for shard in shards:
-        problems = damage(folder, shard)
-        for problem in problems:
-            say(f"snapshot: left out, {problem}")
-        count = sum(1 for _ in read_records(folder / shard.name, compression=shard.compression, damaged=[])) if problems else shard.examples
-        if count != shard.examples and shard.records != shard.examples:
-            raise CorruptShard(f"{problems[0]}; a series with a gap is no series: {made_anew(folder, 'shard')}")
-        readable.append(replace(shard, examples=count, damaged=bool(problems)))
-    total = sum(shard.examples for shard in shards)
-    lost = total - sum(shard.examples for shard in readable)
-    if lost > most * total:
-        raise CorruptShard(
-            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%}; snapshot.max_corrupt_fraction allows {most:.2%}; "
-            f"{made_anew(folder, 'shard')}"
-        )
-    return readable
 
 
 def _starts(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
@@ -160,7 +143,7 @@ def _rows_of(writing: Writing, shard: Shard, start: int) -> Written:
 def _write_shard(writing: Writing, shard: Shard, start: int) -> Written:
     import tensorflow as tf
 
-    path = writing.shards_folder / shard.name
+    path = shard_path(writing.shards_folder, writing.folder, shard)
     chunks, parts, shapes, count = [], [], [], 0
     try:
         for values in _preprocessed(path, shard, writing):
@@ -219,10 +202,6 @@ def _preprocessed(path: Path, shard: Shard, writing: Writing) -> Iterator[dict[s
         return element
 
     records: tf.data.Dataset = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if shard.compression == "gzip" else "")
-    if shard.damaged:  # TensorFlow's reader stops at the first damaged record
-        records = tf.data.Dataset.from_generator(
-            lambda: read_records(path, compression=shard.compression, damaged=[]), output_signature=tf.TensorSpec((), tf.string)
-        )
     if writing.series:
         for block in records.map(run).as_numpy_iterator():
             steps = np.arange(len(block["features"]), dtype=np.int64)
@@ -255,7 +234,7 @@ def main() -> None:
     """Preprocess every example of data/shards/ once and keep the results as mapped columns in data/snapshot/."""
     with door(main) as params:
         layout = Layout()
-        shards = read_shard_index(layout.shards)
+        shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
         output_shape((*params.preprocess, *params.augment), shards.schema)  # refuse now what could not be batched in the end
         begun = time.perf_counter()
         index = snapshot(shards, layout.shards, layout.snapshot, preprocess=params.preprocess, settings=params.snapshot)

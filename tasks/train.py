@@ -172,6 +172,7 @@ def work_key(params: Params, name: str, stored: Stored) -> str:
     ops = [[op.identity for op in stored.completed(getattr(params, section))] for section in ("augment", "finish")]
     return digest_json(
         {
+            "data": stored.shards.data_digest,
             "snapshot": stored.snapshot.key,
             "ops": ops,
             "window": params.window.model_dump(),

@@ -19,7 +19,7 @@ def main() -> None:
         layout = Layout()
         index = read_shard_index(layout.shards)
         shards = progress(index.shards, total=len(index.shards), label="verify", unit="shards")
-        problems = [problem for shard in shards for problem in damage(layout.shards, shard)]
+        problems = [problem for shard in shards for problem in damage(layout.shards / shard.name, shard)]
         if problems:
             raise CorruptShard("\n".join([*problems, made_anew(layout.shards, "shard")]))
         snapshot = read_index(layout.snapshot)

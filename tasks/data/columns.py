@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 
 from tasks.data import ragged
+from tasks.data.shards import Shard
 from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot, made_anew
 from tasks.files import digest_content, read_json, write_json
 
@@ -87,12 +88,16 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotIndex:
-    """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op versions."""
+    """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op versions.
+
+    `mended`: what is read in the place of damaged shards, by whatever reads shards.
+    """
 
     key: str
     statistics: Statistics
     columns: tuple[Column, ...]
     splits: Mapping[str, SplitColumns]
+    mended: tuple[Shard, ...] = ()
 
     def bytes(self, split: str) -> int:
         """Size of all columns of a split."""
@@ -161,7 +166,8 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
     columns = tuple(Column(name=item["name"], dtype=item["dtype"], shape=tuple(item["shape"])) for item in stored["columns"])
     splits = {name: SplitColumns(**{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}) for name, item in stored["splits"].items()}
     statistics = Statistics(**{name: tuple(values) for name, values in stored["statistics"].items()})
-    index = SnapshotIndex(key=stored["key"], statistics=statistics, columns=columns, splits=splits)
+    mended = tuple(Shard(**item) for item in stored["mended"])
+    index = SnapshotIndex(key=stored["key"], statistics=statistics, columns=columns, splits=splits, mended=mended)
     if key is not None and index.key != key:
         raise StaleSnapshot(f"{folder} was made from other shards or by other preprocessing; run `dvc repro snapshot`")
     for split, rows in index.splits.items():

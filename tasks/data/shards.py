@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tasks.data.records import RecordSchema
@@ -17,7 +18,7 @@ INDEX = "index.json"
 class Shard:
     """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE3 digest.
 
-    A record of a series holds many time steps, and these are what `examples` counts. `damaged`: some records cannot be read.
+    A record of a series holds many time steps, and these are what `examples` counts. `mended`: what could be read of a damaged one (`mending.py`).
     """
 
     name: str
@@ -27,7 +28,7 @@ class Shard:
     bytes: int
     digest: str
     compression: Compression
-    damaged: bool = False
+    mended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,13 @@ class ShardIndex:
     classes: tuple[str, ...]
     data_digest: str
     shards: tuple[Shard, ...]
+
+    def with_mended(self, mended: Sequence[Shard]) -> ShardIndex:
+        """The same set, with these shards in the place of those of the same name; where records were lost, it is other data."""
+        named = {shard.name: shard for shard in mended}
+        lost = [named[shard.name].digest for shard in self.shards if shard.name in named and named[shard.name].records < shard.records]
+        data = digest_json([self.data_digest, lost]) if lost else self.data_digest
+        return replace(self, data_digest=data, shards=tuple(named.get(shard.name, shard) for shard in self.shards))
 
     @property
     def digest(self) -> str:
@@ -69,8 +77,8 @@ def write_shard_index(folder: Path, index: ShardIndex) -> None:
     write_json(folder / INDEX, asdict(index))
 
 
-def read_shard_index(folder: Path) -> ShardIndex:
-    """Read the index and check that the folder holds exactly the shards it lists, each with its size.
+def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
+    """Read the index and check that the folder holds exactly the shards it lists, and with `sizes` that each is as long as it should be.
 
     Raises:
       MissingInput: there is no complete set of shards.
@@ -90,17 +98,20 @@ def read_shard_index(folder: Path) -> ShardIndex:
     if foreign:
         raise CorruptShard(f"{folder / foreign[0]} is not in the index; remove it, or run `dvc repro --force shard`")
     for shard in index.shards:
-        path = folder / shard.name
-        found = path.stat().st_size if path.exists() else None
-        if found != shard.bytes:
-            state = "is missing" if found is None else f"has {found} bytes"
-            raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {made_anew(folder, 'shard')}")
+        check_shard(folder / shard.name, shard, size=sizes)
     return index
 
 
-def damage(folder: Path, shard: Shard) -> list[str]:
+def check_shard(path: Path, shard: Shard, *, size: bool = True) -> None:
+    """Raise CorruptShard where a shard is missing or, with `size`, has another size than its index says."""
+    found = path.stat().st_size if path.exists() else None
+    if found is None or (size and found != shard.bytes):
+        state = "is missing" if found is None else f"has {found} bytes"
+        raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {made_anew(path.parent, 'shard')}")
+
+
+def damage(path: Path, shard: Shard) -> list[str]:
     """What is wrong with the bytes of a shard: damaged records by offset and number, or a content that is not the index's."""
-    path = folder / shard.name
     if digest_file(path) == shard.digest:
         return []
     found: list[str] = []

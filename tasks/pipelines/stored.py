@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.data.columns import Column, SnapshotIndex, read_index
+import numpy as np
+
+from tasks.data.columns import Column, SnapshotIndex, map_column, read_index
 from tasks.data.manifest import read_manifest
+from tasks.data.mending import shard_path
 from tasks.data.order import shard_order
-from tasks.data.shards import ShardIndex, read_shard_index
+from tasks.data.shards import Shard, ShardIndex, check_shard, read_shard_index
 from tasks.files import digest_json
 from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize
 from tasks.pipelines.shapes import resolve
@@ -34,6 +37,10 @@ class Stored:
     snapshot: SnapshotIndex
     preprocess: tuple[Op, ...]
     files: Callable[[str], FileList]
+
+    def path(self, shard: Shard) -> Path:
+        """Where a shard is to be read from."""
+        return shard_path(self.shards_folder, self.snapshot_folder, shard)
 
     def column(self, name: str) -> Column:
         """One column of the snapshot."""
@@ -64,15 +71,19 @@ def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Seq
       MissingInput, CorruptShard, CorruptColumn: something is not there or damaged.
       StaleSnapshot: the snapshot is not of these shards and ops.
     """
-    index = read_shard_index(shards)
-    return Stored(
+    index = read_shard_index(shards, sizes=False)
+    written = read_index(snapshot, key=snapshot_key(index, preprocess))
+    stored = Stored(
         shards_folder=shards,
-        shards=index,
+        shards=index.with_mended(written.mended),
         snapshot_folder=snapshot,
-        snapshot=read_index(snapshot, key=snapshot_key(index, preprocess)),
+        snapshot=written,
         preprocess=tuple(preprocess),
-        files=lambda split: list_files(manifest, split),
+        files=lambda split: list_files(manifest, split, among=keys_of(snapshot, written, split) if written.mended else None),
     )
+    for shard in stored.shards.shards:
+        check_shard(stored.path(shard), shard)
+    return stored
 
 
 def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
@@ -81,8 +92,15 @@ def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
     return digest_json({"shards": shards.digest, "ops": ops})
 
 
-def list_files(manifest_folder: Path, split: str) -> FileList:
-    """List the image files of a split in the same content-keyed order in which the shards hold them."""
+def keys_of(folder: Path, snapshot: SnapshotIndex, split: str) -> np.ndarray:
+    """The keys of all examples of a split of a snapshot."""
+    column = next(column for column in snapshot.columns if column.name == "key")
+    return np.asarray(map_column(folder, split, column, snapshot.splits[split].count))
+
+
+def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = None) -> FileList:
+    """List the image files of a split in the same content-keyed order in which the shards hold them; only those with a key in `among`, if given."""
     rows = read_manifest(manifest_folder).of(split)
     rows = rows.iloc[shard_order(rows)]
+    rows = rows if among is None else rows[rows["key"].isin(among)]
     return FileList(paths=tuple(rows["uri"]), labels=tuple(rows["label"].tolist()), keys=tuple(rows["key"].tolist()))

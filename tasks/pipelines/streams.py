@@ -38,7 +38,7 @@ def read(step: Read, stored: Stored, split: str, *, seed: int | tf.Tensor) -> tf
 
 def _read_shards(step: Read, stored: Stored, split: str, *, seed: int | tf.Tensor = 0) -> tf.data.Dataset:
     compression: Compression = "gzip" if step.source == "gzip_shards" else stored.shards.compressions[0]
-    paths = [str((stored.shards_folder / shard.name).absolute()) for shard in stored.shards.of(split, compression)]
+    paths = [str(stored.path(shard).absolute()) for shard in stored.shards.of(split, compression)]
     if not paths:
         raise MissingInput(f"{stored.shards_folder} holds no {compression} shards; set shard.compression to both and run `dvc repro shard`")
     kind = "GZIP" if compression == "gzip" else ""

@@ -11,7 +11,6 @@ from project import ROOT
 from ruamel.yaml import YAML
 
 from tasks.assembly import damage_named
-from tasks.data.columns import map_column
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptShard, StaleSnapshot
 from tasks.evidence.equality import difference, digest_examples
@@ -280,34 +279,61 @@ def test_a_damaged_shard_stops_the_snapshot_and_is_named(arrays, tmp_path):
     assert not (tmp_path / "snapshot").exists()
 
 
-def damaged_copy(arrays, folder, *, records):
-    """The shards of `arrays` with a bit flipped in the pixels of so many records of one training shard."""
+def damaged_copy(source, folder, *, records, cut=0, compressions=("none",)):
+    """The shards of `source` with a bit flipped in so many records of one training shard, and `cut` bytes missing at its end."""
     import shutil
 
-    shutil.copytree(arrays / "shards", folder)
-    index = read_shard_index(folder)
-    path = folder / index.of("train")[1].name
-    data, size = bytearray(path.read_bytes()), path.stat().st_size // index.of("train")[1].records
-    for number in range(records):
-        data[number * size + 60] ^= 1
-    path.write_bytes(data)
-    return index, path
+    shutil.copytree(source / "shards", folder)
+    index, paths = read_shard_index(folder), []
+    for compression in compressions:
+        shard = index.of("train", compression)[1]
+        paths.append(folder / shard.name)
+        data, size = bytearray(paths[-1].read_bytes()), shard.bytes // shard.records
+        for number in range(records):
+            data[number * size + 60] ^= 1
+        paths[-1].write_bytes(data[: shard.bytes - cut])
+    return index, paths[0]
 
 
-def test_damaged_records_are_left_out_where_that_is_wished(arrays, stored, tmp_path, capsys):
-    index, path = damaged_copy(arrays, tmp_path / "shards", records=2)
-    skip = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.02)
-    written = snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=skip)
-    assert written.splits["train"].count == index.examples("train") - 2
-    assert f"{path}: record 1 at byte" in capsys.readouterr().out
-    column = next(column for column in written.columns if column.name == "key")
-    kept = set(map_column(tmp_path / "snapshot", "train", column, written.splits["train"].count).tolist())
-    whole = set(map_column(arrays / "snapshot", "train", column, index.examples("train")).tolist())
-    assert kept < whole and len(whole - kept) == 2
+SKIP = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.3)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "photos"])
+def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wished(arrays, photos, stored, service, kind, tmp_path, capsys):
+    source = {"arrays": arrays, "photos": photos}[kind]
+    index, path = damaged_copy(source, tmp_path / "shards", records=1, cut=3, compressions=("none", "gzip"))
+    written = snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=PREPROCESS[kind], settings=SKIP)
+    told = capsys.readouterr().out
+    assert f"{path}: record 0 at byte 0" in told and "2 examples left out" in told
+    found = open_stored(manifest=source / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=PREPROCESS[kind])
+    assert written.splits["train"].count == found.shards.examples("train") == index.examples("train") - 2
+    assert found.shards.data_digest != index.data_digest
+    configs = {name: CONFIGS[name] for name in ("naive", "in_memory", "gzip", "cache_memory", "service", "snapshot")}
+    configs |= {"files": {"read": "files"}} if kind == "photos" else {}
+    digests = {
+        name: digest_examples(pipeline({kind: found}, kind, widen=(), with_keys=True, plain=True, address=service, **config))
+        for name, config in configs.items()
+    }
+    assert len({item.digest for item in digests.values()}) == 1, digests
+    assert {item.examples for item in digests.values()} == {index.examples("train") - 2}
+
+
+def test_too_many_damaged_records_are_refused(arrays, tmp_path):
+    index, _ = damaged_copy(arrays, tmp_path / "shards", records=2, compressions=("none", "gzip"))
     too_many = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.001)
-    with pytest.raises(CorruptShard, match=r"2 of 200 examples cannot be read, 1.00%; snapshot.max_corrupt_fraction allows 0.10%"):
+    with pytest.raises(CorruptShard, match=r"examples cannot be read, \d+\.\d\d%; snapshot.max_corrupt_fraction allows 0.10%"):
         snapshot(index, tmp_path / "shards", tmp_path / "other", preprocess=(Decode(),), settings=too_many)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_compressed_twin_makes_good_for_a_damaged_shard(arrays, stored, tmp_path, capsys):
+    index, _ = damaged_copy(arrays, tmp_path / "shards", records=2)
+    snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=SnapshotSettings(on_corrupt="skip"))
+    assert "0 examples left out" in capsys.readouterr().out
+    found = open_stored(manifest=arrays / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=(Decode(),))
+    assert found.shards.data_digest == index.data_digest
+    plain = {"widen": (), "with_keys": True, "plain": True}
+    assert digest_examples(pipeline({"arrays": found}, **plain)).digest == digest_examples(pipeline(stored, **plain)).digest
 
 
 def test_a_damaged_record_met_while_streaming_is_named(arrays, stored, tmp_path):

@@ -1,0 +1,68 @@
+"""Damaged shards written anew without what cannot be read, so that every configuration goes on with the same examples.
+
+The new files lie beside the snapshot, in `mended/`; its index lists them. Where a plain and a compressed set hold the same
+records, the one of two twins that can be read makes good for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.data.shards import Shard, ShardIndex, damage
+from tasks.data.tfrecord import frame, read_records, write_frames
+from tasks.errors import CorruptShard, made_anew
+
+MENDED = "mended"
+
+
+def shard_path(shards_folder: Path, snapshot_folder: Path, shard: Shard) -> Path:
+    """Where a shard is to be read from."""
+    return (snapshot_folder / MENDED if shard.mended else shards_folder) / shard.name
+
+
+def damages(shards: ShardIndex, folder: Path) -> dict[str, list[str]]:
+    """What is wrong with each shard that is damaged, by its name; reads every byte."""
+    found = {shard.name: damage(folder / shard.name, shard) for shard in shards.shards}
+    return {name: problems for name, problems in found.items() if problems}
+
+
+def mend(shards: ShardIndex, folder: Path, problems: Mapping[str, Sequence[str]], out: Path, *, most: float) -> tuple[Shard, ...]:
+    """Write the readable records of damaged shards (as `damages` names them) and of their twins into `out`.
+
+    Raises:
+      CorruptShard: more than the share `most` of all examples is lost, or a block of a series, whose steps must not have gaps.
+    """
+    made: list[Shard] = []
+    lost = 0
+    for split in shards.splits:
+        for twins in zip(*(shards.of(split, compression) for compression in shards.compressions), strict=True):
+            if not any(twin.name in problems for twin in twins):
+                continue
+            readable = {twin.name: sum(1 for _ in _records(folder, twin)) for twin in twins}
+            best = max(twins, key=lambda twin: readable[twin.name])
+            missing = best.records - readable[best.name]
+            if missing and shards.schema.payload == "series":
+                raise CorruptShard(f"{problems[best.name][0]}; a series with a gap is no series: {made_anew(folder, 'shard')}")
+            lost += missing
+            made += [_written(twin, best, missing, folder, out) for twin in twins]
+    total = sum(shards.examples(split) for split in shards.splits)
+    if lost > most * total:
+        raise CorruptShard(
+            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%}; snapshot.max_corrupt_fraction allows {most:.2%}; "
+            f"{made_anew(folder, 'shard')}"
+        )
+    return tuple(made)
+
+
+def _written(shard: Shard, source: Shard, missing: int, folder: Path, out: Path) -> Shard:
+    path = out / MENDED / shard.name
+    frames = (part for record in _records(folder, source) for part in frame(record))
+    digest = write_frames(path, frames, compression=shard.compression)
+    left = {"records": shard.records - missing, "examples": shard.examples - missing}
+    return replace(shard, **left, bytes=path.stat().st_size, digest=digest, mended=True)
+
+
+def _records(folder: Path, shard: Shard) -> Iterator[bytes]:
+    return read_records(folder / shard.name, compression=shard.compression, damaged=[])
