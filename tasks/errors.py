@@ -107,6 +107,15 @@ def told_plainly() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
+@contextmanager
+def known_form(path: Path, stage: str) -> Iterator[None]:
+    """Raise MissingInput where an index that is read within has not the form that this version writes."""
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        raise MissingInput(f"{path} was written by another version of the program ({error}); run `dvc repro {stage}`") from error
+
+
 def made_anew(path: Path, stage: str) -> str:
     """What to do about a damaged output of a stage."""
     return f"delete {path} and run `dvc repro {stage}`"

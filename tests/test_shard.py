@@ -103,6 +103,11 @@ def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path
     with pytest.raises(CorruptShard, match="is missing"):
         read_shard_index(tmp_path / "shards")
     path.write_bytes(data)
+    listed = (tmp_path / "shards" / "index.json").read_text()
+    (tmp_path / "shards" / "index.json").write_text(listed.replace('"records"', '"rows"'))
+    with pytest.raises(MissingInput, match=r"index.json was written by another version .*'rows'.*; run `dvc repro shard`"):
+        read_shard_index(tmp_path / "shards")
+    (tmp_path / "shards" / "index.json").write_text(listed)
     (tmp_path / "shards" / "train-00009-of-00009.tfrecord").write_bytes(data)
     with pytest.raises(CorruptShard, match="is not in the index"):
         read_shard_index(tmp_path / "shards")

@@ -24,7 +24,7 @@ import psutil
 
 from tasks.data import ragged
 from tasks.data.shards import Shard
-from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot, made_anew
+from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot, known_form, made_anew
 from tasks.files import digest_content, read_json, write_json
 
 INDEX = "index.json"
@@ -163,15 +163,20 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
     stored = read_json(folder / INDEX)
-    columns = tuple(Column(name=item["name"], dtype=item["dtype"], shape=tuple(item["shape"])) for item in stored["columns"])
-    splits = {name: SplitColumns(**{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}) for name, item in stored["splits"].items()}
-    statistics = Statistics(**{name: tuple(values) for name, values in stored["statistics"].items()})
-    mended = tuple(Shard(**item) for item in stored["mended"])
-    index = SnapshotIndex(key=stored["key"], statistics=statistics, columns=columns, splits=splits, mended=mended)
+    with known_form(folder / INDEX, "snapshot"):
+        index = SnapshotIndex(
+            key=stored["key"],
+            statistics=Statistics(**{name: tuple(values) for name, values in stored["statistics"].items()}),
+            columns=tuple(Column(**{**item, "shape": tuple(item["shape"])}) for item in stored["columns"]),
+            splits={
+                name: SplitColumns(**{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}) for name, item in stored["splits"].items()
+            },
+            mended=tuple(Shard(**item) for item in stored["mended"]),
+        )
     if key is not None and index.key != key:
         raise StaleSnapshot(f"{folder} was made from other shards or by other preprocessing; run `dvc repro snapshot`")
     for split, rows in index.splits.items():
-        for column in columns:
+        for column in index.columns:
             path, needed = column_path(folder, split, column.name), rows.bytes(column)
             found = path.stat().st_size if path.exists() else None
             if found != needed:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.data.records import RecordSchema
 from tasks.data.tfrecord import Compression, read_records
-from tasks.errors import CorruptShard, MissingInput, made_anew
+from tasks.errors import CorruptShard, MissingInput, known_form, made_anew
 from tasks.files import digest_file, digest_json, read_json, write_json
 
 INDEX = "index.json"
@@ -87,12 +87,13 @@ def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")
     stored = read_json(folder / INDEX)
-    index = ShardIndex(
-        schema=RecordSchema.from_json(stored["schema"]),
-        classes=tuple(stored["classes"]),
-        data_digest=stored["data_digest"],
-        shards=tuple(Shard(**item) for item in stored["shards"]),
-    )
+    with known_form(folder / INDEX, "shard"):
+        index = ShardIndex(
+            schema=RecordSchema.from_json(stored["schema"]),
+            classes=tuple(stored["classes"]),
+            data_digest=stored["data_digest"],
+            shards=tuple(Shard(**item) for item in stored["shards"]),
+        )
     listed = {shard.name for shard in index.shards}
     foreign = sorted(path.name for path in folder.glob("*.tfrecord*") if path.name not in listed)
     if foreign:
