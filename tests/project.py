@@ -46,7 +46,7 @@ SMALL = {
     },
     "model": {"name": "mlp", "options": {"width": 8}},
     "train": {"epochs": 2, "learning_rate": 0.01, "schedule": "constant", "seed": 0, "deterministic": True, "checkpoint_every": "1 epoch"},
-    "measure": {"max_seconds": 0.2, "passes": 2, "trace_after": 2, "trace_steps": 3},
+    "measure": {"max_seconds": 0.2, "passes": 2, "rounds": 3, "trace_after": 2, "trace_steps": 3},
 }
 
 

@@ -6,7 +6,7 @@ records, the one of two twins that can be read makes good for the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,8 @@ def mend(shards: ShardIndex, folder: Path, problems: Mapping[str, Sequence[str]]
     """Write the readable records of damaged shards (as `damages` names them) and of their twins into `out`.
 
     Raises:
-      CorruptShard: more than the share `most` of all examples is lost, or a block of a series, whose steps must not have gaps.
+      CorruptShard: more than the share `most` of all examples is lost, or a block of a series, whose steps must not have gaps; or
+        a file is whole, but another one than its index describes.
     """
     made: list[Shard] = []
     lost = 0
@@ -40,7 +41,7 @@ def mend(shards: ShardIndex, folder: Path, problems: Mapping[str, Sequence[str]]
         for twins in zip(*(shards.of(split, compression) for compression in shards.compressions), strict=True):
             if not any(twin.name in problems for twin in twins):
                 continue
-            readable = {twin.name: sum(1 for _ in _records(folder, twin)) for twin in twins}
+            readable = {twin.name: _readable(folder, twin, problems.get(twin.name, ())) for twin in twins}
             best = max(twins, key=lambda twin: readable[twin.name])
             missing = best.records - readable[best.name]
             if missing and shards.schema.payload == "series":
@@ -58,11 +59,17 @@ def mend(shards: ShardIndex, folder: Path, problems: Mapping[str, Sequence[str]]
 
 def _written(shard: Shard, source: Shard, missing: int, folder: Path, out: Path) -> Shard:
     path = out / MENDED / shard.name
-    frames = (part for record in _records(folder, source) for part in frame(record))
+    records = read_records(folder / source.name, compression=source.compression, damaged=[])
+    frames = (part for record in records for part in frame(record))
     digest = write_frames(path, frames, compression=shard.compression)
     left = {"records": shard.records - missing, "examples": shard.examples - missing}
     return replace(shard, **left, bytes=path.stat().st_size, digest=digest, mended=True)
 
 
-def _records(folder: Path, shard: Shard) -> Iterator[bytes]:
-    return read_records(folder / shard.name, compression=shard.compression, damaged=[])
+def _readable(folder: Path, shard: Shard, problems: Sequence[str]) -> int:
+    """Number of records that can be read."""
+    found: list[str] = []
+    count = sum(1 for _ in read_records(folder / shard.name, compression=shard.compression, damaged=found))
+    if problems and not found and count >= shard.records:
+        raise CorruptShard(f"{problems[0]}; {made_anew(folder, 'shard')}")
+    return count

@@ -326,6 +326,13 @@ def test_too_many_damaged_records_are_refused(arrays, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_whole_shard_of_other_data_is_no_damage_to_be_mended(arrays, tmp_path):
+    index, path = damaged_copy(arrays, tmp_path / "shards", records=0)
+    path.write_bytes((tmp_path / "shards" / index.of("train", "none")[2].name).read_bytes())
+    with pytest.raises(CorruptShard, match=rf"{path.name}: holds \d+ sound records, but not those that the index describes; delete"):
+        snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=SKIP)
+
+
 def test_a_compressed_twin_makes_good_for_a_damaged_shard(arrays, stored, tmp_path, capsys):
     index, _ = damaged_copy(arrays, tmp_path / "shards", records=2)
     snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=SnapshotSettings(on_corrupt="skip"))
