@@ -11,6 +11,7 @@ from project import ROOT
 from ruamel.yaml import YAML
 
 from tasks.assembly import damage_named
+from tasks.data.columns import map_column
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptShard, StaleSnapshot
 from tasks.evidence.equality import difference, digest_examples
@@ -318,10 +319,18 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
     assert {item.examples for item in digests.values()} == {index.examples("train") - 2}
 
 
-def test_too_many_damaged_records_are_refused(arrays, tmp_path):
-    index, _ = damaged_copy(arrays, tmp_path / "shards", records=2, compressions=("none", "gzip"))
+def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, capsys):
+    index, path = damaged_copy(arrays, tmp_path / "shards", records=2, compressions=("none", "gzip"))
+    skip = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.02)
+    written = snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=skip)
+    assert written.splits["train"].count == index.examples("train") - 2
+    assert f"{path}: record 1 at byte" in capsys.readouterr().out
+    column = next(column for column in written.columns if column.name == "key")
+    kept = set(map_column(tmp_path / "snapshot", "train", column, written.splits["train"].count).tolist())
+    whole = set(map_column(arrays / "snapshot", "train", column, index.examples("train")).tolist())
+    assert kept < whole and len(whole - kept) == 2
     too_many = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.001)
-    with pytest.raises(CorruptShard, match=r"examples cannot be read, \d+\.\d\d%; snapshot.max_corrupt_fraction allows 0.10%"):
+    with pytest.raises(CorruptShard, match=r"2 of 200 examples cannot be read, 1.00%; snapshot.max_corrupt_fraction allows 0.10%"):
         snapshot(index, tmp_path / "shards", tmp_path / "other", preprocess=(Decode(),), settings=too_many)
     assert not (tmp_path / "other").exists()
 
