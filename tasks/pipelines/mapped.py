@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import tensorflow as tf
 
-from tasks.data.columns import column_path, map_column, read_ahead
+from tasks.data.columns import column_path, read_ahead
 from tasks.data.order import steps_per_epoch
 from tasks.errors import ImpossiblePlan, nearest
 from tasks.pipelines.kernels import Element
@@ -126,8 +126,7 @@ def split_windows(steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> El
 def mapped_tensor(stored: Stored, split: str, name: str) -> tf.Tensor:
     """A snapshot column as a tensor over its memory mapping: no time, no memory, whatever its size."""
     read_ahead(column_path(stored.snapshot_folder, split, name))
-    array = map_column(stored.snapshot_folder, split, stored.column(name), stored.snapshot.splits[split].count)
-    return tf.experimental.dlpack.from_dlpack(np.asarray(array).__dlpack__())
+    return tf.experimental.dlpack.from_dlpack(np.asarray(stored.mapped(split, name)).__dlpack__())
 
 
 def labels_and_weights(sample: Sample, stored: Stored, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -137,7 +136,7 @@ def labels_and_weights(sample: Sample, stored: Stored, split: str) -> tuple[np.n
       ImpossiblePlan: a weight names no class, or a class that is to be drawn has no example.
     """
     classes = stored.shards.classes
-    labels = np.asarray(map_column(stored.snapshot_folder, split, stored.column("label"), stored.snapshot.splits[split].count))
+    labels = np.asarray(stored.mapped(split, "label"))
     for name in sample.weights:
         if name not in classes:
             raise ImpossiblePlan(f"sample.weights: {name} is not a class; {nearest(name, list(classes))}")

@@ -46,6 +46,10 @@ class Stored:
         """One column of the snapshot."""
         return next(column for column in self.snapshot.columns if column.name == name)
 
+    def mapped(self, split: str, name: str) -> np.ndarray:
+        """The values of one column of a split, memory-mapped."""
+        return map_column(self.snapshot_folder, split, self.column(name), self.snapshot.splits[split].count)
+
     def completed(self, ops: Sequence[Op]) -> tuple[Op, ...]:
         """Ops with what they take from the data: statistics of the training split, the number of classes, the categories."""
         return tuple(self._completed(op) for op in ops)
@@ -79,7 +83,7 @@ def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Seq
         snapshot_folder=snapshot,
         snapshot=written,
         preprocess=tuple(preprocess),
-        files=lambda split: list_files(manifest, split, among=keys_of(snapshot, written, split) if written.mended else None),
+        files=lambda split: list_files(manifest, split, among=stored.mapped(split, "key") if written.mended else None),
     )
     for shard in stored.shards.shards:
         check_shard(stored.path(shard), shard)
@@ -90,12 +94,6 @@ def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
     """Identity of a snapshot: the contents of the shards and every op with its version and arguments."""
     ops = [op.identity for op in resolve(preprocess, shards.schema)]
     return digest_json({"shards": shards.digest, "ops": ops})
-
-
-def keys_of(folder: Path, snapshot: SnapshotIndex, split: str) -> np.ndarray:
-    """The keys of all examples of a split of a snapshot."""
-    column = next(column for column in snapshot.columns if column.name == "key")
-    return np.asarray(map_column(folder, split, column, snapshot.splits[split].count))
 
 
 def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = None) -> FileList:
