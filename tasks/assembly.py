@@ -11,8 +11,7 @@ from typing import Literal
 
 import psutil
 
-from tasks.data.shards import damage
-from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput, made_anew
+from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.mapped import Host
@@ -91,10 +90,10 @@ def damage_named(stored: Stored) -> Iterator[None]:
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        problems = [problem for shard in stored.shards.shards for problem in damage(stored.path(shard), shard)]
+        problems = [problem for shard in stored.shards.shards for problem in stored.damage(shard)]
         if not problems:
             raise
-        raise CorruptShard("\n".join([*problems, made_anew(stored.shards_folder, "shard")])) from error
+        raise CorruptShard("\n".join(problems)) from error
     except tf.errors.NotFoundError as error:
         missing = error.message.splitlines()[0]
         raise MissingInput(f"{missing}\nRun `dvc repro`; workers of a tf.data service on other hosts need the files at the same paths") from error

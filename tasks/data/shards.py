@@ -108,7 +108,12 @@ def check_shard(path: Path, shard: Shard, *, size: bool = True) -> None:
     found = path.stat().st_size if path.exists() else None
     if found is None or (size and found != shard.bytes):
         state = "is missing" if found is None else f"has {found} bytes"
-        raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {made_anew(path.parent, 'shard')}")
+        raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {remedy(path, shard)}")
+
+
+def remedy(path: Path, shard: Shard) -> str:
+    """What to do about a damaged shard."""
+    return made_anew(path.parent, "snapshot" if shard.mended else "shard")
 
 
 def damage(path: Path, shard: Shard) -> list[str]:

@@ -63,7 +63,7 @@ def difference(approximate: InputPipeline, exact: InputPipeline, *, examples: in
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
     for batch in approximate.dataset().as_numpy_iterator():
         rows = order[np.searchsorted(keys, batch["key"], sorter=order)]
-        same = fetch(tf.constant(rows), epoch)["image"].numpy()
+        same = fetch(exact.values(), tf.constant(rows), epoch)["image"].numpy()
         apart = np.abs(batch["image"].astype(np.int16) - same.astype(np.int16))
         total, largest = total + float(apart.sum(dtype=np.int64)), max(largest, float(apart.max()))
         pixels, seen = pixels + apart.size, seen + len(rows)

@@ -168,7 +168,7 @@ def _varies(facts: Facts) -> str | None:
 
 def _buffers(facts: Facts) -> str | None:
     mixes = [step for step in facts.plan.steps if isinstance(step, Mix) and isinstance(step.size, int)]
-    held = 1 if facts.config.prefetch == "none" else 2  # this epoch's, and that of the next one, which is opened ahead
+    held = 2 if facts.plan.phases[-1] else 1  # this epoch's, and that of the next one, which is opened ahead
     used = held * max((int(step.size) for step in mixes), default=0) * facts.batch_mib / facts.batch_size
     return f"what is shuffled takes up to {used:,.0f} MiB of memory" if used > facts.memory_mib / 10 else None
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce, singledispatch
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tasks.data.order import steps_per_epoch
@@ -77,13 +78,25 @@ class InputPipeline:
             raise TypeError(f"{self.plan} does not gather")
         return MappedSplit(stored=self.stored, split=self.split, gather=gather, seed=self.seed, host=self.host)
 
+    @cached_property
+    def columns(self) -> Mapping[str, tf.Tensor | tf.Variable]:
+        """The columns that a plan that gathers takes its batches from, by their names."""
+        label = () if self.plan.windows else ("label",)
+        key = ("key",) if self.with_keys or any(op.random for op in self.mapped.gather.ops) else ()
+        with tf.init_scope():  # outside of any function that is being traced
+            return self.mapped.columns((self.stored.shards.schema.feature, *label, *key))
+
+    def values(self) -> dict[str, tf.Tensor]:
+        """The values of the columns, which are not copied."""
+        return {name: tf.convert_to_tensor(column) for name, column in self.columns.items()}
+
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
         """The batches from `first_step` (counted over all epochs) to the end of epoch `epochs` (counted from 0, excluded), as one sequence.
 
         A plan that gathers starts at any step, a stream with the epoch in which `first_step` lies.
         """
         if self.plan.gathers:
-            batches = self._folded(self.plan.steps, None, Extent(first_step=first_step, stop=epochs * self.steps))
+            batches = self._gathered(tf.data.Dataset.from_tensors((np.int64(first_step), np.int64(epochs * self.steps))))
             count = epochs * self.steps - first_step
         else:
             begun = first_step // self.steps
@@ -95,8 +108,7 @@ class InputPipeline:
         """One epoch, and with every new iteration the next: for loops that iterate anew, such as `fit(dataset, epochs=…)`, and for `repeat()`."""
         numbers = tf.data.Dataset.from_tensors(1).map(lambda one: self.iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs")
         if self.plan.gathers:
-            extents = numbers.map(lambda epoch: (epoch * self.steps, (epoch + 1) * self.steps), name="epochs")
-            batches = extents.flat_map(lambda first, stop: self._folded(self.plan.steps, None, Extent(first_step=first, stop=stop)), name="epochs")
+            batches = self._gathered(numbers.map(lambda epoch: (epoch * self.steps, (epoch + 1) * self.steps), name="epochs"))
         else:
             batches = self._streamed(numbers, ahead=False)
         return batches.apply(tf.data.experimental.assert_cardinality(self.steps)).with_options(self.options())
@@ -111,33 +123,31 @@ class InputPipeline:
     def gatherer(self) -> Callable[[tf.Tensor], Element | tuple]:
         """The function from a step (scalar int64, counted over all epochs) to its finished batch, for a plan that gathers."""
         finished = self.finisher()
-        return lambda step: finished(step, self.mapped.rows(step[None])[0])
+        return lambda step: finished(self.values(), step, self.mapped.rows(step[None])[0])
 
-    def finisher(self) -> Callable[[tf.Tensor, tf.Tensor], Element | tuple]:
-        """The function from a step and its rows (batch,) to the finished batch, for a plan that gathers."""
+    def finisher(self) -> Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor], Element | tuple]:
+        """The function from the columns' values, a step and its rows (batch,) to the finished batch, for a plan that gathers."""
         gather, fetch = self.mapped.gather, self.fetcher()
         whole = self.examples % self.batch_size == 0 and self.batch_size % self.host.count == 0
 
-        def finished(step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
+        def finished(values: Mapping[str, tf.Tensor], step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
             # The last batch of an epoch may be smaller than the others.
             epoch = step // self.steps
-            element = fetch(rows if whole else rows[: self.mapped.size(step)], epoch)
+            element = fetch(values, rows if whole else rows[: self.mapped.size(step)], epoch)
             return self.selected(self.applied(gather.ops[gather.alone :], element, epoch))
 
         return finished
 
-    def fetcher(self) -> Callable[[tf.Tensor, tf.Tensor], Element]:
-        """The function from rows (batch,) and an epoch to the examples as they can be batched: as stored, or each cut to the same size first."""
+    def fetcher(self) -> Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor], Element]:
+        """The function from columns' values, rows (batch,) and an epoch to the examples as they can be batched: as stored, or each cut to size."""
         gather = self.mapped.gather
-        label = () if self.plan.windows else ("label",)
-        key = ("key",) if self.with_keys or any(op.random for op in gather.ops) else ()
-        columns = self.mapped.columns((self.stored.shards.schema.feature, *label, *key))
         if not gather.alone:
-            return lambda rows, epoch: self.mapped.fetch(columns, rows)
-        one = tf.function(lambda row, epoch: self.applied(gather.ops[: gather.alone], self.mapped.fetch_one(columns, row), epoch))
+            return lambda values, rows, epoch: self.mapped.fetch(values, rows)
+        one = tf.function(lambda values, row, epoch: self.applied(gather.ops[: gather.alone], self.mapped.fetch_one(values, row), epoch))
         number = tf.TensorSpec((), tf.int64)
-        alike = tf.nest.map_structure(tf.TensorSpec.from_tensor, one.get_concrete_function(number, number).structured_outputs)
-        return lambda rows, epoch: tf.map_fn(lambda row: one(row, epoch), rows, fn_output_signature=alike)
+        specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.values())
+        alike = tf.nest.map_structure(tf.TensorSpec.from_tensor, one.get_concrete_function(specs, number, number).structured_outputs)
+        return lambda values, rows, epoch: tf.map_fn(lambda row: one(values, row, epoch), rows, fn_output_signature=alike)
 
     def applied(self, ops: Sequence[Op], element: Element, epoch: tf.Tensor) -> Element:
         """Run ops on an element; their names stand in a trace before those of the kernels they call."""
@@ -153,7 +163,7 @@ class InputPipeline:
         return element[self.stored.shards.schema.feature], element["label"]
 
     def options(self) -> tf.data.Options:
-        """tf.data rewrites the graph by default, which would copy captured columns and make a naive pipeline less naive."""
+        """tf.data rewrites the graph by default, which would make a naive pipeline less naive."""
         options = tf.data.Options()
         options.deterministic = self.plan.deterministic
         options.autotune.enabled = self.plan.autotunes
@@ -165,6 +175,19 @@ class InputPipeline:
     def _folded(self, steps: Sequence[Step], dataset: tf.data.Dataset | None, extent: Extent) -> Any:
         """Run steps of the plan one after another."""
         return reduce(lambda made, step: extend(step, made, self, extent), steps, dataset)
+
+    def _gathered(self, extents: tf.data.Dataset) -> tf.data.Dataset:
+        """The batches of ranges of steps (first, and the one behind the last, int64 scalars), one behind the other.
+
+        The columns are read where a range begins. A function that captured them would have them copied, all of them, whenever tf.data rewrites
+        the graph; one that reads them would be called one step at a time under op determinism.
+        """
+        opened = extents.map(lambda first, stop: (first, stop, self.values()), name="columns")
+
+        def gathered(first: tf.Tensor, stop: tf.Tensor, values: Mapping[str, tf.Tensor]) -> tf.data.Dataset:
+            return self._folded(self.plan.steps, None, Extent(first_step=first, stop=stop, values=values))
+
+        return opened.flat_map(gathered, name="epochs")
 
     def _streamed(self, epochs: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
         """A stream of the epochs with these numbers, one behind the other.
@@ -196,6 +219,7 @@ class Extent:
 
     first_step: int | tf.Tensor = 0
     stop: int | tf.Tensor = 0
+    values: Mapping[str, tf.Tensor] = field(default_factory=dict)
     epoch: tf.Tensor = field(default_factory=lambda: tf.constant(0, tf.int64))
 
 
@@ -214,8 +238,9 @@ def _(step: Read, dataset: None, pipeline: InputPipeline, extent: Extent) -> tf.
 def _(step: Gather, dataset: None, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
     """A batch is a gather: the rows of a step are arithmetic, computed for many steps at once, and come straight from the mapped columns."""
     steps = tf.data.Dataset.range(extent.first_step, extent.stop, name="steps").batch(STEPS_AT_ONCE, name="steps")
-    rows = steps.map(lambda numbers: (numbers, pipeline.mapped.rows(numbers)), name="sample").unbatch(name="sample")
-    return rows.map(pipeline.finisher(), num_parallel_calls=streams.calls(step.parallel), name="gather")
+    numbered = steps.map(lambda numbers: (numbers, pipeline.mapped.rows(numbers)), name="sample").unbatch(name="sample")
+    finished = pipeline.finisher()
+    return numbered.map(lambda number, rows: finished(extent.values, number, rows), num_parallel_calls=streams.calls(step.parallel), name="gather")
 
 
 @extend.register

@@ -1,7 +1,7 @@
 """Reading the mapped snapshot: a batch is a gather of rows, and which rows is arithmetic.
 
-The columns are tensors over the files' memory mappings, captured by the data set: opening them takes no time and no
-memory, whatever their size, and the cache is the operating system's.
+The columns are variables over the files' memory mappings: opening them takes no time and no memory, whatever their size,
+and the cache is the operating system's.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class MappedSplit:
             return permuted_within_windows(positions, count=count, window=mixed_together(shuffle.size, examples=count), seed=self.seed, epoch=epochs)
         return positions
 
-    def columns(self, names: tuple[str, ...]) -> dict[str, tf.Tensor]:
-        """Columns as tensors: mapped, or copied to the device where the plan says that the split lives there."""
+    def columns(self, names: tuple[str, ...]) -> dict[str, tf.Tensor | tf.Variable]:
+        """Columns by their names: mapped, or copied to the device where the plan says that the split lives there."""
         beside = [column.extent.name for column in map(self.stored.column, names) if column.ragged]
-        mapped = {name: mapped_tensor(self.stored, self.split, name) for name in (*names, *beside)}
+        mapped = {name: mapped_variable(self.stored, self.split, name) for name in (*names, *beside)}
         if self.gather.place == "host":
             return mapped
-        return {name: tf.identity(tensor) for name, tensor in mapped.items()}
+        return {name: tf.identity(variable) for name, variable in mapped.items()}
 
     def fetch_one(self, columns: Mapping[str, tf.Tensor], row: tf.Tensor) -> Element:
         """The example that stands in `row`, a scalar; of a ragged column, a slice that is not copied."""
@@ -123,10 +123,15 @@ def split_windows(steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> El
     return {"features": steps[..., :length, :], "label": label if everything else tf.gather(label, targets, axis=-1)}
 
 
-def mapped_tensor(stored: Stored, split: str, name: str) -> tf.Tensor:
-    """A snapshot column as a tensor over its memory mapping: no time, no memory, whatever its size."""
+def mapped_variable(stored: Stored, split: str, name: str) -> tf.Variable:
+    """A snapshot column as a variable over its memory mapping: no time, no memory, whatever its size.
+
+    A variable, because graphs hold a handle to it where they would hold a tensor itself, and copy it when they are rewritten.
+    """
     read_ahead(column_path(stored.snapshot_folder, split, name))
-    return tf.experimental.dlpack.from_dlpack(np.asarray(stored.mapped(split, name)).__dlpack__())
+    with tf.device("CPU:0"):
+        tensor = tf.experimental.dlpack.from_dlpack(np.asarray(stored.mapped(split, name)).__dlpack__())
+        return tf.Variable(tensor, trainable=False, name=name)
 
 
 def labels_and_weights(sample: Sample, stored: Stored, split: str) -> tuple[np.ndarray, np.ndarray]:

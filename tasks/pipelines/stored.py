@@ -12,7 +12,7 @@ from tasks.data.columns import Column, SnapshotIndex, map_column, read_index
 from tasks.data.manifest import read_manifest
 from tasks.data.mending import shard_path
 from tasks.data.order import shard_order
-from tasks.data.shards import Shard, ShardIndex, check_shard, read_shard_index
+from tasks.data.shards import Shard, ShardIndex, check_shard, damage, read_shard_index, remedy
 from tasks.files import digest_json
 from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize
 from tasks.pipelines.shapes import resolve
@@ -41,6 +41,11 @@ class Stored:
     def path(self, shard: Shard) -> Path:
         """Where a shard is to be read from."""
         return shard_path(self.shards_folder, self.snapshot_folder, shard)
+
+    def damage(self, shard: Shard) -> list[str]:
+        """What is wrong with the bytes of a shard as it is read, and what to do about it; nothing, if all is well."""
+        problems = damage(self.path(shard), shard)
+        return [*problems, remedy(self.path(shard), shard)] if problems else []
 
     def column(self, name: str) -> Column:
         """One column of the snapshot."""

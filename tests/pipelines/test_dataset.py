@@ -350,6 +350,10 @@ def test_a_compressed_twin_makes_good_for_a_damaged_shard(arrays, stored, tmp_pa
     assert found.shards.data_digest == index.data_digest
     plain = {"widen": (), "with_keys": True, "plain": True}
     assert digest_examples(pipeline({"arrays": found}, **plain)).digest == digest_examples(pipeline(stored, **plain)).digest
+    mended = next(shard for shard in found.shards.shards if shard.mended)
+    assert found.damage(mended) == []
+    found.path(mended).write_bytes(b"")
+    assert f"delete {tmp_path / 'snapshot' / 'mended'} and run `dvc repro snapshot`" in found.damage(mended)
 
 
 def test_a_damaged_record_met_while_streaming_is_named(arrays, stored, tmp_path):

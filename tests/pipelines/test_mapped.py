@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psutil
+import pytest
 import tensorflow as tf
 
 from tasks.data.columns import Column, SnapshotIndex, SplitColumns, Statistics, allocate, write_index
@@ -18,7 +19,8 @@ ROWS = 132_848  # of 224×224×3: 20 GB
 PREPROCESS = (Decode(), Resize(height=224, width=224))
 
 
-def test_twenty_gigabytes_start_at_once_and_take_no_memory(tmp_path):
+@pytest.mark.parametrize("rewrites", [False, True])  # op determinism rewrites the graph, too
+def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
     columns = (
         Column(name="image", dtype="uint8", shape=(224, 224, 3)),
         Column(name="label", dtype="int64", shape=()),
@@ -34,7 +36,7 @@ def test_twenty_gigabytes_start_at_once_and_take_no_memory(tmp_path):
         shards_folder=tmp_path, shards=ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=(shard,)),
         snapshot_folder=tmp_path, snapshot=index, preprocess=PREPROCESS, files=lambda split: None,
     )  # fmt: skip
-    config = PipelineConfig(read="snapshot", shuffle={"kind": "global"}, prefetch=2, finish="device")
+    config = PipelineConfig(read="snapshot", shuffle={"kind": "global"}, prefetch=2, finish="device", rewrites=rewrites)
     plan = make_plan(config, Work(schema=schema, preprocess=PREPROCESS, augment=(), finish=(), batch_size=64))
     pipeline = InputPipeline(plan=plan, stored=stored, split="train", batch_size=64, seed=0)
     before = psutil.Process().memory_info()
