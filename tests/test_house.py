@@ -152,6 +152,12 @@ except SystemExit:
     assert done.stdout.strip().endswith("False")
 
 
+def test_keras_starts_without_what_no_stage_uses_and_others_still_find_it():
+    code = "import tasks, keras, sys; print('sklearn' in sys.modules or 'matplotlib' in sys.modules); import sklearn.base, matplotlib.pyplot"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("False")
+
+
 def test_the_generated_references_are_up_to_date():
     sys.path.insert(0, str(ROOT / "infra"))
     import reference
