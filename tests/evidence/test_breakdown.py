@@ -14,7 +14,7 @@ from tasks.evidence.diagnosis import verdict_of
 from tasks.evidence.timeline import timeline_of
 from tasks.evidence.xspace import STEP, Trace, read_trace
 
-BURN_MS, STEPS = 5.0, 10
+BURN_MS, STEPS = 5.0, 40  # what lay prepared when the trace began takes little of so many
 
 
 def burn(value):
@@ -52,7 +52,7 @@ class Planted:
 
 
 def traced(folder, planted: Planted, *, step: str = STEP) -> Trace:
-    """Ten steps that take what the pipeline delivers."""
+    """Forty steps that take what the pipeline delivers."""
 
     @tf.function
     def train(batches):
