@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tasks.data.columns import map_column
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.kernels import input_name
 
@@ -57,8 +56,7 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
 
 def difference(approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000) -> Difference:
     """Compare at least so many examples of a pipeline with those of one that reads the snapshot, matched by key; both made `with_keys`."""
-    stored, split = exact.stored, exact.split
-    keys = np.asarray(map_column(stored.snapshot_folder, split, stored.column("key"), stored.snapshot.splits[split].count))
+    keys = np.asarray(exact.stored.mapped(exact.split, "key"))
     order, fetch, epoch = np.argsort(keys), tf.function(exact.fetcher()), tf.constant(0, tf.int64)
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
     for batch in approximate.dataset().as_numpy_iterator():
