@@ -4,16 +4,19 @@
 #   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
 #   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
 #   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
-#   make test | check | bench       tests · formatting, lint and types · benchmarks
+#   make quick | test | test-all    unit tests · with one small run of the DAG and of a flow · with servers, browsers, kills
+#   make check | bench              formatting, lint and types · benchmarks
+#   make fuzz [SECONDS=60] [SEED=N]   mutated input for every parser
 #   make audit                      ask the vulnerability database about every locked package
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV := 0.13.8
 DATA ?= fashion_mnist
+SECONDS ?= 60
 BUDGET ?= full
 BIN := $(CURDIR)/.venv/bin
 export PATH := $(BIN):$(PATH)
 
-.PHONY: setup demo ui stack test check bench audit
+.PHONY: setup demo ui stack quick test test-all check bench fuzz audit
 setup: .venv/.ready$(GPU)
 
 .venv/.ready$(GPU): pyproject.toml uv.lock
@@ -39,14 +42,26 @@ ui: setup
 stack: setup
 	@python -m infra.local up $(STACK)
 
+# Three lanes by marks (docs/testing.md); PYTEST= adds options, such as PYTEST="-x -k shard".
+PROCESSES ?= 2
+IN_PARALLEL := --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+quick: setup
+	python -m pytest $(IN_PARALLEL) -m "not integration and not slow" $(PYTEST)
+
 test: setup
-	python -m pytest
+	python -m pytest $(IN_PARALLEL) -m "not slow" $(PYTEST)
+
+test-all: setup
+	python -m pytest $(IN_PARALLEL) $(PYTEST)
 
 check: setup
 	ruff format --check . && ruff check . && pyright
 
 bench: setup
 	@ls benchmarks/*.py | grep -v __init__ | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"
+
+fuzz: setup
+	python -m tests.fuzz.fuzz_parsers --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 audit: setup
 	@uv export --quiet --locked --no-emit-project --format requirements-txt > .venv/locked.txt

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tasks.snapshot import snapshot
 from tasks.stage import Layout
 
 ROOT = Path(__file__).parent.parent
+LEAST_STEPS = 10
 SERIES_SHAPE = (1_000_000, 8)
 
 
@@ -32,6 +35,25 @@ def arguments(name: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
     return parser
+
+
+def alternate(steps: Sequence[Callable[[], object]], *, rounds: int, seconds: float) -> list[list[float]]:
+    """Mean time of a step [ms] of each of several trainings, per round: they run in turn, so that drift hits all alike.
+
+    Of each turn the second half counts: the first uses up what was prepared meanwhile.
+    """
+    timed = [[_second_half_ms(step, seconds) for step in steps] for _ in range(rounds)]
+    return [list(column) for column in zip(*timed, strict=True)]
+
+
+def _second_half_ms(step: Callable[[], object], seconds: float) -> float:
+    times: list[float] = []
+    while sum(times) < seconds or len(times) < LEAST_STEPS:
+        started = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - started)
+    late = times[len(times) // 2 :]
+    return 1e3 * sum(late) / len(late)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +84,7 @@ def photos(source: Path, work: Path) -> Workload:
         "batch_size": 64,
         "pipelines": pipelines | floats(pipelines),
     }
-    return _prepared("photos", document, work)
+    return prepare("photos", document, work)
 
 
 def crops(source: Path, work: Path) -> Workload:
@@ -85,7 +107,7 @@ def crops(source: Path, work: Path) -> Workload:
         "batch_size": 64,
         "pipelines": {name: presets("images")[name] for name in kept} | {"naive": {"read": "files"}},
     }
-    return _prepared("crops", document, work)
+    return prepare("crops", document, work)
 
 
 def fashion_mnist(work: Path) -> Workload:
@@ -99,7 +121,7 @@ def fashion_mnist(work: Path) -> Workload:
         "batch_size": 256,
         "pipelines": pipelines | floats(pipelines),
     }
-    return _prepared("fashion_mnist", document, work)
+    return prepare("fashion_mnist", document, work)
 
 
 def windows(work: Path) -> Workload:
@@ -114,7 +136,7 @@ def windows(work: Path) -> Workload:
         "batch_size": 256,
         "pipelines": presets("time_series"),
     }
-    return _prepared("windows", document, work)
+    return prepare("windows", document, work)
 
 
 def floats(pipelines: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +144,8 @@ def floats(pipelines: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}_float": pipelines[name] for name in ("naive", "vectorized", "snapshot")}
 
 
-def _prepared(name: str, document: dict[str, Any], work: Path) -> Workload:
+def prepare(name: str, document: dict[str, Any], work: Path) -> Workload:
+    """Ingest, shard and snapshot the data of a document, unless that is done already."""
     document = {"shard": {"compression": "both"}, "finish": ["rescale"], **document}
     params = check(document)
     layout = Layout(work / name)

@@ -82,7 +82,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     """Profile a case, mend what it names first, and train both by turns."""
     from tasks.allocator import keep_freed_memory
     from tasks.assembly import input_pipeline, open_inputs, work_of
-    from tasks.evidence.stepping import in_turns, training
+    from tasks.evidence.stepping import TrainingLoop
     from tasks.evidence.throughput import measure_input
     from tasks.modelling import models_of
     from tasks.params import check
@@ -105,9 +105,11 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
         return result
     mended = check({**document, "pipelines": {"mended": case.config | {key.split(".", 2)[2]: value for key, value in first.change.items()}}})
     after = input_pipeline(mended, "mended", stored, split="train", purpose="train")
-    steps = [training(models_of(given, stored), fed, given.train) for given, fed in ((params, pipeline), (mended, after))]
-    turns = in_turns(steps[0], steps[1], rounds=ROUNDS, seconds=TURN_S, at_least=5)
-    gains = [slow.median_ms / quick.median_ms for slow, quick in zip(turns.model, turns.train, strict=True)]
+    loops = [TrainingLoop(models_of(given, stored), fed, given.train) for given, fed in ((params, pipeline), (mended, after))]
+    for loop in loops:
+        loop.start()
+    steps = [loop.step for loop in loops]
+    gains = [slow / quick for slow, quick in zip(*data.alternate(steps, rounds=ROUNDS, seconds=TURN_S), strict=True)]
     predicted, measured = first.predicted_gain or 1.0, statistics.median(gains)
     return result | {
         "fix": first.fix,

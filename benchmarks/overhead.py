@@ -26,9 +26,11 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
     import mlflow
 
     from tasks.assembly import input_pipeline, open_inputs
+    from tasks.checkpoint_store import CheckpointStore
     from tasks.checkpoints import Progress
     from tasks.evidence.hardware import Sampler
     from tasks.evidence.tracking import Identity, Recorder
+    from tasks.executions import Executions
     from tasks.modelling import models_of
     from tasks.models import compile_model
     from tasks.params import check
@@ -43,15 +45,18 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
     compile_model(models.network, params.train, target=models.target, steps=pipeline.steps)
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     recorder = Recorder(Identity(data_set="overhead", pipeline="snapshot", data_digest=""))
-    progress = Progress(pipeline, folder / "checkpoint", "overhead", params.train, recorder)
+    progress = Progress(pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder)
+    executions = Executions(models.network)
 
     def epoch(callbacks: list) -> float:
+        executions.begin(pipeline.steps)
         begun = time.perf_counter()
         models.network.fit(pipeline.dataset(), validation_data=validation.dataset(), verbose=0, shuffle=False, callbacks=callbacks)  # pyright: ignore[reportArgumentType]
         return time.perf_counter() - begun
 
     def measured() -> float:
-        with Sampler():
+        with Sampler(paused=True) as sampler:
+            progress.attach(executions, sampler)
             return epoch([progress])
 
     with recorder:

@@ -27,19 +27,20 @@ def against(workload: data.Workload, other: str) -> dict[str, Any]:
     """Train `optimized` and `other` by turns: examples per second of both, and the ratio with its extremes."""
     from tasks.allocator import keep_freed_memory
     from tasks.assembly import input_pipeline, open_inputs
-    from tasks.evidence.stepping import in_turns, training
+    from tasks.evidence.stepping import TrainingLoop
     from tasks.modelling import models_of
     from tasks.params import check
 
     keep_freed_memory()
     params = check({**workload.document, "model": MODEL})
     stored = open_inputs(params, workload.layout)
-    steps = [
-        training(models_of(params, stored), input_pipeline(params, name, stored, split="train", purpose="train"), params.train)
+    loops = [
+        TrainingLoop(models_of(params, stored), input_pipeline(params, name, stored, split="train", purpose="train"), params.train)
         for name in (other, "optimized")
     ]
-    turns = in_turns(steps[0], steps[1], rounds=ROUNDS, seconds=TURN_S, at_least=5)
-    slow, quick = ([statistics.fmean(turn.steps_ms[len(turn.steps_ms) // 2 :]) for turn in kind] for kind in (turns.model, turns.train))
+    for loop in loops:
+        loop.start()
+    slow, quick = data.alternate([loop.step for loop in loops], rounds=ROUNDS, seconds=TURN_S)
     ratios = sorted(one / other for one, other in zip(slow, quick, strict=True))
     return {
         "other_examples_per_s": round(params.batch_size / statistics.median(slow) * 1e3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from prefect.artifacts import (
 from tasks.evidence import parents, tracking
 
 SHOWN = (
-    "pipeline", "train_examples_per_s", "speedup_vs_naive", "input_examples_per_s", "model_examples_per_s", "stall_pct", "val_metric", "verdict",
+    "pipeline", "steady_examples_per_s", "speedup_vs_naive", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s",
+    "stall_pct", "val_metric", "verdict",
 )  # fmt: skip
 UI_URL = "PREFECT_UI_URL"
 
@@ -78,9 +80,15 @@ def in_words(summary: Mapping[str, Any]) -> str:
 def tell_failure(flow: Any, flow_run: Any, state: Any) -> None:
     """Say on the run's page what failed and where its log is."""
     place = f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}" if os.environ.get(UI_URL) else f"`prefect flow-run logs {flow_run.id}`"
-    said = f"# {flow_run.name}: {state.name}\n\n```\n{(state.message or 'no message')[:4000]}\n```"
+    said = f"# {flow_run.name}: {state.name}\n\n{fenced((state.message or 'no message')[:4000])}"
     advice = f"The log: {place}. Finished stages are kept; retry the run to go on."
     create_markdown_artifact(key=f"{flow.name}-failure", markdown=f"{said}\n\n{advice}")
+
+
+def fenced(text: str) -> str:
+    """Markdown that shows a text as it is: between fences longer than any run of backquotes in it, so that nothing in it ends them."""
+    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _show_picture(key: str, path: Path, description: str) -> None:

@@ -12,50 +12,57 @@ from prefect import flow, get_run_logger
 from rich.console import Console
 from rich.table import Table
 
+from flows.access import joined
 from flows.artifacts import in_words, link_to_report, show_comparison, tell_failure
 from flows.command import Name, Overlay, Set, asked, quiet
 from flows.form import UNCHANGED, Changes, Pipeline, RunName
 from flows.run import PREPARATION, Run, begin
 from flows.stages import MEASURED
+from flows.temporary_server import prefect_server
 from tasks.errors import told_plainly
 from tasks.evidence import parents
+from tasks.evidence.experiments import Identity
 
 
 @flow(name="comparison", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
-def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHANGED, name: RunName = None) -> Path | None:
+def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHANGED, name: RunName = None, crown: bool = False) -> Path | None:
     """Run configurations through every stage and compare them; returns the folder of the report.
 
     Args:
       pipelines: only these configurations; none: all of params.yaml. Without changes the report, which compares all, is then left out
       changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
+      crown: let a run with changes choose MLflow's `champion`, too; one without changes does. Either way its quality must not be worse
     """
-    run = begin(changes, name, only=list(pipelines or []))
-    chosen = list(pipelines or run.params.pipelines)
-    parent = open_parent(run, chosen)
-    measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
-    complete = set(chosen) == set(run.params.pipelines)
-    run = run.below(parent).showing(len(PREPARATION) + len(measured) + complete)
-    prepared = run.chain(PREPARATION)
-    ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
-    if not complete:
-        get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
-        return None
-    reported = run.chain(["report"], upstream_ran=prepared or any(ran))
-    report = run.workspace.root / "report"
-    summary = json.loads((report / "summary.json").read_text())
-    if parent:
-        parents.close_comparison(parent, run.params.data.source, summary, report, note=in_words(summary))
-    show_comparison(summary, report, parent)
-    report = (run.keep([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
-    link_to_report(report)
-    return report
+    with begin(changes, name, only=list(pipelines or [])) as run:
+        chosen = list(pipelines or run.params.pipelines)
+        measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
+        complete = set(chosen) == set(run.params.pipelines)
+        run = run.showing(len(PREPARATION) + len(measured) + complete)
+        prepared = run.chain(PREPARATION)
+        identity = parents.data_set_of(run.workspace.root, run.params.data.path)
+        parent = open_parent(run, chosen, identity, prepared=prepared)
+        run = run.below(parent)
+        ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
+        if not complete:
+            get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
+            return None
+        reported = run.chain(["report"], upstream_ran=prepared or any(ran))
+        report = run.workspace.root / "report"
+        summary = json.loads((report / "summary.json").read_text())
+        if parent:
+            crowns = crown or not run.workspace.isolated
+            parents.close_comparison(parent, identity, summary, report, note=in_words(summary), crowns=crowns)
+        show_comparison(summary, report, parent)
+        report = (run.keep([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
+        link_to_report(report)
+        return report
 
 
-def open_parent(run: Run, chosen: list[str]) -> str | None:
+def open_parent(run: Run, chosen: list[str], identity: Identity, *, prepared: bool) -> str | None:
     """Open the MLflow run that the configurations' runs belong to, unless everything is up to date."""
     concerned = {*PREPARATION, "report", *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen)}
-    return parents.open_comparison(run.params.data.source, run.name) if concerned & run.place.stale else None
+    return parents.open_comparison(identity, run.name) if prepared or concerned & run.place.stale else None
 
 
 def show(summary: dict[str, Any], report: Path) -> None:
@@ -64,11 +71,11 @@ def show(summary: dict[str, Any], report: Path) -> None:
         title=summary["headline"], caption=f"examples/s; the page about it: {report / 'index.html'}", title_justify="left", title_style="bold"
     )
     table.add_column("configuration")
-    for heading in ("training", "× " + summary["baseline"], "input alone", "model alone", "stall", summary["metric"]):
+    for heading in ("training", "× " + summary["baseline"], "its epochs", "input alone", "model alone", "stall", summary["metric"]):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
     for row in summary["configurations"]:
-        figures = [f"{row[key]:,.0f}" for key in ("train_examples_per_s", "input_examples_per_s", "model_examples_per_s")]
+        figures = [f"{row[key]:,.0f}" for key in ("steady_examples_per_s", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s")]
         quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
         table.add_row(
             row["pipeline"],
@@ -88,11 +95,14 @@ def command(
     set_: Set = None,
     overlay: Overlay = None,
     name: Name = None,
+    crown: Annotated[bool, typer.Option("--crown", help="let a run with changes choose MLflow's champion, too")] = False,
 ) -> None:
     """Run every configuration of params.yaml (or those given) through all stages, then write report/index.html."""
     quiet()
-    with told_plainly():
-        report = comparison(pipelines=pipeline, changes=asked(set_, overlay, name, pipeline), name=name)
+    with told_plainly(), joined(Path.cwd()):
+        changes = asked(set_, overlay, name, pipeline)
+        with prefect_server():
+            report = comparison(pipelines=pipeline, changes=changes, name=name, crown=crown)
         if report:
             show(json.loads((report / "summary.json").read_text()), report)
 

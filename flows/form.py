@@ -18,30 +18,37 @@ from tasks.params import PARAMS_FILE, read_document
 OVERLAYS = ("infra/demo", "infra/presets")
 
 
-def _configurations() -> tuple[str, ...]:
-    """Names below `pipelines:`; none where there is no readable params.yaml, which the run itself then tells."""
-    try:
-        return tuple(str(name) for name in read_document(Path(PARAMS_FILE)).get("pipelines", {}))
-    except (UserError, OSError, AttributeError):
-        return ()
+def _configurations(*files: str | Path) -> tuple[str, ...]:
+    """Names below `pipelines:` in any of the files; those that cannot be read have none, which the run itself then tells."""
+    names: dict[str, None] = {}
+    for file in files:
+        try:
+            document = read_document(Path(file))
+            for key in ("pipelines", "pipelines!"):
+                names |= dict.fromkeys(str(name) for name in document.get(key) or {})
+        except (UserError, OSError, AttributeError, TypeError):
+            continue
+    return tuple(names)
 
 
 def _overlays() -> tuple[str, ...]:
     return tuple(sorted(str(path) for folder in OVERLAYS for path in Path(folder).glob("*.yaml")))
 
 
-_KNOWN = _configurations()
+_OWN = _configurations(PARAMS_FILE)
+_KNOWN = _configurations(PARAMS_FILE, *_overlays())
 USUAL = "optimized"  # offered first where there is one of that name
 
+# The names are offered by the form, and checked by the server, but no part of the type: an overlay can bring
+# configurations of its own, so that the run alone, when it has its parameters, knows them all.
+Pipeline = Annotated[str, Field(json_schema_extra={"enum": list(_KNOWN)} if _KNOWN else None)]
+
 if TYPE_CHECKING:
-    Pipeline = str
     SUGGESTED: str
     Overlay = str
 else:
-    # A preset can bring configurations of its own, so a name that is not known yet is checked when the run has its parameters.
-    Pipeline = Literal[_KNOWN] if _KNOWN else str
     Overlay = Literal[names] if (names := _overlays()) else str
-    SUGGESTED = USUAL if USUAL in _KNOWN or not _KNOWN else _KNOWN[-1]
+    SUGGESTED = USUAL if USUAL in _OWN or not _OWN else _OWN[-1]
 
 RunName = Annotated[str | None, Field(pattern=NAME_PATTERN)]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 from prefect import flow
 
+from flows.access import joined
 from flows.artifacts import tell_failure
 from flows.command import Name, Overlay, Set, asked, quiet
 from flows.form import UNCHANGED, Changes, RunName
 from flows.run import PREPARATION, begin
+from flows.temporary_server import prefect_server
 from tasks.errors import told_plainly
 
 
@@ -20,17 +24,19 @@ def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool
       changes: what differs from params.yaml in this run only; without a configuration's results it is no experiment
       name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
     """
-    run = begin(changes, name)
-    ran = run.showing(len(PREPARATION)).chain(PREPARATION)
-    run.leave()
+    with begin(changes, name) as run:
+        ran = run.showing(len(PREPARATION)).chain(PREPARATION)
+        run.leave()
     return ran
 
 
 def command(set_: Set = None, overlay: Overlay = None, name: Name = None) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
     quiet()
-    with told_plainly():
-        ingest_and_shard(changes=asked(set_, overlay, name), name=name)
+    with told_plainly(), joined(Path.cwd()):
+        changes = asked(set_, overlay, name)
+        with prefect_server():
+            ingest_and_shard(changes=changes, name=name)
 
 
 if __name__ == "__main__":

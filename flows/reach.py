@@ -1,62 +1,174 @@
 """What a run started from the Prefect UI may reach: data and code of the project, and what its own params.yaml names already.
 
-Whoever may start runs in the UI does not have to be one who may read every file of the worker's machine, or import every module.
+Whoever may start runs in the UI does not have to be one who may read every file of the worker's machine, or run any code on it.
+All of it is decided from the parameters as they were written, before anything they name is imported or opened.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flows.deployments import OWN_SERVICE
 from tasks.errors import InvalidParams
+from tasks.params import read_document
 
-ROOTS = "THROUGHLINE_DATA_ROOTS"  # more folders that data may lie in, separated as in PATH
+LIMITS_FILE = Path("worker.yaml")
+CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
 SECTIONS_WITH_CODE = ("model", "preprocess", "augment", "finish")
-_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+OUR_PACKAGES = ("tasks", "flows", "infra", "benchmarks", "tests")  # their functions are not made to be called with anybody's options
 
 
-def check_reach(asked: Mapping[str, Any], own: Mapping[str, Any], project: Path) -> None:
-    """Compare the parameters of a run with those of the project in `project`.
+class Limits(BaseModel):
+    """What worker.yaml grants to runs from the UI."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data_roots: tuple[Path, ...] = Field(default=(), description="more folders that `data.path` may lie in")
+    service_addresses: tuple[str, ...] = Field(default=(), description="dispatchers of tf.data service that may be joined")
+    retries: int = Field(default=0, ge=0, le=100, description="how often a run that failed is tried again")
+    stage_timeout_s: float = Field(default=86_400, gt=0, description="how long one stage may take")
+
+
+def load_limits(project: Path) -> Limits:
+    """Read worker.yaml of a project; where there is none, nothing is granted.
 
     Raises:
-      InvalidParams: data outside the project and the folders of THROUGHLINE_DATA_ROOTS, or code of other modules.
+      InvalidParams: the file has unknown keys or wrong values.
     """
-    problems = []
-    path = asked["data"]["path"]
-    roots = [project, *(Path(root) for root in os.environ.get(ROOTS, "").split(os.pathsep) if root)]
-    if path != own["data"]["path"] and not any((project / path).resolve().is_relative_to(root.resolve()) for root in roots):
-        problems.append(f"data.path: {path} is outside of what runs from the UI may read: {', '.join(map(str, roots))}; {ROOTS} names more folders")
-    for section in SECTIONS_WITH_CODE:
-        known = set(_import_paths(own.get(section)))
-        for name in _import_paths(asked.get(section)):
-            if name not in known and not _is_in(name.partition(":")[0], project):
-                problems.append(f"{section}: {name} is no code of this project; runs from the UI may use that, and what params.yaml names already")
-    if problems:
-        raise InvalidParams(problems)
+    file = project / LIMITS_FILE
+    if not file.exists():
+        return Limits()
+    try:
+        return Limits.model_validate(read_document(file))
+    except ValidationError as error:
+        raise InvalidParams([f"{LIMITS_FILE}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """The project of a run, its parameters as params.yaml has them, and what its worker grants."""
+
+    project: Path
+    own: Mapping[str, Any]
+    limits: Limits
+
+    def check(self, asked: Mapping[str, Any]) -> None:
+        """Compare the parameters of a run, as they were asked for, with what it may reach.
+
+        Raises:
+          InvalidParams: data outside the project and the granted folders, or hidden; code that is no tracked module of the project; a
+            dispatcher that nobody granted.
+        """
+        problems = [*self._data(asked), *self._code(asked), *self._services(asked)]
+        if problems:
+            raise InvalidParams(problems)
+
+    def _data(self, asked: Mapping[str, Any]) -> Iterator[str]:
+        data, own = _mapping(asked.get("data")), _mapping(self.own.get("data"))
+        roots = [self.project, *self.limits.data_roots]
+        files = {"path": str(data.get("path", ""))}
+        files |= {
+            key: str(Path(files["path"]) / f"{data[key]}.npy") for key in ("features", "labels") if data.get("source") == "arrays" and key in data
+        }
+        for key, file in files.items():
+            changed = [name for name in ("path", key) if data.get(name) != own.get(name)]
+            if not changed:
+                continue
+            root = self._root_of(file, roots)
+            if root is None:
+                where = ", ".join(map(str, roots))
+                yield f"data.{key}: {data.get(key)} is outside of what runs from the UI may read: {where}; data_roots of {LIMITS_FILE} names more"
+            elif _is_hidden(self.project / file, root):
+                yield f"data.{key}: {data.get(key)} is hidden (its path has a part that begins with a dot); runs from the UI read no hidden files"
+
+    def _root_of(self, file: str, roots: list[Path]) -> Path | None:
+        try:
+            path = (self.project / file).resolve()
+        except (ValueError, OSError, RuntimeError):  # a null byte, a name too long, links in a circle
+            return None
+        return next((root.resolve() for root in roots if path.is_relative_to(root.resolve())), None)
+
+    def _code(self, asked: Mapping[str, Any]) -> Iterator[str]:
+        tracked: frozenset[str] | None = None
+        known = {name for section in SECTIONS_WITH_CODE for name in _import_paths(self.own.get(section))}
+        for section in SECTIONS_WITH_CODE:
+            for name in dict.fromkeys(_import_paths(asked.get(section))):
+                if name in known:
+                    continue
+                tracked = _tracked_files(self.project) if tracked is None else tracked
+                if not _is_module(name.partition(":")[0], tracked):
+                    yield (
+                        f"{section}: {name} is no code of this project; runs from the UI may use its modules that git knows, "
+                        "and what params.yaml names already"
+                    )
+
+    def _services(self, asked: Mapping[str, Any]) -> Iterator[str]:
+        granted = {*self.limits.service_addresses, os.environ.get(OWN_SERVICE, ""), "", None}
+        granted |= {address for _, address in _addresses(self.own)}
+        for pipeline, address in _addresses(asked):
+            if address not in granted:
+                key = f"pipelines.{pipeline}.service.address"
+                yield f"{key}: {address} is not granted to runs from the UI; service_addresses of {LIMITS_FILE} names more"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_hidden(file: Path, root: Path) -> bool:
+    """Whether a path below a root, links followed or not, leads through a name that begins with a dot: secrets, git, DVC, our state."""
+    spelled = Path(os.path.normpath(file))
+    ways = [file.resolve().relative_to(root).parts]
+    if spelled.is_relative_to(root):
+        ways.append(spelled.relative_to(root).parts)
+    return any(part.startswith(".") for way in ways for part in way)
+
+
+def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    services = {name: _mapping(_mapping(config).get("service")) for name, config in _mapping(document.get("pipelines")).items()}
+    return [(name, _hashable(service.get("address"))) for name, service in services.items()]
+
+
+def _hashable(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _import_paths(value: object) -> Iterator[str]:
-    """Every `package.module:name` in a section, as a value or as a key."""
-    if isinstance(value, str) and _IMPORT_PATH.fullmatch(value):
-        yield value
+    """Every text with a colon in a section, as a value or as a key, whatever else is in it: it could be imported."""
+    if isinstance(value, str):
+        if ":" in value:
+            yield value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _import_paths(key)
             yield from _import_paths(inner)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for inner in value:
             yield from _import_paths(inner)
 
 
-def _is_in(module: str, project: Path) -> bool:
-    """Whether a module's top package is a file or folder of the project; nothing is imported for that."""
-    found = importlib.util.find_spec(module.partition(".")[0])
-    if found is None:
+def _is_module(module: str, tracked: frozenset[str]) -> bool:
+    """Whether a dotted name is a module among the tracked files.
+
+    Untracked files are no code of the project: artifacts that others have uploaded, data, results.
+    """
+    parts = module.split(".")
+    if not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts) or parts[0] in OUR_PACKAGES:
         return False
-    places = [found.origin] if found.has_location and found.origin else list(found.submodule_search_locations or [])
-    inside = [Path(place).resolve().is_relative_to(project.resolve()) and ".venv" not in Path(place).parts for place in places]
-    return bool(inside) and all(inside)
+    stem = "/".join(parts)
+    return f"{stem}.py" in tracked or f"{stem}/__init__.py" in tracked
+
+
+def _tracked_files(project: Path) -> frozenset[str]:
+    """Paths of the Python files below a project that git tracks, relative to it; none where git is not asked successfully."""
+    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "ls-files", "--", "*.py"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    return frozenset(done.stdout.splitlines()) if done.returncode == 0 else frozenset()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,14 +13,19 @@ from prefect.runtime import deployment, flow_run
 
 from flows.artifacts import Progress
 from flows.command import known_pipelines, quiet
+from flows.dvc_calls import stale_stages
 from flows.form import Changes
-from flows.reach import check_reach
-from flows.stages import Workplace, run_stage, stale_stages
+from flows.locks import hold
+from flows.reach import CONFINED, Reach, load_limits
+from flows.stages import Workplace, run_stage
 from flows.workspace import Workspace, open_workspace, overridden, remove_workspace, save_experiment, unknown_code
-from tasks.errors import WorkspaceProblem
+from tasks.errors import WorkspaceProblem, disk_errors
 from tasks.evidence import tracking
+from tasks.identities import watch_own_code
 from tasks.params import PARAMS_FILE, Params, check, load_params, read_document
+from tasks.scratch import clear_scratch
 
+IDENTITIES = "identities"  # what else decides results; all stages depend on what it writes
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 
 
@@ -65,7 +71,7 @@ class Run:
         """
         if not self.workspace.isolated:
             return None
-        stale = stale_stages(self.workspace.root, self.place.environment) & set(stages)
+        stale = _stale_stages(self.workspace, self.place.environment) & set(stages)
         if stale:
             raise WorkspaceProblem(f"{self.name} is not kept as an experiment, since {', '.join(sorted(stale))} would not be what dvc.lock says")
         failure = save_experiment(self.workspace, self.name)
@@ -79,11 +85,12 @@ class Run:
         return remove_workspace(self.workspace) if self.workspace.isolated and self.passing else None
 
 
-def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Run:
-    """Open the workspace of the current flow run and ask DVC once what is out of date there.
+@contextmanager
+def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Iterator[Run]:
+    """Open the workspace of the current flow run, ask DVC once what is out of date there, and hold it for the block.
 
     `only` are the configurations that the run is about; none: all. In a workspace of its own there are no others, since an
-    experiment would hold results for them that nobody has made.
+    experiment would hold results for them that nobody has made. A run whose name another run is using waits for that one.
 
     Raises:
       InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the UI reaches out of the project.
@@ -91,19 +98,51 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Ru
     quiet()
     project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
     document = overridden(project, overrides, overlays)
-    asked = check(document)
-    chosen = known_pipelines(asked, list(only))
-    if deployment.id:
-        check_reach(document, read_document(project / PARAMS_FILE), project)
+    if os.environ.get(CONFINED) or deployment.id:  # before the check below, which imports what the parameters name
+        Reach(project=project, own=read_document(project / PARAMS_FILE), limits=load_limits(project)).check(document)
+    chosen = known_pipelines(check(document), list(only))
     run_name = name or str(flow_run.name)
-    workspace = open_workspace(project, name=run_name, overrides=overrides, overlays=overlays, only=chosen)
-    # MLflow's store stays the project's, for the stages and for this process.
-    os.environ[tracking.STORE_HOME] = str(workspace.project)
-    environment = {tracking.STORE_HOME: str(workspace.project), tracking.FLOW_RUN: str(flow_run.id or "")}
-    if workspace.isolated:
-        environment["DVC_EXP_NAME"] = run_name
-        if unknown := unknown_code(project):
-            get_run_logger().warning(f"this run has a git worktree of its own, which lacks what git does not know: `git add {' '.join(unknown)}`")
-    params = load_params(workspace.root / PARAMS_FILE)
-    place = Workplace(workspace.root, stale_stages(workspace.root, environment), environment)
-    return Run(name=run_name, workspace=workspace, params=params, place=place, passing=name is None)
+    opened = open_workspace(
+        project,
+        name=run_name,
+        overrides=overrides,
+        overlays=overlays,
+        only=chosen,
+        on_wait=lambda who: get_run_logger().info(f"waits: {who} is using the workspace of that name"),
+    )
+    with disk_errors(), opened as workspace:
+        # MLflow's store stays the project's, for the stages and for this process.
+        os.environ[tracking.STORE_HOME] = str(workspace.project)
+        environment = {tracking.STORE_HOME: str(workspace.project), tracking.FLOW_RUN: str(flow_run.id or "")}
+        if workspace.isolated:
+            environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
+            if unknown := unknown_code(project):
+                get_run_logger().warning(f"this run has a git worktree of its own, which lacks what git does not know: `git add {' '.join(unknown)}`")
+        params = load_params(workspace.root / PARAMS_FILE)
+        place = Workplace(
+            workspace.root,
+            _stale_stages(workspace, environment),
+            environment,
+            lock=workspace.lock,
+            held=workspace.held,
+            holder=workspace.holder,
+        )
+        if IDENTITIES in place.stale:
+            run_stage(IDENTITIES, place, upstream_ran=False)
+            place = replace(place, stale=_stale_stages(workspace, environment))
+        try:
+            yield Run(name=run_name, workspace=workspace, params=params, place=place, passing=name is None)
+        finally:
+            clear_scratch(workspace.root)  # of stages that were ended
+
+
+def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
+    """Ask DVC, which is to know all own code, in turn with other runs in the same folder."""
+    logger = get_run_logger()
+    with ExitStack() as locks:
+        held = list(workspace.held)
+        if workspace.lock:
+            held.append(locks.enter_context(hold(workspace.lock, workspace.holder, lambda who: logger.info(f"waits: {who} is at work here"))))
+        for added in watch_own_code(workspace.root):
+            logger.info(f"{added} decides results and is listed in dvc.yaml now")
+        return stale_stages(workspace.root, environment, logger.info, held)

@@ -100,6 +100,13 @@ def answers(url: str) -> bool:
         return False
 
 
+def free_port() -> int:
+    """A port of this machine's loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
 def listens(port: int) -> bool:
     """Whether something accepts connections at a port of this machine's loopback."""
     with socket.socket() as probe:

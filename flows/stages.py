@@ -5,30 +5,27 @@ DVC decides whether a stage must run; TensorFlow gets a fresh process; cancellin
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from flows.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
+from flows.locks import hold, hold_machine
 from tasks.errors import StageFailed
 
 LAST_LINES = 25
 MEASURED = ("build", "train", "profile")
-MACHINE_LOCK = Path(tempfile.gettempdir()) / "throughline-measuring.lock"
 TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it in its job variables
 RETRIED = ("fetch", "ingest", "shard", "snapshot")  # they touch networks and shared disks; measured stages are not retried
 # TensorFlow's start-up chatter, which no setting silences, and DVC's advice for people at a terminal.
@@ -40,11 +37,18 @@ _NOISE = re.compile(
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where stages run and with which environment; `stale` are the stages that DVC held for out of date at the start."""
+    """Where stages run and with which environment; `stale` are the stages that DVC held for out of date at the start.
+
+    `lock`: the file to lock around each call of DVC, where runs share the folder; `held`: file descriptors of locks
+    that are held for the run's whole length. `holder` is what others are shown who wait.
+    """
 
     root: Path
     stale: frozenset[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    lock: Path | None = None
+    held: tuple[int, ...] = ()
+    holder: str = "a run"
 
 
 @task(
@@ -62,41 +66,54 @@ def run_stage(stage: str, place: Workplace, *, upstream_ran: bool) -> State:
     """
     if not upstream_ran and stage not in place.stale:
         return Completed(name="Cached", message=f"{stage} is up to date", data=False)
-    with turn(stage):
-        ran = run_dvc(stage, place)
+    ran = run_dvc(stage, place)
     return Completed(message=f"{stage} ran", data=True) if ran else Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
 
 
 @contextmanager
-def turn(stage: str) -> Iterator[None]:
-    """Wait until no other run on this machine measures, if this stage does; others run side by side.
+def turn(stage: str, place: Workplace) -> Iterator[tuple[int, ...]]:
+    """Wait until the stage may run: no other run on this machine measures, if it does, and none is at work in the folder.
 
-    A lock of the operating system, not a limit of the Prefect server: it holds for runs without a server, too, and is free the
-    moment its holder is gone, even by kill -9.
+    Yields the file descriptors of all locks; they are the kernel's, so they hold without a server, too, and are free
+    when nothing of the stage is left, even by kill -9.
     """
-    if stage.partition("@")[0] not in MEASURED:
-        yield
-        return
-    lock = FileLock(MACHINE_LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        get_run_logger().info(f"{stage} waits: another run is measuring on this machine")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    logger = get_run_logger()
+    held = list(place.held)
+    with ExitStack() as locks:
+        # First the machine's: the folder is then not locked in vain while another folder's run measures.
+        if stage.partition("@")[0] in MEASURED:
+            held.append(locks.enter_context(hold_machine(lambda who: logger.info(f"{stage} waits: {who} is measuring on this machine"))))
+        if place.lock:
+            held.append(locks.enter_context(hold(place.lock, place.holder, lambda who: logger.info(f"{stage} waits: {who} is at work here"))))
+        yield tuple(held)
 
 
 def run_dvc(stage: str, place: Workplace) -> bool:
-    """Run `dvc repro --single-item` and stream its output to the task's log; returns whether the stage's command ran."""
-    logger = get_run_logger()
+    """Run `dvc repro --single-item` and stream its output to the task's log; returns whether the stage's command ran.
+
+    Tried again for as long as another DVC process, such as one started by hand, is at work on the same files.
+
+    Raises:
+      StageFailed: the stage ended with an error, or took longer than is allowed.
+    """
     tail: deque[str] = deque(maxlen=LAST_LINES)
+    code = 0
+    with turn(stage, place) as held:
+        for _ in attempts(place.root, get_run_logger().info):
+            tail.clear()
+            code, ran = _run_once(stage, place, held, tail)
+            if code == 0:
+                return ran
+            if ran or not BUSY.search("\n".join(tail)):
+                break
+    raise StageFailed(f"{stage} ended with exit code {code}. Its last lines:\n" + "\n".join(tail))
+
+
+def _run_once(stage: str, place: Workplace, held: tuple[int, ...], tail: deque[str]) -> tuple[int, bool]:
+    logger = get_run_logger()
     ran = False
-    # --wait-for-lock stands before the subcommand; after it, DVC would not know it.
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
-    with supervised(command, place) as process, limited(process) as overdue:
+    with supervised([*DVC, "repro", "--single-item", stage], place, held) as process, limited(process) as overdue:
+        # Ends when no process is left that could write, not already with the supervisor: a killed one leaves that to another.
         for line in process.stdout or ():
             text = line.rstrip()
             if not text or _NOISE.match(text):
@@ -107,9 +124,7 @@ def run_dvc(stage: str, place: Workplace) -> bool:
         code = process.wait()
     if overdue.is_set():
         raise StageFailed(f"{stage} was ended after {os.environ[TIMEOUT_S]} s, which {TIMEOUT_S} allows; what it has finished is kept")
-    if code != 0:
-        raise StageFailed(f"{stage} ended with exit code {code}. Its last lines:\n" + "\n".join(tail))
-    return ran
+    return code, ran
 
 
 @contextmanager
@@ -132,45 +147,33 @@ def limited(process: subprocess.Popen) -> Iterator[threading.Event]:
             timer.cancel()
 
 
-def stale_stages(root: Path, environment: Mapping[str, str]) -> frozenset[str]:
-    """Ask DVC once which stages are out of date.
-
-    Raises:
-      StageFailed: DVC cannot read the project.
-    """
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "status", "--json"]
-    done = subprocess.run(command, cwd=root, env=_environment(environment), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise StageFailed(f"`dvc status` failed in {root}:\n{done.stderr.strip()}")
-    return frozenset(name.removeprefix("./dvc.yaml:") for name in json.loads(done.stdout or "{}"))
-
-
 @contextmanager
-def supervised(command: list[str], place: Workplace) -> Iterator[subprocess.Popen]:
-    """Start a command under the supervisor; however the block is left, nothing of it stays behind."""
+def supervised(command: list[str], place: Workplace, held: tuple[int, ...] = ()) -> Iterator[subprocess.Popen]:
+    """Start a command under the supervisors; however the block is left, nothing of it stays.
+
+    `held` are file descriptors of locks that stay locked for as long as anything of the command is left.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.supervise", *command],
+        [*SUPERVISE, *command],
         cwd=place.root,
-        env=_environment(place.environment),
+        env=dvc_environment(place.environment),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         bufsize=1,
         start_new_session=True,
+        pass_fds=held,
     )
     try:
         yield process
     finally:
         if process.stdin:
             process.stdin.close()  # the supervisor takes this for our death
+        if process.stdout:
+            while process.stdout.read(1 << 16):  # until the last process that could write is gone
+                pass
         process.wait()
-
-
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with this interpreter first on the path, since dvc.yaml says plainly `python`."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
 
 
 def _may_help(stage: str, message: str) -> bool:

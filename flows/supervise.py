@@ -1,50 +1,160 @@
-"""A small process between a flow and a stage, so that no stage outlives its flow.
+"""Two small processes between a flow and a stage, so that no stage outlives its flow.
 
-`python -m flows.supervise COMMAND…` runs the command in a session of its own. When the flow goes away for whatever
-reason (its end of our stdin closes, even by kill -9) or asks us to stop (SIGTERM), the command and all its children get
-SIGTERM and, if they linger, SIGKILL.
+`python -m flows.supervise COMMAND…` is an outer and an inner supervisor, each in a session of its own, and the command
+below them in a third. Both are subreapers (`PR_SET_CHILD_SUBREAPER`): whatever the command starts, however deep and in
+whatever session, becomes a child of theirs when its parent dies, and can be ended. A parent-death signal alone
+(`PR_SET_PDEATHSIG`) would not do: it follows the thread that forked and is not inherited by grandchildren.
+
+- The flow dies, even by kill -9, or closes our stdin: the outer supervisor ends what is below it.
+- The outer one dies: its pipe to the inner one closes, which ends what is below it.
+- The inner one dies: its children become those of the outer one, which ends them.
+- The command dies or finishes: what it has left running is ended.
+
+Ending means SIGTERM and, for what lingers, SIGKILL. A supervisor exits when nothing is left below it. Inherited file
+descriptors, such as those of locks, stay open in both supervisors: a lock is free when nothing of its run is left.
+Without subreapers (not Linux), process groups are ended, and a command that changes its session escapes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 
-GRACE_S = 8.0
+GRACE_S = 8.0  # between SIGTERM and SIGKILL
+OUTER_GRACE_S = GRACE_S + 4.0  # the inner supervisor needs its own grace first
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.05
 
 
 def main() -> None:
     """Run the command given as arguments; exit with its code."""
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
-    for number in (signal.SIGTERM, signal.SIGINT):  # not in the handler itself: it interrupts the wait below, which no second one can overtake
-        signal.signal(number, lambda *_: threading.Thread(target=end, args=(child,), daemon=True).start())
+    read, write = os.pipe()  # the inner supervisor's lifeline; closed by exec, so the command does not hold it
 
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        end(child)
+    def start_inner() -> int:
+        process = os.fork()
+        if process:
+            os.close(read)
+            return process
+        os.close(write)
+        os.setsid()
+        code = supervise(lifeline=read, start=lambda: start_command(sys.argv[1:]), grace_s=GRACE_S)
+        os._exit(code)
 
-    threading.Thread(target=watch, daemon=True).start()
-    code = child.wait()
-    sys.exit(code if code >= 0 else 128 - code)
+    sys.exit(supervise(lifeline=0, start=start_inner, grace_s=OUTER_GRACE_S))
 
 
-def end(child: subprocess.Popen) -> None:
-    """End a process and its whole group: ask first, then insist."""
-    signal_group(child.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(GRACE_S)
-    signal_group(child.pid, signal.SIGKILL)
+def start_command(command: list[str]) -> int:
+    """Start the command in a session of its own; returns its process id."""
+    # close_fds=False: inherited descriptors, such as locks, go on to the command.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        close_fds=False,
+        preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+    process.returncode = 0  # it is waited for here, not by Popen
+    return process.pid
+
+
+def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int:
+    """Start a child and wait until nothing is left below this process; returns the child's exit code.
+
+    Ends everything when `lifeline`, a file descriptor, is closed at its other end, at SIGTERM and SIGINT, and when the
+    child has exited.
+    """
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    wake, wakeup = os.pipe()
+    for descriptor in (wake, wakeup):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)  # a signal that is ignored would not wake us
+    child = start()
+    code = None
+    while code is None:
+        ready, _, _ = select.select([lifeline, wake], [], [])
+        signals = os.read(wake, 4096) if wake in ready else b""
+        code = reap(child)
+        closed = lifeline in ready and not os.read(lifeline, 4096)
+        if closed or signal.SIGTERM in signals or signal.SIGINT in signals:
+            break
+    return end_children(child, code, grace_s)
+
+
+def reap(child: int) -> int | None:
+    """Collect every process below us that has ended; returns the exit code of `child` if it is among them."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                break
+            if process == child:
+                exited = os.waitstatus_to_exitcode(status)
+                code = exited if exited >= 0 else 128 - exited
+    return code
+
+
+def end_children(child: int, code: int | None, grace_s: float) -> int:
+    """End everything below this process: ask first, then insist. Returns the exit code of `child`, if not known yet."""
+    deadline = time.monotonic() + grace_s
+    asked: set[int] = set()
+    while children := _children():
+        insist = time.monotonic() > deadline
+        for process in children:
+            # Killed processes leave us their children, which are met in the next round.
+            if insist:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            elif process not in asked:
+                asked.add(process)
+                _terminate(process)
+        time.sleep(POLL_S)
+        ended = reap(child)
+        code = ended if code is None else code
+    if sys.platform != "linux":
+        signal_group(child, signal.SIGKILL)  # without subreapers its group is all that is known
+    return 128 + signal.SIGTERM if code is None else code
+
+
+def _terminate(process: int) -> None:
+    """Ask a child to end: its whole group, if that is not our own."""
+    with contextlib.suppress(ProcessLookupError):
+        group = os.getpgid(process)
+        if group == os.getpgrp():
+            os.kill(process, signal.SIGTERM)
+        else:
+            os.killpg(group, signal.SIGTERM)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
     """Send a signal to a process group that may be gone already."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def _children() -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except FileNotFoundError:  # not Linux, or a kernel without this file
+        import psutil  # imported here: it takes longer than all the rest
+
+        return [process.pid for process in psutil.Process().children()]
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from prefect import flow
 
+from flows.access import joined
 from flows.artifacts import show_training, tell_failure
 from flows.command import Name, Overlay, Set, asked, quiet
 from flows.form import SUGGESTED, UNCHANGED, Changes, Pipeline, RunName
 from flows.run import PREPARATION, begin
 from flows.stages import MEASURED
+from flows.temporary_server import prefect_server
 from tasks.errors import told_plainly
 
 
@@ -25,17 +28,17 @@ def training(pipeline: Pipeline = SUGGESTED, changes: Changes = UNCHANGED, name:
       changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
     """
-    run = begin(changes, name, only=[pipeline])
-    # An experiment is complete with the report, which is then about this configuration alone.
-    stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED), *(["report"] if run.workspace.isolated else [])]
-    ran = run.showing(len(stages)).chain(stages)
-    folder = run.workspace.root / "runs" / pipeline
-    trained, profiled = (json.loads((folder / file).read_text()) for file in ("train.json", "profile.json"))
-    test = {f"test_{key}": value for key, value in trained.get("test", {}).items()}
-    result = {**trained["throughput"], **trained["train"], **test, **profiled}
-    show_training(pipeline, result, folder)
-    if ran:
-        run.keep(stages)
+    with begin(changes, name, only=[pipeline]) as run:
+        # An experiment is complete with the report, which is then about this configuration alone.
+        stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED), *(["report"] if run.workspace.isolated else [])]
+        ran = run.showing(len(stages)).chain(stages)
+        folder = run.workspace.root / "runs" / pipeline
+        trained, profiled = (json.loads((folder / file).read_text()) for file in ("train.json", "profile.json"))
+        test = {f"test_{key}": value for key, value in trained.get("test", {}).items()}
+        result = {**trained["throughput"], **trained["train"], **test, **profiled}
+        show_training(pipeline, result, folder)
+        if ran:
+            run.keep(stages)
     return result
 
 
@@ -47,8 +50,10 @@ def command(
 ) -> None:
     """Run one configuration through all stages."""
     quiet()
-    with told_plainly():
-        result = training(pipeline=pipeline, changes=asked(set_, overlay, name, [pipeline]), name=name)
+    with told_plainly(), joined(Path.cwd()):
+        changes = asked(set_, overlay, name, [pipeline])
+        with prefect_server():
+            result = training(pipeline=pipeline, changes=changes, name=name)
         typer.echo(json.dumps(result, indent=2))
 
 

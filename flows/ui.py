@@ -1,18 +1,17 @@
 """`make ui`: a Prefect server, a worker with the deployments, and MLflow's UI, on this machine alone. Ctrl-C stops all three.
 
-Everything listens on loopback, keeps its state in SQLite files unless told otherwise, and writes its log to .throughline/logs/.
+Everything listens on loopback, asks for a password unless started with --open, answers no page of another origin, keeps its state in
+SQLite files unless told otherwise, and writes its log to .throughline/logs/.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -20,12 +19,13 @@ from typing import Annotated
 import requests
 import typer
 
+from flows.access import USER, alone, open_doors, published
 from flows.command import quiet
+from flows.deployments import POOL, deploy
 from flows.services import HOST, Service, answers, check_free, serving
 from flows.workspace import HOME
-from tasks.errors import ServiceFailed, told_plainly
+from tasks.errors import told_plainly
 
-POOL = "throughline"
 LOGS = Path(HOME) / "logs"
 MLFLOW_SQLITE = "sqlite:///mlflow.db"
 
@@ -34,7 +34,8 @@ MLFLOW_SQLITE = "sqlite:///mlflow.db"
 class Access:
     """Where the servers listen and keep their state, and what their environments hold: databases, secrets.
 
-    `server` goes to the Prefect server alone, `tracking` to MLflow alone, `client` to everybody who asks them, the stages included.
+    `server` goes to the Prefect server alone, `tracking` to MLflow alone, `worker` to the worker and its runs alone, `client` to everybody who
+    asks them, the stages included.
     """
 
     prefect_port: int
@@ -45,6 +46,7 @@ class Access:
     server: Mapping[str, str] = field(default_factory=dict)
     tracking: Mapping[str, str] = field(default_factory=dict)
     client: Mapping[str, str] = field(default_factory=dict)
+    worker: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def prefect(self) -> str:
@@ -55,6 +57,15 @@ class Access:
     def mlflow(self) -> str:
         """Address of MLflow's server and its UI."""
         return f"http://{HOST}:{self.mlflow_port}"
+
+    @property
+    def own_pages_only(self) -> dict[str, str]:
+        """What lets the Prefect server answer its own UI, under both names of this machine, and no page of another origin."""
+        names = (HOST, "localhost")
+        return {
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{self.prefect_port}" for name in names),
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+        }
 
     @property
     def environment(self) -> dict[str, str]:
@@ -86,20 +97,20 @@ def servers(access: Access, *, runs_at_once: int) -> Iterator[Callable[[], None]
         name="prefect-server",
         command=[*prefect, "server", "start", *listening, str(access.prefect_port)],
         healthy=lambda: answers(f"{access.prefect}/api/health"),
-        environment={**access.environment, **access.server},
+        environment={**access.environment, **access.own_pages_only, **access.server},
     )
     stores = ["--backend-store-uri", access.store, "--artifacts-destination", artifacts]
     tracking = Service(
         name="mlflow",
-        command=[*python, "mlflow", "server", *listening, str(access.mlflow_port), *stores, "--workers", "1", *access.mlflow_options],
+        command=[*python, "flows.tracking_server", *listening, str(access.mlflow_port), *stores, "--workers", "1", *access.mlflow_options],
         healthy=lambda: answers(f"{access.mlflow}/health"),
         environment={**access.environment, **access.tracking},
     )
     worker = Service(
         name="worker",
-        command=[*prefect, "worker", "start", "--pool", POOL, "--type", "process", "--limit", str(runs_at_once)],
+        command=[*python, "flows.worker", "--limit", str(runs_at_once)],
         healthy=lambda: _has_worker(access),
-        environment=access.environment,
+        environment={**access.environment, **access.worker},
     )
     with ExitStack() as open_services:
         running = open_services.enter_context(serving(server, tracking, logs=LOGS))
@@ -117,27 +128,14 @@ def servers(access: Access, *, runs_at_once: int) -> Iterator[Callable[[], None]
         yield look_after
 
 
-def deploy(environment: Mapping[str, str]) -> None:
-    """Make the work pool and the deployments of prefect.yaml; their forms offer what params.yaml holds now.
-
-    Raises:
-      ServiceFailed: with what Prefect said.
-    """
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    for command in (["work-pool", "create", POOL, "--type", "process", "--overwrite"], ["deploy", "--all"]):
-        done = subprocess.run([*prefect, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise ServiceFailed(f"`prefect {' '.join(command)}` failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
-
-
 def _has_worker(access: Access) -> bool:
-    known = access.client.get("PREFECT_API_AUTH_STRING")
-    headers = {"Authorization": f"Basic {base64.b64encode(known.encode()).decode()}"} if known else {}
+    """Whether the pool has a worker that is online; its state is asked for, which needs no CSRF token as a search would."""
+    user, _, password = access.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
     try:
-        found = requests.post(f"{access.prefect}/api/work_pools/{POOL}/workers/filter", json={}, headers=headers, timeout=2)
+        found = requests.get(f"{access.prefect}/api/work_pools/{POOL}", auth=(user, password) if user else None, timeout=2)
     except requests.RequestException:
         return False
-    return found.ok and any(worker["status"] == "ONLINE" for worker in found.json())
+    return found.ok and found.json()["status"] == "READY"
 
 
 def until_stopped(look_after: Callable[[], None]) -> None:
@@ -159,18 +157,44 @@ def command(
     mlflow_port: MlflowPort = 5000,
     store: Annotated[str, typer.Option(help="MLflow's backend store; default: the project's SQLite file")] = MLFLOW_SQLITE,
     runs_at_once: RunsAtOnce = 2,
+    open_: Annotated[bool, typer.Option("--open", help="ask for no password: every user of this machine may do everything")] = False,
 ) -> None:
     """Start the Prefect server, a worker with the deployments, and MLflow; print where they are; stop them on Ctrl-C."""
     quiet()
-    access = Access(prefect_port=prefect_port, mlflow_port=mlflow_port, store=store)
+    os.umask(0o077)  # databases, logs and results are their owner's
     with told_plainly():
+        doors = open_doors(Path.cwd())
+        take_from_others(Path.cwd())
+        access = Access(
+            prefect_port=prefect_port,
+            mlflow_port=mlflow_port,
+            store=store,
+            mlflow_options=() if open_ else ("--app-name", "basic-auth"),
+            server={} if open_ else doors.server,
+            tracking={} if open_ else doors.tracking,
+            client={} if open_ else doors.clients,
+        )
         typer.echo("starting the Prefect server, MLflow and a worker …")
-        with servers(access, runs_at_once=runs_at_once) as look_after:
+        here = Path.cwd()
+        with alone(here), servers(access, runs_at_once=runs_at_once) as look_after, published(here, access.environment) as file:
             tell_addresses(access, runs_at_once)
-            typer.echo(f"To run flows from a terminal here: export PREFECT_API_URL={access.prefect}/api MLFLOW_TRACKING_URI={access.mlflow}")
+            if open_:
+                typer.echo("  OPEN      without a password: every user of this machine can start runs, read all results and delete them")
+            else:
+                typer.echo(f"  password  Prefect asks for {doors.clients['PREFECT_API_AUTH_STRING']}")
+                typer.echo(f"            MLflow asks for user {USER}, password {doors.keys.password}")
+            typer.echo(f"Flows from a terminal in this folder use these servers by themselves; other programs: source {file.relative_to(here)}")
             typer.echo("Ctrl-C stops all three.")
             until_stopped(look_after)
         typer.echo("stopped")
+
+
+def take_from_others(project: Path) -> None:
+    """Make the servers' databases, artifacts and logs their owner's alone where earlier runs have left them readable."""
+    prefect = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    for path in (prefect, project / LOGS, project / "mlartifacts", *project.glob("mlflow.db*")):
+        with suppress(FileNotFoundError, PermissionError):  # nothing there; another user's, who decides
+            path.chmod(path.stat().st_mode & 0o700)
 
 
 def tell_addresses(access: Access, runs_at_once: int) -> None:

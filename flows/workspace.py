@@ -1,48 +1,79 @@
 """Where a run happens: the project itself, or, for a run with overrides, a git worktree of its own beside DVC's shared cache.
 
-The project's params.yaml, dvc.lock and outputs stay untouched by such a run; it is kept as a DVC experiment.
+The project's params.yaml, dvc.lock and outputs stay untouched by such a run; it is kept as a DVC experiment. A worktree
+belongs to one run at a time: it is locked for the run's whole length.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from ruamel.yaml import YAML
 
+from flows.dvc_calls import DVC, dvc_environment, run_supervised
+from flows.locks import hold
 from tasks.errors import WorkspaceProblem
+from tasks.files import atomic_file
 from tasks.params import PARAMS_FILE, Params, apply_overrides, check, read_document
 
 HOME = ".throughline"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # of a run: it becomes a folder and a git reference
+CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
+NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))  # commits what is on no branch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """A folder in which stages run, the project it belongs to, and whether it is the project itself."""
+    """A folder in which stages run, the project it belongs to, and whether it is the project itself.
+
+    `held`: file descriptors of the locks that the run holds for its whole length. `holder` is what others are shown.
+    """
 
     root: Path
     project: Path
+    held: tuple[int, ...] = ()
+    holder: str = "a run"
 
     @property
     def isolated(self) -> bool:
         """Whether this is a worktree of its own."""
         return self.root != self.project
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What DVC is to know here: a worktree's databases go with it, instead of staying in /var/tmp."""
+        return {"DVC_SITE_CACHE_DIR": str(self.root / ".dvc" / "tmp" / "site")} if self.isolated else {}
 
-def open_workspace(project: Path, *, name: str, overrides: list[str], overlays: Sequence[Mapping[str, Any]], only: Sequence[str] = ()) -> Workspace:
-    """Return the project itself where nothing is overridden, else a worktree named `name` with the overridden parameters.
+    @property
+    def lock(self) -> Path | None:
+        """The file to lock around each call of DVC, in the project, which runs without changes share."""
+        return None if self.isolated else lock_path(self.project, "project")
+
+
+@contextmanager
+def open_workspace(
+    project: Path,
+    *,
+    name: str,
+    overrides: list[str],
+    overlays: Sequence[Mapping[str, Any]],
+    only: Sequence[str] = (),
+    on_wait: Callable[[str], object] = print,
+) -> Iterator[Workspace]:
+    """Yield the project itself where nothing is overridden, else a worktree named `name` with the overridden parameters.
 
     Parameters are checked before anything is created. Uncommitted changes of tracked files are part of the run; untracked
-    files are not. An existing worktree of that name is brought up to date and used again. `only`: the configurations that are to be there.
+    files are not. An existing worktree of that name is brought up to date and used again, once no other run uses it;
+    `on_wait` is told who does. `only`: the configurations that are to be there.
 
     Raises:
       InvalidParams: all problems of the overridden parameters.
@@ -50,22 +81,72 @@ def open_workspace(project: Path, *, name: str, overrides: list[str], overlays: 
     """
     check_name(name)
     overridden_params(project, overrides, overlays)
+    holder = f"run {name}"
     if not overrides and not overlays:
-        return Workspace(root=project, project=project)
+        yield Workspace(root=project, project=project, holder=holder)
+        return
     root = project / HOME / "workspaces" / name
-    with _lock(project, "git"):
-        head = _git(project, "rev-parse", "HEAD")
-        # A commit of the uncommitted changes that is on no branch; git says nothing, and fails, where there are none.
-        changed = _git(project, "status", "--porcelain", "--untracked-files=no")
-        commit = _git(project, "stash", "create") if changed else head
-        if root.exists():
-            _git(root, "checkout", "--quiet", "--force", "--detach", commit)
-        else:
-            _git(project, "worktree", "prune")
-            _git(project, "worktree", "add", "--quiet", "--detach", str(root), commit)
-    _share_cache(project, root)
-    _write_params(project, root, overrides, overlays, only)
-    return Workspace(root=root, project=project)
+    with hold(lock_path(project, f"workspace.{name}"), holder, on_wait) as held:
+        with _exclusive(project, "git", holder):
+            _check_out(project, root)
+        _share_cache(project, root)
+        _write_params(project, root, overrides, overlays, only)
+        yield Workspace(root=root, project=project, held=(held,), holder=holder)
+
+
+def lock_path(project: Path, name: str) -> Path:
+    """File of one of the project's locks."""
+    return project / HOME / "locks" / f"{name}.lock"
+
+
+def _check_out(project: Path, root: Path) -> None:
+    """Bring the worktree `root` to the project's present state, its uncommitted changes included."""
+    commit = _commit_changes(project)
+    # A kill can leave a folder that is no worktree; git would then take the project for what is meant.
+    if root.exists() and not _is_worktree(root):
+        shutil.rmtree(root)
+    if root.exists():
+        # Nobody else uses this worktree while its lock is held, so what a killed git has left is nobody's.
+        index = Path(_git(root, "rev-parse", "--absolute-git-dir"), "index")
+        index.with_name("index.lock").unlink(missing_ok=True)
+        checkout = ("checkout", "--quiet", "--force", "--detach", commit)
+        try:
+            _git(root, *checkout)
+        except WorkspaceProblem:
+            index.unlink(missing_ok=True)  # damaged, perhaps; it can be made from the commit
+            _git(root, *checkout)
+    else:
+        _git(project, "worktree", "prune")
+        # Forced twice: also where a kill has left git's entry of a worktree of that name, still locked.
+        add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
+        _git(project, *add, str(root), commit)
+
+
+def _is_worktree(root: Path) -> bool:
+    with contextlib.suppress(WorkspaceProblem):
+        return Path(_git(root, "rev-parse", "--show-toplevel")).samefile(root)
+    return False
+
+
+def _commit_changes(project: Path) -> str:
+    """A commit, on no branch, of the project with its uncommitted changes; HEAD where there are none.
+
+    Made with an index of its own: the project's is neither locked nor changed.
+    """
+    head = _git(project, "rev-parse", "HEAD")
+    if not _git(project, "status", "--porcelain", "--untracked-files=no"):
+        return head
+    index = Path(project, _git(project, "rev-parse", "--git-path", "index"))
+    folder = project / HOME / "index"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    own = {"GIT_INDEX_FILE": str(folder / "index")}
+    shutil.copy(index, own["GIT_INDEX_FILE"])
+    _git(project, "add", "--update", ":/", environment=own)
+    tree = _git(project, "write-tree", environment=own)
+    shutil.rmtree(folder)
+    who = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in NOBODY}
+    return _git(project, "commit-tree", tree, "-p", head, "-m", "uncommitted changes", environment=who)
 
 
 def unknown_code(project: Path) -> list[str]:
@@ -107,12 +188,12 @@ def _laid_over(document: dict[str, Any], overrides: list[str], overlays: Sequenc
 def save_experiment(workspace: Workspace, name: str) -> str | None:
     """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or None.
 
-    Saving is serialised: several at once clash in shared git references.
+    Saving is serialized: several at once clash in shared git references.
     """
-    with _lock(workspace.project, "experiments"):
-        done = subprocess.run(
-            [sys.executable, "-m", "dvc", "exp", "save", "--force", "--name", name], cwd=workspace.root, capture_output=True, text=True, check=False
-        )
+    command = [*DVC, "exp", "save", "--force", "--name", name]
+    environment = dvc_environment(workspace.environment) | _without_hooks()
+    with _exclusive(workspace.project, "experiments", workspace.holder) as held:
+        done = run_supervised(command, workspace.root, environment, (*workspace.held, held))
     return None if done.returncode == 0 else done.stderr.strip()
 
 
@@ -125,7 +206,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     if report.exists():
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
-    with _lock(workspace.project, "git"):
+    with _exclusive(workspace.project, "git", workspace.holder):
         _git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     return kept if report.exists() or kept.exists() else None
 
@@ -143,7 +224,7 @@ def _write_params(project: Path, root: Path, overrides: list[str], overlays: Seq
     source = Path(document["data"]["path"])
     if not source.is_absolute() and (project / source).exists() and not source.is_relative_to("data/raw"):
         document["data"]["path"] = str((project / source).resolve())
-    with (root / PARAMS_FILE).open("w") as file:
+    with atomic_file(root / PARAMS_FILE) as temporary, temporary.open("w") as file:
         yaml.dump(document, file)
 
 
@@ -159,22 +240,54 @@ def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
 
 
 def _share_cache(project: Path, root: Path) -> None:
-    cache = subprocess.run([sys.executable, "-m", "dvc", "cache", "dir"], cwd=project, capture_output=True, text=True, check=False).stdout.strip()
-    local = root / ".dvc" / "config.local"
-    local.write_text(f"[cache]\n    dir = {cache or project / '.dvc' / 'cache'}\n")
+    """Let the worktree use the project's cache.
+
+    By a link, so that no path stands in DVC's configuration: it knows no quoting for `%` and for what is not ASCII.
+    """
+    from dvc.config import Config  # imported here: half a second
+    from dvc.exceptions import DvcException
+
+    try:
+        config = Config(str(project / ".dvc"))
+        cache: Any = config.get("cache", {})
+        local: Any = config.load_one("local")
+    except DvcException as error:
+        raise WorkspaceProblem(f"DVC's configuration in {project / '.dvc'} cannot be read: {error}") from None
+    kind = local["cache"].get("type", "")
+    kind = kind if isinstance(kind, str) else ",".join(kind)
+    target = Path(cache.get("dir") or project / ".dvc" / "cache")
+    target.mkdir(parents=True, exist_ok=True)
+    link = root / ".dvc" / "cache"
+    if not link.is_symlink() or link.readlink() != target:
+        shutil.rmtree(link) if link.is_dir() and not link.is_symlink() else link.unlink(missing_ok=True)
+        link.symlink_to(target, target_is_directory=True)
+    with atomic_file(root / ".dvc" / "config.local") as temporary:
+        temporary.write_text("[cache]\n    dir = cache\n" + (f'    type = "{kind}"\n' if kind else ""))
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, env=environment)
+def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    # Up to `folder` and no further: within a damaged worktree git would find the project's repository.
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_OPTIONAL_LOCKS": "0"}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    # Hooks, such as those of `dvc install`, call DVC in a worktree that is not complete yet.
+    command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
+    variables = {**inherited, **ceiling, **(environment or {})}
+    if arguments[0] in CHANGE_WORKTREES:  # these take time, and a killed run must not leave them at work
+        done = run_supervised(command, folder, variables)
+    else:
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise WorkspaceProblem(
             f"a run with overrides happens in a git worktree, but `git {' '.join(arguments[:2])}` failed in {folder}: {done.stderr.strip()}"
         )
-    return done.stdout.strip()
+    return done.stdout.removesuffix("\n")
 
 
-def _lock(project: Path, name: str) -> FileLock:
-    folder = project / HOME
-    folder.mkdir(exist_ok=True)
-    return FileLock(folder / f"{name}.lock")
+def _without_hooks() -> dict[str, str]:
+    """What keeps DVC's own calls of git from running hooks."""
+    return {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
+
+
+def _exclusive(project: Path, name: str, holder: str) -> contextlib.AbstractContextManager[int]:
+    """A lock that is held for moments only."""
+    return hold(lock_path(project, name), holder, lambda who: None)

@@ -132,7 +132,7 @@ def input_pipeline(params: Params, name: str, stored: Stored, *, split: str, pur
     host = host_of(os.environ) if purpose == "train" else Host()
     if host.count > 1 and not plan.gathers:
         raise ImpossiblePlan(f"pipelines.{name}: {host.count} hosts can share a snapshot only, not a stream; use `read: snapshot`")
-    return InputPipeline(
+    pipeline = InputPipeline(
         plan=plan,
         stored=stored,
         split=split,
@@ -142,6 +142,8 @@ def input_pipeline(params: Params, name: str, stored: Stored, *, split: str, pur
         host=host,
         address=address,
     )
+    host.check(pipeline.examples, params.batch_size)
+    return pipeline
 
 
 def exact_pipeline(params: Params, stored: Stored, *, split: str) -> InputPipeline:
@@ -151,13 +153,30 @@ def exact_pipeline(params: Params, stored: Stored, *, split: str) -> InputPipeli
 
 
 def host_of(environment: Mapping[str, str]) -> Host:
-    """Which of several hosts this is, as tf.distribute is told by TF_CONFIG; the only one where it is not set."""
-    config = json.loads(environment.get("TF_CONFIG") or "{}")
-    workers = [*config.get("cluster", {}).get("chief", []), *config.get("cluster", {}).get("worker", [])]
-    task = config.get("task", {})
-    chiefs = len(config.get("cluster", {}).get("chief", []))
-    index = int(task.get("index", 0)) + (chiefs if task.get("type") == "worker" else 0)
-    return Host(index=index, count=max(1, len(workers)))
+    """Which of several hosts this is, as tf.distribute is told by TF_CONFIG: the chief first, then the workers. The only one where it is not set.
+
+    Raises:
+      ImpossiblePlan: TF_CONFIG does not say that, so that hosts could train on the same examples.
+    """
+    text = environment.get("TF_CONFIG") or "{}"
+    try:
+        config = json.loads(text)
+        cluster, task = config.get("cluster", {}), config.get("task", {})
+        counts = {kind: len(cluster.get(kind, [])) for kind in ("chief", "worker")}
+        others = sorted(kind for kind, hosts in cluster.items() if kind not in counts and hosts)
+        kind, index = task.get("type"), task.get("index")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ImpossiblePlan(f"TF_CONFIG is not what tf.distribute expects ({error}): {text[:200]}") from error
+    if others:
+        raise ImpossiblePlan(f"TF_CONFIG: cluster.{others[0]} takes no part in reading a snapshot; name a chief and workers only")
+    count = sum(counts.values())
+    if count <= 1:
+        return Host()
+    if kind not in counts or type(index) is not int or not 0 <= index < counts[kind]:
+        raise ImpossiblePlan(
+            f"TF_CONFIG: task {json.dumps(task)} is none of the {count} hosts of the cluster; each needs its own type (chief or worker) and index"
+        )
+    return Host(index=index + (counts["chief"] if kind == "worker" else 0), count=count)
 
 
 def _check_memory(plan: Plan, stored: Stored, split: str) -> None:

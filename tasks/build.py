@@ -6,7 +6,6 @@ gap, equality digest).
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tasks.assembly import damage_named, exact_pipeline, input_pipeline, input_service, open_inputs
+from tasks.evidence.draws import check_epoch
 from tasks.evidence.equality import difference, digest_examples
 from tasks.evidence.hardware import Sampler, fingerprint
 from tasks.evidence.throughput import measure_input
@@ -29,12 +29,13 @@ def build(
 ) -> dict[str, Any]:
     """Measure `training` (all of the configuration) and digest `plain` (the same without shuffle, augmentation and finishing).
 
-    Where decoding is approximate, `plain` is compared with `exact`, the snapshot's examples.
+    Of `training` one epoch's draws are checked. Where decoding is approximate, `plain` is compared with `exact`, the snapshot's examples.
 
     Raises:
+      UnequalConfigurations: an epoch of `training` does not draw the examples that it should.
       EmptyDataset: the configuration delivers nothing.
     """
-    equality = digest_examples(plain)
+    equality, epoch = digest_examples(plain), check_epoch(training)
     with Sampler() as sampler:
         throughput = measure_input(training, passes=measure.passes, max_seconds=measure.max_seconds)
     result = {
@@ -47,21 +48,21 @@ def build(
     }
     if training.plan.approximate:
         result["difference"] = asdict(difference(plain, exact))
-    if training.plan.classwise:
-        result["class_frequencies"] = class_frequencies(training)
+    if epoch:
+        draws, rows = epoch
+        result["epoch"] = asdict(draws)
+        if training.plan.classwise:
+            result["class_frequencies"] = class_frequencies(training, rows)
     write_json(out / "plan.json", {**describe(training), **about})
     write_json(out / "input.json", result)
     return result
 
 
-def class_frequencies(pipeline: InputPipeline) -> dict[str, float]:
-    """Share of each class among the examples of one epoch, as they are delivered."""
+def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, float]:
+    """Share of each class among the rows of an epoch."""
     classes = pipeline.stored.shards.classes
-    counts = np.zeros(len(classes), np.int64)
-    for batch in itertools.islice(pipeline.batches(), pipeline.steps):
-        labels = np.asarray(batch[1])
-        counts += np.bincount(labels if labels.ndim == 1 else labels.argmax(axis=1), minlength=len(classes))
-    return dict(zip(classes, (counts / counts.sum()).tolist(), strict=True))
+    labels = np.asarray(pipeline.stored.mapped(pipeline.split, "label"))[rows]
+    return dict(zip(classes, (np.bincount(labels, minlength=len(classes)) / len(rows)).tolist(), strict=True))
 
 
 def describe(pipeline: InputPipeline) -> dict[str, Any]:

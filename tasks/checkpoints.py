@@ -1,30 +1,29 @@
-"""Checkpoints of a training that may be interrupted at any instant: position, weights, optimizer, random layers, metrics, epoch rows.
+"""The progress of a training that may be interrupted at any instant: epoch rows, timing, and when a checkpoint is due.
 
-A checkpoint belongs to one piece of work (data, ops, configuration, model, settings); another work never goes on from it.
+A checkpoint holds position, weights, optimizer, random layers, metrics and epoch rows; `checkpoint_store` keeps it on disk.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tasks.checkpoint_store import CheckpointStore
+from tasks.evidence.hardware import Sampler
 from tasks.evidence.steps import StepTimer
 from tasks.evidence.tracking import Recorder
-from tasks.files import read_json, write_json
+from tasks.executions import Executions
 from tasks.pipelines.dataset import InputPipeline
 from tasks.progress import say
 from tasks.settings import TrainSettings
 
 FOLDER = ".checkpoint"
-STATE = "state.json"
 TELL_EVERY_S = 10.0
 
 
@@ -37,63 +36,76 @@ class Position:
 
 
 class Progress(keras.callbacks.Callback):
-    """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any instant."""
+    """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any instant.
 
-    def __init__(self, pipeline: InputPipeline, folder: Path, work: str, settings: TrainSettings, recorder: Recorder) -> None:
+    `measured_steps` are those that the sampler has measured: without the executions that trace a graph first, and without validation.
+    """
+
+    def __init__(self, pipeline: InputPipeline, store: CheckpointStore, settings: TrainSettings, recorder: Recorder) -> None:
         super().__init__()
         self.rows: list[dict[str, float]] = []
-        self.timer = StepTimer(settings.steps_per_execution)
-        self._pipeline, self._folder, self._work = pipeline, folder, work
+        self.timer = StepTimer()
+        self.measured_steps = 0
+        self._pipeline, self._store = pipeline, store
         self._settings, self._recorder = settings, recorder
-        self._begun = Position()
+        self._executions: Executions | None = None
+        self._sampler: Sampler | None = None
+        self._start = Position()
         self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to go on from
         self._told = 0.0
-        self._epoch = 0
+        self._step = 0  # of the current epoch, that have been run
 
-    @property
-    def _trained(self) -> keras.Model:
-        """The model that Keras is training."""
-        if self.model is None:
-            raise RuntimeError("no training has begun")
-        return self.model
+    def attach(self, executions: Executions, sampler: Sampler) -> None:
+        """Follow these executions, and have the sampler pause while a graph is traced and while the model is validated."""
+        self._executions, self._sampler = executions, sampler
 
     def restore(self, model: keras.Model) -> Position:
-        """Load the last checkpoint of the same work into the model and say how far it was; the beginning where there is none."""
-        state_file = self._folder / STATE
-        if not state_file.exists() or (state := read_json(state_file))["work"] != self._work:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        """Load the last usable checkpoint of the same work into the model and say how far it was; the beginning where there is none."""
+        state = self._store.restore(_variables(model))
+        if state is None:
             return Position()
-        self._variables(model).read(str(self._folder / state["checkpoint"])).assert_consumed()
-        self.rows, self._metrics = state["rows"], state["metrics"]
-        self._begun = Position(epoch=len(self.rows), step=state["step"])
-        return self._begun
+        self.rows, self._metrics = [dict(row) for row in state["rows"]], state["metrics"]
+        self._start = Position(epoch=len(self.rows), step=state["step"])
+        return self._start
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """In an epoch that was interrupted, let its metrics go on."""
-        self._epoch = epoch
+        resumed = epoch == self._start.epoch
+        self._step = self._start.step if resumed else 0
+        self._running.begin(self._pipeline.steps - self._step)
         self._told = time.monotonic()
-        self.timer.begin()
-        if self._metrics and epoch == self._begun.epoch:
+        if self._metrics and resumed:
             for variable, value in zip(_metric_variables(self._trained), self._metrics, strict=True):
                 variable.assign(np.asarray(value, variable.dtype))
+        self.timer.begin()
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Measure the execution, unless it traces a graph first."""
+        if self._sampler and self._running.traces:
+            self._sampler.pause()
+        elif self._sampler:
+            self._sampler.resume()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Time the step, say every few seconds how far a long epoch is, and keep a checkpoint where one is due."""
-        self.timer.tick()
-        earlier = self._begun.step if self._epoch == self._begun.epoch else 0
-        # With several steps per execution, Keras' number of the batch may run past the end of the epoch.
-        step = min(earlier + batch + 1, self._pipeline.steps)
+        """Time the execution, say every few seconds how far a long epoch is, and keep a checkpoint where one is due."""
+        steps = self._running.steps  # Keras' number of the batch may run past the end of the epoch
+        self.timer.tick(steps)
+        before, self._step = self._step, self._step + steps
+        if self._sampler and self._sampler.running:
+            self.measured_steps += steps
         if time.monotonic() - self._told >= TELL_EVERY_S:
             self._told = time.monotonic()
-            say(f"  step {step:,} of {self._pipeline.steps:,}: loss {(logs or {}).get('loss', float('nan')):.4f}")
+            say(f"  step {self._step:,} of {self._pipeline.steps:,}: loss {(logs or {}).get('loss', float('nan')):.4f}")
         count, unit = self._settings.checkpoint_period
-        due = step // count > (step - self._settings.steps_per_execution) // count
-        if unit == "steps" and due and self._pipeline.plan.gathers and step < self._pipeline.steps:
-            self._save(step)
+        due = self._step // count > before // count
+        if unit == "steps" and due and self._pipeline.plan.gathers and self._step < self._pipeline.steps:
+            self._save(self._step)
 
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """The epoch's last step is done; validation is not timed."""
+        """The epoch's last step is done; validation is neither timed nor measured."""
         self.timer.end()
+        if self._sampler:
+            self._sampler.pause()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Close the epoch: row, metrics, checkpoint."""
@@ -120,31 +132,34 @@ class Progress(keras.callbacks.Callback):
         if epoch + 1 < self._settings.epochs and (unit == "steps" or (epoch + 1) % count == 0):
             self._save(0)
 
-    def _variables(self, model: keras.Model) -> tf.train.Checkpoint:
-        """Every variable by position: weights, optimizer slots, step counter and the state of random layers."""
-        model.optimizer.build(model.trainable_variables)
-        variables = [*model.variables, *model.optimizer.variables]
-        return tf.train.Checkpoint(variables=[getattr(variable, "value", variable) for variable in variables])
+    @property
+    def _trained(self) -> keras.Model:
+        """The model that Keras is training."""
+        if self.model is None:
+            raise RuntimeError("no training has begun")
+        return self.model
+
+    @property
+    def _running(self) -> Executions:
+        if self._executions is None:
+            raise RuntimeError("attach() the executions of the model first")
+        return self._executions
 
     def _save(self, step: int) -> None:
-        """Write the checkpoint, then the state that names it: a kill in between leaves the earlier one in force."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"at-{len(self.rows):04d}-{step:08d}"
-        self._variables(self._trained).write(str(self._folder / name))
+        """Write a checkpoint. Where that fails, training goes on, and the earlier checkpoint stays in force."""
         metrics = [np.asarray(variable).tolist() for variable in _metric_variables(self._trained)] if step else []
-        state = {"work": self._work, "checkpoint": name, "step": step, "rows": self.rows, "metrics": metrics, "run_id": self._recorder.run_id}
-        write_json(self._folder / STATE, state)
-        for stale in self._folder.glob("at-*"):
-            if not stale.name.startswith(name):
-                stale.unlink()
+        state = {"step": step, "rows": self.rows, "metrics": metrics, "run_id": self._recorder.run_id}
+        try:
+            self._store.write(_variables(self._trained), state, epoch=len(self.rows), step=step)
+        except (OSError, tf.errors.OpError) as error:
+            say(f"  no checkpoint could be written ({str(error).splitlines()[0][:200]}); training goes on, the earlier one stays")
+
+
+def _variables(model: keras.Model) -> list[tf.Variable]:
+    """Every variable by position: weights, optimizer slots, step counter and the state of random layers."""
+    model.optimizer.build(model.trainable_variables)
+    return [getattr(variable, "value", variable) for variable in (*model.variables, *model.optimizer.variables)]
 
 
 def _metric_variables(model: keras.Model) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
-
-
-def resumable_run(folder: Path, work: str) -> str | None:
-    """The MLflow run of an interrupted training of the same work."""
-    state_file = folder / STATE
-    state = read_json(state_file) if state_file.exists() else {}
-    return state.get("run_id") if state.get("work") == work else None

@@ -7,6 +7,7 @@ Anything else is a bug and keeps its traceback. `docs/errors.md` is generated fr
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,10 @@ class DataNotFound(UserError):
     """The data source is not where params.yaml says, or a known data set could neither be found nor downloaded."""
 
 
+class ForeignFiles(UserError):
+    """A folder that a stage is to replace holds files that the stage did not write; they are left as they are."""
+
+
 class UnreadableSource(UserError):
     """The source as a whole cannot be read: a table without the needed columns, arrays of unlike length, a broken archive."""
 
@@ -47,12 +52,20 @@ class MissingInput(UserError):
     """A stage was started before the stage whose output it reads."""
 
 
+class DamagedFile(UserError, ValueError):
+    """A file that a stage wrote is empty, cut off, or holds something else; names the file and what makes it again."""
+
+
 class CorruptShard(UserError):
     """A TFRecord file is truncated, has a wrong checksum, or is not the file its index describes."""
 
 
 class CorruptColumn(UserError):
     """A snapshot column has the wrong size or a chunk whose digest does not match its index."""
+
+
+class WrongVersion(UserError):
+    """A library that decides results is installed in another version than uv.lock names."""
 
 
 class StaleSnapshot(UserError):
@@ -71,6 +84,10 @@ class UnknownModel(UserError):
     """`model.name` is neither a built-in model, nor a `keras.applications` name, nor an importable builder."""
 
 
+class UnsavableModel(UserError):
+    """A model of one's own could not be saved and loaded again after training; found out before the first epoch."""
+
+
 class UnequalConfigurations(UserError):
     """Two configurations with the same preprocessing do not deliver the same examples."""
 
@@ -87,33 +104,103 @@ class ServiceFailed(UserError):
     """A dispatcher or worker of the tf.data service did not start."""
 
 
+class DiskRefused(UserError):
+    """A disk is full or read-only, or a file belongs to another user; earlier outputs are untouched."""
+
+
 class WorkspaceProblem(UserError):
     """The git or DVC state does not allow an isolated run."""
 
 
+# What a disk has to say, to all who write to it: TensorFlow and HDF5 repeat its words in errors of their own.
+_DISK = {
+    errno.ENOSPC: ("DiskFull", "no space is left", "Free some space"),
+    errno.EDQUOT: ("DiskFull", "no space is left within the quota", "Free some space"),
+    errno.EROFS: ("ReadOnlyDisk", "the file system is read-only", "Make it writable, or work elsewhere"),
+    errno.EACCES: ("NotPermitted", "this user may not do that", "Change the owner or the permissions"),
+    errno.EPERM: ("NotPermitted", "this user may not do that", "Change the owner or the permissions"),
+}
+
+
 @contextmanager
 def told_plainly() -> Iterator[None]:
-    """Turn a `UserError`, or a full disk, into one paragraph on stderr and exit code 2; the door of every command is wrapped in it."""
+    """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2; the door of every command is wrapped in it."""
     try:
         yield
     except UserError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        problem = _disk_problem(error)
+        if problem is None:
             raise
-        place = f" while writing {error.filename}" if error.filename else ""
-        print(f"DiskFull: no space is left{place}; earlier outputs are untouched. Free some space and run the same command again.", file=sys.stderr)
+        print(problem, file=sys.stderr)
         raise SystemExit(2) from None
 
 
 @contextmanager
-def known_form(path: Path, stage: str) -> Iterator[None]:
-    """Raise MissingInput where an index that is read within has not the form that this version writes."""
+def disk_errors() -> Iterator[None]:
+    """Make a `UserError` of what a full, read-only or forbidden disk raises, where a traceback would be shown before `told_plainly` is reached.
+
+    Raises:
+      DiskRefused: with the paragraph.
+    """
     try:
         yield
-    except (KeyError, TypeError) as error:
-        raise MissingInput(f"{path} was written by another version of the program ({error}); run `dvc repro {stage}`") from error
+    except UserError:
+        raise
+    except Exception as error:
+        problem = _disk_problem(error)
+        if problem is None:
+            raise
+        raise DiskRefused(problem) from error
+
+
+def _disk_problem(error: Exception) -> str | None:
+    """What to say about an error that a disk caused, None about any other."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number not in _DISK and (isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")):
+        number = next((known for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) if os.strerror(known) in str(error)), None)
+    if number not in _DISK:
+        return None
+    name, what, remedy = _DISK[number]
+    file = getattr(error, "filename", None)
+    return f"{name}: {what}{f', {file}' if file else ''}; earlier outputs are untouched. {remedy} and run the same command again."
+
+
+# Which stage wrote a file; {name} is the configuration, by whose name the folder goes.
+_WRITERS = {
+    "origin.json": "fetch",
+    "manifest.json": "ingest", "examples.parquet": "ingest", "rejected.csv": "ingest", "values.npy": "ingest",
+    "shards/index.json": "shard", "snapshot/index.json": "snapshot", "snapshot.json": "snapshot",
+    "plan.json": "build@{name}", "input.json": "build@{name}", "train.json": "train@{name}", "run.json": "train@{name}",
+    "profile.json": "profile@{name}", "summary.json": "report",
+}  # fmt: skip
+
+
+@contextmanager
+def known_form(path: Path, stage: str | None = None) -> Iterator[None]:
+    """Say plainly where a file of a stage, which is read within, is not as that stage writes it.
+
+    Raises:
+      MissingInput: it is not there, or of the form of another version.
+      DamagedFile: it is empty, cut off or no such file at all.
+    """
+    writer = _WRITERS.get(f"{path.parent.name}/{path.name}") or _WRITERS.get(path.name, "")
+    stage = stage or writer.format(name=path.parent.name)
+    run = f"run `dvc repro {stage}`" if stage else "run `dvc repro`"
+    try:
+        yield
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise MissingInput(f"{path} was written by another version of the program ({error}); {run}") from error
+    except FileNotFoundError as error:
+        raise MissingInput(f"{path} is missing; {run}") from error
+    except (ValueError, EOFError, RecursionError) as error:
+        empty = path.is_file() and path.stat().st_size == 0
+        reason = "is empty" if empty else f"is damaged ({next(iter(str(error).splitlines()), type(error).__name__)})"
+        raise DamagedFile(f"{path} {reason}; {made_anew(path, stage) if stage else f'delete it and {run}'}") from error
 
 
 def made_anew(path: Path, stage: str) -> str:

@@ -1,6 +1,7 @@
-"""Stage 0, fetch: put a known data set below data/raw, from a local copy or its official download.
+"""Stage 0, fetch: put a known data set into data/raw/NAME: from a local copy, its official download, or Debian's packages.
 
-Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it.
+Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it. What `fetch` did not write, it does not
+replace: a note in the folder, origin.json, lists the files that it made with their digests.
 """
 
 from __future__ import annotations
@@ -8,23 +9,61 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.data.known import fetch_fashion_mnist, make_photos
-from tasks.files import resumable_folder, write_json
+from tasks.errors import ForeignFiles, known_form
+from tasks.files import digest_file, digest_json, read_json, resumable_folder, write_json
+from tasks.libraries import program_digest
 from tasks.progress import say
 from tasks.stage import Layout, door
 
 FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos}
+ORIGIN = "origin.json"
+FILES_SHOWN = 3
 
 
 def fetch(name: str, out: Path) -> str:
-    """Put the known data set `name` into `out/name` and return a line that says where it came from."""
-    with resumable_folder(out, key=name) as folder:
-        origin = "nothing to fetch" if name == "none" else FETCHERS[name](folder / name)
-        write_json(folder / "origin.json", {"data_set": name, "origin": origin})
+    """Put the known data set `name` into `out/name` and return a line that says where it came from.
+
+    Raises:
+      DataNotFound: it is nowhere to be had; says what was tried.
+      ForeignFiles: the folder holds files that `fetch` did not write, and which it would remove.
+    """
+    target = out / name
+    with resumable_folder(target, key=digest_json([name, program_digest("fetch")])) as folder:
+        origin = "nothing to fetch" if name == "none" else FETCHERS[name](folder)
+        # Only what decides bytes: where they came from differs between machines.
+        write_json(folder / ORIGIN, {"data_set": name, "files": _digests(folder)})
+        _check_replaceable(target, folder)
     return origin
 
 
+def _check_replaceable(target: Path, new: Path) -> None:
+    """Refuse to replace a folder with files that neither an earlier fetch wrote nor the new folder holds alike."""
+    if target.is_symlink():
+        raise ForeignFiles(f"{target} is a link, which fetch did not make; remove the link, or set `data.fetch: none` and data.path to {target}")
+    if not target.exists():
+        return
+    known = set((_digests(new) | {ORIGIN: ""}).items())
+    if (target / ORIGIN).is_file():
+        with known_form(target / ORIGIN):
+            known |= set(read_json(target / ORIGIN)["files"].items())
+    foreign = sorted(name for name, digest in _digests(target).items() if (name, digest) not in known)
+    if foreign:
+        shown = ", ".join(foreign[:FILES_SHOWN]) + (f" and {len(foreign) - FILES_SHOWN} more" if len(foreign) > FILES_SHOWN else "")
+        raise ForeignFiles(
+            f"{target} holds files that fetch did not write, and would remove: {shown}. Move them out of data/raw, which belongs to fetch; "
+            "to use them, set `data.fetch: none` and data.path to where they are then"
+        )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Digest of every file below a folder by its relative path, but for the notes; other kinds of file have none."""
+    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
+    names = ((path.relative_to(folder).as_posix(), path) for path in files)
+    return {name: digest_file(path) if path.is_file() and not path.is_symlink() else "" for name, path in names if name not in (ORIGIN, ".key")}
+
+
 def main() -> None:
-    """Put a known data set (data.fetch) below data/raw/."""
+    """Put a known data set (data.fetch) into data/raw/NAME."""
     with door(main) as params:
         say(f"fetch: {fetch(params.data.fetch, Layout().raw)}")
 

@@ -1,16 +1,21 @@
 """Files that are either complete or absent: atomic writes, resumable folders, digests.
 
-Every stage writes beside its destination and renames at the end, so that a kill at any instant leaves the old
-output or none. A resumable folder keeps finished members across a kill, as long as the work is still the same.
+Every stage writes next to its destination and renames at the end, so that a kill or a power failure at any instant
+leaves the old output or the new one. A resumable folder keeps finished members across a kill, as long as the work is
+still the same. What a kill leaves is removed by the next start.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import errno
 import hashlib
 import io
 import json
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +25,14 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
+from tasks.errors import known_form
+
 KEY_FILE = ".key"
+PARTIAL = ".partial"
+OLD = ".old"
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+_TEMPORARY = re.compile(r"\..*\.(\d+)-[0-9a-f]{16}\.tmp")
 
 
 def digest_bytes(*parts: bytes) -> str:
@@ -72,15 +84,28 @@ def digest_json(value: Any) -> str:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it is flushed to disk and renamed, on failure removed."""
+    """Yield a temporary path beside `path`; on success it is flushed to disk and renamed, on failure removed.
+
+    The temporary name is drawn, so that threads and processes may write the same file at the same time; it holds the
+    process, so that `clear_leftovers` knows whose it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, path)
+        if not any(parent.name.endswith(PARTIAL) for parent in path.parents):  # these are flushed as a whole
+            flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove temporary files of `atomic_file` that processes which are gone have left in a folder, not below it."""
+    for path in folder.glob(".*.tmp"):
+        if (match := _TEMPORARY.fullmatch(path.name)) and not _is_alive(int(match[1])):
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -90,8 +115,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file written by `write_json`."""
-    return json.loads(path.read_text())
+    """Read a JSON file written by `write_json`.
+
+    Raises:
+      MissingInput, DamagedFile: it is not there, empty or cut off; names what makes it again.
+    """
+    with known_form(path):
+        return json.loads(path.read_bytes())
 
 
 @contextmanager
@@ -101,36 +131,97 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     On success the folder replaces `path` by rename. On failure or kill it stays, to be continued. A partial folder
     with another key is thrown away.
     """
-    partial = path.with_name(path.name + ".partial")
+    _recover(path)
+    partial = path.with_name(path.name + PARTIAL)
     if partial.exists() and _key_of(partial) != key:
         shutil.rmtree(partial)
     partial.mkdir(parents=True, exist_ok=True)
-    (partial / KEY_FILE).write_text(key)
+    for folder in (partial, *(one for one in partial.rglob("*") if one.is_dir())):
+        clear_leftovers(folder)
+    with atomic_file(partial / KEY_FILE) as temporary:
+        temporary.write_text(key)
     yield partial
     replace_folder(partial, path)
     (path / KEY_FILE).unlink()
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Put folder `new` where `path` is; what stood there is removed only after the new one is in place."""
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    if path.exists():
+    """Put folder `new` where `path` is, both flushed to disk; at every instant one of the two is complete at `path`.
+
+    They change places, and what was at `path` is removed from where `new` was. File systems that cannot do that rename
+    twice; after a kill between the two, the next start puts the old folder back.
+    """
+    flush_folder(new)
+    if not path.exists():
+        os.replace(new, path)
+    elif not _exchange(new, path):
+        old = path.with_name(f".{path.name}{OLD}")
+        shutil.rmtree(old, ignore_errors=True)
         os.replace(path, old)
-    os.replace(new, path)
-    shutil.rmtree(old, ignore_errors=True)
+        os.replace(new, path)
+        flush(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+        return
+    flush(path.parent)
+    shutil.rmtree(new, ignore_errors=True)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make sure that all files and folders below a folder have reached the disk."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if not Path(parent, name).is_symlink():
+                flush(Path(parent, name))
+        flush(Path(parent))
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file, or the names in a folder, have reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems cannot flush a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two paths change places in one step; returns whether this system can."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+def _recover(path: Path) -> None:
+    """Put back, or remove, what `replace_folder` has left when it was killed between two renames."""
+    for old in (path.with_name(f".{path.name}{OLD}"), *path.parent.glob(f".{path.name}.*{OLD}")):
+        if old.exists() and not path.exists():
+            os.replace(old, path)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _key_of(partial: Path) -> str | None:
     key_file = partial / KEY_FILE
     return key_file.read_text() if key_file.exists() else None
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _plain(value: Any) -> Any:

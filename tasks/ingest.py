@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -16,12 +16,14 @@ import numpy as np
 import pandas as pd
 
 from tasks.data import sources
+from tasks.data.decoder import Decoder
 from tasks.data.images import Examined, Unusable, examine
 from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
 from tasks.data.order import split_of
 from tasks.data.records import RecordSchema, example_key
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_bytes, digest_json, resumable_folder
+from tasks.libraries import program_digest
 from tasks.progress import in_threads, progress, say
 from tasks.settings import DataSettings, SplitSettings
 from tasks.stage import Layout, door
@@ -40,7 +42,7 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
       UnusableDataset: what is left is not enough to train on.
     """
     found = sources.find(settings)
-    with resumable_folder(out, key=digest_json(settings.model_dump())) as folder:
+    with resumable_folder(out, key=digest_json([settings.model_dump(), program_digest("ingest")])) as folder:
         notes: Counter = Counter()
         if isinstance(found, sources.Series):
             rows, rejected, classes, schema = _from_series(found, folder, settings.split), [], (), found.schema
@@ -50,15 +52,18 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
             rows, rejected, notes, schema = _from_files(found, folder, out, max_pixels=settings.max_pixels)
             classes = tuple(sorted(set(rows["label"])))
         total = len(rows) + len(rejected)
+        if schema.label == "class" and schema.payload != "series":
+            rows, classes, unnamed = _without_odd_classes(rows, classes)
+            rejected += unnamed
         if schema.payload != "series":
             # Two photos with the same bytes are one photo; two rows of numbers that agree are two observations.
             rows, duplicates = _without_duplicates(rows, keep=settings.duplicates == "keep" or schema.feature == "features")
             rejected = sorted([*rejected, *duplicates], key=lambda item: item.id)
-        rejects = pd.DataFrame([{"id": item.id, "reason": item.reason} for item in rejected], columns=["id", "reason"])
+        rejects = pd.DataFrame([(item.id, item.reason) for item in rejected], columns=["id", "reason"]).map(_printable)
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         examples = _table(rows, classes, settings.split, series=schema.payload == "series")
         stats = _stats(examples, classes, rejects, notes, found)
-        _check_usable(stats, schema, classes)
+        _check_usable(stats, schema, classes, set(rows["split"]))
         manifest = Manifest(examples=examples, classes=classes, schema=schema, rejected=rejects, stats=stats, folder=folder)
         write_manifest(manifest)
     return manifest
@@ -112,18 +117,19 @@ def _values_file(folder: Path, values: np.ndarray) -> Iterator[BinaryIO]:
 def _from_files(
     found: sources.ImageFiles, folder: Path, final: Path, *, max_pixels: int
 ) -> tuple[pd.DataFrame, list[sources.Rejected], Counter, RecordSchema]:
-    """Examine all files on all cores; Pillow decodes outside Python's lock."""
+    """Examine all files on all cores; Pillow decodes outside Python's lock, TensorFlow outside of this process."""
     converted = folder / "converted"
     converted.mkdir(exist_ok=True)
 
     def look(file: sources.ImageFile) -> Examined | sources.Rejected:
         try:
-            return examine(file.path, root=found.root, max_pixels=max_pixels, converted=converted)
+            return examine(file.path, root=found.root, max_pixels=max_pixels, converted=converted, decoder=decoder)
         except Unusable as reason:
             return sources.Rejected(id=file.id, reason=str(reason))
 
     rows, rejected, notes, sizes = [], list(found.rejected), Counter(), Counter()
-    results = progress(in_threads(look, found.files, workers=os.cpu_count() or 1), total=len(found.files), label="ingest")
+    with Decoder() as decoder:
+        results = list(progress(in_threads(look, found.files, workers=os.cpu_count() or 1), total=len(found.files), label="ingest"))
     for file, result in zip(found.files, results, strict=True):
         if isinstance(result, sources.Rejected):
             rejected.append(result)
@@ -150,23 +156,49 @@ def _from_files(
     return pd.DataFrame(rows, columns=list(COLUMNS)), rejected, notes, RecordSchema(payload="encoded", shape=shape, channels=channels)
 
 
+def _without_odd_classes(rows: pd.DataFrame, classes: Sequence[str]) -> tuple[pd.DataFrame, tuple[str, ...], list[sources.Rejected]]:
+    """Drop examples whose class has a name that lists of names, one per line, cannot hold."""
+    odd = {name: reason for name in classes if (reason := _oddity(name))}
+    if not odd:
+        return rows, tuple(classes), []
+    wrong = rows["label"].isin(list(odd))
+    rejected = [sources.Rejected(id=row["id"], reason=odd[row["label"]]) for row in pd.DataFrame(rows[wrong]).to_dict("records")]
+    return pd.DataFrame(rows[~wrong]), tuple(name for name in classes if name not in odd), rejected
+
+
+def _oddity(name: str) -> str | None:
+    if not name.strip():
+        return "label missing"
+    return None if name.splitlines() == [name] else f"the class name {name!r} has a line break"
+
+
 def _without_duplicates(rows: pd.DataFrame, *, keep: bool) -> tuple[pd.DataFrame, list[sources.Rejected]]:
     """Drop examples whose bytes occur before; held-out splits come first, so that training never sees a test example.
 
-    With `keep`, only the copies that would sit on both sides of the source's own splits are dropped.
+    With `keep`, only what would sit on both sides of the source's own splits is dropped, and what is listed twice: that is
+    one example, whatever labels it is given. Rows are compared by their position, since an id may be listed twice, too.
     """
     rank = [-SPLITS.index(split) if split else 0 for split in rows["split"]]
-    rows = rows.assign(rank=rank).sort_values(["rank", "id"], ignore_index=True).drop(columns="rank")
-    firsts = rows.drop_duplicates("digest").set_index("digest").loc[rows["digest"]]
-    doubled = firsts["id"].to_numpy() != rows["id"].to_numpy()
+    rows = rows.assign(rank=rank).sort_values(["rank", "id"], kind="stable", ignore_index=True).drop(columns="rank")
+    codes = pd.factorize(rows["digest"])[0]
+    first = np.unique(codes, return_index=True)[1][codes]
+    firsts = rows.iloc[first]
+    doubled = first != np.arange(len(rows))
     if keep:
-        doubled &= firsts["split"].to_numpy() != rows["split"].to_numpy()
+        doubled &= (firsts["split"].to_numpy() != rows["split"].to_numpy()) | rows.duplicated("id").to_numpy()
     dropped = []
     for number in np.flatnonzero(doubled).tolist():
         row, earlier = rows.iloc[number], firsts.iloc[number]
-        label = "" if earlier["label"] == row["label"] else f", there labelled {earlier['label']}"
-        dropped.append(sources.Rejected(id=row["id"], reason=f"duplicate of {earlier['id']}{label}"))
+        what = "listed twice" if earlier["id"] == row["id"] else f"duplicate of {earlier['id']}"
+        notes = [f"labelled {earlier['label']}"] if earlier["label"] != row["label"] else []
+        notes += [f"in the {earlier['split']} split"] if earlier["split"] and row["split"] not in ("", earlier["split"]) else []
+        dropped.append(sources.Rejected(id=row["id"], reason=", ".join([what, *(f"there {note}" for note in notes)])))
     return rows.loc[~doubled], dropped
+
+
+def _printable(text: str) -> str:
+    """Any text on one line of UTF-8."""
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().splitlines())
 
 
 def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
@@ -186,9 +218,18 @@ def _table(rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, 
     shares = {"validation": split.validation} | ({} if "test" in rows["split"].tolist() else {"test": split.test})
     dealt = [given or split_of(digest, shares=shares, seed=split.seed) for given, digest in zip(rows["split"], rows["digest"], strict=True)]
     labels = [number[label] for label in rows["label"]] if classes else rows["label"]
-    keys = rows["row"] if series else [example_key(identity) for identity in rows["id"]]
+    keys = rows["row"].tolist() if series else [example_key(identity) for identity in rows["id"]]
+    _check_unique(keys, rows["id"].tolist())
     table = pd.DataFrame(rows.assign(key=keys, label=labels, split=dealt), columns=list(COLUMNS))
     return table.sort_values(by="id", ignore_index=True)
+
+
+def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:
+    """Keys are what examples are told apart by; two of 63 bits meet once in billions of billions of pairs."""
+    owners: dict[int, str] = {}
+    for key, identity in zip(keys, ids, strict=True):
+        if owners.setdefault(key, identity) is not identity:
+            raise UnusableDataset(f"the examples {owners[key]} and {identity} have the same key; rename one of them")
 
 
 def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame, notes: Counter, found: object) -> dict:
@@ -209,14 +250,20 @@ def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame
     }
 
 
-def _check_usable(stats: dict, schema: RecordSchema, classes: Sequence[str]) -> None:
+def _check_usable(stats: dict, schema: RecordSchema, classes: Sequence[str], given: Collection[str]) -> None:
+    """Refuse what cannot be trained on; `given` are the splits that the source itself names, empty where it leaves that open."""
     train = stats["examples"].get("train", 0)
+    own = bool(given) and "" not in given
     if train == 0:
-        raise UnusableDataset("no example is left for training; see data.split and the rejected examples")
+        remedy = "mark examples as train in the column `split`" if own else "see data.split"
+        raise UnusableDataset(f"no example is left for training; {remedy} and the rejected examples")
     if schema.label == "class" and len(classes) < 2:  # noqa: PLR2004
         raise UnusableDataset(f"there is a single class, {classes[0]}; a classifier needs at least two class folders or labels")
     if stats["examples"].get("validation", 0) == 0:
-        raise UnusableDataset(f"none of the {train} examples fell into the validation split; raise data.split.validation or add data")
+        remedy = "raise data.split.validation or add data"
+        if own:
+            remedy = "the source names the split of every example: name some `validation`, or leave the split of some empty, to be dealt"
+        raise UnusableDataset(f"none of the {train} examples fell into the validation split; {remedy}")
 
 
 def main() -> None:

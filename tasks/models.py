@@ -16,7 +16,9 @@ from typing import Any, Literal
 import keras
 from keras import layers
 
-from tasks.errors import UnknownModel
+from tasks import emulation
+from tasks.emulation import Emulation, emulation_of
+from tasks.errors import ImpossiblePlan, UnknownModel
 from tasks.pipelines.kernels import affine
 from tasks.pipelines.ops import Categories, Op, Rescale, Standardize
 from tasks.settings import ModelSettings, TrainSettings
@@ -39,11 +41,15 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """The network (finished inputs → outputs) and the whole (stored inputs → outputs); they share their weights."""
+    """The network (finished inputs → outputs) and the whole (stored inputs → outputs); they share their weights.
+
+    `emulated` says how long a step of an accelerator takes that is not there; None where the model computes.
+    """
 
     network: keras.Model
     whole: keras.Model
     target: Target
+    emulated: Emulation | None = None
 
 
 def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, target: Target, finish: Sequence[Op]) -> Models:
@@ -58,13 +64,30 @@ def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, tar
         value = value if op.on_labels else finished(op, value)
     outputs = math.prod(target.shape)
     network = _builder(settings.name)(tuple(value.shape[1:]), outputs, **settings.options)
-    if not isinstance(network, keras.Model) or network.output_shape != (None, outputs):
+    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != (None, outputs):
         found = getattr(network, "output_shape", type(network).__name__)
         raise UnknownModel(f"model.name: {settings.name} returned {found}; needed is a keras.Model with outputs of shape (None, {outputs})")
     if len(target.shape) > 1:
         inputs = keras.Input(tuple(value.shape[1:]))
         network = keras.Model(inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name)
-    return Models(network=network, whole=keras.Model(stored, network(value), name="whole"), target=target)
+    emulated = emulation_of(settings.options) if settings.name == emulation.NAME else None
+    return Models(network=network, whole=keras.Model(stored, network(value), name="whole"), target=target, emulated=emulated)
+
+
+def trainable_model(models: Models, *, finished_inputs: bool, gather: Callable[[Any], Any] | None = None) -> keras.Model:
+    """What `fit` trains: the network on finished inputs or the whole on stored ones, which may `gather` its own batches.
+
+    An emulated accelerator takes any inputs.
+
+    Raises:
+      ImpossiblePlan: batches are to be gathered on an accelerator that is emulated.
+    """
+    if models.emulated:
+        if gather:
+            raise ImpossiblePlan("place: device needs the memory of an accelerator, and model.name: emulated has none; use place: host")
+        return emulation.EmulatedTraining(models.emulated, emulation.output_of(models.network), models.target.shape)
+    model = models.network if finished_inputs else models.whole
+    return Resident(model, gather) if gather else model
 
 
 def compile_model(model: keras.Model, settings: TrainSettings, *, target: Target, steps: int) -> None:
@@ -152,7 +175,7 @@ def _application(name: str) -> Any:
 
 
 def _builder(name: str) -> Any:
-    built_in = {"small_cnn": small_cnn, "mlp": mlp}
+    built_in = {"small_cnn": small_cnn, "mlp": mlp, emulation.NAME: emulation.emulated}
     if name in built_in:
         return built_in[name]
     if ":" not in name:

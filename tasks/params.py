@@ -16,6 +16,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import AliasEvent
 
 from tasks.errors import InvalidParams, nearest
 from tasks.pipelines.ops import Op, parse_op
@@ -33,8 +34,10 @@ from tasks.settings import (
 )
 
 PARAMS_FILE = Path("params.yaml")
-BUILT_IN_MODELS = ("small_cnn", "mlp")
+RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
+BUILT_IN_MODELS = ("small_cnn", "mlp", "emulated")
 FILE_SOURCES = ("image_folder", "image_table")
+LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
 OpSpec = str | dict[str, Any]
 
 
@@ -92,7 +95,7 @@ def read_document(path: Path) -> dict[str, Any]:
         raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
     try:
         document = YAML(typ="safe").load(path.read_text())
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError) as error:  # not YAML or no UTF-8; a date or number that cannot be; nested without end
         raise InvalidParams([f"{path.name} is not valid YAML: {' '.join(str(error).split())}"]) from error
     if not isinstance(document, dict):
         raise InvalidParams([f"{path.name}: expected a mapping at the top, found {type(document).__name__}"])
@@ -108,9 +111,9 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
             problems.append(f"--set {override}: expected KEY=VALUE, such as train.epochs=5")
             continue
         try:
-            value = YAML(typ="safe").load(text) if text.strip() else None
-        except YAMLError:
-            problems.append(f"--set {override}: {text} is not a YAML value")
+            value = _read_value(text)
+        except (YAMLError, ValueError, RecursionError):  # not YAML; a date or number that cannot be; nested without end
+            problems.append(f"--set {override[:200]}: {text[:200]} is not a YAML value")
             continue
         target: Any = document
         *parents, last = key.strip().split(".")
@@ -122,6 +125,17 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
             problems.append(f"--set {override}: {'.'.join(parents)} is not a mapping")
     if problems:
         raise InvalidParams(problems)
+
+
+def _read_value(text: str) -> Any:
+    """Read a YAML value without aliases, which make gigabytes of a few lines, and of bounded depth, which the parser pays for dearly."""
+    if not text.strip():
+        return None
+    if len(text) > LONGEST_OVERRIDE or text.count("[") + text.count("{") > MOST_BRACKETS:
+        raise ValueError("too long or too deep")
+    if any(isinstance(event, AliasEvent) for event in YAML(typ="safe").parse(text)):
+        raise ValueError("aliases are not expanded here")
+    return YAML(typ="safe").load(text)
 
 
 def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Params:
@@ -187,7 +201,7 @@ def _combinations(params: Params) -> list[str]:
         found.append("data.split: validation and test together leave nothing to train on")
     if params.data.split.validation == 0:
         found.append("data.split.validation: must be above 0; every epoch is judged on held-out examples")
-    found += _source_problems(params)
+    found += _path_problems(params) + _source_problems(params)
     mixing = [op.name for op in params.augment if op.name in ("mixup", "cutmix")]
     if mixing and "one_hot" not in [op.name for op in params.finish]:
         found.append(f"finish: {mixing[0]} mixes labels, which needs them as vectors everywhere; add `one_hot`")
@@ -203,6 +217,18 @@ def _combinations(params: Params) -> list[str]:
         if config.place == "device" and params.train.jit_compile:
             found.append(f"pipelines.{name}.place: the index shuffle has no XLA form; set train.jit_compile to false")
     return found + _model_problems(params.model.name)
+
+
+def _path_problems(params: Params) -> list[str]:
+    """Data of one's own must not lie where `fetch` writes."""
+    raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
+    if not path.is_relative_to(raw) or (params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)):
+        return []
+    fetched = "" if params.data.fetch == "none" else f" `fetch: {params.data.fetch}` writes {RAW}/{params.data.fetch}."
+    return [
+        f"data.path: {params.data.path} is in {RAW}, which is for what data.fetch gets.{fetched} Move data of your own elsewhere, such as my/data, "
+        "and set data.path to it"
+    ]
 
 
 def _source_problems(params: Params) -> list[str]:

@@ -6,12 +6,13 @@ freshly initialised weights: the time of a step does not depend on their values.
 
 from __future__ import annotations
 
+import argparse
 import json
-import math
 import os
+import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,22 @@ import psutil
 import tensorflow as tf
 
 from tasks.assembly import input_pipeline, input_service, open_inputs, work_of
+from tasks.emulation import NAME as EMULATED
 from tasks.errors import MissingInput
+from tasks.evidence.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from tasks.evidence.breakdown import Breakdown, break_down
 from tasks.evidence.condition import parse_condition
 from tasks.evidence.costs import measure_costs
 from tasks.evidence.diagnosis import Ceilings, Diagnosis, diagnose
+from tasks.evidence.experiments import identity_of
 from tasks.evidence.facts import Facts
 from tasks.evidence.operational import Consumer, load_of
 from tasks.evidence.plots import plot_steps, plot_timelines
-from tasks.evidence.stepping import Rounds, Step, alone, in_turns, trace, training
+from tasks.evidence.steady_state import WARM_UP_STEPS, SteadyState
+from tasks.evidence.stepping import TrainingLoop, settle, time_training, trace
 from tasks.evidence.timeline import timeline_of
-from tasks.evidence.tracking import Identity, Recorder
+from tasks.evidence.tracking import Recorder
+from tasks.evidence.verdict import Stall, Witness, witness_of
 from tasks.evidence.xspace import Trace, read_trace
 from tasks.files import read_json, resumable_folder, write_json
 from tasks.modelling import models_of
@@ -38,56 +44,87 @@ from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.plan import Work
 from tasks.progress import say
-from tasks.settings import MeasureSettings
+from tasks.settings import MeasureSettings, ModelSettings
 from tasks.stage import Entered, Layout, pipeline_door
 
 TREE_ROWS = 14
+TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers
+FAIL_IF = "exit with an error should a figure of runs/NAME/profile.json be like this, e.g. 'stall_pct > 10'"
+ACCELERATOR = "plan for an accelerator that is not there: emulate its train step, print how many of them this host feeds"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was found out about one configuration."""
+    """What was measured and concluded about one configuration."""
 
-    rounds: Rounds
+    state: SteadyState
     breakdown: Breakdown
     diagnosis: Diagnosis
+    witness: Witness | None
 
 
 def profile(entered: Entered, pipeline: InputPipeline, work: Work, out: Path, *, built: Mapping[str, Any], trained: Mapping[str, Any]) -> Profile:
     """Time and trace real steps of the model on `pipeline` and judge them; results go to `out`."""
     params, measure = entered.params, entered.params.measure
     models = models_of(params, pipeline.stored)
-    model, step = alone(models, pipeline, params.train), training(models, pipeline, params.train)
-    for _ in range(min(measure.trace_after, pipeline.steps)):
-        step()
-    each, at_least = measure.max_seconds / (2 * measure.rounds), math.ceil(measure.trace_steps / measure.rounds)
-    rounds = in_turns(model, step, rounds=measure.rounds, seconds=each, at_least=at_least)
+    loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.trace_after)
+    state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with resumable_folder(out, key=str(time.time_ns())) as folder:
-        events = _traced(step, folder / "trace", measure)
+        events = _traced(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
-        facts = facts_of(entered, pipeline, work, rounds, breakdown, built=built, trained=trained)
-        consumer = Consumer(step_ms=rounds.model_step_ms, core_ms=rounds.model_core_ms, accelerator=facts.accelerator)
+        witness = witness_of(state, trained, batch_size=pipeline.batch_size, steps=pipeline.steps)
+        accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
+        measured = Measured(state=state, breakdown=breakdown, witness=witness, accelerator=accelerator)
+        facts = facts_of(entered, pipeline, work, measured, built=built, trained=trained)
+        consumer = Consumer(step_ms=state.model_step_ms, core_ms=state.model_core_ms, accelerator=accelerator)
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
-            model_examples_per_s=pipeline.batch_size / rounds.model_step_ms * 1e3,
+            model_examples_per_s=pipeline.batch_size / state.model_step_ms * 1e3,
             train_examples_per_s=trained.get("throughput", {}).get("train_examples_per_s", float("nan")),
-            accelerator=facts.accelerator,
+            accelerator=accelerator,
         )
         diagnosis = diagnose(entered.name, facts, ceilings, consumer, work)
         write_json(folder / "breakdown.json", asdict(breakdown))
         write_json(folder / "diagnosis.json", {**asdict(diagnosis), "costs": asdict(facts.costs)})
-        write_json(folder / "steps.json", {"model_ms": [turn.median_ms for turn in rounds.model], "train_ms": rounds.train_steps_ms})
+        write_json(folder / "steps.json", _rounds(state))
         timeline = timeline_of(events)
         if timeline:
             write_json(folder / "timeline.json", asdict(timeline))
             plot_timelines({str(pipeline.plan): timeline.lanes}, folder / "timeline")
-        plot_steps(rounds.train_steps_ms, rounds.model_step_ms, folder)
-    return Profile(rounds=rounds, breakdown=breakdown, diagnosis=diagnosis)
+        plot_steps(state.train_steps_ms, state.model_step_ms, folder)
+    return Profile(state=state, breakdown=breakdown, diagnosis=diagnosis, witness=witness)
 
 
-def _traced(step: Step, folder: Path, measure: MeasureSettings) -> Trace:
-    """A window of real steps; where the profiler left no readable trace, what can be said without one still is."""
-    trace(step, folder, steps=measure.trace_steps)
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What this stage has measured; `accelerator`: the model computes elsewhere, or is emulated."""
+
+    state: SteadyState
+    breakdown: Breakdown
+    witness: Witness | None
+    accelerator: bool
+
+
+def _rounds(state: SteadyState) -> dict[str, Any]:
+    """The rounds as lists, a value each: mean times of a step [ms], and training's speed relative to the reference."""
+    blocks = ("reference", "model", "full", "drained")
+    return {
+        "side": state.side,
+        **{f"{block}_ms": [getattr(each, block).mean_ms for each in state.rounds] for block in blocks},
+        "train_ms": state.train_steps_ms,
+        "relative_rates": list(state.relative_rates),
+    }
+
+
+def _traced(loop: TrainingLoop, state: SteadyState, folder: Path, measure: MeasureSettings) -> Trace:
+    """A window of real steps in the steady state; where the profiler left no readable trace, the rest is still said."""
+    settle()
+    if state.stall_pct >= TRACE_DRAINED_PCT:  # then the steady state is that of empty buffers
+        for _ in range(state.prepared):
+            loop.pull()
+    for _ in range(WARM_UP_STEPS):
+        loop.step()
+    trace(loop.step, folder, steps=measure.trace_steps)
     try:
         return read_trace(folder)
     except MissingInput as error:
@@ -95,20 +132,19 @@ def _traced(step: Step, folder: Path, measure: MeasureSettings) -> Trace:
         return Trace(host=[], device=[])
 
 
-def facts_of(  # noqa: PLR0913 - it brings together what was measured in three stages
+def facts_of(
     entered: Entered,
     pipeline: InputPipeline,
     work: Work,
-    rounds: Rounds,
-    breakdown: Breakdown,
+    measured: Measured,
     *,
     built: Mapping[str, Any],
     trained: Mapping[str, Any],
 ) -> Facts:
     """Everything that the rules look at."""
     config, stored, cores = entered.params.pipelines[entered.name], pipeline.stored, len(os.sched_getaffinity(0))
+    state, breakdown = measured.state, measured.breakdown
     costs = measure_costs(pipeline, config, work)
-    accelerator = bool(tf.config.list_physical_devices("GPU"))
     shards = stored.shards.of(pipeline.split)
     alone, gap = built["throughput"], built["throughput"]["epoch_gap_s"]
     waited = breakdown.wait_ms_mean
@@ -120,12 +156,13 @@ def facts_of(  # noqa: PLR0913 - it brings together what was measured in three s
         load=load_of(pipeline.plan, costs, batch_size=pipeline.batch_size, cores=cores),
         batch_size=pipeline.batch_size,
         cores=cores,
-        accelerator=accelerator,
-        model_step_ms=rounds.model_step_ms,
-        train_step_ms=rounds.train_step_ms,
+        accelerator=measured.accelerator,
+        model_step_ms=state.model_step_ms,
+        train_step_ms=state.train_step_ms,
         # Tracing itself takes time, so the share is that of the traced steps.
-        wait_pct=rounds.stall_pct if waited is None or not breakdown.step_ms_p50 else min(100.0, 100 * waited / breakdown.step_ms_p50),
-        stall_pct=rounds.stall_pct,
+        wait_pct=state.stall_pct if waited is None or not breakdown.step_ms_p50 else min(100.0, 100 * waited / breakdown.step_ms_p50),
+        stall=Stall.of(state),
+        witness=measured.witness,
         batch_mib=pipeline.batch_bytes / 2**20,
         stored_mib=stored.snapshot.bytes(pipeline.split) / 2**20,
         memory_mib=psutil.virtual_memory().available / 2**20,
@@ -133,7 +170,7 @@ def facts_of(  # noqa: PLR0913 - it brings together what was measured in three s
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,
         keeps_freed_memory=entered.keeps_freed_memory,
         epoch_gap_ms=None if gap is None else gap * 1e3,
-        epoch_ms=rounds.train_step_ms * pipeline.steps,
+        epoch_ms=state.train_step_ms * pipeline.steps,
         cold_examples_per_s=alone["cold_examples_per_s"],
         input_examples_per_s=alone["input_examples_per_s"],
         gpu_utilization_pct=trained.get("usage", {}).get("gpu_utilization_pct_mean"),
@@ -153,22 +190,29 @@ def tree(breakdown: Breakdown) -> list[str]:
 
 def summary(profiled: Profile, batch_size: int) -> dict[str, Any]:
     """What `dvc metrics` shows of a profile, and what `--fail-if` can ask for."""
-    rounds, diagnosis, breakdown = profiled.rounds, profiled.diagnosis, profiled.breakdown
+    state, diagnosis, breakdown = profiled.state, profiled.diagnosis, profiled.breakdown
+    relative, witness = sorted(state.relative_rates), profiled.witness
     tuned = {f"{item.path.rpartition('::')[2]} ({item.step})": item.tuned for item in breakdown.iterators if item.tuned is not None}
     return {
         "verdict": diagnosis.verdict,
         "stall_pct": diagnosis.stall_pct,
-        "stall_pct_low": rounds.stall_interval_pct[0],
-        "stall_pct_high": rounds.stall_interval_pct[1],
+        "stall_pct_low": state.stall_interval_pct[0],
+        "stall_pct_high": state.stall_interval_pct[1],
+        "stall_side": state.side,
+        "stall_seconds": state.seconds,
+        "epochs_stall_pct": None if witness is None else witness.low_pct,
+        "prepared_batches": state.prepared,
+        "relative_rate": statistics.median(relative),
         "utilization_pct": diagnosis.utilization_pct,
         "wait_pct": diagnosis.wait_pct,
         "wait_ms_p50": breakdown.wait_ms_p50,
         "wait_ms_p95": breakdown.wait_ms_p95,
-        "model_step_ms": rounds.model_step_ms,
-        "train_step_ms": rounds.train_step_ms,
-        "train_step_ms_low": rounds.train_step_interval_ms[0],
-        "train_step_ms_high": rounds.train_step_interval_ms[1],
-        "model_examples_per_s": batch_size / rounds.model_step_ms * 1e3,
+        "model_step_ms": state.model_step_ms,
+        "train_step_ms": state.train_step_ms,
+        "train_step_ms_low": state.train_step_interval_ms[0],
+        "train_step_ms_high": state.train_step_interval_ms[1],
+        "model_examples_per_s": batch_size / state.model_step_ms * 1e3,
+        "reference_examples_per_s": batch_size / state.reference_step_ms * 1e3,
         "attainable_examples_per_s": diagnosis.attainable_examples_per_s,
         "predicted_gain": diagnosis.predicted_gain,
         "gpu_busy_ms": breakdown.gpu_busy_ms,
@@ -183,7 +227,7 @@ def record(out: Path, params: Params, name: str, data_digest: str, profiled: Pro
     if run_id is None:
         return
     figures = summary(profiled, params.batch_size)
-    with Recorder(Identity(data_set=params.data.source, pipeline=name, data_digest=data_digest), run_id=run_id) as recorder:
+    with Recorder(identity_of(Layout().manifest, params.data.path, pipeline=name, data_digest=data_digest), run_id=run_id) as recorder:
         recorder.metrics(
             {
                 "throughput/model_examples_per_s": figures["model_examples_per_s"],
@@ -200,9 +244,12 @@ def record(out: Path, params: Params, name: str, data_digest: str, profiled: Pro
 
 def tell(name: str, profiled: Profile) -> None:
     """Print verdict, cause, fix and the tree."""
-    diagnosis, rounds = profiled.diagnosis, profiled.rounds
-    spread = "{:.0f} to {:.0f} %".format(*rounds.stall_interval_pct)
-    say(f"profile {name}: {diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} % ({spread} over {len(rounds.train)} rounds); {diagnosis.evidence}")
+    diagnosis, state = profiled.diagnosis, profiled.state
+    spread = "{:.0f} to {:.0f} %".format(*state.stall_interval_pct)
+    sides = {"both": "from full buffers and from empty ones alike", "drained": "from empty buffers, since full ones run down"}
+    seen = sides.get(state.side, "from full buffers, which stay full" if state.side == "full" else "full and empty buffers disagree")
+    rounds = f"{spread} over {len(state.rounds)} rounds, {seen}"
+    say(f"profile {name}: {diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} % ({rounds}); {diagnosis.evidence}")
     gain = "" if diagnosis.predicted_gain is None else f" (predicted: {diagnosis.predicted_gain:.2f} × the throughput)"
     say(f"  cause: {diagnosis.cause}\n  fix: {diagnosis.fix}{gain}")
     for finding in diagnosis.findings:
@@ -212,15 +259,38 @@ def tell(name: str, profiled: Profile) -> None:
         say(f"  {row}")
 
 
+def plan_for(entered: Entered, accelerator: Accelerator, *, address: str) -> None:
+    """Profile the configuration with an emulated accelerator as its model, and print how many of them this host feeds.
+
+    Nothing of runs/NAME changes; the profile goes to .throughline/accelerators/NAME.
+    """
+    params = entered.params
+    emulated = ModelSettings(name=EMULATED, options={"step_ms": accelerator.step_ms(params.batch_size)})
+    entered = replace(entered, params=replace(params, model=emulated))
+    stored, built = open_inputs(params, Layout()), read_json(Layout().run(entered.name) / "input.json")
+    pipeline = input_pipeline(params, entered.name, stored, split="train", purpose="train", address=address)
+    out = Path(".throughline") / "accelerators" / entered.name
+    profiled = profile(entered, pipeline, work_of(params, stored, "train"), out, built=built, trained={})
+    tell(f"{entered.name} ({accelerator.model} of {entered.options.accelerator}, emulated)", profiled)
+    fed = built["throughput"]["input_examples_per_s"] / accelerator.examples_per_s
+    say(f"  this host feeds {fed:.1f} of them: the input alone delivers {built['throughput']['input_examples_per_s']:,.0f} examples/s, one")
+    say(f"  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for {accelerator.batch_size}; {accelerator.source})")
+
+
+def declare_options(parser: argparse.ArgumentParser) -> None:
+    """What this stage's command line takes besides `--pipeline`."""
+    parser.add_argument("--fail-if", metavar="CONDITION", help=FAIL_IF)
+    parser.add_argument("--accelerator", metavar="NAME", help=f"{ACCELERATOR}: {', '.join(ACCELERATORS)}")
+
+
 def main() -> None:
     """Measure the model alone, trace real steps, and say what holds this configuration's training up."""
-    with (
-        pipeline_door(main, lambda parser: parser.add_argument("--fail-if", metavar="CONDITION", help=FAIL_IF)) as entered,
-        input_service(entered.params.pipelines[entered.name]) as address,
-    ):
-        params, name = entered.params, entered.name
-        condition = parse_condition(entered.options.fail_if) if entered.options.fail_if else None
+    with pipeline_door(main, declare_options) as entered, input_service(entered.params.pipelines[entered.name]) as address:
+        params, name, options = entered.params, entered.name, entered.options
+        condition = parse_condition(options.fail_if) if options.fail_if else None
         keras.utils.set_random_seed(params.train.seed)
+        if options.accelerator:
+            return plan_for(entered, find_accelerator(options.accelerator), address=address)
         out, stored = Layout().run(name), open_inputs(params, Layout())
         built, trained = read_json(out / "input.json"), read_json(out / "train.json")
         pipeline = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
@@ -230,9 +300,8 @@ def main() -> None:
         record(out, params, name, stored.shards.data_digest, profiled)
         if condition:
             condition.check(summary(profiled, params.batch_size))
+    return None
 
-
-FAIL_IF = "exit with an error should a figure of runs/NAME/profile.json be like this, e.g. 'stall_pct > 10'"
 
 if __name__ == "__main__":
     main()

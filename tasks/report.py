@@ -5,6 +5,7 @@ Writes report/summary.json, report/plots/ and report/index.html, a single file t
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +17,33 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.evidence.checklist import checklist
 from tasks.evidence.plots import plot_throughput, plot_timelines
-from tasks.evidence.ranking import baseline, best, break_even_epoch, drift_pct, headline, tied, unlike_results
+from tasks.evidence.ranking import (
+    baseline,
+    best,
+    break_even_epoch,
+    drift_pct,
+    headline,
+    ratio_interval,
+    reference_rate,
+    relative_interval,
+    relative_rate,
+    tied,
+    unlike_results,
+)
 from tasks.files import read_json, resumable_folder, write_json
 from tasks.progress import say
 from tasks.stage import Layout, door
 
-INPUTS = ("plan.json", "input.json", "train.json", "run.json", "profile.json", "profile/breakdown.json", "profile/diagnosis.json")
+INPUTS = (
+    "plan.json",
+    "input.json",
+    "train.json",
+    "run.json",
+    "profile.json",
+    "profile/breakdown.json",
+    "profile/diagnosis.json",
+    "profile/steps.json",
+)
 
 
 def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
@@ -62,7 +84,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
         (folder / "plots").mkdir(exist_ok=True)
         plot_throughput(rows, folder / "plots")
         _plot_side_by_side(layout, dict.fromkeys([base["pipeline"], top["pipeline"]]), folder)
-        pd.DataFrame(rows).to_csv(folder / "plots" / "throughput.csv", index=False)
+        pd.DataFrame(rows).drop(columns="relative_rates").to_csv(folder / "plots" / "throughput.csv", index=False)
         (folder / "index.html").write_text(_page(summary, results, layout, folder))
         write_json(folder / "summary.json", summary)
     return summary
@@ -104,9 +126,15 @@ def _check_equal(results: Mapping[str, Mapping[str, Any]]) -> None:
 def _rows(results: Mapping[str, Mapping[str, Any]], *, setup_s: float) -> list[dict[str, Any]]:
     """One row per configuration, in the order of params.yaml."""
     rows = [_row(name, result) for name, result in results.items()]
-    base = baseline(rows)
+    base, reference = baseline(rows), reference_rate(rows)
     for row in rows:
-        row["speedup_vs_naive"] = row["train_examples_per_s"] / base["train_examples_per_s"]
+        low, high = relative_interval(row)
+        row["steady_examples_per_s"] = relative_rate(row) * reference
+        row["steady_examples_per_s_low"], row["steady_examples_per_s_high"] = low * reference, high * reference
+        row["ceiling_examples_per_s"] = row["model_examples_per_s"] / row["reference_examples_per_s"] * reference
+        row["speedup_vs_naive"] = relative_rate(row) / relative_rate(base)
+        row["speedup_vs_naive_low"], row["speedup_vs_naive_high"] = ratio_interval(row, base)
+    for row in rows:
         row["break_even_epoch"] = break_even_epoch(row, base, setup_s=setup_s)
     return rows
 
@@ -114,17 +142,15 @@ def _rows(results: Mapping[str, Mapping[str, Any]], *, setup_s: float) -> list[d
 def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """What the report says about one configuration."""
     plan, alone, trained, profiled, diagnosis = (result[key] for key in ("plan", "input", "train", "profile", "diagnosis"))
-    rate = trained["throughput"]["train_examples_per_s"]
     return {
         "pipeline": name,
         "plan": plan["plan"],
         "examples": plan["examples"],
         "gathers": plan["config"]["read"] == "snapshot",
         "caches": plan["config"]["cache"] is not None,
-        "train_examples_per_s": rate,
-        # As far around it as the steady steps of the rounds were around their median.
-        "train_examples_per_s_low": rate * profiled["train_step_ms"] / profiled["train_step_ms_high"],
-        "train_examples_per_s_high": rate * profiled["train_step_ms"] / profiled["train_step_ms_low"],
+        "train_examples_per_s": trained["throughput"]["train_examples_per_s"],
+        "relative_rates": result["steps"]["relative_rates"],
+        "reference_examples_per_s": profiled["reference_examples_per_s"],
         "input_examples_per_s": alone["throughput"]["input_examples_per_s"],
         "cold_examples_per_s": alone["throughput"]["cold_examples_per_s"],
         "model_examples_per_s": profiled["model_examples_per_s"],
@@ -141,6 +167,7 @@ def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
         "gpu_utilization_pct_mean": trained["usage"]["gpu_utilization_pct_mean"],
         "metric": trained["metric"],
         "held_out": alone["held_out"],
+        "judged": trained.get("held_out"),
         "val_metric": trained["train"][f"val_{trained['metric']}"],
         "test_metric": trained.get("test", {}).get(trained["metric"]),
         "difference_mean": alone.get("difference", {}).get("mean"),
@@ -162,9 +189,8 @@ def _page(summary: Mapping[str, Any], results: Mapping[str, Any], layout: Layout
 
 
 def _svg(path: Path) -> str:
-    """The picture without its XML head, ready to stand inside a page; empty where there is none."""
-    text = path.read_text() if path.exists() else ""
-    return text[text.find("<svg") :] if "<svg" in text else ""
+    """The picture as an address for an image, in which a browser runs no script whatever the file holds; empty where there is none."""
+    return f"data:image/svg+xml;base64,{b64encode(path.read_bytes()).decode()}" if path.exists() else ""
 
 
 def main() -> None:
@@ -172,15 +198,16 @@ def main() -> None:
     with door(main) as params:
         summary = report(list(params.pipelines), Layout(), Layout().report)
         say(summary["headline"])
-        columns = f"{'configuration':<24}{'training':>10}{'input':>12}{'model':>10}{'×naive':>8}{'stall':>8}{summary['metric']:>10}  verdict"
-        say(columns)
+        columns = {"steady": 10, "×naive": 8, "epochs": 10, "input": 12, "model": 10, "stall": 8, summary["metric"]: 10}
+        say(f"{'configuration':<24}" + "".join(f"{name:>{width}}" for name, width in columns.items()) + "  verdict")
         for row in summary["configurations"]:
             quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
             say(
-                f"{row['pipeline']:<24}{row['train_examples_per_s']:>10,.0f}{row['input_examples_per_s']:>12,.0f}"
-                f"{row['model_examples_per_s']:>10,.0f}{row['speedup_vs_naive']:>8.2f}{row['stall_pct']:>7.0f}%{quality:>10.4f}  {row['verdict']}"
+                f"{row['pipeline']:<24}{row['steady_examples_per_s']:>10,.0f}{row['speedup_vs_naive']:>8.2f}"
+                f"{row['train_examples_per_s']:>10,.0f}{row['input_examples_per_s']:>12,.0f}{row['model_examples_per_s']:>10,.0f}"
+                f"{row['stall_pct']:>7.0f}%{quality:>10.4f}  {row['verdict']}"
             )
-        say("training, input (alone) and model (alone) in examples/s")
+        say("steady: training relative to the model alone in the same moments; epochs, input (alone) and model (alone) as measured; examples/s")
 
 
 if __name__ == "__main__":

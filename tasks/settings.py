@@ -52,7 +52,7 @@ class DataSettings(Settings):
     """Where the examples come from and what is refused."""
 
     fetch: Literal["none", "fashion_mnist", "photos"] = Field(
-        default="none", description="a known data set to put below data/raw first: from a local copy, else its official download"
+        default="none", description="a known data set to put into data/raw/NAME first: from a local copy, its official download, or Debian's packages"
     )
     source: Literal["fashion_mnist", "arrays", "image_folder", "image_table", "table", "time_series"] = Field(
         description="kind of input; one file each in tasks/data/sources/"
@@ -222,7 +222,11 @@ class PipelineConfig(Settings):
 class ModelSettings(Settings):
     """What is trained."""
 
-    name: str = Field(default="small_cnn", description="small_cnn, mlp, a keras.applications name, or package.module:function of your own")
+    name: str = Field(
+        default="small_cnn",
+        description="small_cnn, mlp, emulated (an accelerator that is not there: `options: {step_ms: 58}`), a keras.applications name, "
+        "or package.module:function of your own",
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for the builder")
 
 
@@ -259,7 +263,13 @@ class MeasureSettings(Settings):
         default=9,
         ge=1,
         le=50,
-        description="profile: turns of the model alone and of training, one after the other; medians and their spread are compared",
+        description="profile: at most so many rounds of the model alone, training from full buffers, and training from empty ones; "
+        "fewer where the interval is precise",
+    )
+    stall_max_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="profile: bound on the time of these rounds, but for the first three [s]; a stall not decided by then is said to be so",
     )
     trace_after: int = Field(default=10, ge=1, description="steps before the traced window opens, so that start-up stays out")
     trace_steps: int = Field(default=20, ge=1, le=1000, description="steps in the traced window")

@@ -17,20 +17,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks.data.manifest import SPLITS, VALUES, Manifest, read_manifest
+from tasks.data.manifest import SPLITS, Manifest, map_values, read_manifest
 from tasks.data.order import shard_bounds, shard_order
 from tasks.data.records import RecordSchema, encode_around, encode_example, encode_examples
 from tasks.data.shards import Shard, ShardIndex, write_shard_index
 from tasks.data.tfds_metadata import write_tfds_metadata
 from tasks.data.tfrecord import Compression, frame, framed, room_for, shard_name, write_frames
 from tasks.errors import DataNotFound
-from tasks.files import digest_file, digest_json, resumable_folder
+from tasks.files import digest_bytes, digest_file, digest_json, resumable_folder
+from tasks.libraries import program_digest
 from tasks.progress import in_threads, progress, say
 from tasks.settings import ShardSettings
 from tasks.stage import Layout, door
 
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
-NEEDED = ("key", "row", "label", "bytes", "id", "uri")  # of the manifest's columns; the last two where examples are files
+NEEDED = ("key", "row", "label", "bytes", "id", "uri", "digest")  # of the manifest's columns; the last three where examples are files
 _READING = threading.Lock()
 COMPRESSIONS: dict[str, tuple[Compression, ...]] = {"none": ("none",), "gzip": ("gzip",), "both": ("none", "gzip")}
 
@@ -53,7 +54,7 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
     Raises:
       DataNotFound: an image file disappeared since ingest.
     """
-    same_work = digest_json({"data": manifest.digest, "settings": settings.model_dump(exclude={"writers"})})
+    same_work = digest_json({"data": manifest.digest, "settings": settings.model_dump(exclude={"writers"}), "program": program_digest("shard")})
     with resumable_folder(out, key=same_work) as folder:
         works = list(_works(manifest, folder, settings))
         # Threads, not processes: reading, hashing and writing happen outside Python's lock, and records of one size are made as arrays.
@@ -83,7 +84,7 @@ def write_shard(work: ShardWork) -> Shard:
 
 def _works(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterator[ShardWork]:
     schema = manifest.schema
-    values = np.empty(0) if schema.payload == "encoded" else np.load(manifest.folder / VALUES, mmap_mode="r", allow_pickle=False)
+    values = np.empty(0) if schema.payload == "encoded" else map_values(manifest.folder)
     for split in SPLITS:
         rows = manifest.of(split)
         if rows.empty:
@@ -132,10 +133,13 @@ def _framed_blocks(work: ShardWork) -> Iterator[tuple[bytes, ...]]:
 
 
 def _framed_files(work: ShardWork) -> Iterator[tuple[bytes, ...]]:
-    # By turns: two threads that read small files hand Python's lock to and fro, which takes longer than reading. The others flush meanwhile.
+    # By turns: two threads that read and digest small files hand Python's lock to and fro, which takes longer than that. The others
+    # flush meanwhile.
     with _READING:
-        for identity, key, label, uri, size in work.rows[["id", "key", "label", "uri", "bytes"]].itertuples(index=False):
+        for identity, key, label, uri, size, digest in work.rows[["id", "key", "label", "uri", "bytes", "digest"]].itertuples(index=False):
             value = _file_bytes(uri, size, identity)
+            if digest_bytes(value) != digest:
+                raise DataNotFound(f"{uri} (example {identity}) has other contents than at ingest; run `dvc repro`")
             head, tail = encode_around(len(value), key=key, label=label)
             yield frame(head, value, tail)
 
@@ -143,9 +147,11 @@ def _framed_files(work: ShardWork) -> Iterator[tuple[bytes, ...]]:
 def _file_bytes(uri: str, size: int, identity: str) -> bytes:
     """The contents of a small file of known size, in as few calls as it takes."""
     try:
-        descriptor = os.open(uri, os.O_RDONLY)
+        descriptor = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)
         try:
             value = os.read(descriptor, size + 1)
+            while 0 < len(value) < size and (more := os.read(descriptor, size + 1 - len(value))):  # one call reads 2 GiB at most
+                value += more
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,17 @@ import numpy as np
 
 from tasks.data import ragged
 from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, column_path, flush, write_index, write_rows
-from tasks.data.mending import MENDED, damages, mend, shard_path
+from tasks.data.manifest import read_manifest
+from tasks.data.mending import MENDED, Damage, damages, mend, shard_path
 from tasks.data.moments import Moments, combined, moments
 from tasks.data.shards import Shard, ShardIndex, read_shard_index
 from tasks.errors import CorruptShard
 from tasks.files import atomic_file, digest_content, digest_json, read_json, resumable_folder, write_json
+from tasks.libraries import program_digest
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.shapes import output_shape, resolve, stored_shape
 from tasks.pipelines.stored import snapshot_key
+from tasks.pipelines.undecodable import find_undecodable, run_ops
 from tasks.progress import in_threads, progress, say
 from tasks.settings import SnapshotSettings
 from tasks.stage import Layout, door
@@ -66,18 +69,57 @@ class Written:
     shapes: Sequence[Sequence[int]] = ()
 
 
+class _NotDecoded(Exception):
+    """Something in a shard could not be read or decoded."""
+
+    def __init__(self, message: str, shard: str) -> None:
+        super().__init__(message)
+        self.shard = shard
+
+
 def snapshot(
-    shards: ShardIndex, shards_folder: Path, out: Path, *, preprocess: Sequence[Op], settings: SnapshotSettings | None = None
+    shards: ShardIndex,
+    shards_folder: Path,
+    out: Path,
+    *,
+    preprocess: Sequence[Op],
+    settings: SnapshotSettings | None = None,
+    names: Callable[[], Mapping[int, str]] = dict,
 ) -> SnapshotIndex:
     """Write the preprocessed examples of all splits into `out`: columns image or features, label and key.
 
     Images that still differ in size make a ragged column. Of a series the rows are time steps, and there is no label:
-    windows are cut when they are read.
+    windows are cut when they are read. `names` gives the ids of examples by their keys, for what is said of damaged ones.
 
     Raises:
-      CorruptShard: a record cannot be read or decoded; names the shard. Where `settings` say `skip`: too many of them.
+      CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings` say `skip`: too many of them.
     """
     settings = settings or SnapshotSettings()
+    skips = settings.on_corrupt == "skip"
+    damage = Damage(problems=damages(shards, shards_folder) if skips else {})
+    for problem in itertools.chain.from_iterable(damage.problems.values()):
+        say(f"snapshot: damaged, {problem}")
+    try:
+        return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
+    except _NotDecoded as error:
+        ops = (Parse(feature=shards.schema.feature, label=shards.schema.label), *resolve(preprocess, shards.schema))
+        searched = [shard for split in shards.splits for shard in shards.of(split) if skips or shard.name == error.shard]
+        damage = find_undecodable(searched, shards_folder, ops, damage, names())
+        if not damage.unusable:
+            raise CorruptShard(str(error)) from error
+        if not skips:
+            first = next(iter(damage.unusable.values()))
+            more = f", and {len(damage.unusable) - 1} more of this shard" if len(damage.unusable) > 1 else ""
+            remedy = "remove the file or get it right and run `dvc repro`, or set snapshot.on_corrupt to skip"
+            raise CorruptShard(f"{first}{more}; {remedy}") from error
+    for problem in damage.unusable.values():
+        say(f"snapshot: {problem}")
+    return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
+
+
+def _write_snapshot(
+    shards: ShardIndex, shards_folder: Path, out: Path, preprocess: Sequence[Op], settings: SnapshotSettings, damage: Damage
+) -> SnapshotIndex:
     schema = shards.schema
     label = () if schema.payload == "series" else (Column(name="label", dtype=schema.label_dtype, shape=()),)
     columns = (
@@ -88,11 +130,8 @@ def snapshot(
     columns = tuple(found for column in columns for found in ((column, column.extent) if column.ragged else (column,)))
     key = snapshot_key(shards, preprocess)
     ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
-    problems = {} if settings.on_corrupt == "fail" else damages(shards, shards_folder)
-    for problem in itertools.chain.from_iterable(problems.values()):
-        say(f"snapshot: damaged, {problem}")
-    with resumable_folder(out, key=digest_json({"key": key, "problems": problems})) as folder:
-        mended = mend(shards, shards_folder, problems, folder, most=settings.max_corrupt_fraction)
+    with resumable_folder(out, key=digest_json({"key": key, "problems": damage.problems, "program": program_digest("snapshot")})) as folder:
+        mended = mend(shards, shards_folder, damage, folder, most=settings.max_corrupt_fraction)
         whole, shards = shards, shards.with_mended(mended)
         if mended:
             left_out = sum(whole.examples(split) - shards.examples(split) for split in shards.splits)
@@ -157,7 +196,7 @@ def _write_shard(writing: Writing, shard: Shard, start: int) -> Written:
             parts += [moments(inputs)] if shard.split == STATISTICS_OF else []
             count += chunk.count
     except tf.errors.OpError as error:
-        raise CorruptShard(f"{path}: cannot be read or decoded after record {count}: {error.message}") from error
+        raise _NotDecoded(f"{path}: cannot be read or decoded after record {count}: {error.message}", shard.name) from error
     if count != shard.examples:
         raise CorruptShard(f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro --force shard`")
     return Written(chunks=chunks, moments=parts, shapes=shapes)
@@ -193,13 +232,8 @@ def _preprocessed(path: Path, shard: Shard, writing: Writing) -> Iterator[dict[s
     """The preprocessed examples of one shard in order, about ROWS_BYTES at a time; values that differ in size as a list."""
     import tensorflow as tf
 
-    from tasks.pipelines.kernels import Draw, compute
-
     def run(record: tf.Tensor) -> dict[str, tf.Tensor]:
-        element = {"record": record}
-        for op in writing.ops:
-            element = compute(op, element, Draw(seed=0, epoch=tf.constant(0, tf.int64)))
-        return element
+        return run_ops(writing.ops, record)
 
     records: tf.data.Dataset = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if shard.compression == "gzip" else "")
     if writing.series:
@@ -230,6 +264,14 @@ def _grouped(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str
         yield {key: [item[key] for item in together] if key == name else np.asarray([item[key] for item in together]) for key in together[0]}
 
 
+def _names(manifest: Path) -> Mapping[int, str]:
+    """Ids of the examples by their keys, where the manifest is there; nothing that is written depends on it."""
+    if not (manifest / "manifest.json").exists():
+        return {}
+    examples = read_manifest(manifest).examples
+    return dict(zip(examples["key"].tolist(), examples["id"].tolist(), strict=True))
+
+
 def main() -> None:
     """Preprocess every example of data/shards/ once and keep the results as mapped columns in data/snapshot/."""
     with door(main) as params:
@@ -237,7 +279,9 @@ def main() -> None:
         shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
         output_shape((*params.preprocess, *params.augment), shards.schema)  # refuse now what could not be batched in the end
         begun = time.perf_counter()
-        index = snapshot(shards, layout.shards, layout.snapshot, preprocess=params.preprocess, settings=params.snapshot)
+        index = snapshot(
+            shards, layout.shards, layout.snapshot, preprocess=params.preprocess, settings=params.snapshot, names=lambda: _names(layout.manifest)
+        )
         seconds = time.perf_counter() - begun
         examples = sum(split.count for split in index.splits.values())
         size = sum(map(index.bytes, index.splits))

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from tasks.allocator import keep_freed_memory
 from tasks.errors import InvalidParams, nearest, told_plainly
+from tasks.files import clear_leftovers
+from tasks.libraries import check_versions
 from tasks.params import PARAMS_FILE, Params, load_params
+from tasks.scratch import clear_scratch, temporary_files_in_scratch
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Layout:
     def snapshot(self) -> Path:
         """Folder of the mapped columns, written by snapshot."""
         return self.root / "data" / "snapshot"
+
+    @property
+    def identities(self) -> Path:
+        """Folder of what decides results besides the program's files, written by identities."""
+        return self.root / "data" / "identities"
 
     @property
     def raw(self) -> Path:
@@ -64,8 +72,12 @@ class Entered:
 def door(command: Callable[[], None]) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and tell user errors plainly. Imports no TensorFlow."""
     with told_plainly():
-        _parser(command).parse_args()
-        yield load_params()
+        parse_command(command)
+        check_versions(_stage_of(command), root=Path())
+        params = load_params()
+        clear_after_kills(Layout())
+        with temporary_files_in_scratch(Path.cwd()):
+            yield params
 
 
 @contextmanager
@@ -77,18 +89,40 @@ def pipeline_door(command: Callable[[], None], add: Callable[[argparse.ArgumentP
         if add:
             add(parser)
         options = parser.parse_args()
+        check_versions(_stage_of(command), root=Path())
         params, name = load_params(), options.pipeline
         if name not in params.pipelines:
             raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {nearest(name, list(params.pipelines))}"])
-        yield Entered(params=params, name=name, options=options, keeps_freed_memory=keep_freed_memory())
+        clear_after_kills(Layout())
+        with temporary_files_in_scratch(Path.cwd()):
+            yield Entered(params=params, name=name, options=options, keeps_freed_memory=keep_freed_memory())
+
+
+def parse_command(command: Callable[[], None]) -> None:
+    """Parse the command line of a stage that has no options but --help."""
+    _parser(command).parse_args()
+
+
+def _stage_of(command: Callable[[], None]) -> str:
+    """Name of the stage in dvc.yaml; `profile` would be a module of the standard library."""
+    stem = Path(inspect.getfile(command)).stem
+    return "profile" if stem == "profiling" else stem
+
+
+def clear_after_kills(layout: Layout) -> None:
+    """Remove what stages that were killed have left, temporary files and caches, but not what can be continued."""
+    clear_scratch(layout.root)
+    data, runs = layout.root / "data", layout.root / "runs"
+    for folder in (layout.root, data, *data.glob("*/"), *runs.glob("*/"), layout.report):
+        clear_leftovers(folder)
 
 
 def _parser(command: Callable[[], None]) -> argparse.ArgumentParser:
     module = inspect.getmodule(command)
-    stage = Path(inspect.getfile(command)).stem
+    stage = _stage_of(command)
     explanation = (module.__doc__ or "") if module else ""
     return argparse.ArgumentParser(
-        prog=f"python -m tasks.{stage}",
+        prog=f"python -m tasks.{Path(inspect.getfile(command)).stem}",
         description=inspect.getdoc(command),
         epilog=f"{explanation}\nReads params.yaml of the current folder. `dvc repro {stage}` runs it only if something changed.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,6 +7,7 @@ from the last one. Results are written to files first, then to MLflow.
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,13 +20,21 @@ import numpy as np
 import tensorflow as tf
 from mlflow.data.numpy_dataset import from_numpy
 
-from tasks.assembly import damage_named, input_pipeline, input_service, open_inputs
-from tasks.checkpoints import FOLDER, Position, Progress, resumable_run
-from tasks.evidence.hardware import Sampler, Usage, fingerprint, visible_gpus
-from tasks.evidence.tracking import Identity, Recorder
+from tasks.assembly import damage_named, host_of, input_pipeline, input_service, open_inputs, windows_of
+from tasks.checkpoint_store import CheckpointStore
+from tasks.checkpoints import FOLDER, Position, Progress
+from tasks.code_identity import code_digest
+from tasks.errors import ImpossiblePlan
+from tasks.evidence.experiments import identity_of
+from tasks.evidence.gpus import used_gpus, visible_gpus
+from tasks.evidence.hardware import Sampler, Usage, fingerprint
+from tasks.evidence.held_out import held_out
+from tasks.evidence.tracking import Recorder
+from tasks.executions import Executions
 from tasks.files import atomic_file, digest_json, read_json, write_json
+from tasks.model_files import check_savable, save_model
 from tasks.modelling import models_of
-from tasks.models import Models, Resident, compile_model
+from tasks.models import Models, compile_model, trainable_model
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.stored import Stored
@@ -54,13 +63,15 @@ class Trained:
 
 def train(models: Models, feeds: Feeds, progress: Progress, *, settings: TrainSettings) -> Trained:
     """Train, going on from where `progress` says that an interrupted training was, and evaluate on the held-out splits."""
-    network = models.whole if feeds.train.plan.device_ops else models.network
-    model = Resident(network, feeds.train.gatherer()) if feeds.train.plan.resident else network
+    plan = feeds.train.plan
+    gather = feeds.train.gatherer() if plan.resident else None
+    model = trainable_model(models, finished_inputs=not plan.device_ops, gather=gather)
     compile_model(model, settings, target=models.target, steps=feeds.train.steps)
-    begun = progress.restore(model)
+    begun, executions = progress.restore(model), Executions(model)
     if begun != Position():
         say(f"train: going on from step {begun.step:,} of epoch {begun.epoch + 1} of an interrupted training")
-    with Sampler() as sampler:
+    with Sampler(used_gpus(device_names(model)), paused=True) as sampler:
+        progress.attach(executions, sampler)
         if begun.step:
             # Keras makes the variables of its metrics with the first batch it sees, and they are to go on from their values.
             model.evaluate(feeds.validation.dataset().take(1), verbose=0)  # pyright: ignore[reportArgumentType]
@@ -77,8 +88,8 @@ def train(models: Models, feeds: Feeds, progress: Progress, *, settings: TrainSe
         rates = [rate * per_step for rate in timer.rates]
         result["throughput"] = {"train_examples_per_s": float(np.median(rates[1:] or rates)), "cold_examples_per_s": rates[0]}
         result["step"] = asdict(timer.step_times())
-    passed = sum(len(times) - 1 for times in timer.epochs) * settings.steps_per_execution * feeds.train.batch_size
-    result["cpu_seconds_per_1k_examples"] = usage.cpu_s / max(1, passed) * 1000
+    measured = progress.measured_steps * feeds.train.examples / feeds.train.steps
+    result["cpu_seconds_per_1k_examples"] = usage.cpu_s / measured * 1000 if measured else None
     result["usage"] = asdict(usage)
     return Trained(rows=progress.rows, result=result, usage=usage)
 
@@ -90,8 +101,10 @@ def fit(model: keras.Model, feeds: Feeds, progress: Progress, *, begun: Position
     pipeline = feeds.train
     first = begun.epoch * pipeline.steps + begun.step
     resident = pipeline.plan.resident
+    batches = tf.data.Dataset.range(first, until * pipeline.steps) if resident else pipeline.dataset(first_step=first, epochs=until)
     model.fit(
-        tf.data.Dataset.range(first, until * pipeline.steps) if resident else pipeline.dataset(first_step=first, epochs=until),
+        # Endless for Keras, which counts whole executions, and would begin the sequence again too early where the last one of an epoch is cut.
+        batches.repeat(),
         # One sequence over all epochs: the next epoch's first batch is ready in time.
         steps_per_epoch=pipeline.steps - begun.step,
         initial_epoch=begun.epoch,
@@ -103,12 +116,9 @@ def fit(model: keras.Model, feeds: Feeds, progress: Progress, *, begun: Position
     )
 
 
-def save_model(model: keras.Model, path: Path) -> None:
-    """Save a model in Keras' own format, atomically."""
-    with atomic_file(path) as temporary:
-        named = temporary.with_suffix(".keras")  # Keras insists on the suffix
-        model.save(named)
-        named.rename(temporary)
+def device_names(model: keras.Model) -> set[str]:
+    """Where TensorFlow has put the weights of a model, and therefore trains it."""
+    return {str(variable.value.device) for variable in model.variables}
 
 
 def write_history(path: Path, rows: list[dict[str, float]]) -> None:
@@ -164,24 +174,37 @@ def feeds_of(params: Params, name: str, stored: Stored, *, address: str) -> Feed
     )
 
 
-def work_key(params: Params, name: str, stored: Stored) -> str:
-    """What a training is: data, every op with its arguments, configuration, model and settings.
+def work_key(params: Params, name: str, stored: Stored) -> dict[str, str]:
+    """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is not gone on from.
 
-    A checkpoint of other work is thrown away. How often checkpoints are kept is no part of it.
+    How often checkpoints are kept is no part of it. `code` is that of the model's builder, of the ops and of the input pipelines, with
+    all that they import from the project.
     """
     ops = [[op.identity for op in stored.completed(getattr(params, section))] for section in ("augment", "finish")]
-    return digest_json(
-        {
-            "data": stored.shards.data_digest,
-            "snapshot": stored.snapshot.key,
-            "ops": ops,
-            "window": params.window.model_dump(),
-            "config": params.pipelines[name].model_dump(),
-            "batch_size": params.batch_size,
-            "model": params.model.model_dump(),
-            "train": params.train.model_dump(exclude={"checkpoint_every"}),
-        }
-    )
+    parts = {
+        "data": [stored.shards.data_digest, stored.snapshot.key],
+        "ops": ops,
+        "window": params.window.model_dump(),
+        "pipeline": params.pipelines[name].model_dump(),
+        "batch_size": params.batch_size,
+        "model": params.model.model_dump(),
+        "train": params.train.model_dump(exclude={"checkpoint_every"}),
+        "code": code_digest(*sorted(code_modules(params))),
+        "versions": [keras.__version__, tf.__version__],
+    }
+    return {part: digest_json(value) for part, value in parts.items()}
+
+
+def code_modules(params: Params) -> set[str]:
+    """The modules whose code decides what a training computes."""
+    return {"tasks.models", "tasks.pipelines.dataset", *own_modules(params)}
+
+
+def own_modules(params: Params) -> set[str]:
+    """Modules that are not the program's: of the model's builder and of ops."""
+    builder = {params.model.name.partition(":")[0]} if ":" in params.model.name else set()
+    ops = {type(op).__module__ for section in ("preprocess", "augment", "finish") for op in getattr(params, section)}
+    return builder | {module for module in ops if module.partition(".")[0] != "tasks"}
 
 
 def prepare(settings: TrainSettings) -> None:
@@ -197,25 +220,39 @@ def main() -> None:
     """Train the model through one configuration's input pipeline."""
     with pipeline_door(main) as entered, input_service(entered.params.pipelines[entered.name]) as address:
         params, name = entered.params, entered.name
+        if (hosts := host_of(os.environ).count) > 1:
+            raise ImpossiblePlan(
+                f"TF_CONFIG names {hosts} hosts; this stage trains on one, which would see its slice of each batch alone: "
+                "unset TF_CONFIG, or train with a loop of your own (docs/training.md, several hosts)"
+            )
         prepare(params.train)
         out, stored = Layout().run(name), open_inputs(params, Layout())
         feeds = feeds_of(params, name, stored, address=address)
         models = models_of(params, stored)
-        work, kept = work_key(params, name, stored), out / FOLDER
-        identity = Identity(data_set=params.data.source, pipeline=name, data_digest=stored.shards.data_digest)
+        kept = out / FOLDER
+        store = CheckpointStore(kept, work_key(params, name, stored))
+        identity = identity_of(Layout().manifest, params.data.path, pipeline=name, data_digest=stored.shards.data_digest)
         say(f"train {name}: {feeds.train.plan}; {models.network.count_params():,} weights, {feeds.train.examples:,} examples")
         if visible_gpus()[1]:
             say(f"  {visible_gpus()[1]}")
-        with damage_named(stored), Recorder(identity, run_id=resumable_run(kept, work)) as recorder:
+        objects: dict[str, str] = {}
+        if own := own_modules(params):
+            form = check_savable(models.whole, sorted(own))
+            objects = dict(form.objects)
+            if form.hint():
+                say(f"  {form.hint()}")
+        with damage_named(stored), Recorder(identity, run_id=store.run_id) as recorder:
             describe(recorder, params, name, data_digest=stored.shards.data_digest, pipeline=feeds.train)
-            trained = train(models, feeds, Progress(feeds.train, kept, work, params.train, recorder), settings=params.train)
+            trained = train(models, feeds, Progress(feeds.train, store, params.train, recorder), settings=params.train)
+            windows = windows_of(params, stored)
+            judged = held_out(stored, targets=windows.targets if windows else None)
             save_model(models.whole, out / "model.keras")
             write_history(out / "history.csv", trained.rows)
-            write_json(out / "train.json", {"metric": models.target.metric, **trained.result})
+            write_json(out / "train.json", {"metric": models.target.metric, "held_out": asdict(judged), **trained.result})
             recorder.metrics(metrics_of(trained, read_json(out / "input.json")))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.artifact(out / file)
-            recorder.model(out / "model.keras")
+            recorder.model(out / "model.keras", objects)
         write_json(out / "run.json", {"mlflow_run_id": recorder.run_id, "sent": recorder.sent})
         shutil.rmtree(kept, ignore_errors=True)
         test, metric = trained.result.get("test", {}), models.target.metric

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Page, expect, sync_playwright
+from skips import need
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SLOWEST_MS = 60_000
@@ -18,17 +18,23 @@ expect.set_options(timeout=SLOWEST_MS)
 
 @contextmanager
 def browsing(user: tuple[str, str] | None = None) -> Iterator[Page]:
-    """A page of headless Chromium, which says who it is where it is asked; skips loudly where there is none."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("NO BROWSER: nothing that people see was looked at; install chromium")
+    """A page of headless Chromium, which says who it is where it is asked; needs Chromium."""
+    need("chromium")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         known = {"username": user[0], "password": user[1]} if user else None
-        page = browser.new_page(viewport={"width": 1400, "height": 1000}, http_credentials=known)
+        page = browser.new_context(viewport={"width": 1400, "height": 1000}, http_credentials=known).new_page()
         page.set_default_timeout(SLOWEST_MS)
         yield page
         browser.close()
+
+
+def sign_in(page: Page, server: str, user: tuple[str, str]) -> None:
+    """Say who one is to Prefect's UI, as a person does."""
+    page.goto(f"{server}/login")
+    page.locator("input").first.fill(":".join(user))
+    page.get_by_role("button", name="Login").click()
+    page.wait_for_url(lambda url: "login" not in url)
 
 
 def picture(page: Page, name: str) -> None:

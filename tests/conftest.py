@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
+from lanes import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 from PIL import Image
-from project import make_project, run
+from project import copy_project, find_changes, make_project, prefect_template, run
+from skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - hooks
 from stack import Stack, running_stack
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
@@ -77,10 +80,36 @@ def prepared(settings: DataSettings, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def first(tmp_path_factory, array_file) -> tuple[Path, str]:
-    """A project of two configurations after its first `dvc repro`, and what that printed."""
-    folder = make_project(tmp_path_factory.mktemp("dag") / "project", array_file)
-    return folder, run(folder, "dvc", "repro")
+def shared(tmp_path_factory, worker_id) -> Path:
+    """A folder of this run of the tests, the same for each of its processes."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(shared, array_file) -> Iterator[tuple[Path, str]]:
+    """A project of two configurations after its first `dvc repro`, and what that printed; to look at, not to change."""
+    folder, output = shared / "finished" / "project", shared / "finished" / "output.txt"
+    with FileLock(shared / "finished.lock"):
+        if not output.exists():
+            make_project(folder, array_file)
+            printed = run(folder, "dvc", "repro")
+            output.write_text(printed)
+    with find_changes(folder):
+        yield folder, output.read_text()
+
+
+@pytest.fixture
+def first(finished, tmp_path) -> tuple[Path, str]:
+    """A copy of the finished project for one test, and what its `dvc repro` printed."""
+    return copy_project(finished[0], tmp_path / "first" / "project"), finished[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _prefect_template(shared) -> None:
+    prefect_template.folder = shared
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+from filelock import FileLock
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent
@@ -16,13 +22,16 @@ CODE = (
     "flows",
     "dvc.yaml",
     "prefect.yaml",
+    "worker.yaml",
     "params.yaml",
+    "uv.lock",
     ".gitignore",
     ".dvc/config",
     ".dvc/.gitignore",
     ".dvcignore",
     "infra/demo",
     "infra/local",
+    "infra/store.py",
     "infra/mlflow-auth.ini",
 )
 SMALL = {
@@ -46,7 +55,7 @@ SMALL = {
     },
     "model": {"name": "mlp", "options": {"width": 8}},
     "train": {"epochs": 2, "learning_rate": 0.01, "schedule": "constant", "seed": 0, "deterministic": True, "checkpoint_every": "1 epoch"},
-    "measure": {"max_seconds": 0.2, "passes": 2, "rounds": 3, "trace_after": 2, "trace_steps": 3},
+    "measure": {"max_seconds": 0.2, "passes": 2, "rounds": 3, "trace_after": 2, "trace_steps": 3, "stall_max_seconds": 3},
 }
 
 
@@ -67,17 +76,63 @@ def make_project(folder: Path, array_file: Path, params: dict | None = None) -> 
     return folder
 
 
+def copy_project(source: Path, folder: Path) -> Path:
+    """Copy a project with everything that it has; its MLflow store leads to the copy's artifacts."""
+    shutil.copytree(source, folder, symlinks=True)
+    with closing(sqlite3.connect(folder / "mlflow.db")) as store, store:
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location")):
+            store.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (source.as_uri(), folder.as_uri()))
+    return folder
+
+
+@contextmanager
+def find_changes(folder: Path) -> Iterator[None]:
+    """Fail at the end if a file of a project that tests share was changed, added or removed meanwhile."""
+
+    def files() -> dict[str, tuple[int, int]]:
+        paths = [path for path in folder.rglob("*") if path.is_file() and not path.is_relative_to(folder / ".dvc" / "tmp")]
+        return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.suffix != ".pyc"}
+
+    before = files()
+    yield
+    after = files()
+    assert after == before, f"tests have changed {sorted(dict(before.items() ^ after.items()))} of a project that they share"
+
+
 def write_params(folder: Path, params: dict) -> None:
     """Write params.yaml."""
     with (folder / "params.yaml").open("w") as file:
         YAML().dump(params, file)
 
 
+class PrefectTemplate:
+    """An empty database of Prefect, made once per run of the tests: its migrations take seconds."""
+
+    folder: Path | None = None  # where it is kept; without one every home makes its own
+
+    def copy(self, home: Path, environment: dict[str, str]) -> None:
+        if self.folder is None:
+            return
+        template = self.folder / "prefect"
+        with FileLock(self.folder / "prefect.lock"):
+            if not template.exists():
+                made = {**environment, "PREFECT_HOME": str(self.folder / "prefect.partial"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+                command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+                subprocess.run(command, env=made, check=True, capture_output=True)
+                (self.folder / "prefect.partial").rename(template)
+        shutil.copytree(template, home)
+
+
+prefect_template = PrefectTemplate()
+
+
 def environment(folder: Path) -> dict[str, str]:
     """An environment of one's own: this interpreter first, no settings of the user's."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "PREFECT_", "THROUGHLINE_", "GIT_", "DVC_"))}
     home = folder.parent / "home"
-    home.mkdir(exist_ok=True)
+    if not home.exists():
+        home.mkdir()
+        prefect_template.copy(home / "prefect", kept)
     return kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PREFECT_HOME": str(home / "prefect"),
@@ -97,6 +152,27 @@ def run(folder: Path, *command: str, code: int | None = 0) -> str:
     return done.stdout
 
 
+def run_stages(folder: Path, *stages: str) -> None:
+    """Run stages, each the name of its module and perhaps `@` and a configuration, one after another in this process."""
+    for stage in stages:
+        name, _, pipeline = stage.partition("@")
+        module = importlib.import_module(f"tasks.{name}")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.chdir(folder)
+            patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+            patched.setattr(sys, "argv", [f"python -m tasks.{name}", *(["--pipeline", pipeline] if pipeline else [])])
+            module.main()
+
+
 def run_quietly(folder: Path, *command: str) -> str:
     """Run a command and return its standard output alone."""
     return subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True).stdout
+
+
+def experiment_of(folder: Path) -> str:
+    """Name of the one MLflow experiment of a project whose data is source/data.npz."""
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    (found,) = mlflow.search_experiments(filter_string="name LIKE 'throughline/data-%'")
+    return found.name

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import psutil
+import pytest
 import requests
 from project import environment
 
+from flows.services import free_port
+
+RETRIES = 10
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -28,18 +35,36 @@ class Stack:
     project: Path
     server: str
     tracking: str
-    user: tuple[str, str] | None = None  # of Prefect, with password, where it asks for one
+    user: tuple[str, str]  # of Prefect with password; of MLflow, too, in `make ui`
 
-    def ask(self, path: str, **body: Any) -> Any:
-        reply = requests.post(f"{self.server}/api/{path}", json=body, auth=self.user, timeout=30)
+    def post(self, path: str, /, *, method: str = "POST", **body: Any) -> requests.Response:
+        """Send a request that changes something to Prefect, with the token that its protection against forged requests asks for.
+
+        As Prefect's own clients do, try again where its database is busy.
+        """
+        for _ in range(RETRIES):
+            headers = {"Prefect-Csrf-Token": csrf_token(self.server, self.user), "Prefect-Csrf-Client": "tests"}
+            reply = requests.request(method, f"{self.server}/api/{path}", json=body, auth=self.user, headers=headers, timeout=60)
+            if reply.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(2)
+        return reply
+
+    def ask(self, path: str, /, **body: Any) -> Any:
+        reply = self.post(path, **body)
         assert reply.ok, reply.text
         return reply.json()
 
     def refused(self, flow: str, **parameters: Any) -> str:
-        deployment = self.deployment(flow)["id"]
-        reply = requests.post(f"{self.server}/api/deployments/{deployment}/create_flow_run", json={"parameters": parameters}, timeout=30)
+        reply = self.post(f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters)
         assert reply.status_code in (409, 422), reply.text
         return reply.text
+
+    def use_mlflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let MLflow's client of this process ask this stack's server, for the length of a test."""
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", self.user[0])
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", self.user[1])
+        mlflow.set_tracking_uri(self.tracking)
 
     def deployment(self, flow: str) -> dict[str, Any]:
         return self.ask("deployments/filter", deployments={"name": {"any_": [flow]}})[0]
@@ -48,9 +73,14 @@ class Stack:
         return self.ask(f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters)["id"]
 
     def state(self, flow_run: str) -> dict[str, Any]:
-        return requests.get(f"{self.server}/api/flow_runs/{flow_run}", auth=self.user, timeout=30).json()
+        for _ in range(RETRIES):
+            reply = requests.get(f"{self.server}/api/flow_runs/{flow_run}", auth=self.user, timeout=60)
+            if reply.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(2)
+        return reply.json()
 
-    def ended(self, flow_run: str, seconds: float = 240) -> dict[str, Any]:
+    def ended(self, flow_run: str, seconds: float = 480) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while (found := self.state(flow_run))["state_type"] not in ENDED:
             assert time.monotonic() < deadline, f"{found['name']} is still {found['state_type']}; {self.log(flow_run)[-2000:]}"
@@ -64,6 +94,17 @@ class Stack:
     def artifacts(self, flow_run: str) -> set[tuple[str, str]]:
         found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run]}})
         return {(artifact["key"], artifact["type"]) for artifact in found if artifact["key"]}
+
+
+@functools.cache
+def csrf_token(server: str, user: tuple[str, str]) -> str:
+    """What Prefect wants to see in requests of the client `tests`; good for an hour."""
+    for _ in range(RETRIES):
+        reply = requests.get(f"{server}/api/csrf-token?client=tests", auth=user, timeout=60)
+        if reply.ok:
+            break
+        time.sleep(2)
+    return reply.json()["token"]
 
 
 def processes_of(folder: Path, word: str) -> list[psutil.Process]:
@@ -86,16 +127,9 @@ def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
     return found
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
-def started(project: Path, *command: str) -> Iterator[None]:
-    """Start servers in a project by one of its commands; Ctrl-C at the end, which must leave no process."""
+def started(project: Path, *command: str) -> Iterator[str]:
+    """Start servers in a project by one of its commands; yields what it said. Ctrl-C at the end, which must leave no process."""
     process = subprocess.Popen(
         [sys.executable, *command], cwd=project, env=environment(project), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -106,7 +140,7 @@ def started(project: Path, *command: str) -> Iterator[None]:
             break
     else:
         raise AssertionError("".join(said))
-    yield
+    yield "".join(said)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
     assert not processes_of(project, "prefect") and not processes_of(project, "mlflow"), "Ctrl-C leaves no process"
@@ -116,5 +150,7 @@ def started(project: Path, *command: str) -> Iterator[None]:
 def running_stack(project: Path) -> Iterator[Stack]:
     """`make ui` in a project, at free ports."""
     ports = free_port(), free_port()
-    with started(project, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])):
-        yield Stack(project, f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")
+    with started(project, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])) as said:
+        found = re.search(r"MLflow asks for user (\S+), password (\S+)", said)
+        assert found, said
+        yield Stack(project, f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", (found[1], found[2]))

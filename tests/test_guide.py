@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 from project import ROOT
 
 
-def test_every_example_of_the_training_guide_runs(first, monkeypatch):
-    folder, _ = first
+@pytest.mark.integration
+def test_every_example_of_the_training_guide_runs(finished, monkeypatch):
+    folder, _ = finished
     monkeypatch.chdir(folder)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
     assert len(blocks) == 6

@@ -10,30 +10,55 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tasks.libraries import LIBRARIES
+
 ROOT = Path(__file__).parent.parent
 CODE = sorted([*ROOT.glob("tasks/**/*.py"), *ROOT.glob("flows/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
-STAGES = ("fetch", "ingest", "shard", "snapshot", "build", "train", "profiling", "report")
+STAGES = ("identities", "fetch", "ingest", "shard", "snapshot", "build", "train", "profiling", "report")
 LONGEST_FILE = 400
 MOST_ARGUMENTS = 6
 
 # A module may import its own layer's row and every row above it.
 LAYERS = (
-    ("tasks.allocator", "tasks.errors", "tasks.files", "tasks.progress", "tasks.settings", "tasks"),
+    (
+        "tasks.allocator",
+        "tasks.code_identity",
+        "tasks.errors",
+        "tasks.files",
+        "tasks.libraries",
+        "tasks.progress",
+        "tasks.scratch",
+        "tasks.settings",
+        "tasks",
+    ),
     ("tasks.data",),
     ("tasks.pipelines",),
-    ("tasks.models",),
-    ("tasks.evidence", "tasks.checkpoints"),
+    ("tasks.models", "tasks.emulation", "tasks.model_files"),
+    ("tasks.evidence", "tasks.checkpoint_store", "tasks.checkpoints", "tasks.executions"),
     ("tasks.params",),
     ("tasks.stage", "tasks.assembly", "tasks.modelling"),
     (*(f"tasks.{stage}" for stage in STAGES), "tasks.verify"),
 )
-FLOWS_MAY_IMPORT = ("flows", "tasks.params", "tasks.errors", "tasks.evidence.tracking", "tasks.evidence.parents")
-# They do not decide what a stage writes: messages, plumbing, and parameters, whose values DVC compares itself.
+FLOWS_MAY_IMPORT = (
+    "flows",
+    "tasks.params",
+    "tasks.errors",
+    "tasks.files",
+    "tasks.identities",
+    "tasks.scratch",
+    "tasks.evidence.tracking",
+    "tasks.evidence.parents",
+    "tasks.evidence.experiments",
+)
+# They do not decide what a stage writes: messages and plumbing.
 NOT_DECISIVE = {
-    "tasks/__init__.py", "tasks/allocator.py",
-    "tasks/errors.py", "tasks/files.py", "tasks/progress.py", "tasks/settings.py", "tasks/params.py", "tasks/stage.py",
-    "tasks/evidence/tracking.py", "tasks/evidence/unsent.py",
+    "tasks/__init__.py", "tasks/code_identity.py", "tasks/errors.py", "tasks/libraries.py", "tasks/progress.py", "tasks/scratch.py", "tasks/stage.py",
+    "tasks/evidence/experiments.py", "tasks/evidence/tracking.py", "tasks/evidence/unsent.py",
 }  # fmt: skip
+# What they decide is in the files that `identities` writes, value by value; tests/test_stale.py changes each.
+IN_IDENTITIES = {"tasks/settings.py", "tasks/params.py"}
+ALLOCATOR = ROOT / "tasks" / "allocator.py"  # it decides what is measured, and is called by the door of the stages that measure
+PACKAGES = {"google_crc32c": "google-crc32c", "PIL": "pillow"}
 
 
 def name_of(path: Path) -> str:
@@ -66,7 +91,7 @@ def layer_of(module: str) -> int:
 
 def closure(path: Path, seen: set[Path]) -> set[Path]:
     """All our files that a file needs to do its work, itself included; what is not decisive is not followed."""
-    if path not in seen and path.relative_to(ROOT).as_posix() not in NOT_DECISIVE:
+    if path not in seen and path.relative_to(ROOT).as_posix() not in NOT_DECISIVE | IN_IDENTITIES:
         seen.add(path)
         for module in imports_of(path):
             needed = file_of(module)
@@ -127,15 +152,39 @@ def test_public_things_have_docstrings(path):
             assert ast.get_docstring(node), node.name
 
 
-@pytest.mark.parametrize("stage", STAGES)
+def definition_of(stage: str) -> dict:
+    """What dvc.yaml says about the stage of a module."""
+    return YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]["profile" if stage == "profiling" else stage]
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "identities"])
 def test_dvc_depends_on_the_modules_that_decide_a_stage(stage):
-    definition = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]["profile" if stage == "profiling" else stage]
+    definition, module = definition_of(stage), ROOT / "tasks" / f"{stage}.py"
     listed = [dependency for dependency in definition["deps"] if dependency.startswith("tasks/")]
-    needed = {path.relative_to(ROOT).as_posix() for path in closure(ROOT / "tasks" / f"{stage}.py", set())}
-    needed = {path for path in needed if (ROOT / path).stat().st_size > 0}
+    files = closure(module, set()) | ({ALLOCATOR} if "pipeline_door" in module.read_text() else set())
+    needed = {path.relative_to(ROOT).as_posix() for path in files if path.stat().st_size > 0}
     missing = sorted(path for path in needed if not any(path == entry or path.startswith(entry + "/") for entry in listed))
     foreign = sorted(entry for entry in listed if not any(path == entry or path.startswith(entry + "/") for path in needed) and entry.endswith(".py"))
     assert (missing, foreign) == ([], []), "dvc.yaml: (missing, not needed)"
+    name = definition["cmd"].split()[2].removeprefix("tasks.").replace("profiling", "profile")
+    identity = f"data/identities/{name}/${{key}}.json" if "matrix" in definition else f"data/identities/{name}.json"
+    assert identity in definition["deps"]
+
+
+def test_identities_depend_on_all_of_the_program():
+    assert {"params.yaml", "tasks", "uv.lock"} <= set(definition_of("identities")["deps"])
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in ("identities", "fetch")])
+def test_the_libraries_of_a_stage_are_those_that_its_modules_import(stage):
+    nodes = [node for path in closure(ROOT / "tasks" / f"{stage}.py", set()) for node in ast.walk(ast.parse(path.read_text()))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    imported = {PACKAGES.get(top, top) for top in (name.partition(".")[0] for name in names)}
+    listed = set(LIBRARIES["profile" if stage == "profiling" else stage])
+    assert listed <= imported
+    decoders = {"keras", "pillow", "tensorflow"}
+    assert imported & decoders == listed & decoders
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in ("build", "train", "profiling")])
@@ -152,6 +201,7 @@ except SystemExit:
     assert done.stdout.strip().endswith("False")
 
 
+@pytest.mark.integration
 def test_keras_starts_without_what_no_stage_uses_and_others_still_find_it():
     code = "import tasks, keras, sys; print('sklearn' in sys.modules or 'matplotlib' in sys.modules); import sklearn.base, matplotlib.pyplot"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

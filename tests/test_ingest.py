@@ -90,8 +90,16 @@ def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
     assert len(read_manifest(tmp_path / "manifest").examples) == 20
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "P", "1", "RGBA", "CMYK", "I;16", "RGB"])
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".bmp", ".webp"])
+MODES = {  # that Pillow can write to a file of the format
+    ".png": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    ".jpg": ("1", "L", "RGB", "CMYK"),
+    ".gif": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    ".bmp": ("1", "L", "P", "RGB", "RGBA"),
+    ".webp": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"),
+}
+
+
+@pytest.mark.parametrize(("suffix", "mode"), [(suffix, mode) for suffix, modes in MODES.items() for mode in modes])
 def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suffix):
     original = picture(3, mode="L" if mode == "I;16" else "RGBA" if mode == "RGBA" else "RGB")
     image = original.convert("I;16") if mode == "I;16" else original.convert(mode)
@@ -99,10 +107,7 @@ def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suf
     folder.mkdir(parents=True)
     (tmp_path / "in" / "b").mkdir()
     company(tmp_path / "in" / "b")
-    try:
-        image.save(folder / f"x{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
-    except (OSError, KeyError, ValueError):
-        pytest.skip(f"{suffix} cannot hold mode {mode}: nothing to test")
+    image.save(folder / f"x{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
     with Image.open(folder / f"x{suffix}") as saved:
         expected = np.asarray(saved.convert("RGB" if saved.mode != "I;16" else "I"), np.int64)
     manifest = ingest(settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import prepared
-from project import ROOT, SMALL, make_project, run
+from project import ROOT, SMALL, run_stages, write_params
 from ruamel.yaml import YAML
 
 from tasks.assembly import input_pipeline, input_shape, open_inputs
@@ -56,6 +56,7 @@ def series(tmp_path_factory):
     return params, *opened(folder, params)
 
 
+@pytest.mark.integration
 def test_windows_are_the_same_in_every_configuration(series):
     params, _, stored = series
     digests = {
@@ -144,6 +145,7 @@ def table_document(folder, **data):
     return document
 
 
+@pytest.mark.integration
 def test_rows_of_a_table_are_the_same_in_every_configuration(table):
     params = check(table_document(table))
     _, stored = opened(table, params)
@@ -181,16 +183,20 @@ def test_a_number_to_predict_is_a_regression(table, tmp_path):
     assert label.dtype == "float32"
 
 
-def test_a_series_goes_through_the_whole_dag(tmp_path, array_file):
-    """`dvc repro` from the file to the report, by a model that predicts the next step of a sine from the last sixteen."""
+@pytest.mark.integration
+def test_a_series_goes_through_every_stage(tmp_path):
+    """From the file to the report, by a model that predicts the next step of a sine from the last sixteen."""
     document = series_document("source/series.csv", length=16, horizon=1, stride=1, targets=["load"])
     document["pipelines"] = {name: document["pipelines"][name] for name in ("naive", "optimized")}
     document["model"] = {"name": "mlp", "options": {"width": 16}}
     document["train"] |= {"epochs": 6}
-    folder = make_project(tmp_path / "project", array_file, document)
+    folder = tmp_path / "project"
+    (folder / "source").mkdir(parents=True)
+    write_params(folder, document)
     moments = np.arange(3000)
     pd.DataFrame({"hour": moments, "load": np.sin(moments / 20), "wind": np.cos(moments / 7)}).to_csv(folder / "source" / "series.csv", index=False)
-    run(folder, "dvc", "repro")
+    run_stages(folder, "fetch", "ingest", "shard", "snapshot", "build@naive", "build@optimized")
+    run_stages(folder, "train@naive", "train@optimized", "profiling@naive", "profiling@optimized", "report")
     trained = {name: json.loads((folder / "runs" / name / "train.json").read_text()) for name in ("naive", "optimized")}
     assert trained["optimized"]["metric"] == "mae"
     assert trained["optimized"]["test"]["mae"] < 0.25

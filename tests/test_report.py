@@ -4,48 +4,69 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.evidence.checklist import checklist, failed
-from tasks.evidence.ranking import best, break_even_epoch, drift_pct, headline, tied, unlike_results
+from tasks.evidence.ranking import best, break_even_epoch, drift_pct, headline, ratio_interval, tied, unlike_results
 from tasks.report import _check_equal, report
 from tasks.settings import PipelineConfig
 from tasks.stage import Layout
 
 
-def row(name, train, stall, verdict="compute-bound", *, spread=2.0, model=100.0, **more):
+def row(name, relative, stall, verdict="compute-bound", *, spread=0.02, reference=100.0, **more):
+    """A configuration whose nine rounds trained at `relative` of the reference model's rate, ± `spread`."""
+    rates = [relative + spread * place / 4 for place in range(-4, 5)]
     return {
-        "pipeline": name, "train_examples_per_s": train, "model_examples_per_s": model, "verdict": verdict, "stall_pct": stall,
-        "stall_pct_low": stall - spread, "stall_pct_high": stall + spread, **more,
+        "pipeline": name, "relative_rates": rates, "reference_examples_per_s": reference, "verdict": verdict, "stall_pct": stall,
+        "stall_pct_low": stall - 2, "stall_pct_high": stall + 2, "steady_examples_per_s": relative * 100, **more,
     }  # fmt: skip
 
 
-def test_configurations_whose_rounds_overlap_are_tied_whatever_their_verdict():
-    rows = [row("naive", 50, 50, "input-bound"), row("a", 95, 8, "slightly input-bound"), row("b", 93, 5, model=90.0), row("c", 80, 15)]
+def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
+    rows = [row("naive", 0.50, 50, "input-bound"), row("a", 0.95, 8, "slightly input-bound"), row("b", 0.945, 5), row("c", 0.80, 15)]
     assert tied(rows) == ["a", "b"]
     assert best(rows)["pipeline"] == "b", "of equals, the one that waits least"
-    assert headline(rows) == "a and b (tied) train up to 1.9× as fast as naive; training is compute-bound, nothing more to gain from input."
+    assert (
+        headline(rows) == "a and b (tied) train up to 1.9× (1.8 to 2.0) as fast as naive; training is compute-bound, nothing more to gain from input."
+    )
 
 
 def test_a_clear_winner_stands_alone():
-    rows = [row("naive", 50, 50, "input-bound"), row("best", 99, 12, "slightly input-bound")]
-    assert headline(rows) == "best trains 2.0× as fast as naive; training is slightly input-bound, 12 % of a step is still lost to input."
+    rows = [row("naive", 0.50, 50, "input-bound"), row("best", 0.99, 12, "slightly input-bound")]
+    assert (
+        headline(rows) == "best trains 2.0× (1.9 to 2.0) as fast as naive; training is slightly input-bound, 12 % of a step is still lost to input."
+    )
 
 
 def test_where_naive_is_as_good_as_any_it_is_said():
-    rows = [row("naive", 98, 5), row("best", 99, 4, model=98.0)]
+    rows = [row("naive", 0.98, 5), row("best", 0.99, 4)]
     assert headline(rows) == "No configuration trains faster than naive beyond the noise; training is compute-bound."
 
 
-def test_drift_is_the_spread_of_the_model_alone():
-    assert drift_pct([row("a", 1, 1, model=100.0), row("b", 1, 1, model=105.0), row("c", 1, 1, model=100.0)]) == pytest.approx(5)
+def test_a_machine_that_slows_down_during_a_comparison_changes_no_rank_and_no_ratio():
+    rows = [row("naive", 0.44, 56, "input-bound"), row("a", 0.57, 43), row("b", 0.89, 11), row("c", 0.99, 1)]
+    slow = [{**one, "reference_examples_per_s": 55.0} if number > 1 else one for number, one in enumerate(rows)]
+    assert tied(slow) == tied(rows) == ["c"]
+    assert ratio_interval(slow[3], slow[0]) == ratio_interval(rows[3], rows[0])
+    assert drift_pct(slow) > 50, "which is shown"
+
+
+def test_the_interval_of_a_ratio_covers_it_in_95_of_100_comparisons():
+    draw = np.random.default_rng(1)
+    hits = 0
+    for _ in range(200):
+        one, other = (row("x", 1, 0) | {"relative_rates": list(draw.lognormal(np.log(rate), 0.08, 9))} for rate in (0.9, 0.6))
+        low, high = ratio_interval(one, other)
+        hits += low <= 1.5 <= high
+    assert 180 <= hits <= 200
 
 
 def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
-    naive = row("naive", 100, 50, examples=1000, gathers=False, caches=False, cold_examples_per_s=100, input_examples_per_s=100)
-    mapped = naive | {"pipeline": "snapshot", "train_examples_per_s": 200, "gathers": True}
-    cached = naive | {"pipeline": "cache", "train_examples_per_s": 200, "caches": True, "cold_examples_per_s": 100, "input_examples_per_s": 1000}
+    naive = row("naive", 1.0, 50, examples=1000, gathers=False, caches=False, cold_examples_per_s=100, input_examples_per_s=100)
+    mapped = naive | {"pipeline": "snapshot", "steady_examples_per_s": 200, "gathers": True}
+    cached = naive | {"pipeline": "cache", "steady_examples_per_s": 200, "caches": True, "cold_examples_per_s": 100, "input_examples_per_s": 1000}
     assert break_even_epoch(mapped, naive, setup_s=12) == 3, "10 s an epoch without, 5 s with it"
     assert break_even_epoch(cached, naive, setup_s=12) == 2, "9 s more in the first epoch"
     assert break_even_epoch(naive, mapped, setup_s=12) is None
@@ -78,17 +99,13 @@ def test_without_any_result_there_is_no_report(tmp_path):
         report(["naive"], Layout(tmp_path), tmp_path / "report")
 
 
+@pytest.mark.integration
 def test_a_report_comes_out_without_traces_and_names_what_is_missing(first, tmp_path):
     folder, _ = first
     layout = Layout(folder)
-    breakdown = folder / "runs" / "naive" / "profile" / "breakdown.json"
-    whole = breakdown.read_text()
-    breakdown.unlink()  # DVC's cache keeps its own
-    try:
-        summary = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
-        page = (tmp_path / "report" / "index.html").read_text()
-    finally:
-        breakdown.write_text(whole)
+    (folder / "runs" / "naive" / "profile" / "breakdown.json").unlink()
+    summary = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
+    page = (tmp_path / "report" / "index.html").read_text()
     assert set(summary["missing"]) == {"naive", "never_built"}
     assert "profile/breakdown.json missing" in page
     assert [entry["pipeline"] for entry in summary["configurations"]] == ["optimized"]

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flows.access import USER, alone, exports, published, write_private
 from flows.command import quiet
+from flows.deployments import OWN_SERVICE
 from flows.services import HOST, Service, check_free, listens, serving
 from flows.ui import Access, MlflowPort, PrefectPort, RunsAtOnce, servers, tell_addresses, until_stopped
 from flows.workspace import HOME
 from infra.local import objects, postgres
-from infra.local.home import USER, Home, open_home, write_private
+from infra.local.home import SETTINGS, Home, open_home
 from tasks.errors import ServiceFailed, told_plainly
 
 REMOTE = "stack"
@@ -30,6 +34,12 @@ HOME_FOLDER = Path(HOME) / "stack"
 HELP = "Postgres, an S3 store, Prefect, MLflow, a worker and a tf.data service as processes of this machine, with passwords."
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=HELP)
+
+
+@app.callback()
+def keep_private() -> None:
+    """Whatever a command here writes is for its owner alone."""
+    os.umask(0o077)
 
 
 @app.command()
@@ -50,8 +60,17 @@ def up(  # noqa: PLR0913 - each is an option of the command
     with told_plainly():
         opened = open_home(home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port)
         access = _access(opened, prefect_port, mlflow_port)
+        here = Path.cwd()
+        if input_workers:
+            access = replace(access, worker={OWN_SERVICE: f"grpc://{_input_address(opened)}"})
         typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow and a worker …")
-        with opened.alone(), stores(opened), servers(access, runs_at_once=runs_at_once) as look_after, input_service(opened, input_workers):
+        with ExitStack() as running:
+            for part in (opened.alone(), alone(here), stores(opened)):
+                running.enter_context(part)
+            postgres.let_administrator_in(opened)
+            look_after = running.enter_context(servers(access, runs_at_once=runs_at_once))
+            running.enter_context(input_service(opened, input_workers))
+            running.enter_context(published(here, access.environment))
             _tell_clients(opened, access)
             tell_addresses(access, runs_at_once)
             typer.echo(
@@ -67,30 +86,37 @@ def up(  # noqa: PLR0913 - each is an option of the command
 
 @app.command()
 def backup(folder: Annotated[Path, typer.Argument(help="is made; must not exist")], home: Folder = HOME_FOLDER) -> None:
-    """Copy the databases and the objects into a folder. Runs go on meanwhile."""
+    """Copy the databases, the objects and the passwords into a folder for its owner alone. Runs go on meanwhile."""
     with told_plainly(), _using(open_home(home)) as opened:
         if folder.exists():
             raise ServiceFailed(f"{folder} is there already; a backup is never overwritten")
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
+        write_private(partial / SETTINGS, (opened.folder / SETTINGS).read_text())
         postgres.dump(opened, partial)
         objects.download(opened, partial)
         partial.rename(folder)
-        typer.echo(f"{', '.join(postgres.DATABASES)} and the objects of {', '.join(objects.BUCKETS)} are in {folder}")
+        typer.echo(
+            f"{', '.join(postgres.DATABASES)}, the objects of {', '.join(objects.BUCKETS)}, and all passwords are in {folder}: keep it private"
+        )
 
 
 @app.command()
 def restore(folder: Annotated[Path, typer.Argument(help="written by `backup`")], home: Folder = HOME_FOLDER) -> None:
-    """Put the databases back as they were and the objects beside those that are there. The stack must be stopped."""
+    """Put the databases back as they were and the objects beside those that are there. The stack must be stopped.
+
+    A home that has no passwords yet takes those of the backup; another one goes on with its own.
+    """
     with told_plainly():
         missing = [name for name in (*(f"{name}.dump" for name in postgres.DATABASES), *objects.BUCKETS) if not (folder / name).exists()]
         if missing:
             raise ServiceFailed(f"{folder} is no backup of this stack: it has no {', '.join(missing)}")
-        opened = open_home(home)
+        kept = folder / SETTINGS
+        opened = open_home(home, adopted=kept if kept.exists() else None)
         with opened.alone(), stores(opened):
-            postgres.restore(opened, folder.resolve())
             objects.upload(opened, folder)
+            postgres.restore(opened, folder.resolve())
         typer.echo(f"restored from {folder}; `python -m infra.local up` starts the stack")
 
 
@@ -166,8 +192,7 @@ def _access(home: Home, prefect_port: int, mlflow_port: int) -> Access:
 
 def _tell_clients(home: Home, access: Access) -> None:
     """Write what a terminal needs into a file for its owner alone, and make the store a DVC remote of this checkout."""
-    shown = [f"export {key}={value}\n" for key, value in access.environment.items() if key != "PATH"]
-    write_private(home.folder / ENVIRONMENT_FILE, "".join(shown))
+    write_private(home.folder / ENVIRONMENT_FILE, exports(access.environment))
     dvc = [sys.executable, "-m", "dvc", "remote"]
     settings = (["add", "--local", "--force", REMOTE, "s3://dvc"], ["modify", "--local", REMOTE, "endpointurl", home.objects["AWS_ENDPOINT_URL"]])
     for command in settings:

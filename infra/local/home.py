@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,15 +12,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from flows.access import USER, draw, write_private
 from flows.services import HOST
 from tasks.errors import ServiceFailed
 
-USER = "throughline"
 SETTINGS = "settings.json"
-
-
-def _drawn() -> str:
-    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +26,11 @@ class Settings:
     postgres_port: int = 5433
     s3_port: int = 8333
     input_port: int = 5050
-    postgres_password: str = field(default_factory=_drawn)
-    prefect_password: str = field(default_factory=_drawn)
-    mlflow_password: str = field(default_factory=_drawn)
-    mlflow_secret: str = field(default_factory=_drawn)
-    s3_secret: str = field(default_factory=_drawn)
+    postgres_password: str = field(default_factory=draw)
+    prefect_password: str = field(default_factory=draw)
+    mlflow_password: str = field(default_factory=draw)
+    mlflow_secret: str = field(default_factory=draw)
+    s3_secret: str = field(default_factory=draw)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +88,33 @@ class Home:
             raise ServiceFailed(f"the stack in {self.folder} is running; stop it first (Ctrl-C where it was started)") from None
 
 
-def write_private(file: Path, text: str) -> None:
-    """Write a file that its owner alone may read, from the first byte on."""
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-        out.write(text)
+def open_home(folder: Path, *, adopted: Path | None = None, **ports: int | None) -> Home:
+    """Open a stack's folder, or make it with new secrets; ports that are given replace those of last time.
 
+    `adopted`: settings of a backup, for a folder that has none yet, so that everybody's passwords stay as they were.
 
-def open_home(folder: Path, **ports: int | None) -> Home:
-    """Open a stack's folder, or lay it out with new secrets; ports that are given replace those of last time."""
+    Raises:
+      ServiceFailed: the settings that are there cannot be read.
+    """
     folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(folder)
     file = folder / SETTINGS
-    known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    known |= {name: port for name, port in ports.items() if port is not None}
-    settings = Settings(**known)
-    write_private(file, json.dumps(asdict(settings), indent=2))
+    source = file if file.exists() else adopted
+    try:
+        known: dict[str, Any] = json.loads(source.read_text()) if source else {}
+        settings = Settings(**{**known, **{name: port for name, port in ports.items() if port is not None}})
+    except (ValueError, TypeError) as error:
+        raise ServiceFailed(f"{source} cannot be read ({error}); put it back from a backup, where it is {SETTINGS}, too") from error
+    if not file.exists() or asdict(settings) != known:
+        write_private(file, json.dumps(asdict(settings), indent=2))
+    file.chmod(0o600)
     return Home(folder=folder, settings=settings)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder for its owner alone; run by root, Postgres' own user must be able to pass through it, but not to look."""
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
+        missing.mkdir(exist_ok=True)
+        missing.chmod(mode)
+    folder.chmod(mode)

@@ -10,11 +10,11 @@ from pathlib import Path
 from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
-from flows.services import HOST, Service, listens, serving
+from flows.access import private_folder
+from flows.services import Service, listens, serving
 from infra.local.home import Home
 
 BUCKETS = ("dvc", "mlflow")
-PARTS = ("s3", "master", "volume", "filer")  # each listens at a port of its own, from the S3 port on, and 10,000 above it
 
 
 @contextmanager
@@ -25,28 +25,20 @@ def object_store(home: Home) -> Iterator[None]:
       ServiceFailed: it did not start.
     """
     folder, first = home.folder / "objects", home.settings.s3_port
-    folder.mkdir(exist_ok=True)
-    ports = [f"-{part}.port={first + place}" for place, part in enumerate(PARTS)]
-    unused = ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-volume.preStopSeconds=1"]
-    sizes = ["-master.volumeSizeLimitMB=1024", "-volume.max=0"]  # as many volumes as the disk takes; eight would be taken by one bucket
+    private_folder(folder)
     service = Service(
         name="objects",
-        command=[
-            str(Path(sys.executable).with_name("weed")),
-            "server",
-            f"-dir={folder}",
-            f"-ip={HOST}",
-            f"-ip.bind={HOST}",
-            "-s3",
-            *ports,
-            *sizes,
-            *unused,
-        ],
+        command=[sys.executable, "-m", "infra.store", "--data", str(folder), "--port", str(first)],
         healthy=lambda: listens(first) and _made_buckets(home),
         environment=home.objects,
     )
-    with serving(service, logs=home.logs):
-        yield
+    try:
+        with serving(service, logs=home.logs):
+            yield
+    finally:
+        for left in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):
+            if left.stem.rpartition("-")[2] in {str(first + 10_000 + part) for part in range(4)}:
+                left.unlink(missing_ok=True)
 
 
 def download(home: Home, folder: Path) -> None:

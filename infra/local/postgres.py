@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from werkzeug.security import check_password_hash, generate_password_hash  # as MLflow keeps passwords
+
 from flows.services import HOST, Service, serving
 from infra.local.home import USER, Home
 from tasks.errors import ServiceFailed
@@ -26,7 +28,7 @@ def postgres(home: Home) -> Iterator[None]:
       ServiceFailed: it is not installed, cannot be laid out, or does not start.
     """
     folder = home.folder / "postgres"
-    if not (folder / "PG_VERSION").exists():
+    if not folder.exists():
         _lay_out(home, folder)
     where = ["-D", str(folder), "-h", HOST, "-p", str(home.settings.postgres_port), "-k", ""]
     service = Service(
@@ -49,36 +51,58 @@ def dump(home: Home, folder: Path) -> None:
 
 
 def restore(home: Home, folder: Path) -> None:
-    """Put each database back as it was dumped. What is there now goes only when all have been read into databases beside it.
+    """Put each database back as it was dumped: all are read under other names first, and then change places in one transaction.
+
+    Killed at any moment, either all databases are as they were or all are as in the dumps.
 
     Raises:
       ServiceFailed: a dump is missing or cannot be read; then everything is as it was.
     """
     for name in DATABASES:
-        _do(home, "dropdb", "--force", "--if-exists", f"{name}_restored")
+        for earlier in (f"{name}_restored", f"{name}_replaced"):
+            _do(home, "dropdb", "--force", "--if-exists", earlier)
         _do(home, "createdb", f"{name}_restored")
         _do(home, "pg_restore", "--exit-on-error", "--no-owner", f"--dbname={name}_restored", str(folder / f"{name}.dump"))
+    swaps = [f"ALTER DATABASE {name} RENAME TO {name}_replaced; ALTER DATABASE {name}_restored RENAME TO {name};" for name in DATABASES]
+    _do(home, "psql", "-d", "postgres", "-q", "-v", "ON_ERROR_STOP=1", "--single-transaction", said="\n".join(swaps))
     for name in DATABASES:
-        _do(home, "dropdb", "--force", "--if-exists", name)
-        _do(home, "psql", "-d", "postgres", "-qc", f"ALTER DATABASE {name}_restored RENAME TO {name}")
+        _do(home, "dropdb", "--force", f"{name}_replaced")
+
+
+def let_administrator_in(home: Home) -> None:
+    """Make MLflow's administrator have the password of this home, whatever password the database was backed up with.
+
+    MLflow takes the password from its environment only when it makes its first user.
+    """
+    table = _do(home, "psql", "-d", "mlflow_auth", "-Atc", "SELECT to_regclass('users')").strip()
+    if not table:
+        return
+    known = _do(home, "psql", "-d", "mlflow_auth", "-At", said=f"SELECT password_hash FROM users WHERE username = '{USER}';").strip()
+    if known and not check_password_hash(known, home.settings.mlflow_password):
+        changed = generate_password_hash(home.settings.mlflow_password)
+        _do(home, "psql", "-d", "mlflow_auth", "-q", said=f"UPDATE users SET password_hash = '{changed}' WHERE username = '{USER}';")
 
 
 def _lay_out(home: Home, folder: Path) -> None:
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """Make the cluster under another name and rename it when it is complete, so that a kill leaves none."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=0o700)
     user = _UNPRIVILEGED if os.geteuid() == 0 else None
     with tempfile.NamedTemporaryFile("w") as password:
         password.write(home.settings.postgres_password)
         password.flush()
         if user:
-            shutil.chown(folder, user, user)
+            shutil.chown(partial, user, user)
             shutil.chown(password.name, user, user)
         options = [f"--username={USER}", "--auth=scram-sha-256", f"--pwfile={password.name}", "--encoding=UTF8", "--no-locale"]
-        command = [*_as_unprivileged(), _tool("initdb"), "-D", str(folder), *options]
+        command = [*_as_unprivileged(), _tool("initdb"), "-D", str(partial), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     if done.returncode != 0:
-        shutil.rmtree(folder)
+        shutil.rmtree(partial)
         reached = f" (run by root, Postgres is {user}, who must be able to enter every folder of that path)" if user else ""
         raise ServiceFailed(f"Postgres cannot keep its data in {folder}{reached}; choose another folder with --home:\n{done.stderr.strip()}")
+    partial.rename(folder)
 
 
 def _as_unprivileged() -> list[str]:
@@ -104,13 +128,14 @@ def _tool(name: str) -> str:
     return found
 
 
-def _ask(home: Home, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _ask(home: Home, tool: str, *arguments: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **home.databases}
-    return subprocess.run([_tool(tool), *arguments], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run([_tool(tool), *arguments], env=environment, input=said, capture_output=True, text=True, check=False)
 
 
-def _do(home: Home, tool: str, *arguments: str) -> str:
-    done = _ask(home, tool, *arguments)
+def _do(home: Home, tool: str, *arguments: str, said: str | None = None) -> str:
+    """Run one of Postgres' programs, with `said` as its input, which no other user of the machine sees, unlike arguments."""
+    done = _ask(home, tool, *arguments, said=said)
     if done.returncode != 0:
         raise ServiceFailed(f"{tool} failed: {done.stderr.strip()}")
     return done.stdout

@@ -11,6 +11,7 @@ A batch is a gather of rows: no parsing, no copy of the file into memory; the ca
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -25,7 +26,7 @@ import psutil
 from tasks.data import ragged
 from tasks.data.shards import Shard
 from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot, known_form, made_anew
-from tasks.files import digest_content, read_json, write_json
+from tasks.files import digest_content, write_json
 
 INDEX = "index.json"
 MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
@@ -162,8 +163,8 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
-    stored = read_json(folder / INDEX)
     with known_form(folder / INDEX, "snapshot"):
+        stored = json.loads((folder / INDEX).read_bytes())
         index = SnapshotIndex(
             key=stored["key"],
             statistics=Statistics(**{name: tuple(values) for name, values in stored["statistics"].items()}),
@@ -174,14 +175,17 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
             mended=tuple(Shard(**item) for item in stored["mended"]),
         )
     if key is not None and index.key != key:
-        raise StaleSnapshot(f"{folder} was made from other shards or by other preprocessing; run `dvc repro snapshot`")
-    for split, rows in index.splits.items():
-        for column in index.columns:
-            path, needed = column_path(folder, split, column.name), rows.bytes(column)
-            found = path.stat().st_size if path.exists() else None
-            if found != needed:
-                state = "is missing" if found is None else f"has {found} bytes"
-                raise CorruptColumn(f"{path} {state}, the index says {needed}; {made_anew(folder, 'snapshot')}")
+        raise StaleSnapshot(
+            f"{folder} was made from other shards, by other preprocessing or code, or with another TensorFlow; run `dvc repro snapshot`"
+        )
+    with known_form(folder / INDEX, "snapshot"):
+        for split, rows in index.splits.items():
+            for column in index.columns:
+                path, needed = column_path(folder, split, column.name), rows.bytes(column)
+                found = path.stat().st_size if path.exists() else None
+                if found != needed:
+                    state = "is missing" if found is None else f"has {found} bytes"
+                    raise CorruptColumn(f"{path} {state}, the index says {needed}; {made_anew(folder, 'snapshot')}")
     return index
 
 

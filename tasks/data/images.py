@@ -1,19 +1,31 @@
 """Examining one image file: can it be decoded, how large is it, and do TensorFlow's decoders give the right pixels?
 
 Files that they would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits, CMYK, EXIF orientation) are
-converted once to a plain 8-bit PNG, so that every later stage sees only JPEG and PNG that decode to what a person sees.
+converted once to a plain 8-bit PNG, so that every later stage sees only JPEG and PNG that decode to what a person sees. About
+files that are not built as their standard says, TensorFlow's own decoder decides.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from tasks.data.decoder import Decoder
+from tasks.data.structure import is_sound
 from tasks.files import atomic_file, digest_bytes
 
+LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
+BESIDES_PIXELS = 4 << 20  # bytes of colour profiles, thumbnails and other metadata
+STRIP = 256  # rows
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 _ORIENTATION = 0x0112
 _UPRIGHT = (None, 0, 1)
@@ -40,36 +52,33 @@ class Examined:
     note: str | None
 
 
-def examine(path: Path, *, root: Path, max_pixels: int, converted: Path) -> Examined:
+def examine(path: Path, *, root: Path, max_pixels: int, converted: Path, decoder: Decoder) -> Examined:
     """Decode an image completely and make sure that TensorFlow will see the same picture.
 
     A conversion is written into the folder `converted`, named by the digest of the original. Memory is bounded by
-    `max_pixels`, since larger images are refused from their header.
+    `max_pixels`, since larger images are refused from their header, and files larger than their pixels before they are read.
 
     Raises:
       Unusable: the reason, in words for the list of rejected examples.
     """
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise Unusable("leads outside the data root")
     try:
-        data = path.read_bytes()
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise Unusable("leads outside the data root")
+        data = _read(path, max_pixels)
+    except RuntimeError as error:  # of Python 3.11 and 3.12
+        raise Unusable("cannot be read: a loop of links") from error
     except OSError as error:
         raise Unusable(f"cannot be read: {error.strerror}") from error
-    if not data:
-        raise Unusable("empty file")
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            height, width = image.height, image.width
-            if height * width > max_pixels:
-                raise Unusable(f"{width}×{height} pixels exceed data.max_pixels ({max_pixels})")
-            kind = image.format or "?"
-            image.load()
-            plain = _is_plain(image)
-            upright = image if plain else _as_plain(image)
-    except UnidentifiedImageError as error:
-        raise Unusable("not an image in JPEG, PNG, GIF, BMP or WebP format") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise Unusable(f"damaged image: {error}") from error
+    with _opened(io.BytesIO(data)) as image:
+        _check_pixels(image, max_pixels)
+        kind = image.format or "?"
+        image.load()
+        plain = _is_plain(image)
+        upright = image if plain else _as_plain(image)
+    height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
+    problem = decoder.find_problem(data, height=height, width=width) if plain and not is_sound(data) else None
+    if problem:
+        raise Unusable(f"damaged image: {problem}")
     note = None if path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}" else f"content is {kind}"
     if not plain:
         path = converted / f"{digest_bytes(data)}.png"
@@ -77,15 +86,51 @@ def examine(path: Path, *, root: Path, max_pixels: int, converted: Path) -> Exam
             with atomic_file(path) as temporary:
                 upright.save(temporary, format="PNG")
         data = path.read_bytes()
-    return Examined(
-        path=path,
-        bytes=len(data),
-        digest=digest_bytes(data),
-        height=upright.height,
-        width=upright.width,
-        channels=1 if upright.mode == "L" else 3,
-        note=note,
-    )
+    return Examined(path=path, bytes=len(data), digest=digest_bytes(data), height=height, width=width, channels=channels, note=note)
+
+
+def _read(path: Path, max_pixels: int) -> bytes:
+    """The bytes of a regular file that is no larger than an image of its size can be."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise Unusable("is no regular file")
+    # What has become a pipe since then is opened without waiting for whoever writes to it.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise Unusable("is no regular file")
+        if status.st_size == 0:
+            raise Unusable("empty file")
+        _check_bytes(status.st_size, max_pixels)
+        if status.st_size > BESIDES_PIXELS:
+            with _opened(file) as image:
+                _check_pixels(image, max_pixels)
+                _check_bytes(status.st_size, image.height * image.width)
+            file.seek(0)
+        return file.read(status.st_size)
+
+
+def _check_bytes(size: int, pixels: int) -> None:
+    if size > BESIDES_PIXELS + pixels * LARGEST_PIXEL:
+        raise Unusable(f"{size:,} bytes are more than an image of {pixels:,} pixels takes")
+
+
+def _check_pixels(image: Image.Image, max_pixels: int) -> None:
+    if image.height * image.width > max_pixels:
+        raise Unusable(f"{image.width}×{image.height} pixels exceed data.max_pixels ({max_pixels})")
+
+
+@contextmanager
+def _opened(file: BinaryIO) -> Iterator[Image.Image]:
+    """An image to be looked at; whatever Pillow says about what is wrong with it makes it unusable."""
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            yield image
+    except Unusable:
+        raise
+    except UnidentifiedImageError as error:
+        raise Unusable("not an image in JPEG, PNG, GIF, BMP or WebP format") from error
+    except Exception as error:  # parsers of hostile bytes raise anything
+        raise Unusable(f"damaged image: {error or type(error).__name__}") from error
 
 
 def _is_plain(image: Image.Image) -> bool:
@@ -98,12 +143,22 @@ def _as_plain(image: Image.Image) -> Image.Image:
     """Turn any mode into upright 8-bit grey or RGB; transparency is laid over white."""
     upright = ImageOps.exif_transpose(image)
     if upright.mode in ("I", "F", "I;16", "I;16B", "I;16L"):
-        values = np.asarray(upright, np.float64)
-        top = 65535.0 if values.max(initial=0) > 255 else 255.0  # noqa: PLR2004
-        return Image.fromarray(np.clip(values * 255 / top, 0, 255).round().astype(np.uint8), "L")
+        return _narrowed(upright)
     grey = upright.mode in _GREY_MODES
     if upright.has_transparency_data:
         white = Image.new("RGBA", upright.size, "white")
         white.alpha_composite(upright.convert("RGBA"))
         upright = white
     return upright.convert("L" if grey else "RGB")
+
+
+def _narrowed(image: Image.Image) -> Image.Image:
+    """Grey of more than 8 bits as 8 bits, a strip after the other: whole floats would take eight times the memory."""
+    strips = [(0, top, image.width, min(top + STRIP, image.height)) for top in range(0, image.height, STRIP)]
+    largest = max((np.asarray(image.crop(strip)).max(initial=0) for strip in strips), default=0)
+    top = 65535.0 if largest > 255 else 255.0  # noqa: PLR2004
+    narrow = Image.new("L", image.size)
+    for strip in strips:
+        values = np.asarray(image.crop(strip), np.float64)
+        narrow.paste(Image.fromarray(np.clip(values * 255 / top, 0, 255).round().astype(np.uint8), "L"), strip)
+    return narrow

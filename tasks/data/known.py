@@ -1,4 +1,7 @@
-"""Known data sets: where they may lie on this machine, where they are published, and how photos are cut for the demo."""
+"""Known data sets: where they may lie on this machine, where they are published, and how photos are cut for the demo.
+
+Each is looked for on this machine, then at its official address, then in Debian's packages: the order of what it costs.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ import gzip
 import hashlib
 import random
 import shutil
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from PIL import Image
 
+from tasks.data.remote import Unreachable, download, unpacked_packages
 from tasks.errors import DataNotFound
+from tasks.files import atomic_file
 from tasks.progress import progress
 
 # Published by Zalando Research (https://github.com/zalandoresearch/fashion-mnist). The SHA-256 digests are of the content behind GZIP,
@@ -30,49 +33,105 @@ FASHION_MNIST_COPIES = (
     Path.home() / ".keras" / "datasets" / "fashion-mnist",
     Path.home() / ".keras" / "datasets",
 )
+FASHION_MNIST_PACKAGE = "dataset-fashion-mnist"
 FASHION_MNIST_ADDRESS = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 WALLPAPERS = (Path("/usr/share/wallpapers"), Path("/usr/share/backgrounds"))
+WALLPAPER_PACKAGES = ("plasma-workspace-wallpapers", "mate-backgrounds", "gnome-backgrounds")
 PHOTOS = 3000
 PHOTO_SIZE = (500, 375)
 
 
 def fetch_fashion_mnist(folder: Path) -> str:
-    """Copy or download the four files into `folder`, each checked against its published digest."""
+    """Put the four files into `folder`, each checked against its published digest, from the first place that has them.
+
+    Raises:
+      DataNotFound: no place has them; says what each of them answered.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    origins = set()
-    for name, digest in FASHION_MNIST.items():
-        target = folder / name
-        if _holds(target, digest):
-            continue
-        copies = (place / name for place in FASHION_MNIST_COPIES)
-        local = next((copy for copy in copies if _holds(copy, digest)), None)
-        if local is not None:
-            shutil.copyfile(local, target)
-            origins.add(str(local.parent))
-        else:
-            _download(FASHION_MNIST_ADDRESS + name, target, digest)
-            origins.add(FASHION_MNIST_ADDRESS)
-    return f"Fashion-MNIST from {', '.join(sorted(origins)) or 'an earlier, interrupted fetch'}"
+    origins, problems = [], []
+    for get in (_copy, _download, _unpack):
+        missing = [name for name, digest in FASHION_MNIST.items() if not _holds(folder / name, digest)]
+        if not missing:
+            break
+        try:
+            origins.append(get(missing, folder))
+        except Unreachable as reason:
+            problems.append(str(reason))
+    missing = [name for name, digest in FASHION_MNIST.items() if not _holds(folder / name, digest)]
+    if missing:
+        raise DataNotFound(
+            f"Fashion-MNIST ({missing[0]}) is not to be had. Tried: {'; '.join(problems)}. Put the four published files into "
+            f"{FASHION_MNIST_COPIES[1]}, or install Debian's {FASHION_MNIST_PACKAGE}, and run the same command again"
+        )
+    return f"Fashion-MNIST from {', '.join(origins) or 'an earlier, interrupted fetch'}"
+
+
+def _copy(missing: Sequence[str], folder: Path) -> str:
+    """Copy the files from this machine."""
+    copied = []
+    for name in missing:
+        copies = [root / name for root in FASHION_MNIST_COPIES if _holds(root / name, FASHION_MNIST[name])]
+        if copies:
+            shutil.copyfile(copies[0], folder / name)
+            copied.append(str(copies[0].parent))
+    if len(copied) < len(missing):
+        raise Unreachable(f"not in {', '.join(map(str, FASHION_MNIST_COPIES))}")
+    return copied[0]
+
+
+def _download(missing: Sequence[str], folder: Path) -> str:
+    """Download the files from where they are published."""
+    for name in missing:
+        with atomic_file(folder / name) as temporary:
+            temporary.write_bytes(download(FASHION_MNIST_ADDRESS + name))
+        if not _holds(folder / name, FASHION_MNIST[name]):
+            (folder / name).unlink()
+            raise Unreachable(f"{FASHION_MNIST_ADDRESS + name} is not the published file, its SHA-256 differs")
+    return FASHION_MNIST_ADDRESS
+
+
+def _unpack(missing: Sequence[str], folder: Path) -> str:
+    """Take the files out of Debian's package."""
+    with unpacked_packages([FASHION_MNIST_PACKAGE], scratch=folder) as files:
+        for name in missing:
+            unpacked = next((path for path in files.rglob(name) if _holds(path, FASHION_MNIST[name])), None)
+            if unpacked is None:
+                raise Unreachable(f"Debian's {FASHION_MNIST_PACKAGE} does not hold the published {name}")
+            shutil.copyfile(unpacked, folder / name)
+    return f"Debian's package {FASHION_MNIST_PACKAGE}"
 
 
 def make_photos(folder: Path, *, count: int = PHOTOS, roots: Sequence[Path] = WALLPAPERS) -> str:
-    """Cut about `count` JPEG photos of 500×375 out of the wallpapers below `roots`, one class per wallpaper.
+    """Cut about `count` JPEG photos of 500×375 out of the wallpapers below `roots`, or else out of those of Debian's packages.
 
-    Places, scales and qualities are drawn from a fixed seed, so the same wallpapers give the same photos.
+    There is one class per wallpaper. Regions, scales and qualities are drawn from a fixed seed, so the same wallpapers give
+    the same photos.
+
+    Raises:
+      DataNotFound: there are no wallpapers; says what was tried.
     """
-    sources = list(_wallpapers(roots))
-    if not sources:
-        places = " or ".join(map(str, roots))
+    for earlier in [path for path in folder.glob("*") if path.is_dir()]:
+        shutil.rmtree(earlier)
+    pictures = list(_wallpapers(roots))
+    if pictures:
+        return _cut_all(pictures, folder, count)
+    try:
+        with unpacked_packages(WALLPAPER_PACKAGES, scratch=folder) as files:
+            pictures = list(_wallpapers([files.joinpath(*root.parts[1:]) for root in WALLPAPERS]))
+            return f"{_cut_all(pictures, folder, count)} of Debian's packages"
+    except Unreachable as reason:
         raise DataNotFound(
-            f"no large pictures below {places}; on Debian: apt-get install plasma-workspace-wallpapers mate-backgrounds gnome-backgrounds, "
-            "or use photos of your own: make demo DATA=photos PHOTOS=DIR (class folders of images)"
-        )
-    each = -(-count // len(sources))
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, path in progress(sources, total=len(sources), label="cutting photos", unit="wallpapers"):
+            f"no large pictures below {' or '.join(map(str, roots))}, and not out of packages ({reason}); on Debian: "
+            f"apt-get install {' '.join(WALLPAPER_PACKAGES)}, or use photos of your own: make demo DATA=photos PHOTOS=DIR (class folders of images)"
+        ) from reason
+
+
+def _cut_all(pictures: Sequence[tuple[str, Path]], folder: Path, count: int) -> str:
+    each = -(-count // len(pictures))
+    for name, path in progress(pictures, total=len(pictures), label="cutting photos", unit="wallpapers"):
         with Image.open(path) as image:
             _cut(image.convert("RGB"), folder / name, each, random.Random(name))
-    return f"{each * len(sources)} photos cut from {len(sources)} wallpapers"
+    return f"{each * len(pictures)} photos cut from {len(pictures)} wallpapers"
 
 
 def _cut(picture: Image.Image, folder: Path, count: int, draw: random.Random) -> None:
@@ -102,21 +161,6 @@ def _wallpapers(roots: Sequence[Path]) -> Iterator[tuple[str, Path]]:
 def _wide(path: Path) -> bool:
     with Image.open(path) as image:
         return image.width >= 3 * PHOTO_SIZE[0] and image.height >= 2 * PHOTO_SIZE[1]
-
-
-def _download(address: str, target: Path, digest: str) -> None:
-    try:
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            data = answer.read()
-    except (urllib.error.URLError, OSError, TimeoutError) as error:
-        raise DataNotFound(
-            f"{target.name} is neither on this machine nor downloadable from {address} ({getattr(error, 'reason', error)}); on Debian: "
-            f"apt-get install dataset-fashion-mnist, or put the published files into {FASHION_MNIST_COPIES[1]}"
-        ) from error
-    target.write_bytes(data)
-    if not _holds(target, digest):
-        target.unlink()
-        raise DataNotFound(f"{address} delivered something else than the published file (SHA-256 differs); get it by hand")
 
 
 def _holds(path: Path, digest: str) -> bool:

@@ -6,15 +6,17 @@ had to be converted), and `manifest.json`, written last: its presence means comp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tasks.data.records import RecordSchema
-from tasks.errors import MissingInput
+from tasks.errors import MissingInput, known_form
 from tasks.files import digest_bytes, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
@@ -68,15 +70,34 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
       MissingInput: ingest has not finished.
+      DamagedFile: one of its files is empty, cut off or another one; names it.
     """
     if not (folder / "manifest.json").exists():
         raise MissingInput(f"{folder} holds no complete manifest; run `dvc repro ingest`")
-    summary = read_json(folder / "manifest.json")
+    with known_form(folder / "manifest.json"):
+        summary = read_json(folder / "manifest.json")
+        stats, schema, classes = summary["stats"], RecordSchema.from_json(summary["schema"]), tuple(summary["classes"])
+        count, rejects = sum(stats["examples"].values()), stats["rejected"]
     return Manifest(
-        examples=pd.read_parquet(folder / "examples.parquet"),
-        classes=tuple(summary["classes"]),
-        schema=RecordSchema.from_json(summary["schema"]),
-        rejected=pd.read_csv(folder / "rejected.csv"),
-        stats=summary["stats"],
+        examples=_read_table(folder / "examples.parquet", COLUMNS, rows=count),
+        classes=classes,
+        schema=schema,
+        rejected=_read_table(folder / "rejected.csv", ("id", "reason"), rows=rejects),
+        stats=stats,
         folder=folder,
     )
+
+
+def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFrame:
+    """Read a table of the manifest, which must have as many rows as the summary says."""
+    with known_form(path):
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=str, keep_default_na=False)
+        if len(table) != rows:
+            raise ValueError(f"{len(table)} rows, manifest.json says {rows}")
+        return pd.DataFrame(table[list(columns)])
+
+
+def map_values(folder: Path) -> np.ndarray:
+    """Map the values of all examples of a manifest that is not of files, without reading them."""
+    with known_form(folder / VALUES):
+        return np.load(folder / VALUES, mmap_mode="r", allow_pickle=False)

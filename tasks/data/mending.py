@@ -6,15 +6,24 @@ records, the one of two twins that can be read makes good for the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tasks.data.shards import Shard, ShardIndex, damage
 from tasks.data.tfrecord import frame, read_records, write_frames
 from tasks.errors import CorruptShard, made_anew
+from tasks.files import digest_content
 
 MENDED = "mended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """What is wrong with shards, by their names; and of records that can be read but not decoded, by their digests."""
+
+    problems: Mapping[str, Sequence[str]]
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
 
 def shard_path(shards_folder: Path, snapshot_folder: Path, shard: Shard) -> Path:
@@ -28,26 +37,26 @@ def damages(shards: ShardIndex, folder: Path) -> dict[str, list[str]]:
     return {name: problems for name, problems in found.items() if problems}
 
 
-def mend(shards: ShardIndex, folder: Path, problems: Mapping[str, Sequence[str]], out: Path, *, most: float) -> tuple[Shard, ...]:
-    """Write the readable records of damaged shards (as `damages` names them) and of their twins into `out`.
+def mend(shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, most: float) -> tuple[Shard, ...]:
+    """Write the usable records of damaged shards and of their twins into `out`.
 
     Raises:
       CorruptShard: more than the share `most` of all examples is lost, or a block of a series, whose steps must not have gaps; or
         a file is whole, but another one than its index describes.
     """
     made: list[Shard] = []
-    lost = 0
+    problems, lost = damage.problems, 0
     for split in shards.splits:
         for twins in zip(*(shards.of(split, compression) for compression in shards.compressions), strict=True):
             if not any(twin.name in problems for twin in twins):
                 continue
-            readable = {twin.name: _readable(folder, twin, problems.get(twin.name, ())) for twin in twins}
-            best = max(twins, key=lambda twin: readable[twin.name])
-            missing = best.records - readable[best.name]
+            usable = {twin.name: _usable(folder, twin, damage) for twin in twins}
+            best = max(twins, key=lambda twin: usable[twin.name])
+            missing = best.records - usable[best.name]
             if missing and shards.schema.payload == "series":
                 raise CorruptShard(f"{problems[best.name][0]}; a series with a gap is no series: {made_anew(folder, 'shard')}")
             lost += missing
-            made += [_written(twin, best, missing, folder, out) for twin in twins]
+            made += [_written(twin, best, missing, (folder, out), damage) for twin in twins]
     total = sum(shards.examples(split) for split in shards.splits)
     if lost > most * total:
         raise CorruptShard(
@@ -57,19 +66,25 @@ def mend(shards: ShardIndex, folder: Path, problems: Mapping[str, Sequence[str]]
     return tuple(made)
 
 
-def _written(shard: Shard, source: Shard, missing: int, folder: Path, out: Path) -> Shard:
-    path = out / MENDED / shard.name
-    records = read_records(folder / source.name, compression=source.compression, damaged=[])
-    frames = (part for record in records for part in frame(record))
+def _written(shard: Shard, source: Shard, missing: int, folders: tuple[Path, Path], damage: Damage) -> Shard:
+    path = folders[1] / MENDED / shard.name
+    frames = (part for record in _usable_records(folders[0], source, damage, []) for part in frame(record))
     digest = write_frames(path, frames, compression=shard.compression)
     left = {"records": shard.records - missing, "examples": shard.examples - missing}
     return replace(shard, **left, bytes=path.stat().st_size, digest=digest, mended=True)
 
 
-def _readable(folder: Path, shard: Shard, problems: Sequence[str]) -> int:
-    """Number of records that can be read."""
-    found: list[str] = []
-    count = sum(1 for _ in read_records(folder / shard.name, compression=shard.compression, damaged=found))
-    if problems and not found and count >= shard.records:
+def _usable(folder: Path, shard: Shard, damage: Damage) -> int:
+    """Number of records that can be read and decoded."""
+    damaged: list[str] = []
+    problems = damage.problems.get(shard.name, ())
+    count = sum(1 for _ in _usable_records(folder, shard, damage, damaged))
+    if problems and not damaged and count >= shard.records:
         raise CorruptShard(f"{problems[0]}; {made_anew(folder, 'shard')}")
     return count
+
+
+def _usable_records(folder: Path, shard: Shard, damage: Damage, damaged: list[str]) -> Iterator[bytes]:
+    for record in read_records(folder / shard.name, compression=shard.compression, damaged=damaged):
+        if not damage.unusable or digest_content(record) not in damage.unusable:
+            yield record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from tasks.data.records import RecordSchema
 from tasks.data.tfrecord import Compression, read_records
 from tasks.errors import CorruptShard, MissingInput, known_form, made_anew
-from tasks.files import digest_file, digest_json, read_json, write_json
+from tasks.files import digest_file, digest_json, write_json
 
 INDEX = "index.json"
 
@@ -86,8 +87,8 @@ def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")
-    stored = read_json(folder / INDEX)
     with known_form(folder / INDEX, "shard"):
+        stored = json.loads((folder / INDEX).read_bytes())
         index = ShardIndex(
             schema=RecordSchema.from_json(stored["schema"]),
             classes=tuple(stored["classes"]),

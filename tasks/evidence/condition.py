@@ -36,12 +36,14 @@ class Condition:
         if self.key not in known:
             raise InvalidParams([f"--fail-if: {self.key} is no figure of a profile; {nearest(self.key, known)}"])
         value = figures[self.key]
-        if value is None:
+        if value is None or value != value:  # NaN compares as false with everything
             raise ConditionMet(f"{self.key} was not measured here, so `{self}` cannot be ruled out")
         try:
             limit = type(value)(self.wanted)
         except ValueError:
             raise InvalidParams([f"--fail-if: {self.key} is a {type(value).__name__}, and {self.wanted!r} is none"]) from None
+        if limit != limit:
+            raise InvalidParams([f"--fail-if: {self.wanted} compares with nothing; give a number"])
         if _COMPARISONS[self.sign](value, limit):
             raise ConditionMet(f"{self} holds: it is {f'{value:.4g}' if isinstance(value, float) else value}")
 

@@ -1,9 +1,7 @@
 """From numbers to a verdict: is training held up by its input, by how much, what is the cause, what to change, what that gains.
 
-With an accelerator, input costs a step what the step waits for it. Without one, input and model share the cores, so
-input also slows the model that it never keeps waiting: there the cost is the stall, what a step takes beyond the model
-alone. Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the lower one is 15 %,
-since two runs of the same step differ by up to 10 % there. What can be wrong stands in `rules.py`.
+What input costs is the stall: what a step takes beyond the model alone, be it that it waits or that input and model
+share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong stands in `rules.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +14,10 @@ from tasks.errors import ImpossiblePlan
 from tasks.evidence.facts import WORTH_PCT, Facts
 from tasks.evidence.operational import Consumer, OpCost, load_of, step_ms, stretch_of
 from tasks.evidence.rules import RULES, Effort, Rule
+from tasks.evidence.verdict import COMPUTE_BOUND, UNDECIDED, judge
 from tasks.pipelines.plan import Plan, Work, make_plan
 from tasks.settings import PipelineConfig
 
-NOT_BOUND_PCT = {"accelerator": 5.0, "shared cores": 15.0}
-HIGHLY_BOUND_PCT = 20.0
 GOOD_UTILIZATION_PCT = 80.0
 EXPLAINING = ("slow_service", "gpu_idle")  # rules that explain a wait whose end nothing here can predict
 AS_GOOD = 1.05  # predictions within this factor are alike: then the smaller change comes first
@@ -84,17 +81,11 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
 
-def verdict_of(*, stall_pct: float, wait_pct: float, accelerator: bool) -> str:
-    """Whether a training is held up by its input."""
-    cost, least = (wait_pct, NOT_BOUND_PCT["accelerator"]) if accelerator else (stall_pct, NOT_BOUND_PCT["shared cores"])
-    return "compute-bound" if cost < least else "input-bound" if cost >= HIGHLY_BOUND_PCT else "slightly input-bound"
-
-
 def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer, work: Work) -> Diagnosis:
     """Judge the configuration `name` from what was measured; findings come with the one to act on first."""
-    verdict = verdict_of(stall_pct=facts.stall_pct, wait_pct=facts.wait_pct, accelerator=facts.accelerator)
+    verdict = judge(facts.stall, facts.witness, accelerator=facts.accelerator)
     found = ranked([finding for rule in RULES if (finding := _found(rule, name, facts, consumer, work))])
-    bound = verdict != "compute-bound"
+    bound = verdict.name != COMPUTE_BOUND
     gaining = [finding for finding in found if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100]
     first = gaining[0] if gaining else next((finding for finding in found if finding.rule in EXPLAINING), None)
     shared = "" if facts.accelerator else "; input and model share the cores, so the attainable rate is that of their added work"
@@ -102,17 +93,21 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer, wo
     unknown = "input and model compete for the same cores" if not facts.accelerator else "no rule explains it; look at the timeline"
     wait = facts.breakdown.wait_ms_p50
     waited = "the trace shows no wait" if wait is None else f"{wait:.2f} ms (median) are spent waiting for input"
+    cause = f"{first.step}: {first.cause} ({first.evidence})" if first else unknown if bound else "none in the input"
+    fix = first.fix if first else ADVICE
+    if verdict.name == UNDECIDED:
+        cause, fix = verdict.why, verdict.remedy
     return Diagnosis(
-        verdict=verdict,
+        verdict=verdict.name,
         utilization_pct=100 - facts.stall_pct,
         stall_pct=facts.stall_pct,
         wait_pct=facts.wait_pct,
         binding="input" if ceilings.input_examples_per_s < ceilings.model_examples_per_s else "model",
         attainable_examples_per_s=ceilings.attainable_examples_per_s,
-        cause=f"{first.step}: {first.cause} ({first.evidence})" if first else unknown if bound else "none in the input",
-        fix=first.fix if first else ADVICE,
+        cause=cause,
+        fix=fix,
         evidence=f"a step takes {facts.train_step_ms:.2f} ms, the model alone {facts.model_step_ms:.2f} ms; {waited}{low}{shared}",
-        predicted_gain=first.predicted_gain if first else None,
+        predicted_gain=first.predicted_gain if first and verdict.name != UNDECIDED else None,
         findings=tuple(found),
     )
 

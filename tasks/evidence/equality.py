@@ -1,4 +1,4 @@
-"""Proof that two configurations deliver the same examples: a digest over (key, label, pixels) that ignores order.
+"""Proof that two configurations deliver the same examples: a digest over (key, label, pixels), shapes and dtypes, that ignores order.
 
 It is taken behind the deterministic preprocessing, with augmentation and finishing off, so every configuration with the
 same `preprocess` must have the same digest.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from tasks.errors import UnequalConfigurations
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.kernels import input_name
 
@@ -47,20 +48,48 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     for batch in pipeline.dataset().as_numpy_iterator():
         values = batch[input_name(batch)]
         for key, label, value in zip(batch["key"], batch["label"], values, strict=True):
-            state = hashlib.blake2b(key.tobytes() + label.tobytes(), digest_size=16)
-            state.update(np.ascontiguousarray(value).data)
-            total = (total + int.from_bytes(state.digest(), "little")) % MODULUS
+            total = (total + digest_example(key, label, value)) % MODULUS
         count += len(values)
     return ExamplesDigest(digest=f"{total:032x}", examples=count, shape=values.shape[1:], dtype=str(values.dtype))
 
 
+def digest_example(key: np.ndarray, label: np.ndarray, value: np.ndarray) -> int:
+    """A 128-bit hash of one example: its key, label and values, with the shapes and dtypes of all three."""
+    parts = [np.asarray(part) for part in (key, label, value)]
+    state = hashlib.blake2b(repr([(part.shape, part.dtype.str) for part in parts]).encode(), digest_size=16)
+    for part in parts:
+        state.update(part.tobytes())
+    return int.from_bytes(state.digest(), "little")
+
+
+class RowsByKey:
+    """The rows of a split in the snapshot, by the keys of their examples; the keys are sorted once."""
+
+    def __init__(self, pipeline: InputPipeline) -> None:
+        self._split = pipeline.split
+        self._keys = np.asarray(pipeline.stored.mapped(pipeline.split, "key"))
+        self._order = np.argsort(self._keys)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The row of each key: (n,) int64 → (n,) int64.
+
+        Raises:
+          UnequalConfigurations: a key is of no example of the split.
+        """
+        places = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
+        rows = self._order[places]
+        foreign = int((self._keys[rows] != keys).sum())
+        if foreign:
+            raise UnequalConfigurations(f"{foreign:,} of {len(keys):,} examples that are delivered are not of the {self._split} split")
+        return rows
+
+
 def difference(approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000) -> Difference:
     """Compare at least so many examples of a pipeline with those of one that reads the snapshot, matched by key; both made `with_keys`."""
-    keys = np.asarray(exact.stored.mapped(exact.split, "key"))
-    order, fetch, epoch = np.argsort(keys), tf.function(exact.fetcher()), tf.constant(0, tf.int64)
+    stored_rows, fetch, epoch = RowsByKey(exact), tf.function(exact.fetcher()), tf.constant(0, tf.int64)
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
     for batch in approximate.dataset().as_numpy_iterator():
-        rows = order[np.searchsorted(keys, batch["key"], sorter=order)]
+        rows = stored_rows.find(batch["key"])
         same = fetch(exact.values(), tf.constant(rows), epoch)["image"].numpy()
         apart = np.abs(batch["image"].astype(np.int16) - same.astype(np.int16))
         total, largest = total + float(apart.sum(dtype=np.int64)), max(largest, float(apart.max()))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tasks.evidence.breakdown import Breakdown
 from tasks.evidence.operational import Costs, Load
+from tasks.evidence.verdict import Stall, Witness
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.steps import Apply, Batch
@@ -29,7 +30,7 @@ class Facts:
     model_step_ms: float
     train_step_ms: float
     wait_pct: float
-    stall_pct: float
+    stall: Stall
     batch_mib: float
     stored_mib: float  # the training split, preprocessed
     memory_mib: float
@@ -40,7 +41,13 @@ class Facts:
     epoch_ms: float
     cold_examples_per_s: float
     input_examples_per_s: float
+    witness: Witness | None = None
     gpu_utilization_pct: float | None = None
+
+    @property
+    def stall_pct(self) -> float:
+        """The measured stall."""
+        return self.stall.pct
 
     def share(self, milliseconds: float) -> float:
         """What part of a step so much work is [%]."""

@@ -25,11 +25,13 @@ def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> 
     """
     figure = _figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
-    trained, fed, computed = ([float(row[key]) for row in rows] for key in ("train_examples_per_s", "input_examples_per_s", "model_examples_per_s"))
+    trained, fed, computed = (
+        [float(row[key]) for row in rows] for key in ("steady_examples_per_s", "input_examples_per_s", "ceiling_examples_per_s")
+    )
     edge = 1.3 * max(*trained, *computed)
     places = range(len(rows))
     axes.barh(places, trained, height=0.5, color=TRAIN, label="training")
-    within = [[float(row[f"train_examples_per_s_{end}"]) for row in rows] for end in ("low", "high")]
+    within = [[float(row[f"steady_examples_per_s_{end}"]) for row in rows] for end in ("low", "high")]
     reach = [[rate - low for rate, low in zip(trained, within[0], strict=True)], [high - rate for rate, high in zip(trained, within[1], strict=True)]]
     axes.errorbar(trained, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     axes.scatter(computed, places, marker="|", s=420, linewidths=3, color=MODEL, label="model alone", zorder=3)

@@ -1,8 +1,10 @@
 """Which configuration is best, which are as good within the noise, and after how many epochs a snapshot or a cache has paid.
 
-Rows are the report's: one mapping per configuration. Two configurations are compared by their utilisation, since the model alone was
-timed by turns with training, in the same process: what slows the machine slows both. A configuration's interval is that of its
-rounds; with nine rounds it covers the median with a probability of 96 %.
+Rows are the report's: one mapping per configuration. Configurations were measured minutes apart, on a machine whose speed
+drifts and on which other programs come and go. So they are compared by pairs: each round of a profile timed training and the
+reference model alone, the same work for every configuration, within a second. `relative_rates` are those ratios; one
+reference rate for all turns them into examples per second. What is said of a ratio of two configurations is said with its
+bootstrap interval.
 """
 
 from __future__ import annotations
@@ -12,14 +14,50 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 BASELINE = "naive"
 SURE_ERRORS = 3  # standard errors beyond which two results on the same held-out examples are no chance
+RESAMPLES, COVERAGE_PCT = 4000, 95
 Row = Mapping[str, Any]
 
 
 def baseline(rows: Sequence[Row]) -> Row:
     """What the others are measured by: naive, or the first where there is none."""
     return next((row for row in rows if row["pipeline"] == BASELINE), rows[0])
+
+
+def relative_rate(row: Row) -> float:
+    """Training's speed as a fraction of the reference model's, measured in the same moments: median over the rounds."""
+    return statistics.median(row["relative_rates"])
+
+
+def reference_rate(rows: Sequence[Row]) -> float:
+    """The one rate of the reference model by which relative rates become examples per second."""
+    return statistics.median(row["reference_examples_per_s"] for row in rows)
+
+
+def relative_interval(row: Row) -> tuple[float, float]:
+    """The interval of a configuration's relative rate, by resampling its rounds."""
+    return _ends(_resampled_medians(row))
+
+
+def ratio_interval(row: Row, base: Row) -> tuple[float, float]:
+    """The interval of how many times as fast one configuration trains as another, by resampling the rounds of both."""
+    return _ends(_resampled_medians(row, seed=1) / _resampled_medians(base, seed=2))
+
+
+def _resampled_medians(row: Row, *, seed: int = 0) -> np.ndarray:
+    """Medians of the rounds, drawn with replacement (the bootstrap: Efron and Tibshirani, 1993): shape (RESAMPLES,)."""
+    rates = np.asarray(row["relative_rates"])
+    drawn = np.random.default_rng(seed).integers(0, len(rates), (RESAMPLES, len(rates)))
+    return np.median(rates[drawn], axis=1)
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    tail = (100 - COVERAGE_PCT) / 2
+    low, high = np.percentile(values, (tail, 100 - tail))
+    return float(low), float(high)
 
 
 def best(rows: Sequence[Row]) -> Row:
@@ -29,18 +67,17 @@ def best(rows: Sequence[Row]) -> Row:
 
 
 def tied(rows: Sequence[Row]) -> list[str]:
-    """The quickest configuration and all that it does not beat beyond the noise, in given order.
+    """The fastest configuration and all that it does not beat beyond the noise, in given order.
 
-    Beyond the noise: its stall is lower by more than the rounds vary, or its throughput higher by more than the machine drifted.
+    Beyond the noise: the interval of their ratio does not hold 1.
     """
-    top = max(rows, key=lambda row: row["train_examples_per_s"])
-    least = top["train_examples_per_s"] * (1 - drift_pct(rows) / 100)
-    return [row["pipeline"] for row in rows if row is top or (row["stall_pct_low"] <= top["stall_pct_high"] and row["train_examples_per_s"] >= least)]
+    top = max(rows, key=relative_rate)
+    return [row["pipeline"] for row in rows if row is top or ratio_interval(top, row)[0] <= 1]
 
 
 def drift_pct(rows: Sequence[Row]) -> float:
-    """How much the machine's own speed varied during the comparison: the spread of the model alone, which is the same work each time."""
-    rates = [row["model_examples_per_s"] for row in rows]
+    """How much the machine's own speed varied during the comparison: the spread of the reference model alone."""
+    rates = [row["reference_examples_per_s"] for row in rows]
     return 100 * (max(rates) - min(rates)) / statistics.median(rates)
 
 
@@ -48,11 +85,13 @@ def headline(rows: Sequence[Row]) -> str:
     """The result in one sentence."""
     top, base, names = best(rows), baseline(rows), tied(rows)
     if base["pipeline"] in names:
-        return f"No configuration trains faster than {base['pipeline']} beyond the noise; training is {base['verdict']}."
+        return f"No configuration trains faster than {base['pipeline']} beyond the noise; training is {top['verdict']}."
     subject = f"{names[0]} trains" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} (tied) train up to"
-    gain = max(row["train_examples_per_s"] for row in rows if row["pipeline"] in names) / base["train_examples_per_s"]
+    first = max((row for row in rows if row["pipeline"] in names), key=relative_rate)
+    low, high = ratio_interval(first, base)
+    gain = f"{relative_rate(first) / relative_rate(base):.1f}× ({low:.1f} to {high:.1f})"
     rest = "nothing more to gain from input" if top["verdict"] == "compute-bound" else f"{top['stall_pct']:.0f} % of a step is still lost to input"
-    return f"{subject} {gain:.1f}× as fast as {base['pipeline']}; training is {top['verdict']}, {rest}."
+    return f"{subject} {gain} as fast as {base['pipeline']}; training is {top['verdict']}, {rest}."
 
 
 def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
@@ -60,7 +99,7 @@ def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
 
     `setup_s` is what was spent before the first epoch. A cache is paid in the first epoch, which is as slow as reading it cold.
     """
-    epoch, other = (item["examples"] / item["train_examples_per_s"] for item in (row, base))
+    epoch, other = (item["examples"] / item["steady_examples_per_s"] for item in (row, base))
     fill = max(0.0, row["examples"] / row["cold_examples_per_s"] - row["examples"] / row["input_examples_per_s"])
     spent = setup_s if row["gathers"] else fill if row["caches"] else 0.0
     return math.ceil(spent / (other - epoch)) if spent > 0 and other > epoch else None

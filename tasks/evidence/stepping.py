@@ -1,155 +1,107 @@
-"""Train steps under the clock: the model on a batch that is already there and on what the pipeline feeds, by turns, then traced."""
+"""Train steps to be put under the clock: the model on a batch that is there, and on what the pipeline feeds; and their trace.
+
+What is measured with them, and in which order, is `steady_state.py`'s.
+"""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
+import psutil
 import tensorflow as tf
 
+from tasks.evidence.steady_state import WARM_UP_STEPS, Clock, SteadyState, Step, measure_steady_state
 from tasks.evidence.xspace import STEP
-from tasks.models import Models, Resident, compile_model
+from tasks.models import Models, compile_model, trainable_model
 from tasks.pipelines.dataset import InputPipeline
-from tasks.settings import TrainSettings
+from tasks.settings import MeasureSettings, TrainSettings
 
-WARM_UP_STEPS = 3
-PLENTY = 1000  # epochs
-PAUSE_S, RESTING, PATIENCE_S = 0.01, 0.2, 2.0  # cores in use that count as none, and how long to wait for that
-ENOUGH = 7  # rounds, for an interval that a single disturbed one cannot widen
-Step = Callable[[], Any]  # one train step; returns Keras' logs
+MAX_EPOCHS = 1_000_000
+PAUSE_S, IDLE_CORES, SETTLE_TIMEOUT_S = 0.01, 0.2, 5.0  # cores in use that count as none, and how long to wait for that
+IDLE_PAUSES = 3  # in a row: parallel calls pause, too
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """Some steps one after another: each one's time [ms], up to the moment its loss is known on the host, and their work on all cores."""
+class TrainingLoop:
+    """Keras' own train step on what the pipeline feeds, each epoch after the other."""
 
-    steps_ms: tuple[float, ...]
-    core_ms: float
+    def __init__(self, models: Models, pipeline: InputPipeline, settings: TrainSettings, *, warm_up_steps: int = WARM_UP_STEPS) -> None:
+        gather = pipeline.gatherer() if pipeline.plan.resident else None
+        model = trainable_model(models, finished_inputs=not pipeline.plan.device_ops, gather=gather)
+        if pipeline.plan.resident:
+            self._batches: Iterator = iter(tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps))
+        else:
+            self._batches = iter(pipeline.dataset(epochs=MAX_EPOCHS))
+        self._fill = pipeline.steps if pipeline.plan.caches else 0
+        self._warm_up_steps = min(warm_up_steps, pipeline.steps)
+        self._step = _train_function(model, models, settings, steps=pipeline.steps)
 
-    @property
-    def median_ms(self) -> float:
-        """A step's time."""
-        return statistics.median(self.steps_ms)
+    def start(self) -> None:
+        """Fill a cache, and take the steps in which the graph is traced and AUTOTUNE finds its settings."""
+        for _ in range(self._fill):
+            self.pull()  # a cache serves from the second epoch on, and that is what most of a training sees
+        for _ in range(self._warm_up_steps):
+            self.step()
 
+    def step(self) -> float:
+        """Take a batch, train on it, wait until its loss is known on the host."""
+        return _loss(self._step(self._batches))
 
-@dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """Turns of the model alone and of training, one after the other, so that the machine's drift hits both alike."""
-
-    model: tuple[Turn, ...]
-    train: tuple[Turn, ...]
-
-    @property
-    def model_step_ms(self) -> float:
-        """A step of the model alone: median over the rounds [ms]."""
-        return statistics.median(turn.median_ms for turn in self.model)
-
-    @property
-    def model_core_ms(self) -> float:
-        """Work of such a step on all cores [ms]."""
-        return statistics.median(turn.core_ms for turn in self.model)
-
-    @property
-    def train_step_ms(self) -> float:
-        """A real step: median over the rounds [ms]."""
-        return statistics.median(turn.median_ms for turn in self.train)
-
-    @property
-    def stalls_pct(self) -> tuple[float, ...]:
-        """Stall of each round, ascending: what a real step takes beyond the model's step of the same round."""
-        pairs = zip(self.model, self.train, strict=True)
-        return tuple(sorted(max(0.0, 100 * (1 - model.median_ms / train.median_ms)) for model, train in pairs))
-
-    @property
-    def stall_pct(self) -> float:
-        """Median over the rounds."""
-        return statistics.median(self.stalls_pct)
-
-    @property
-    def stall_interval_pct(self) -> tuple[float, float]:
-        """Where the median lies, for all that the rounds tell."""
-        return interval(self.stalls_pct)
-
-    @property
-    def train_step_interval_ms(self) -> tuple[float, float]:
-        """The same for a real step's time."""
-        return interval(sorted(turn.median_ms for turn in self.train))
-
-    @property
-    def train_steps_ms(self) -> list[float]:
-        """Every real step."""
-        return [step for turn in self.train for step in turn.steps_ms]
+    def pull(self) -> None:
+        """Take a batch and leave it unused."""
+        next(self._batches)
 
 
-def interval(ascending: Sequence[float]) -> tuple[float, float]:
-    """Interval of the median from the order of the values: the extremes are left out where there are at least seven.
-
-    Of nine independent values it covers the median with a probability of 96 %, whatever their distribution; of five, with all of them, 94 %.
-    """
-    spare = 1 if len(ascending) >= ENOUGH else 0
-    return ascending[spare], ascending[-1 - spare]
-
-
-def in_turns(alone: Step, training: Step, *, rounds: int, seconds: float, at_least: int) -> Rounds:
-    """Time a step of the model alone and one of training by turns of `seconds`, but at least so many steps."""
-    for _ in range(WARM_UP_STEPS):
-        alone()
-        training()
-    turns = []
-    for _ in range(rounds):
-        settle()
-        turns.append((_turn(alone, seconds, at_least), _turn(training, seconds, at_least)))
-    return Rounds(model=tuple(turn for turn, _ in turns), train=tuple(turn for _, turn in turns))
+def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
+    """The layers that `pipeline` trains, on one batch that is there already: what the model does when input costs nothing."""
+    batches = _repeat(next(pipeline.batches()))
+    model = trainable_model(models, finished_inputs=not pipeline.plan.device_ops)
+    step = _train_function(model, models, settings, steps=pipeline.steps)
+    return lambda: _loss(step(batches))
 
 
-def settle() -> None:
-    """Wait until the input's threads have filled their buffers and rest, so that they do not slow the model that is timed alone."""
-    deadline = time.perf_counter() + PATIENCE_S
-    while time.perf_counter() < deadline:
-        begun, cpu = time.perf_counter(), time.process_time()
+def reference_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
+    """The network on a finished batch: the same work for every configuration, so that they can be compared by it."""
+    inputs, labels = next(pipeline.batches())
+    feature, epoch = pipeline.stored.shards.schema.feature, tf.constant(0, tf.int64)
+    finished = pipeline.applied(pipeline.plan.device_ops, {feature: inputs, "label": labels}, epoch)
+    batches = _repeat((finished[feature], labels))
+    step = _train_function(trainable_model(models, finished_inputs=True), models, settings, steps=pipeline.steps)
+    return lambda: _loss(step(batches))
+
+
+def time_training(loop: TrainingLoop, models: Models, pipeline: InputPipeline, *, train: TrainSettings, measure: MeasureSettings) -> SteadyState:
+    """Time the model alone and training in alternating blocks, from full and from drained buffers."""
+    model = model_only_step(models, pipeline, train)
+    reference = reference_step(models, pipeline, train) if pipeline.plan.device_ops and not models.emulated else model
+    clock = Clock(settle=settle)
+    return measure_steady_state(loop, model, reference, clock, max_rounds=measure.rounds, max_seconds=measure.stall_max_seconds)
+
+
+def settle(timeout_s: float = SETTLE_TIMEOUT_S) -> bool:
+    """Wait until buffers are full and the input's threads and service workers rest; returns whether they do."""
+    deadline, idle = time.perf_counter() + timeout_s, 0
+    workers = psutil.Process().children(recursive=True)
+    while idle < IDLE_PAUSES and time.perf_counter() < deadline:
+        started, cpu = time.perf_counter(), _cpu_s(workers)
         time.sleep(PAUSE_S)
-        if time.process_time() - cpu < RESTING * (time.perf_counter() - begun):
-            return
+        idle = idle + 1 if _cpu_s(workers) - cpu < IDLE_CORES * (time.perf_counter() - started) else 0
+    return idle >= IDLE_PAUSES
 
 
-def _turn(step: Step, seconds: float, at_least: int) -> Turn:
-    times: list[float] = []
-    _done(step())  # what the other's turn has pushed out of the caches comes back
-    begun, cpu = time.perf_counter(), time.process_time()
-    while len(times) < at_least or time.perf_counter() - begun < seconds:
-        start = time.perf_counter()
-        _done(step())
-        times.append((time.perf_counter() - start) * 1e3)
-    return Turn(steps_ms=tuple(times), core_ms=(time.process_time() - cpu) * 1e3 / len(times))
-
-
-def _done(logs: Any) -> float:
-    """Wait until the step's loss has arrived on the host."""
-    return float(next(iter(logs.values())))
-
-
-def alone(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
-    """Keras' own train step on one batch that is there already: what the model can do when input costs nothing."""
-    return _step_of(models.whole if pipeline.plan.device_ops else models.network, models, pipeline, settings, _endless(next(pipeline.batches())))
-
-
-def training(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
-    """Keras' own train step on what the pipeline feeds."""
-    model = models.whole if pipeline.plan.device_ops else models.network
-    model = Resident(model, pipeline.gatherer()) if pipeline.plan.resident else model
-    return _step_of(model, models, pipeline, settings, _epochs(pipeline))
-
-
-def _step_of(model: keras.Model, models: Models, pipeline: InputPipeline, settings: TrainSettings, batches: Iterator) -> Step:
-    compile_model(model, settings.model_copy(update={"steps_per_execution": 1}), target=models.target, steps=pipeline.steps)
-    model.make_train_function()
-    step: Any = model.train_function
-    return lambda: step(batches)
+def _cpu_s(workers: list[psutil.Process]) -> float:
+    """CPU seconds of this process, finer than psutil's ticks, and of the service's workers that it has started."""
+    others = 0.0
+    for process in workers:
+        try:
+            used = process.cpu_times()
+        except psutil.Error:  # it has ended
+            continue
+        others += used.user + used.system
+    return time.process_time() + others
 
 
 def trace(step: Step, folder: Path, *, steps: int) -> None:
@@ -163,7 +115,19 @@ def trace(step: Step, folder: Path, *, steps: int) -> None:
         tf.profiler.experimental.stop()
 
 
-def _endless(batch: Any) -> Iterator:
+def _train_function(model: keras.Model, models: Models, settings: TrainSettings, *, steps: int) -> Any:
+    """Keras' function from an iterator to the logs of one step."""
+    compile_model(model, settings.model_copy(update={"steps_per_execution": 1}), target=models.target, steps=steps)
+    model.make_train_function()
+    return model.train_function
+
+
+def _loss(logs: Any) -> float:
+    """Wait until the step's loss has arrived on the host."""
+    return float(next(iter(logs.values())))
+
+
+def _repeat(batch: Any) -> Iterator:
     """One batch again and again, kept on the training device."""
     device = "/GPU:0" if tf.config.list_physical_devices("GPU") else "/CPU:0"
     with tf.device(device):
@@ -173,13 +137,3 @@ def _endless(batch: Any) -> Iterator:
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
     return iter(dataset.with_options(options))
-
-
-def _epochs(pipeline: InputPipeline) -> Iterator:
-    """What training is fed, without end, its cache full."""
-    if pipeline.plan.resident:
-        return iter(tf.data.Dataset.range(PLENTY * pipeline.steps))
-    batches = iter(pipeline.dataset(epochs=PLENTY))
-    for _ in range(pipeline.steps if pipeline.plan.caches else 0):
-        next(batches)  # a cache serves from the second epoch on, and that is what most of a training sees
-    return batches

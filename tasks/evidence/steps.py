@@ -20,41 +20,61 @@ class StepTimes:
     count: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpochTimes:
+    """One epoch: moments [s] (executions + 1,), its start first, and how many steps each execution was (executions,)."""
+
+    moments: np.ndarray
+    steps: np.ndarray
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return float(self.steps.sum() / (self.moments[-1] - self.moments[0]))
+
+    @property
+    def step_ms(self) -> np.ndarray:
+        """A step's time in each execution (executions,): its share of it [ms]."""
+        return np.diff(self.moments) * 1e3 / self.steps
+
+
 class StepTimer:
-    """Notes the end of each step with a monotonic clock; costs about a microsecond a step.
+    """Notes the end of each execution with a monotonic clock, and how many steps it was; costs about a microsecond."""
 
-    With several steps per execution there is one note per execution; a step's time is then its share of it.
-    """
-
-    def __init__(self, steps_per_execution: int) -> None:
-        self._per_call = steps_per_execution
-        self.epochs: list[np.ndarray] = []  # one array of times [s] per epoch, the start of the epoch first
-        self._times: list[float] = []
+    def __init__(self) -> None:
+        self.epochs: list[EpochTimes] = []
+        self._moments: list[float] = []
+        self._steps: list[int] = []
 
     def begin(self) -> None:
         """Start an epoch's clock."""
-        self._times = [time.perf_counter()]
+        self._moments, self._steps = [time.perf_counter()], []
 
-    def tick(self) -> None:
-        """Note the end of a step."""
-        self._times.append(time.perf_counter())
+    def tick(self, steps: int) -> None:
+        """Note the end of an execution of so many steps."""
+        self._moments.append(time.perf_counter())
+        self._steps.append(steps)
 
     def end(self) -> None:
         """Close the epoch, unless it is closed already or has no step."""
-        if len(self._times) > 1:
-            self.epochs.append(np.asarray(self._times))
-        self._times = []
+        if self._steps:
+            self.epochs.append(EpochTimes(moments=np.asarray(self._moments), steps=np.asarray(self._steps)))
+        self._moments, self._steps = [], []
 
     @property
     def rates(self) -> list[float]:
         """Steps per second of each epoch, validation excluded."""
-        return [self._per_call * (len(times) - 1) / float(times[-1] - times[0]) for times in self.epochs]
+        return [epoch.rate for epoch in self.epochs]
 
     def step_times(self) -> StepTimes:
-        """Percentiles over the steady steps."""
-        steady = [np.diff(times)[SETTLING_STEPS:] for times in (self.epochs[1:] or self.epochs)]
-        milliseconds = np.concatenate(steady) * 1e3 / self._per_call if steady else np.empty(0)
+        """Percentiles over the steady steps; an execution counts as often as it has steps."""
+        warm = self.epochs[1:] or self.epochs
+        milliseconds = np.concatenate([_of_each_step(epoch)[SETTLING_STEPS:] for epoch in warm])
         if not milliseconds.size:
-            milliseconds = np.diff(self.epochs[-1]) * 1e3 / self._per_call
+            milliseconds = _of_each_step(self.epochs[-1])
         p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99))
         return StepTimes(ms_p50=float(p50), ms_p95=float(p95), ms_p99=float(p99), count=int(milliseconds.size))
+
+
+def _of_each_step(epoch: EpochTimes) -> np.ndarray:
+    return np.repeat(epoch.step_ms, epoch.steps)

@@ -7,13 +7,15 @@ training goes on, `sent` is false in runs/NAME/run.json, and `python -m tasks.ev
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import logging
 import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,41 +27,24 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
+from tasks.evidence.experiments import STORE_HOME, Identity, experiment_id, store_home
 from tasks.evidence.unsent import Unsent, discard, keep, kept
 from tasks.files import read_json
 from tasks.progress import say
 
+__all__ = ["STORE_HOME", "Identity", "Recorder"]
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
-STORE_HOME = "THROUGHLINE_HOME"
 LONGEST_PARAM = 6000
 AWAY = (MlflowException, requests.RequestException, OSError)  # how a store shows that it cannot be reached or written
+REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")  # codes of answers, not of absence
 UNSENT = Path(".throughline") / "unsent"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """What a run is about: becomes experiment, name and tags."""
-
-    data_set: str
-    pipeline: str
-    data_digest: str
 
 
 def use_store() -> None:
     """Send runs to MLFLOW_TRACKING_URI, or to an SQLite file in the project's folder."""
     if "MLFLOW_TRACKING_URI" not in os.environ:
-        mlflow.set_tracking_uri(f"sqlite:///{_home() / 'mlflow.db'}")
-
-
-def experiment_id(data_set: str) -> str:
-    """The experiment `throughline/<data set>`, made if it does not exist yet."""
-    name = f"throughline/{data_set}"
-    found = mlflow.get_experiment_by_name(name)
-    if found is not None:
-        return found.experiment_id
-    local = mlflow.get_tracking_uri().startswith("sqlite:")
-    return mlflow.create_experiment(name, artifact_location=(_home() / "mlartifacts").as_uri() if local else None)
+        mlflow.set_tracking_uri(f"sqlite:///{store_home() / 'mlflow.db'}")
 
 
 class Recorder:
@@ -75,14 +60,17 @@ class Recorder:
         self._unsent: list[list[Any]] = []
 
     def __enter__(self) -> Recorder:
-        self._try(self._start)
+        self._try(self._start, starts=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         status = "FINISHED" if kind is None else "KILLED" if kind in (KeyboardInterrupt, SystemExit) else "FAILED"
         self._try(lambda: mlflow.end_run(status))
+        self._forget(status)
         if not self.sent:
-            keep(_home() / UNSENT, Unsent(identity=asdict(self._identity), run_id=self.run_id, status=status, tags=lineage(), calls=self._unsent))
+            keep(
+                store_home() / UNSENT, Unsent(identity=asdict(self._identity), run_id=self.run_id, status=status, tags=lineage(), calls=self._unsent)
+            )
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
@@ -100,9 +88,13 @@ class Recorder:
         """Log a file or folder."""
         self._send("artifact", str(path.resolve()), folder)
 
-    def model(self, path: Path) -> None:
-        """Log a model from its .keras file, with a signature and requirements, so that it can be registered and served."""
-        self._send("model", str(path.resolve()))
+    def model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
+        """Log a model from its .keras file, with a signature and requirements, so that it can be registered and served.
+
+        `objects` are the project's classes and functions that it needs, as module:name; they and their code go with it. A model that
+        cannot be logged is logged as a file.
+        """
+        self._send("model", str(path.resolve()), dict(objects or {}))
 
     def call(self, function: Callable[[], Any]) -> None:
         """Do anything else with the active run under the same protection; it is not kept for later."""
@@ -120,44 +112,79 @@ class Recorder:
 
     def _start(self) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
+        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # a traceback of each failure that _try reports in one line
         use_store()
         tags = {"pipeline": self._identity.pipeline, "data.digest": self._identity.data_digest, **lineage()}
-        parent = os.environ.get(PARENT_RUN)
-        if self.run_id is None and parent:
+        if self.run_id is not None and not _gone(self.run_id):
+            mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
+            return
+        if parent := os.environ.get(PARENT_RUN):
             tags["mlflow.parentRunId"] = parent
-        run = mlflow.start_run(
-            run_id=self.run_id,
-            experiment_id=None if self.run_id else experiment_id(self._identity.data_set),
-            run_name=None if self.run_id else self._identity.pipeline,
-            tags=tags,
-            log_system_metrics=self.run_id is None,
-        )
-        self.run_id = run.info.run_id
+        experiment, name = experiment_id(self._identity), self._identity.pipeline
+        self.run_id = mlflow.start_run(experiment_id=experiment, run_name=name, tags=tags, log_system_metrics=True).info.run_id
 
-    def _try(self, function: Callable[[], Any]) -> None:
+    def _forget(self, status: str) -> None:
+        """Leave no run active that could not be ended: MLflow would end it when the process exits, as finished, with a traceback if it cannot."""
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == self.run_id:
+            with contextlib.suppress(*AWAY):
+                mlflow.end_run(status)
+
+    def _try(self, function: Callable[[], Any], *, starts: bool = False) -> None:
+        """Do something with the store. If it is away, say so once and keep the rest for later; if it refuses this alone, say so and go on."""
         if not self.sent:
             return
         try:
             function()
-        except AWAY as error:
-            self.sent = False
-            reason = str(error).splitlines()[0][:200]
-            say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason}); kept for `python -m tasks.evidence.tracking sync`")
+        except Exception as error:  # noqa: BLE001 - nothing that trains depends on the server, or on what MLflow makes of a model
+            away = isinstance(error, AWAY) and getattr(error, "error_code", None) not in REFUSALS
+            if away or starts:
+                self.sent = False
+                say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); kept for `python -m tasks.evidence.tracking sync`")
+            else:
+                say(f"MLflow at {mlflow.get_tracking_uri()} does not take something, which is left out ({reason(error)})")
 
 
-def _send_model(path: str) -> None:
+def reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _gone(run_id: str) -> bool:
+    """Whether the store answers that it does not have a run, or that it has been deleted."""
+    try:
+        return mlflow.get_run(run_id).info.lifecycle_stage == "deleted"
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return True
+        raise
+
+
+def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     if not Path(path).exists():
         say(f"{path} is gone and was left out")
         return
     import keras
     import tensorflow as tf
 
-    model: Any = keras.saving.load_model(path, compile=False, safe_mode=True)
+    from tasks.model_files import code_paths, imported, load_model
+
+    try:
+        own = imported(objects or {})
+        model: Any = load_model(Path(path), objects or {})
+    except Exception as error:  # noqa: BLE001 - whatever a layer of one's own makes Keras raise
+        say(f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})")
+        mlflow.log_artifact(path)
+        return
     inputs = TensorSpec(np.dtype(model.inputs[0].dtype), (-1, *model.input_shape[1:]))
     outputs = TensorSpec(np.dtype("float32"), (-1, *model.output_shape[1:]))
     signature = ModelSignature(inputs=Schema([inputs]), outputs=Schema([outputs]))
     needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]
-    mlflow.tensorflow.log_model(model, name="model", signature=signature, pip_requirements=needs)
+    if own:
+        needs.append(f"cloudpickle=={version('cloudpickle')}")
+    mlflow.tensorflow.log_model(
+        model, name="model", signature=signature, pip_requirements=needs, custom_objects=own or None, code_paths=code_paths(objects or {}) or None
+    )
 
 
 def _send_artifact(path: str, folder: str | None) -> None:
@@ -181,7 +208,7 @@ SENDS: dict[str, Callable[..., Any]] = {
 def sync() -> tuple[int, int]:
     """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are still to be."""
     sent = 0
-    waiting = list(kept(_home() / UNSENT))
+    waiting = list(kept(store_home() / UNSENT))
     for file, unsent in waiting:
         recorder = Recorder(Identity(**unsent.identity), run_id=unsent.run_id)
         with recorder:
@@ -233,10 +260,6 @@ def main() -> None:
     say(f"{sent} of {sent + left} kept runs sent to {mlflow.get_tracking_uri()}")
     if left:
         raise SystemExit(1)
-
-
-def _home() -> Path:
-    return Path(os.environ.get(STORE_HOME, ".")).resolve()
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from urllib.parse import quote
 
 import mlflow
 
-FASTEST = "metrics.`throughput/train_examples_per_s`"
+FASTEST = "metrics.`throughput/speedup_vs_naive`"
 COLUMNS = (
     "tags.`verdict`",
     FASTEST,
-    "metrics.`throughput/speedup_vs_naive`",
+    "metrics.`throughput/steady_examples_per_s`",
+    "metrics.`throughput/train_examples_per_s`",
     "metrics.`throughput/input_examples_per_s`",
     "metrics.`throughput/model_examples_per_s`",
     "metrics.`input/stall_pct`",

@@ -7,12 +7,9 @@ more epochs as one sequence, and, for a snapshot, starts at any (epoch, step) wi
 from __future__ import annotations
 
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce, singledispatch
-from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import numpy as np
@@ -20,12 +17,14 @@ import tensorflow as tf
 
 from tasks.data.order import steps_per_epoch
 from tasks.pipelines import streams
-from tasks.pipelines.kernels import Draw, Element, compute, mix64
+from tasks.pipelines.kernels import Draw, Element, compute
 from tasks.pipelines.mapped import Host, MappedSplit
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan
+from tasks.pipelines.randomness import fold
 from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Step, Windows, mixed_together
 from tasks.pipelines.stored import Stored
+from tasks.scratch import Scratch
 
 GRAPH_SEED = 1
 STEPS_AT_ONCE = 32  # whose rows are computed together, so that the cost of calling the samplers' ops is shared
@@ -48,7 +47,7 @@ class InputPipeline:
     with_keys: bool = False
     host: Host = field(default_factory=Host)
     address: str = ""
-    scratch: TemporaryDirectory = field(default_factory=lambda: TemporaryDirectory(prefix="throughline-", ignore_cleanup_errors=True))
+    scratch: Scratch = field(default_factory=Scratch)
     iterations: tf.Variable = field(default_factory=lambda: tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations"))
 
     @property
@@ -134,7 +133,7 @@ class InputPipeline:
             # The last batch of an epoch may be smaller than the others.
             epoch = step // self.steps
             element = fetch(values, rows if whole else rows[: self.mapped.size(step)], epoch)
-            return self.selected(self.applied(gather.ops[gather.alone :], element, epoch))
+            return self.selected(self.applied(gather.ops[gather.alone :], element, epoch, first=gather.alone))
 
         return finished
 
@@ -149,11 +148,15 @@ class InputPipeline:
         alike = tf.nest.map_structure(tf.TensorSpec.from_tensor, one.get_concrete_function(specs, number, number).structured_outputs)
         return lambda values, rows, epoch: tf.map_fn(lambda row: one(values, row, epoch), rows, fn_output_signature=alike)
 
-    def applied(self, ops: Sequence[Op], element: Element, epoch: tf.Tensor) -> Element:
-        """Run ops on an element; their names stand in a trace before those of the kernels they call."""
-        for op in ops:
+    def applied(self, ops: Sequence[Op], element: Element, epoch: tf.Tensor, *, first: int = 0) -> Element:
+        """Run ops on an element; their names stand in a trace before those of the kernels they call.
+
+        `first` is the position in `augment` of the first of them. What an op draws depends on its name and position, not on its arguments:
+        equal ops draw independently, and a stronger one draws as the weaker one did.
+        """
+        for position, op in enumerate(ops, first):
             with tf.name_scope(op.name):
-                element = compute(op, element, Draw(seed=self.seed, epoch=epoch, salt=_salt(op)))
+                element = compute(op, element, Draw(seed=self.seed, epoch=epoch, salts=(op.name, position)))
         return element
 
     def selected(self, element: Element) -> Element | tuple:
@@ -231,7 +234,7 @@ def extend(step: object, dataset: tf.data.Dataset | None, pipeline: InputPipelin
 
 @extend.register
 def _(step: Read, dataset: None, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    return streams.read(step, pipeline.stored, pipeline.split, seed=_order_seed(pipeline, extent))
+    return streams.read(step, pipeline.stored, pipeline.split, seed=_order_seed(pipeline, extent, "shards"))
 
 
 @extend.register
@@ -253,7 +256,7 @@ def _(step: Windows, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: 
 def _(step: Apply, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
     def run(element: Element | tf.Tensor) -> Element | tuple:
         element = {"record": element} if isinstance(element, tf.Tensor) else element  # shards deliver bare records
-        element = pipeline.applied(step.ops, element, extent.epoch)
+        element = pipeline.applied(step.ops, element, extent.epoch, first=step.first)
         return pipeline.selected(element) if _last_of_all(step, pipeline.plan) else element
 
     return dataset.map(run, num_parallel_calls=streams.calls(step.parallel), name="_".join(op.name for op in step.ops))
@@ -261,7 +264,7 @@ def _(step: Apply, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Ex
 
 @extend.register
 def _(step: DrawByClass, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    return streams.drawn_by_class(dataset, step.sample, pipeline.stored, pipeline.split, seed=_order_seed(pipeline, extent))
+    return streams.drawn_by_class(dataset, step.sample, pipeline.stored, pipeline.split, seed=_order_seed(pipeline, extent, "classes"))
 
 
 @extend.register
@@ -269,7 +272,7 @@ def _(step: Keep, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Ext
     if step.where == "memory":
         return dataset.cache(name="cache_memory")
     # What tf.data keeps on disk has no key of its own, so every data set gets a fresh folder that goes away with its pipeline.
-    folder = str(Path(mkdtemp(dir=pipeline.scratch.name)) / "elements")
+    folder = str(pipeline.scratch.new_folder() / "elements")
     if step.where == "disk":
         return dataset.cache(folder, name="cache_disk")
     if step.where == "tf_snapshot":
@@ -280,7 +283,7 @@ def _(step: Keep, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Ext
 
 @extend.register
 def _(step: Mix, dataset: tf.data.Dataset, pipeline: InputPipeline, extent: Extent) -> tf.data.Dataset:
-    size, seed = mixed_together(step.size, examples=pipeline.examples), _order_seed(pipeline, extent)
+    size, seed = mixed_together(step.size, examples=pipeline.examples), _order_seed(pipeline, extent, "shuffle")
     return dataset.shuffle(size, seed=seed, reshuffle_each_iteration=False, name="shuffle")
 
 
@@ -310,17 +313,12 @@ def _(step: Prefetch, dataset: tf.data.Dataset, pipeline: InputPipeline, extent:
     return dataset.prefetch(tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name="prefetch")
 
 
-def _order_seed(pipeline: InputPipeline, extent: Extent) -> tf.Tensor:
-    """Seed of an epoch's order, int64, not negative."""
-    origin = tf.constant(pipeline.seed, tf.uint64) + mix64(tf.cast(extent.epoch, tf.uint64) + 1)
-    return tf.cast(tf.bitwise.right_shift(mix64(origin), tf.constant(1, tf.uint64)), tf.int64)
+def _order_seed(pipeline: InputPipeline, extent: Extent, who: str) -> tf.Tensor:
+    """Seed of what tf.data itself draws in an epoch, int64, not negative; `who` draws."""
+    key = fold(pipeline.seed, extent.epoch, who)
+    return tf.cast(tf.bitwise.right_shift(key, tf.constant(1, tf.uint64)), tf.int64)
 
 
 def _last_of_all(step: Apply | Windows, plan: Plan) -> bool:
     """Whether a step is the last that makes elements, so that it selects what a batch consists of."""
     return step is [item for item in plan.steps if isinstance(item, Apply | Windows)][-1]
-
-
-def _salt(op: Op) -> int:
-    """A number per op, so that two random ops of a configuration draw independently."""
-    return zlib.crc32(repr(op).encode())

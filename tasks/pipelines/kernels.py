@@ -2,7 +2,7 @@
 
 A kernel takes and returns an element: a dict of features `image` or `features`, `label` and `key` (before parsing: `record` or
 `path`). Kernels of ops that take both accept one example or a batch with the same code. Randomness is a pure function of
-(seed, epoch, example key, op), so it does not depend on order or parallelism.
+(seed, epoch, op, example key), so it does not depend on order or parallelism.
 """
 
 from __future__ import annotations
@@ -35,37 +35,29 @@ from tasks.pipelines.ops import (
     Rotation,
     Standardize,
 )  # fmt: skip
+from tasks.pipelines.randomness import fold
 
 Element = dict[str, tf.Tensor]
-_GOLDEN = 0x9E3779B97F4A7C15
 _PIXELS = (-3, -2, -1)
 _TABLE = 1025  # points of a tabulated distribution
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """A stateless source of randomness: `seed` (int), `epoch` (int64 scalar tensor) and `salt` (which op is drawing)."""
+    """A stateless source of randomness: `seed` (int), `epoch` (int64 scalar tensor) and `salts` (which op is drawing)."""
 
     seed: int
     epoch: tf.Tensor
-    salt: int = 0
+    salts: tuple[str | int, ...] = ()
 
     def uniform(self, key: tf.Tensor, stream: int = 0) -> tf.Tensor:
-        """Return float32 in [0, 1) of the shape of `key`, a function of (seed, epoch, salt, key, stream) alone.
+        """Return float32 in [0, 1) of the shape of `key`, a function of (seed, epoch, salts, stream, key) alone.
 
         An op that draws more than once for an example numbers its draws by `stream`.
         """
-        origin = tf.constant((self.seed * _GOLDEN + self.salt + (stream << 32)) % 2**64, tf.uint64)
-        mixed = mix64(mix64(tf.cast(self.epoch, tf.uint64) + origin) ^ tf.cast(key, tf.uint64))
+        mixed = fold(self.seed, self.epoch, *self.salts, stream, key)
         top24 = tf.bitwise.right_shift(mixed, tf.constant(40, tf.uint64))
         return tf.cast(top24, tf.float32) / float(1 << 24)
-
-
-def mix64(value: tf.Tensor) -> tf.Tensor:
-    """Scatter the bits of uint64 values, a bijection. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        value = (value ^ tf.bitwise.right_shift(value, tf.constant(shift, tf.uint64))) * tf.constant(factor, tf.uint64)
-    return value ^ tf.bitwise.right_shift(value, tf.constant(31, tf.uint64))
 
 
 @singledispatch
@@ -202,9 +194,12 @@ def _(op: Brightness, element: Element, draw: Draw) -> Element:
 def _(op: Contrast, element: Element, draw: Draw) -> Element:
     image = element["image"]
     factor = _per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
-    # Sums of whole numbers are exact, so the mean is the same for an example alone and within a batch.
+    # Sums of whole numbers are exact, so the mean is the same for an example alone and within a batch. Those of one row fit
+    # into 32 bits, those of a picture above 8.4 megapixels do not.
     pixels = tf.cast(tf.shape(image)[-3] * tf.shape(image)[-2], tf.float32)
-    mean = tf.cast(tf.reduce_sum(tf.cast(image, tf.int32), axis=(-3, -2), keepdims=True), tf.float32) / pixels
+    rows = tf.reduce_sum(tf.cast(image, tf.int32), axis=-2, keepdims=True)
+    sums = tf.reduce_sum(tf.cast(rows, tf.int64), axis=-3, keepdims=True)
+    mean = tf.cast(sums, tf.float32) / pixels
     return {**element, "image": _to_uint8((tf.cast(image, tf.float32) - mean) * factor + mean)}
 
 

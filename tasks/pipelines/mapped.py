@@ -25,10 +25,33 @@ from tasks.settings import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One of `count` hosts that train together, each on its slice of every batch."""
+    """One of `count` hosts that train together, each on its slice of every batch.
+
+    All slices of a batch are equally large, so that the average over the hosts is the batch's mean, and none is empty. Of the last batch
+    of an epoch the examples that cannot be shared equally are left out: fewer than hosts, and other ones each epoch where they are
+    shuffled.
+    """
 
     index: int = 0
     count: int = 1
+
+    def shared(self, examples: int, batch_size: int) -> int:
+        """How many of an epoch's examples all hosts together train on."""
+        return examples - examples % batch_size % self.count
+
+    def check(self, examples: int, batch_size: int) -> None:
+        """Refuse what cannot be shared equally.
+
+        Raises:
+          ImpossiblePlan: the batch cannot be cut into equal slices, or there are fewer examples than hosts.
+        """
+        if batch_size % self.count:
+            fitting = sorted({max(1, batch_size // self.count) * self.count, -(-batch_size // self.count) * self.count})
+            raise ImpossiblePlan(
+                f"batch_size: {batch_size} cannot be shared equally by {self.count} hosts (TF_CONFIG); use {' or '.join(map(str, fitting))}"
+            )
+        if examples < self.count:
+            raise ImpossiblePlan(f"there are fewer examples than the {self.count} hosts of TF_CONFIG, of which each needs one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +66,12 @@ class MappedSplit:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all hosts: rows, or windows of a series."""
+        """Examples in an epoch, over all hosts: rows, or windows of a series; without those that the hosts cannot share equally."""
+        return self.host.shared(self._drawn, self.gather.batch_size)
+
+    @property
+    def _drawn(self) -> int:
+        """Examples that an epoch's order is an order of."""
         rows = self.stored.snapshot.splits[self.split].count
         return self.gather.windows.count(rows) if self.gather.windows else rows
 
@@ -79,7 +107,7 @@ class MappedSplit:
         return start + size * self.host.index // self.host.count, start + size * (self.host.index + 1) // self.host.count
 
     def _sampled(self, positions: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
-        shuffle, count = self.gather.shuffle, self.examples
+        shuffle, count = self.gather.shuffle, self._drawn
         if self.gather.sample.kind != "all":
             return drawn_by_class(positions, index=self._classes, seed=self.seed, epoch=epochs)
         if shuffle.kind == "global":

@@ -7,17 +7,17 @@ A new op is a class here, a kernel there and an equality test.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tasks.code_identity import code_digest
 from tasks.errors import nearest
 
 Shape = tuple[int | None, ...] | None
+PROGRAM = ("tasks", "flows")  # packages whose code is in the versions of the ops
 LARGE_CROP = 112 * 112  # pixels from which a slice of one image is cheaper than the same by index within a batch; measured
 
 
@@ -40,12 +40,10 @@ class Op(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and arguments: what a snapshot key is made from. Of a user's own op, also the text of its module."""
+        """Name, version and arguments: what a snapshot key is made from. Of a user's own op, also its module and the modules it imports."""
         identity = {"op": self.name, "version": self.version, **self.model_dump()}
-        module = inspect.getmodule(type(self))
-        if module is None or module.__name__ == __name__:
-            return identity
-        return {**identity, "source": hashlib.blake2b(inspect.getsource(module).encode(), digest_size=16).hexdigest()}
+        module = type(self).__module__
+        return identity if module == __name__ else {**identity, "source": code_digest(module, without=PROGRAM)}
 
     @property
     def alone(self) -> bool:

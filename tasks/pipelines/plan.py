@@ -193,7 +193,7 @@ def _streamed(config: PipelineConfig, work: Work, late: tuple[Op, ...]) -> list[
         if position == batched:
             steps.append(Batch(size=work.batch_size))
         if position < len(ops):
-            steps.append(Apply(ops=(ops[position],), parallel=config.map.parallel))
+            steps.append(Apply(ops=(ops[position],), parallel=config.map.parallel, first=position - len(early)))
     return _fused(steps)
 
 
@@ -226,7 +226,7 @@ def _fused(steps: list[Step]) -> list[Step]:
     for step in steps:
         previous = fused[-1] if fused else None
         if isinstance(step, Apply) and isinstance(previous, Apply):
-            fused[-1] = Apply(ops=previous.ops + step.ops, parallel=step.parallel)
+            fused[-1] = Apply(ops=previous.ops + step.ops, parallel=step.parallel, first=previous.first)
         else:
             fused.append(step)
     return fused

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tasks.pipelines.kernels import mix64
+from tasks.pipelines.randomness import fold, mix64
 
 CIPHER_ROUNDS = 16  # with TensorFlow's default of 4, small splits show structure
 CIPHER_FROM = 1 << 14  # examples; TensorFlow's cipher works on 16 bits at least and walks until it is back in the range
@@ -23,7 +23,7 @@ _GOLDEN, _MIXER = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 def permuted(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Map positions in [0, count) to their places in the permutation of (seed, epoch): a bijection in constant memory."""
-    key = _key(seed, epoch)
+    key = fold(seed, epoch, "order")
     return _cipher(positions, count, key) if count >= CIPHER_FROM else swapped(positions, tf.constant(count, tf.int64), key)
 
 
@@ -34,13 +34,17 @@ def swapped(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor
     pair. Source: swap-or-not (Hoang, Morris and Rogaway, CRYPTO 2012).
     """
     size, place = tf.cast(count, tf.uint64), tf.cast(positions, tf.uint64)
-    for number in range(1, SWAP_ROUNDS + 1):
-        drawn = mix64(key + tf.constant(number * _GOLDEN % 2**64, tf.uint64))
-        pivot = drawn % size
+    golden, mixer, half = (tf.constant(value, tf.uint64) for value in (_GOLDEN, _MIXER, 1 << 63))
+    shift = tf.constant(32, tf.uint64)
+    # What all rounds draw comes from one operation: a graph of less than half the size, traced at the start of every run. An array,
+    # since within a graph TensorFlow 2.21 makes other numbers of a list of Python's integers beyond 2^63.
+    salts = np.arange(1, SWAP_ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    draws = mix64(key + tf.constant(salts.reshape(-1, *(1 for _ in key.shape))))
+    for drawn, pivot in zip(tf.unstack(draws), tf.unstack(draws % size), strict=True):
         mirrored = tf.where(pivot >= place, pivot - place, pivot + size - place)
-        pair = (tf.maximum(place, mirrored) ^ drawn) * tf.constant(_GOLDEN, tf.uint64)
-        pair ^= tf.bitwise.right_shift(pair * tf.constant(_MIXER, tf.uint64), tf.constant(32, tf.uint64))
-        place = tf.where(pair * tf.constant(_MIXER, tf.uint64) >= tf.constant(1 << 63, tf.uint64), mirrored, place)
+        pair = (tf.maximum(place, mirrored) ^ drawn) * golden
+        pair ^= tf.bitwise.right_shift(pair * mixer, shift)
+        place = tf.where(pair * mixer >= half, mirrored, place)
     return tf.cast(place, tf.int64)
 
 
@@ -54,28 +58,24 @@ def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
     return tf.reshape(places, tf.shape(positions))
 
 
-def _key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """One number (uint64) from both; not their sum, so that (seed 1, epoch 0) and (seed 0, epoch 1) are unlike."""
-    return mix64(mix64(tf.constant(seed + 1, tf.uint64)) ^ tf.cast(epoch, tf.uint64))
-
-
 def permuted_within_windows(positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Map positions to rows so that every stretch of `window` positions reads only a few chunks of neighbouring rows.
 
     For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random order, and the rows of a
     window are permuted. A bijection, another one each epoch.
     """
-    key = _key(seed, epoch)
     which = positions // window
     size = tf.minimum(tf.constant(window, tf.int64), count - which * window)
-    place = which * window + swapped(positions - which * window, size, mix64(key ^ tf.cast(which + 1, tf.uint64)))
+    place = which * window + swapped(positions - which * window, size, fold(seed, epoch, "window", which))
     chunk = max(1, window // CHUNKS_PER_WINDOW)
     whole = max(1, count // chunk)
     number = place // chunk
     # A last, smaller chunk keeps its place; turning the whole circle by a random amount gives every row a chance to be in it.
-    moved = swapped(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), key) * chunk + place % chunk
+    order = fold(seed, epoch, "chunks")
+    moved = swapped(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), order) * chunk + place % chunk
     rows = tf.where(number < whole, moved, place)
-    return (rows + tf.cast(mix64(key + 1) % tf.constant(count, tf.uint64), tf.int64)) % count
+    rotation = fold(seed, epoch, "rotation") % tf.constant(count, tf.uint64)
+    return (rows + tf.cast(rotation, tf.int64)) % count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,8 @@ def drawn_by_class(positions: tf.Tensor, *, index: ClassIndex, seed: int, epoch:
     `epoch` is (steps, 1).
     """
     place = permuted(positions, count=len(index.kinds), seed=seed, epoch=epoch)
-    classes = tf.range(1, len(index.sizes) + 1, dtype=tf.int64)
-    turns = mix64(_key(seed, epoch) ^ tf.cast(classes, tf.uint64)) % tf.constant(index.sizes.astype(np.uint64))
+    classes = tf.range(len(index.sizes), dtype=tf.int64)
+    turns = fold(seed, epoch, "class", classes) % tf.constant(index.sizes.astype(np.uint64))
     shifts = tf.constant(index.offsets) + tf.cast(turns, tf.int64)
     kinds = tf.cast(tf.gather(tf.constant(index.kinds), place), tf.int32)
     return tf.cast(tf.gather(tf.constant(index.rows), place + tf.gather(shifts, kinds, axis=1, batch_dims=1)), tf.int64)

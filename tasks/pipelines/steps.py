@@ -74,10 +74,11 @@ class Gather:
 
 @dataclass(frozen=True, kw_only=True)
 class Apply:
-    """Run consecutive ops in one map."""
+    """Run consecutive ops in one map; `first` is the position in `augment` of the first of them, negative for ops before."""
 
     ops: tuple[Op, ...]
     parallel: str | int
+    first: int
     key: str = "map"
 
     def __str__(self) -> str:

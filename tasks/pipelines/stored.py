@@ -14,6 +14,7 @@ from tasks.data.mending import shard_path
 from tasks.data.order import shard_order
 from tasks.data.shards import Shard, ShardIndex, check_shard, damage, read_shard_index, remedy
 from tasks.files import digest_json
+from tasks.libraries import installed_versions
 from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize
 from tasks.pipelines.shapes import resolve
 
@@ -96,9 +97,9 @@ def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Seq
 
 
 def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
-    """Identity of a snapshot: the contents of the shards and every op with its version and arguments."""
+    """Identity of a snapshot: the contents of the shards, every op with its version and arguments, and TensorFlow's version."""
     ops = [op.identity for op in resolve(preprocess, shards.schema)]
-    return digest_json({"shards": shards.digest, "ops": ops})
+    return digest_json({"shards": shards.digest, "ops": ops, "libraries": installed_versions(["tensorflow"])})
 
 
 def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = None) -> FileList:

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tasks.errors import MissingInput
 from tasks.evidence.breakdown import break_down
-from tasks.evidence.diagnosis import verdict_of
 from tasks.evidence.timeline import timeline_of
+from tasks.evidence.verdict import verdict_of
 from tasks.evidence.xspace import STEP, Trace, read_trace
 
 BURN_MS, STEPS = 5.0, 40  # what lay prepared when the trace began takes little of so many
@@ -88,7 +88,7 @@ def test_a_planted_cost_is_found_at_its_step(tmp_path, burning, prefetch, parall
 def test_work_behind_a_prefetch_that_keeps_up_is_not_waited_for(tmp_path):
     breakdown = break_down(traced(tmp_path, Planted("decode", prefetch=True, consumer_ms=6 * BURN_MS)))
     assert breakdown.wait_ms_p50 < BURN_MS
-    assert verdict_of(stall_pct=2, wait_pct=100 * breakdown.wait_ms_mean / breakdown.step_ms_p50, accelerator=True) == "compute-bound"
+    assert verdict_of(100 * breakdown.wait_ms_mean / breakdown.step_ms_p50, accelerator=True) == "compute-bound"
 
 
 def test_a_trace_of_keras_own_callback_is_read_as_well(tmp_path):

@@ -14,6 +14,7 @@ from tasks.evidence.condition import parse_condition
 from tasks.evidence.diagnosis import Ceilings, changed, diagnose
 from tasks.evidence.facts import Facts
 from tasks.evidence.operational import Consumer, Costs, Load, OpCost, Segment, load_of, step_ms
+from tasks.evidence.verdict import Stall
 from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
 from tasks.pipelines.plan import Work, make_plan
 from tasks.settings import PipelineConfig
@@ -70,7 +71,7 @@ def judged(config: dict, *, work: Work = PHOTOS, costs: Costs = PHOTO_COSTS, mod
     } | more
     facts = Facts(
         config=checked, plan=plan, costs=costs, load=load, batch_size=BATCH, cores=CORES, accelerator=accelerator,
-        model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall, stall_pct=stall, **known,
+        model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall, stall=Stall(pct=stall, low_pct=stall, high_pct=stall), **known,
     )  # fmt: skip
     ceilings = Ceilings(input_examples_per_s=1000, model_examples_per_s=BATCH / model_ms * 1e3, train_examples_per_s=900, accelerator=accelerator)
     return diagnose("p", facts, ceilings, consumer, work)
@@ -175,10 +176,13 @@ def test_the_operational_model_of_a_step():
         ("gpu_busy_ms < 3", ConditionMet),
         ("stal_pct > 10", InvalidParams),
         ("stall_pct > many", InvalidParams),
+        ("wait_pct > 10", ConditionMet),
+        ("wait_pct < 10", ConditionMet),
+        ("stall_pct > nan", InvalidParams),
     ],
 )
 def test_conditions(text, told):
-    figures = {"stall_pct": 52.5, "verdict": "input-bound", "gpu_busy_ms": None, "autotuned": {}}
+    figures = {"stall_pct": 52.5, "verdict": "input-bound", "gpu_busy_ms": None, "wait_pct": float("nan"), "autotuned": {}}
     if told is None:
         parse_condition(text).check(figures)
     else:

@@ -16,12 +16,10 @@ import mlflow
 import numpy as np
 import pytest
 from project import ROOT
-from stack import free_port, wait_for
+from stack import wait_for
 
-from flows.services import answers
+from flows.services import answers, free_port
 from tasks.evidence.tracking import STORE_HOME, UNSENT, Identity, Recorder
-
-pytestmark = pytest.mark.timeout(180)
 
 
 @contextmanager
@@ -30,13 +28,15 @@ def server(folder: Path, port: int) -> Iterator[None]:
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 60)
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 180)
         yield
     finally:
         os.killpg(process.pid, 9)
         process.wait()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # MLflow's about its own functions
 def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch):
     port = free_port()
@@ -81,3 +81,28 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         again = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=True)
         assert "0 of 0 kept runs sent" in again.stdout
     assert not list((tmp_path / UNSENT).iterdir())
+
+
+LOSING_ITS_STORE = """
+import shutil, sys
+from tasks.evidence.tracking import STORE_HOME, Identity, Recorder
+import os
+os.environ[STORE_HOME] = sys.argv[1]
+import mlflow
+with Recorder(Identity(data_set="lost", pipeline="naive", data_digest="d")) as recorder:
+    shutil.rmtree(sys.argv[1])
+    recorder.metrics({"train/loss": 1.0}, step=0)
+print("sent", recorder.sent, "active", mlflow.active_run())
+"""
+
+
+@pytest.mark.integration
+def test_a_store_that_vanished_is_one_line_and_none_when_the_process_exits(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    command = [sys.executable, "-c", LOSING_ITS_STORE, str(home)]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "sent False active None" in done.stdout
+    assert (done.stdout + done.stderr).count("cannot be written") == 1
+    assert "Traceback" not in done.stderr and "ERROR" not in done.stderr, done.stderr

@@ -15,6 +15,7 @@ from tasks.pipelines.plan import Work, make_plan
 from tasks.pipelines.stored import Stored
 from tasks.settings import PipelineConfig
 
+pytestmark = pytest.mark.integration
 ROWS = 132_848  # of 224×224×3: 20 GB
 PREPROCESS = (Decode(), Resize(height=224, width=224))
 

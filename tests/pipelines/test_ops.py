@@ -44,8 +44,8 @@ RANDOM = tuple(op for op in BOTH if op.random and op != RandomCrop(height=12, wi
 IDENTITIES = [repr(op) for op in BOTH]
 
 
-def draw(epoch=1, seed=3, salt=5):
-    return Draw(seed=seed, epoch=tf.constant(epoch, tf.int64), salt=salt)
+def draw(epoch=1, seed=3, salts=("op", 5)):
+    return Draw(seed=seed, epoch=tf.constant(epoch, tf.int64), salts=salts)
 
 
 def batched(op, **changes):
@@ -70,7 +70,7 @@ def test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set(op):
 def test_draws_depend_on_seed_epoch_op_and_key_alone(op):
     once = batched(op)["image"].numpy()
     np.testing.assert_array_equal(once, batched(op)["image"])
-    for change in ({"epoch": 2}, {"seed": 4}, {"salt": 6}):
+    for change in ({"epoch": 2}, {"seed": 4}, {"salts": ("op", 6)}):
         assert not np.array_equal(once, batched(op, **change)["image"]), change
     same = compute(op, {"image": tf.constant(IMAGES[:1].repeat(COUNT, 0)), "key": tf.constant(KEYS)}, draw())["image"].numpy()
     assert len({image.tobytes() for image in same}) > 1, "examples differ by their keys"
@@ -179,3 +179,10 @@ def test_wrong_ops_are_told_with_their_place():
     assert parse_op({"resize": {"height": 0, "width": 3}}, where="preprocess[0]")[1][0].startswith("preprocess[0].resize.height")
     assert parse_op("nowhere:Nothing", where="augment[0]")[0] is None
     assert isinstance(parse_op({"resize": {"height": 2, "width": 3, "method": "area"}}, where="")[0], Resize)
+
+
+def test_contrast_keeps_the_mean_of_large_pictures():
+    white = tf.fill((4096, 2100, 1), tf.constant(255, tf.uint8))  # its sum exceeds 32 bits
+    for key in (1, 4):  # factors above and below 1
+        changed = compute(Contrast(delta=0.5), {"image": white, "key": tf.constant(key, tf.int64)}, draw())["image"]
+        assert int(tf.reduce_min(changed)) == 255

@@ -17,7 +17,7 @@ from tasks.errors import ServiceFailed
 from tasks.pipelines.service import check_listens, local_service
 
 service = tf.data.experimental.service
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
 
 def servers():

@@ -21,12 +21,14 @@ from tasks.settings import PipelineConfig
 from tasks.snapshot import snapshot
 
 PREPROCESS = (Decode(),)
+pytestmark = pytest.mark.integration
+
 CROP = (RandomCrop(height=20, width=24), Flip())
 # A service would need a server and a device an accelerator; both have tests of their own.
 CONFIGS = {name: config for name, config in PRESETS.items() if "service" not in config and config.get("place") != "device"}
 
 
-@pytest.fixture(scope="module", params=[1 << 25, 5000], ids=["few_chunks", "many_chunks"])
+@pytest.fixture(scope="module", params=[1 << 25, pytest.param(5000, marks=pytest.mark.slow)], ids=["few_chunks", "many_chunks"])
 def stored(photos, tmp_path_factory, request):
     """The photos, decoded and stored in their own sizes."""
     folder = tmp_path_factory.mktemp("unlike")

@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 
 from tasks.data.records import RecordSchema
 from tasks.data.sources.forms import Arrays
@@ -18,6 +19,9 @@ _CHANNELS = (1, 3)
 def find(settings: DataSettings) -> Arrays:
     """Read `data.features` (examples, height, width[, channels]) uint8 and `data.labels` (examples,) from `data.path`."""
     path = Path(settings.path)
+    for key, name in (("features", settings.features), ("labels", settings.labels)):
+        if path.is_dir() and Path(name).name != name:
+            raise UnreadableSource(f"data.{key}: {name} is not the name of an array; needed is NAME of a NAME.npy in {path}")
     images = _array(path, settings.features)
     labels = _array(path, settings.labels)
     images = images[..., None] if images.ndim == 3 else images  # noqa: PLR2004 - grey images without a channel axis
@@ -46,7 +50,7 @@ def _array(path: Path, name: str) -> np.ndarray:
     try:
         if path.is_dir():
             return np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        with np.load(path, allow_pickle=False) as archive:
+        with _open(path) as archive:
             return archive[name]
     except FileNotFoundError as error:
         raise DataNotFound(f"{error.filename} is missing; `data.path` is an .npz file or a folder with {name}.npy") from error
@@ -56,10 +60,21 @@ def _array(path: Path, name: str) -> np.ndarray:
         raise UnreadableSource(f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones with numpy.savez") from error
 
 
+def _open(path: Path) -> NpzFile:
+    archive = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(archive, NpzFile):
+        raise UnreadableSource(
+            f"{path} holds a single array; `data.path` is an .npz file with the arrays data.features and data.labels, "
+            "or a folder with one .npy file for each of them"
+        )
+    return archive
+
+
 def _names(path: Path) -> list[str]:
-    with np.load(path, allow_pickle=False) as archive:
+    with _open(path) as archive:
         return list(archive.files)
 
 
 def _name(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """A class as text; what is no UTF-8 is written as escapes."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value).encode("utf-8", "backslashreplace").decode()

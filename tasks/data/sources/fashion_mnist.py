@@ -39,11 +39,16 @@ def find(settings: DataSettings) -> Arrays:
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     """Read a gzipped IDX file of unsigned bytes with the given number of dimensions."""
     if not path.exists():
-        raise DataNotFound(f"{path} is missing; set `data.fetch: fashion_mnist` to get it, or put the published file there")
+        raise DataNotFound(
+            f"{path} is missing; set `data.fetch: fashion_mnist` and data.path to data/raw/fashion_mnist to get it, "
+            "or data.path to a folder of your own, outside of data/raw, with the four published files"
+        )
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise UnreadableSource(f"{path} is not a complete GZIP file ({error}); delete it and fetch it again") from error
+        raise UnreadableSource(
+            f"{path} is not a complete GZIP file ({error}); delete it and run `dvc repro fetch`, or get the published file again"
+        ) from error
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, 8, dimensions)):
         raise UnreadableSource(f"{path} is not an IDX file of unsigned bytes with {dimensions} dimensions")

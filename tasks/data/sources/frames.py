@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
+import pyarrow.parquet as pq
 
+from tasks.data.manifest import SPLITS
 from tasks.errors import DataNotFound, UnreadableSource, nearest
+
+TABLES = {".csv", ".tsv", ".parquet"}  # the content of other files is not repeated in messages, which go into logs and pages: it may be secret
 
 
 def read_frame(path: Path, *, as_text: bool = False) -> pd.DataFrame:
@@ -17,8 +20,10 @@ def read_frame(path: Path, *, as_text: bool = False) -> pd.DataFrame:
     if not path.is_file():
         raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
     try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=str if as_text else None, keep_default_na=True)
-    except (ValueError, OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
+        return (
+            pq.read_table(path).to_pandas() if path.suffix == ".parquet" else pd.read_csv(path, dtype=str if as_text else None, keep_default_na=True)
+        )
+    except Exception as error:  # parsers of foreign files raise anything
         raise UnreadableSource(f"{path} is not a readable {'Parquet' if path.suffix == '.parquet' else 'CSV'} table: {error}") from error
 
 
@@ -26,7 +31,21 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[str], *, path: Path, ke
     """Refuse a table that lacks a column; `keys` are the keys of params.yaml that name it."""
     for column in columns:
         if column not in frame.columns:
-            raise UnreadableSource(f"{path}: no column {column}; {nearest(column, [str(name) for name in frame.columns])} Set {keys}.")
+            known = [str(name) for name in frame.columns]
+            named = (
+                nearest(column, known)
+                if set(path.suffixes) & TABLES
+                else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
+            )
+            raise UnreadableSource(f"{path}: no column {column}; {named} Set {keys}.")
+
+
+def read_split(value: object) -> tuple[str | None, str | None]:
+    """The split that a table names for a row, None where it leaves that open, and why it cannot be used, if so."""
+    split = "" if bool(pd.isna(value)) else str(value).strip()
+    if not split:
+        return None, None
+    return (split, None) if split in SPLITS else (None, f"split {split} is none of {', '.join(SPLITS)}")
 
 
 def numbers(frame: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:

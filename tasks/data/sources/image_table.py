@@ -7,10 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from tasks.data.sources.forms import ImageFile, ImageFiles, Rejected
-from tasks.data.sources.frames import check_columns, read_frame
+from tasks.data.sources.frames import check_columns, read_frame, read_split
 from tasks.settings import DataSettings
-
-SPLITS = frozenset({"train", "validation", "test"})
 
 
 def find(settings: DataSettings) -> ImageFiles:
@@ -20,15 +18,15 @@ def find(settings: DataSettings) -> ImageFiles:
     check_columns(table, [settings.path_column, settings.label_column], path=path, keys="data.path_column and data.label_column")
     files, rejected = [], []
     for number, row in enumerate(table.to_dict("records"), start=1):
-        name, label, split = row[settings.path_column], row[settings.label_column], row.get("split")
-        split = None if bool(pd.isna(split)) else str(split)
+        name, label = row[settings.path_column], row[settings.label_column]
+        split, problem = read_split(row.get("split"))
         where = f"row {number}: {name}"
         if bool(pd.isna(name)) or not str(name).strip():
             rejected.append(Rejected(id=f"row {number}", reason="path missing"))
         elif bool(pd.isna(label)) or not str(label).strip():
             rejected.append(Rejected(id=where, reason="label missing"))
-        elif split is not None and split not in SPLITS:
-            rejected.append(Rejected(id=where, reason=f"split {split} is none of train, validation, test"))
+        elif problem is not None:
+            rejected.append(Rejected(id=where, reason=problem))
         else:
             files.append(ImageFile(id=str(name), path=path.parent / str(name), label=str(label), split=split))
     return ImageFiles(root=path.parent, files=files, rejected=rejected)

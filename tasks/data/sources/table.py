@@ -13,11 +13,9 @@ import pandas as pd
 
 from tasks.data.records import Label, RecordSchema
 from tasks.data.sources.forms import Arrays, Rejected
-from tasks.data.sources.frames import check_columns, numbers, numeric_columns, read_frame
+from tasks.data.sources.frames import check_columns, numbers, numeric_columns, read_frame, read_split
 from tasks.errors import UnreadableSource
 from tasks.settings import DataSettings
-
-SPLITS = frozenset({"train", "validation", "test"})
 
 
 def find(settings: DataSettings) -> Arrays:
@@ -43,17 +41,17 @@ def find(settings: DataSettings) -> Arrays:
         [numbers(frame, numeric), *(_codes(pd.Series(frame[name]), words) for name, words in zip(categorical, vocabularies, strict=True))]
     )
     columns = (*numeric, *categorical)
-    reasons = _reasons(values, columns, label)
+    named = [read_split(value) for value in frame["split"]] if "split" in frame else [(None, None)] * len(frame)
+    reasons = [problem or reason for (_, problem), reason in zip(named, _reasons(values, columns, label), strict=True)]
     kept = np.asarray([reason is None for reason in reasons], bool)
     ids = np.asarray([f"{number:08d}" for number in range(len(frame))])
     labels = label[kept].astype(float).tolist() if kind == "number" else [_class(value) for value in label[kept]]
     distinct = sorted(set(labels)) if kind == "class" else []
-    splits = frame["split"][kept].tolist() if "split" in frame else [None] * int(kept.sum())
     return Arrays(
         values=values[kept].astype(np.float32),
         labels=labels,
         ids=ids[kept].tolist(),
-        splits=[split if split in SPLITS else None for split in splits],
+        splits=[split for (split, _), usable in zip(named, kept.tolist(), strict=True) if usable],
         classes=sorted(distinct, key=_by_value),
         schema=RecordSchema(
             payload="raw", shape=(len(columns),), dtype="float32", label=kind, columns=tuple(columns), categories=tuple(vocabularies)
@@ -76,11 +74,15 @@ def _reasons(values: np.ndarray, columns: tuple[str, ...], label: pd.Series) -> 
         reasons[row] = f"{columns[column]} {what}"
     for row in np.flatnonzero(label.isna().to_numpy()).tolist():
         reasons[row] = "label missing"
+    if pd.api.types.is_float_dtype(label):
+        for row in np.flatnonzero(np.abs(label.to_numpy(np.float64, na_value=np.nan)) > np.finfo(np.float32).max).tolist():
+            reasons[row] = "label exceeds the range of float32"
     return reasons
 
 
 def _whole(column: pd.Series) -> bool:
-    return bool((column.dropna() % 1 == 0).all())
+    finite = column[np.isfinite(column.to_numpy(np.float64, na_value=np.nan))]
+    return bool((finite % 1 == 0).all())
 
 
 def _class(value: object) -> str:

@@ -1,0 +1,202 @@
+"""Whether ingest and TensorFlow agree about which image files can be used: on files mutated at random, and how long ingest takes.
+
+    python -m benchmarks.decoding --files 3000            # ends with exit code 1 where they disagree; --seed repeats a run
+    python -m benchmarks.decoding --files 0 --time 8000   # seconds for so many small PNGs
+
+Each mutated file is examined as ingest does. What is accepted must decode in TensorFlow, to the size that ingest says. What is
+refused although TensorFlow decodes it is counted as well: Pillow is the stricter one, and its word is final.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import secrets
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tasks.data.decoder import Decoder
+from tasks.data.images import Examined, Unusable, examine
+
+MAX_PIXELS = 1_000_000
+Mutation = Callable[[bytearray, random.Random], bytes]
+
+
+def seeds(draw: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Sound files of every format, with suffix: sizes, modes and encoders' options are drawn."""
+    while True:
+        size = draw.randint(1, 60), draw.randint(1, 60)
+        pixels = np.random.default_rng(draw.getrandbits(32)).integers(0, 256, (4, 5, 3), np.uint8)
+        picture = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
+        kind, mode, options = draw.choice(
+            [
+                ("PNG", "RGB", {}), ("PNG", "RGB", {"optimize": True}), ("PNG", "L", {"compress_level": 0}), ("PNG", "RGBA", {}), ("PNG", "P", {}),
+                ("PNG", "RGB", {"dpi": (72, 72)}), ("PNG", "I;16", {}), ("PNG", "1", {}),
+                ("JPEG", "RGB", {}), ("JPEG", "RGB", {"progressive": True}), ("JPEG", "L", {"quality": 95}), ("JPEG", "CMYK", {}),
+                ("JPEG", "RGB", {"subsampling": 0, "optimize": True}), ("JPEG", "RGB", {"restart_marker_blocks": 2}),
+                ("JPEG", "RGB", {"comment": b"x"}), ("GIF", "P", {}), ("BMP", "RGB", {}), ("WEBP", "RGB", {}), ("WEBP", "RGB", {"lossless": True}),
+            ]
+        )  # fmt: skip
+        file = io.BytesIO()
+        (picture.convert("L").convert("I").convert("I;16") if mode == "I;16" else picture.convert(mode)).save(file, kind, **options)
+        yield kind.lower(), file.getvalue()
+
+
+def flip(data: bytearray, draw: random.Random) -> bytes:
+    """A few bits."""
+    for _ in range(draw.choice((1, 1, 2, 5, 20))):
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    return bytes(data)
+
+
+def overwrite(data: bytearray, draw: random.Random) -> bytes:
+    """A few bytes, often with those that mean something."""
+    for _ in range(draw.choice((1, 2, 8))):
+        data[draw.randrange(len(data))] = draw.choice((0, 1, 0x7F, 0x80, 0xD9, 0xDA, 0xFE, 0xFF, draw.randrange(256)))
+    return bytes(data)
+
+
+def cut(data: bytearray, draw: random.Random) -> bytes:
+    """The end is missing."""
+    return bytes(data[: -draw.choice((1, 2, 4, 8, 12, 16, draw.randint(1, len(data) - 1)))])
+
+
+def append(data: bytearray, draw: random.Random) -> bytes:
+    """Something follows."""
+    return bytes(data) + draw.choice((b"\0", b"\n", bytes(data), draw.randbytes(40), b"\xff\xd9", bytes(data[-12:])))
+
+
+def drop(data: bytearray, draw: random.Random) -> bytes:
+    """A piece is missing."""
+    start = draw.randrange(len(data))
+    del data[start : start + draw.choice((1, 4, 12, 50))]
+    return bytes(data)
+
+
+def double(data: bytearray, draw: random.Random) -> bytes:
+    """A piece is there twice."""
+    start, length = draw.randrange(len(data)), draw.choice((1, 4, 12, 50))
+    return bytes(data[: start + length] + data[start:])
+
+
+def rewrite_chunk(data: bytearray, draw: random.Random) -> bytes:
+    """A PNG chunk is changed, moved, doubled or renamed, and its checksum is right all the same; other files have bits flipped."""
+    if not data.startswith(b"\x89PNG"):
+        return flip(data, draw)
+    chunks, offset = [], 8
+    while offset + 12 <= len(data):
+        (length,) = struct.unpack_from(">I", data, offset)
+        chunks.append((bytes(data[offset + 4 : offset + 8]), bytearray(data[offset + 8 : offset + 8 + length])))
+        offset += 12 + length
+    place = draw.randrange(len(chunks))
+    kind, content = chunks[place]
+    what = draw.randrange(6)
+    if what == 0:
+        chunks[place] = (draw.choice((b"tRNS", b"gAMA", b"PLTE", b"sBIT", b"iCCP", b"hIST", b"bKGD", b"ABCD", b"abcd", b"cHRM")), content)
+    elif what == 1:
+        chunks.insert(draw.randrange(len(chunks) + 1), (kind, content))
+    elif what == 2:
+        chunks.insert(draw.randrange(1, len(chunks) + 1), (draw.choice((b"gAMA", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"pHYs")), draw.randbytes(9)))
+    elif what == 3:
+        del chunks[place]
+    elif content:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    parts = (struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + bytes(body))) for name, body in chunks)
+    return bytes(data[:8]) + b"".join(parts)
+
+
+def rename(data: bytearray, draw: random.Random) -> bytes:
+    """Nothing but the suffix is wrong."""
+    return bytes(data)
+
+
+MUTATIONS: tuple[Mutation, ...] = (flip, flip, overwrite, cut, append, drop, double, rewrite_chunk, rewrite_chunk, rename)
+
+
+def mutated(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
+    """So many mutated files with a name that says what was done."""
+    draw = random.Random(seed)
+    files = seeds(draw)
+    for number in range(count):
+        kind, data = next(files)
+        change = draw.choice(MUTATIONS)
+        suffix = draw.choice(("png", "jpg", "gif")) if change is rename else kind
+        yield f"{number:05d}-{change.__name__}.{suffix}", change(bytearray(data), draw)
+
+
+def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[str, str]]:
+    """How often ingest and TensorFlow agree, and for each file that only ingest accepts what TensorFlow says."""
+    import tensorflow as tf
+
+    seen, disagreements = Counter(), {}
+    converted = folder / "converted"
+    converted.mkdir()
+    with Decoder() as decoder:
+        for name, data in mutated(count, seed):
+            path = folder / name
+            path.write_bytes(data)
+            try:
+                examined: Examined | None = examine(path, root=folder, max_pixels=MAX_PIXELS, converted=converted, decoder=decoder)
+            except Unusable:
+                examined = None
+            try:
+                image = tf.io.decode_image((examined.path if examined else path).read_bytes(), channels=3, expand_animations=False)
+                size, problem = tuple(image.shape[:2]), ""
+            except tf.errors.OpError as error:
+                size, problem = None, error.message
+            if examined and size != (examined.height, examined.width):
+                disagreements[name] = problem or f"{size}, and not {(examined.height, examined.width)}"
+            verdict = "accepted" if examined else "refused by ingest alone" if size else "refused by both"
+            seen[f"{verdict}, converted" if examined and examined.path.parent == converted else verdict] += 1
+            path.unlink()
+    return seen, disagreements
+
+
+def time_ingest(count: int, folder: Path) -> float:
+    """Seconds that ingest takes for so many small PNGs in two classes."""
+    from tasks.ingest import ingest
+    from tasks.settings import DataSettings
+
+    draw = np.random.default_rng(0)
+    for number in range(count):
+        path = folder / "images" / "ab"[number % 2] / f"{number:05d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+    started = time.perf_counter()
+    ingest(DataSettings(source="image_folder", path=str(folder / "images")), folder / "manifest")
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Compare, or time, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=3000, help="mutated files to compare")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32), help="repeat the run of this seed")
+    parser.add_argument("--time", type=int, default=0, metavar="PNGS", help="time the ingest of so many small PNGs")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        if options.time:
+            print(f"ingest of {options.time:,} PNGs: {time_ingest(options.time, Path(name)):.2f} s")
+        if not options.files:
+            return
+        print(f"seed {options.seed}", flush=True)
+        seen, disagreements = compare(options.files, options.seed, Path(name))
+    print(", ".join(f"{count} {what}" for what, count in sorted(seen.items())))
+    for file, problem in disagreements.items():
+        print(f"{file}: accepted, but TensorFlow: {problem}")
+    print(f"{len(disagreements)} disagreements")
+    sys.exit(bool(disagreements))
+
+
+if __name__ == "__main__":
+    main()

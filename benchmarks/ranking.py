@@ -1,0 +1,88 @@
+"""Does another program that eats a core during half of a comparison change the ranking?
+
+    python -m benchmarks.ranking --json FILE
+
+Profiles every configuration of params.yaml's demo on Fashion-MNIST twice: on a quiet machine, and while another program
+computes during the second half of the configurations. Prints speed-ups and ties by pairs, and those by raw rates beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from benchmarks import data
+from benchmarks.stall import eaten_core
+
+
+def profiled(workload: data.Workload, name: str, config: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one configuration that ranking needs, from a process of its own."""
+    from tasks.allocator import keep_freed_memory
+    from tasks.assembly import input_pipeline, open_inputs
+    from tasks.evidence.stepping import TrainingLoop, time_training
+    from tasks.modelling import models_of
+    from tasks.params import check
+
+    keep_freed_memory()
+    params = check({**document, "data": workload.document["data"], "pipelines": {name: config}})
+    stored = open_inputs(params, workload.layout)
+    pipeline = input_pipeline(params, name, stored, split="train", purpose="train")
+    models = models_of(params, stored)
+    loop = TrainingLoop(models, pipeline, params.train)
+    state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
+    return {
+        "pipeline": name,
+        "relative_rates": list(state.relative_rates),
+        "reference_examples_per_s": params.batch_size / state.reference_step_ms * 1e3,
+        "raw_examples_per_s": params.batch_size / state.train_step_ms * 1e3,
+        "stall_pct": state.stall_pct,
+        "verdict": state.side,
+    }
+
+
+def compared(workload: data.Workload, document: dict[str, Any], *, disturbed: bool) -> list[dict[str, Any]]:
+    """All configurations, one after the other; `disturbed`: a core is eaten during the second half of them."""
+    rows, configs = [], list(document["pipelines"].items())
+    for number, (name, config) in enumerate(configs):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            arguments = (workload, name, config, document)
+            if disturbed and number >= len(configs) / 2:
+                with eaten_core():
+                    rows.append(pool.apply(profiled, arguments))
+            else:
+                rows.append(pool.apply(profiled, arguments))
+    return rows
+
+
+def main() -> None:
+    """Compare twice, print both rankings, write everything as JSON."""
+    from tasks.evidence.ranking import baseline, ratio_interval, relative_rate, tied
+
+    options: argparse.Namespace = data.arguments("ranking", __doc__).parse_args()
+    document = YAML(typ="safe").load((data.ROOT / "params.yaml").read_text())
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        workload = data.fashion_mnist(work)
+        results = {label: compared(workload, document, disturbed=label == "disturbed") for label in ("quiet", "disturbed")}
+    for label, rows in results.items():
+        base, names = baseline(rows), tied(rows)
+        print(f"\n{label}: tied for the first place: {', '.join(names)}")
+        print(f"{'configuration':<16}{'by pairs':>10}{'interval':>16}{'by raw rates':>14}{'stall':>8}")
+        for row in sorted(rows, key=relative_rate, reverse=True):
+            span = "{:.2f} to {:.2f}".format(*ratio_interval(row, base))
+            raw = row["raw_examples_per_s"] / base["raw_examples_per_s"]
+            ratio = relative_rate(row) / relative_rate(base)
+            print(f"{row['pipeline']:<16}{ratio:>9.2f}×{span:>16}{raw:>13.2f}×{row['stall_pct']:>7.0f}%")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

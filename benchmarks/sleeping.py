@@ -1,0 +1,27 @@
+"""An op that sleeps: input whose time per batch is known, and that occupies no core. Works in tf.data service workers, too."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import tensorflow as tf
+from pydantic import Field
+from tensorflow.python.data.experimental.ops import testing
+
+from tasks.pipelines.ops import Op
+
+
+class Sleep(Op):
+    """Pass a batch on after `ms`, uniformly ± `spread` of it."""
+
+    name: ClassVar[str] = "sleep"
+    takes: ClassVar[Literal["example", "batch", "both"]] = "batch"
+    random: ClassVar[bool] = True  # a deterministic op is refused where augmentation is listed
+    ms: float = Field(gt=0, description="time per batch [ms]")
+    spread: float = Field(default=0.0, ge=0, le=1, description="by which fraction it varies")
+
+    def compute(self, element: Any, draw: Any) -> Any:
+        """tf.data's own sleeping transformation, for one element; it sleeps again before it finds that there is no second."""
+        factor = 1 + self.spread * tf.random.uniform((), -1, 1) if self.spread else 1.0
+        microseconds = tf.cast(1e3 / 2 * self.ms * factor, tf.int64)
+        return tf.data.Dataset.from_tensors(element).apply(testing.sleep(microseconds)).get_single_element()

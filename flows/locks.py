@@ -1,0 +1,117 @@
+"""Locks between runs: of a workspace, of the project, and of the machine.
+
+All are the kernel's, so that a holder that is gone, even by kill -9, holds nothing. A lock's file descriptor can be
+passed on to the supervisors of a stage (`supervise.py`); the lock is then free when nothing of the run is left, not
+already when the flow is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+POLL_S = 0.2
+# An abstract socket address: one per machine (per network namespace), for all users, whatever their TMPDIR, without a
+# file that could belong to another user, be a link, or stay.
+MACHINE_ADDRESS = "\0throughline-measuring"
+
+
+@contextmanager
+def hold(path: Path, holder: str, on_wait: Callable[[str], object]) -> Iterator[int]:
+    """Hold the lock `path` for the length of the block; yields its file descriptor.
+
+    `holder` is what others are shown who wait for it; `on_wait` is called once, with who holds it since when, if this
+    process has to wait. The file goes when the lock is released.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _acquire(path, on_wait)
+    try:
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"holder": holder, "pid": os.getpid(), "since": since}).encode(), 0)
+        yield descriptor
+    finally:
+        # Before it is released: who opens the file from now on gets another one.
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _acquire(path: Path, on_wait: Callable[[str], object]) -> int:
+    waiting = False
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_current(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            if not waiting:
+                on_wait(describe_holder(path))
+            waiting = True
+            time.sleep(POLL_S)
+        os.close(descriptor)
+
+
+def _is_current(descriptor: int, path: Path) -> bool:
+    """Whether a file that has been locked is still the one at `path`: its last holder may have removed it meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def describe_holder(path: Path) -> str:
+    """Who holds a lock, since when, in words; the file is empty for an instant after its holder has locked it."""
+    try:
+        known = json.loads(path.read_text())
+        return f"{known['holder']} (process {known['pid']}, since {known['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another run"
+
+
+@contextmanager
+def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
+    """Hold the lock that all users of this machine share, for the length of the block; yields its file descriptor.
+
+    It says nothing about what its holder does; the kernel says which process that is.
+    """
+    if sys.platform != "linux":  # no abstract addresses: per user
+        with hold(Path.home() / ".throughline-measuring.lock", "a measured stage", on_wait) as descriptor:
+            yield descriptor
+        return
+    waiting = False
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
+            try:
+                lock.bind(MACHINE_ADDRESS)
+            except OSError:
+                if not waiting:
+                    on_wait(_describe_machine_holder())
+                waiting = True
+                time.sleep(POLL_S)
+                continue
+            lock.listen()  # so that those who wait can ask the kernel who we are
+            yield lock.fileno()
+            return
+
+
+def _describe_machine_holder() -> str:
+    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.setblocking(False)
+        peer.connect(MACHINE_ADDRESS)
+        process, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        with contextlib.suppress(KeyError):
+            return f"process {process} of user {pwd.getpwuid(user).pw_name}"
+        return f"process {process} of user {user}"
+    return "another process"

@@ -1,0 +1,111 @@
+"""A Prefect server for one command where none is configured; it ends with the command, however that ends.
+
+The one that Prefect starts by itself stays for ever when the command is killed. This one is the same, below our
+supervisors.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import prefect
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL, get_current_settings, temporary_settings
+
+from flows.access import USER, draw
+from flows.dvc_calls import SUPERVISE
+from flows.locks import hold
+from flows.services import HOST, answers, free_port
+from tasks.errors import ServiceFailed
+
+ATTEMPTS = 3  # another process may take the port first
+STARTUP_TIMEOUT_S = 180.0  # the first one makes the database; a busy machine takes its time
+POLL_S = 0.1
+DRAIN_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def prefect_server() -> Iterator[None]:
+    """Make sure that flows started in the block have a server: the configured one, or a temporary one.
+
+    Raises:
+      ServiceFailed: it did not start.
+    """
+    if PREFECT_API_URL.value():
+        yield
+        return
+    for attempt in range(1, ATTEMPTS + 1):
+        port = free_port()
+        url = f"http://{HOST}:{port}/api"
+        with ExitStack() as server:
+            # One at a time: the first ever makes the tables, and two that do it together fail.
+            password = f"{USER}:{draw()}"  # other users of the machine reach the port, too
+            with hold(PREFECT_HOME.value() / "throughline.lock", "a start of Prefect's server", lambda who: None):
+                process = server.enter_context(_server(port, password))
+                healthy = _becomes_healthy(process, url)
+            if healthy:
+                # It has no UI: the log names no page.
+                with temporary_settings(updates={PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: password, PREFECT_UI_URL: ""}):
+                    try:
+                        yield
+                    finally:
+                        _send_what_is_queued()
+                return
+        if attempt == ATTEMPTS:
+            raise ServiceFailed(
+                f"Prefect's temporary server ended with exit code {process.returncode}, or did not answer within "
+                f"{STARTUP_TIMEOUT_S:.0f} s; start one with `make ui`, and name it in PREFECT_API_URL"
+            )
+
+
+def _send_what_is_queued() -> None:
+    """Let Prefect's threads send logs and events while the server is still there."""
+    for worker in (APILogWorker, EventsWorker):
+        worker.drain_all(timeout=DRAIN_TIMEOUT_S)
+
+
+@contextmanager
+def _server(port: int, password: str) -> Iterator[subprocess.Popen]:
+    folder = str(Path(prefect.__file__).parents[1])
+    process = subprocess.Popen(
+        [
+            *SUPERVISE,
+            *(sys.executable, "-m", "uvicorn", "--app-dir", folder, "--factory"),
+            "prefect.server.api.server:create_app",
+            *("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on"),
+        ],
+        env={
+            **os.environ,
+            **get_current_settings().to_environment_variables(exclude_unset=True),
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT_SERVER_API_AUTH_STRING": password,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port}",
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            "PREFECT__SERVER_EPHEMERAL": "1",
+            "PREFECT__SERVER_FINAL": "1",
+        },
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.stdin:
+            process.stdin.close()
+        process.wait()
+
+
+def _becomes_healthy(process: subprocess.Popen, url: str) -> bool:
+    deadline = time.monotonic() + STARTUP_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if answers(f"{url}/health"):
+            return True
+        time.sleep(POLL_S)
+    return False

@@ -1,0 +1,120 @@
+"""The worker that takes runs from the Prefect server, and what it lets the server decide: which deployment, which parameters.
+
+Command, environment, working directory and entrypoint of a run come from this project alone. A work pool, a deployment or a flow
+run in the server's database could name others (job variables, pull steps, entrypoints); none of that is looked at, so whoever
+reaches the server's API cannot run commands through the worker. What parameters may reach is decided in `flows/reach.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import anyio.abc
+import typer
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.flows import Flow, load_flow_from_entrypoint
+from prefect.runner._flow_run_executor import FlowRunExecutorContext
+from prefect.runner._starter_engine import EngineCommandStarter
+from prefect.settings import PREFECT_WORKER_HEARTBEAT_SECONDS
+from prefect.utilities.processutils import setup_signal_handlers_worker
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
+
+from flows.deployments import FILE, POOL, deploy, read_entrypoints
+from flows.reach import CONFINED, Limits, load_limits
+from tasks.errors import ServiceFailed, told_plainly
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="Type 'ProjectWorker'")  # it takes Prefect's place for this type of pool on purpose
+
+    class ProjectWorker(ProcessWorker):
+        """A process worker for the deployments of prefect.yaml in the current folder, and nothing else."""
+
+        async def run(
+            self,
+            flow_run: FlowRun,
+            configuration: ProcessJobConfiguration,
+            task_status: anyio.abc.TaskStatus[int] | None = None,
+        ) -> ProcessWorkerResult:
+            """Run a flow of the project in a process of its own; `configuration`, which the server decides, is not used.
+
+            Raises:
+              ServiceFailed: the flow run belongs to no deployment of this project; Prefect then marks it as crashed.
+            """
+            entrypoint = await find_entrypoint(flow_run)
+
+            async def load(_: FlowRun) -> Flow[..., Any]:
+                return load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)
+
+            async with FlowRunExecutorContext() as context:
+                starter = EngineCommandStarter(
+                    entrypoint=entrypoint,
+                    cwd=Path.cwd(),
+                    env=dict(run_environment(load_limits(Path.cwd()))),
+                    control_channel=context.control_channel,
+                )
+                executor = context.create_executor(flow_run, starter, resolve_flow=load, propose_submitting=False)
+                result = None
+
+                async def execute(*, task_status: anyio.abc.TaskStatus[Any]) -> None:
+                    nonlocal result
+                    result = await executor.submit(task_status=task_status)
+
+                async with anyio.create_task_group() as group:
+                    handle = await group.start(execute)
+                    if task_status:
+                        task_status.started(handle.pid)
+            if result is None or result.status_code is None:
+                raise RuntimeError(f"the process of flow run {flow_run.id} did not start")
+            return ProcessWorkerResult(status_code=result.status_code, identifier=str(result.handle.pid))
+
+
+def run_environment(limits: Limits) -> Mapping[str, str]:
+    """What a run's environment has besides the worker's own."""
+    return {
+        CONFINED: "1",
+        "PREFECT_FLOWS_DEFAULT_RETRIES": str(limits.retries),
+        "THROUGHLINE_STAGE_TIMEOUT_S": str(limits.stage_timeout_s),
+    }
+
+
+async def find_entrypoint(flow_run: FlowRun) -> str:
+    """Return the entrypoint that prefect.yaml gives to the deployment of a flow run.
+
+    Raises:
+      ServiceFailed: the flow run has no deployment, or one that prefect.yaml does not have.
+    """
+    if flow_run.deployment_id is None:
+        raise ServiceFailed(f"flow run {flow_run.name} belongs to no deployment; this worker runs those of {FILE} only")
+    async with get_client() as client:
+        deployment = await client.read_deployment(flow_run.deployment_id)
+    known = read_entrypoints(FILE)
+    if deployment.name not in known:
+        raise ServiceFailed(f"deployment {deployment.name} is not in {FILE}; this worker runs {', '.join(sorted(known))} only")
+    return known[deployment.name]
+
+
+def command(
+    limit: Annotated[int, typer.Option(min=1, help="flow runs at once")] = 2,
+    with_deployments: Annotated[bool, typer.Option("--deploy", help="make the work pool and the deployments first")] = False,
+    healthcheck: Annotated[bool, typer.Option(help="answer at /health of PREFECT_WORKER_WEBSERVER_PORT")] = False,
+) -> None:
+    """Take flow runs of this project's deployments from the server that PREFECT_API_URL names, until it is stopped."""
+    with told_plainly():
+        load_limits(Path.cwd())
+        if with_deployments:
+            deploy({})
+        setup_signal_handlers_worker(os.getpid(), "the worker", typer.echo)
+        heartbeat = int(PREFECT_WORKER_HEARTBEAT_SECONDS.value())
+        worker = ProjectWorker(POOL, limit=limit, heartbeat_interval_seconds=heartbeat, create_pool_if_not_found=False)
+        asyncio.run(worker.start(with_healthcheck=healthcheck, printer=typer.echo))
+
+
+if __name__ == "__main__":
+    typer.run(command)

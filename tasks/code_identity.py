@@ -1,0 +1,107 @@
+"""The identity of code: a digest of modules and of all the project's modules that they import, read without running them.
+
+Comments, docstrings and formatting do not count. Imports of whatever kind are followed, lazy and relative ones too; a module that
+is named only by a string (`importlib.import_module(name)`) is not seen. What is installed is identified by its version, elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tasks.files import digest_bytes
+
+HERE = Path(__file__).resolve().parent.parent
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def code_digest(*modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()) -> str:
+    """Digest of the code of `modules` and of the modules below `roots` that they import, directly or not.
+
+    `roots` are the current folder and the one that holds this program, unless given; packages in `without` are not followed. A module
+    outside of them counts with its own file alone; one without a file in Python counts with its name.
+    """
+    files = project_files(*modules, roots=roots, without=without)
+    parts = [f"{name}\n{_normalized(path)}" for name, path in files.items()]
+    for name in (name for name in modules if name not in files):
+        path = _installed(name)
+        parts.append(f"{name}\n{_normalized(path) if path else ''}")
+    return digest_bytes(*(part.encode() for part in sorted(parts)))
+
+
+def project_files(*modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()) -> dict[str, Path]:
+    """The files of `modules` and of all they import below `roots`, by module name; packages' own files among them.
+
+    Modules and packages in `without`, and what is below them, are left out.
+    """
+    searched = [Path.cwd(), HERE] if roots is None else list(roots)
+    files: dict[str, Path] = {}
+    pending = list(modules)
+    while pending:
+        name = pending.pop()
+        left_out = name in files or any(name == other or name.startswith(f"{other}.") for other in without)
+        path = None if left_out else _file_of(name, searched)
+        if path is None:
+            continue
+        files[name] = path
+        pending += _parents(name)
+        pending += _imports(name, path)
+    return files
+
+
+def imported_packages(*modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()) -> set[str]:
+    """Top-level packages that `modules` and the project's modules they import need besides: neither the project's nor Python's own."""
+    files = project_files(*modules, roots=roots, without=without)
+    tops = {imported.partition(".")[0] for name, path in files.items() for imported in _imports(name, path)}
+    return tops - {name.partition(".")[0] for name in files} - {*without, ""} - set(sys.stdlib_module_names)
+
+
+def _imports(module: str, path: Path) -> Iterator[str]:
+    """Names that may be modules which a file imports: `from a import b` may mean a.b."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _parents(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _file_of(module: str, roots: Sequence[Path]) -> Path | None:
+    if not module or not all(part.isidentifier() for part in module.split(".")):
+        return None
+    for root in roots:
+        stem = root.joinpath(*module.split("."))
+        for path in (stem / "__init__.py", stem.with_suffix(".py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def _installed(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _normalized(path: Path) -> str:
+    """The syntax tree of a file without its docstrings."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)

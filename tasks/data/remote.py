@@ -1,0 +1,126 @@
+"""Getting published files over the network in bounded time, also where only package registries can be reached.
+
+A firewall that drops packets answers nothing at all, neither to a connection nor to a name look-up. So whatever waits for the
+network has a limit of its own, and what does not answer within it counts as unreachable.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ANSWER_S = 8.0  # until the first bytes of an answer
+PAUSE_S = 15.0  # between two pieces of one
+DOWNLOAD_S = 600.0
+LISTS_S = 120.0
+_PIECE = 1 << 20
+
+# Hooks of the machine do not run, and what is not signed is refused.
+_APT = """
+Acquire::Languages "none";
+Acquire::Retries "0";
+Acquire::http::Timeout "10";
+Acquire::https::Timeout "10";
+Acquire::AllowInsecureRepositories "false";
+APT::Get::AllowUnauthenticated "false";
+APT::Sandbox::User "";
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+"""
+
+
+class Unreachable(Exception):
+    """Files could not be had in this way, and why."""
+
+
+def download(address: str) -> bytes:
+    """The content at an address.
+
+    Raises:
+      Unreachable: there is no answer within seconds, it ends early or does not end, or it is an error.
+    """
+    pieces: queue.Queue[bytes | Exception | None] = queue.Queue()
+    # A thread that is not waited for, since a name look-up takes no time limit.
+    threading.Thread(target=_receive, args=(address, pieces), daemon=True, name="download").start()
+    received, limit, deadline = [], ANSWER_S, time.monotonic() + DOWNLOAD_S
+    while True:
+        try:
+            piece = pieces.get(timeout=max(0.0, min(limit, deadline - time.monotonic())))
+        except queue.Empty:
+            waited = limit if time.monotonic() < deadline else DOWNLOAD_S
+            raise Unreachable(f"{address}: nothing came for {waited:.0f} s") from None
+        if isinstance(piece, Exception):
+            raise Unreachable(f"{address}: {getattr(piece, 'reason', piece)}") from piece
+        if piece is None:
+            return b"".join(received)
+        received.append(piece)
+        limit = PAUSE_S
+
+
+def _receive(address: str, pieces: queue.Queue) -> None:
+    try:
+        with urllib.request.urlopen(address, timeout=PAUSE_S) as answer:
+            while piece := answer.read1(_PIECE):
+                pieces.put(piece)
+        pieces.put(None)
+    except Exception as error:  # noqa: BLE001 - the thread that waits decides
+        pieces.put(error)
+
+
+@contextmanager
+def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
+    """A folder with the files of Debian packages, in a temporary one below `scratch` that is removed in the end.
+
+    Works for every user and installs nothing. apt checks the signatures of the lists and the digests of the packages.
+
+    Raises:
+      Unreachable: this is no Debian, no mirror answers, or the packages are not there.
+    """
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise Unreachable("this machine has no apt-get and dpkg-deb")
+    for left in scratch.glob(".debian-*"):  # by a run that was killed
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=".debian-") as name:
+        folder = Path(name).absolute()
+        for part in ("lists/partial", "cache/archives/partial", "packages", "files"):
+            (folder / part).mkdir(parents=True)
+        (folder / "apt.conf").write_text(_APT)
+        own = (f"Dir::State::lists={folder}/lists", f"Dir::Cache={folder}/cache")
+        apt = ("apt-get", "-qq", "-c", str(folder / "apt.conf"), *(word for option in own for word in ("-o", option)))
+        # A source that does not answer is a warning where another has the packages; the download tells.
+        _run((*apt, "update"), cwd=folder, limit_s=LISTS_S, check=False)
+        _run((*apt, "download", *names), cwd=folder / "packages", limit_s=DOWNLOAD_S)
+        for package in sorted((folder / "packages").glob("*.deb")):
+            _run(("dpkg-deb", "-x", str(package), str(folder / "files")), cwd=folder, limit_s=DOWNLOAD_S)
+            package.unlink()
+        yield folder / "files"
+
+
+def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:
+    """Run a command and end it, with what it started, after `limit_s`."""
+    shown = f"{command[0]} {next((word for word in command[1:] if word in ('update', 'download')), '')}".strip()
+    with subprocess.Popen(
+        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"{shown}: not done after {limit_s:.0f} s") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if check and process.returncode:
+        lines = [line for line in output.splitlines() if line.startswith("E:")] or output.splitlines() or [f"exit code {process.returncode}"]
+        raise Unreachable(f"{shown}: {lines[0].removeprefix('E: ')}")

@@ -1,0 +1,92 @@
+"""Whether a JPEG or PNG file is built exactly as its standard says: a check that costs a fraction of decoding it.
+
+Decoders differ in what they forgive. A file that is sound here, and that Pillow has decoded, TensorFlow decodes as well
+(`benchmarks/decoding.py` compares them on thousands of mutated files); about any other file TensorFlow itself is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+
+LARGEST = 1 << 25  # pixels, above which decoders begin to have limits of their own
+_PNG = b"\x89PNG\r\n\x1a\n"
+_CHANNELS = {0: 1, 2: 3}  # by colour type: grey, RGB
+_FILTERS = 5
+# What encoders write as a matter of course. Anything else may be right as well, but is rare enough to ask.
+_PLAIN_CHUNKS = frozenset({b"IHDR", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"cHRM", b"sRGB", b"tEXt", b"tIME", b"eXIf", b"iCCP"})
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive; all with Huffman codes
+_OTHER_FRAMES = frozenset({0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)})
+_NEXT_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
+
+
+def is_sound(data: bytes) -> bool:
+    """Whether these bytes are one whole JPEG or PNG image, and nothing else."""
+    return _is_sound_png(data) if data.startswith(_PNG) else _is_sound_jpeg(data)
+
+
+def _is_sound_png(data: bytes) -> bool:
+    """Every chunk is known, whole and as its checksum says, the last one ends the file, and there is image data for exactly all rows."""
+    view, offset = memoryview(data), len(_PNG)
+    kinds: list[bytes] = []
+    pieces: list[memoryview] = []
+    while offset + 12 <= len(data):
+        (length,) = struct.unpack_from(">I", data, offset)
+        end = offset + 12 + length
+        if end > len(data) or zlib.crc32(view[offset + 4 : end - 4]) != struct.unpack_from(">I", data, end - 4)[0]:
+            return False
+        kind = data[offset + 4 : offset + 8]
+        if kind == b"IDAT":
+            pieces.append(view[offset + 8 : end - 4])
+        if kind not in (b"IDAT", b"tEXt") or kinds[-1:] != [kind]:
+            kinds.append(kind)
+        offset = end
+    once = len(set(kinds)) == len(kinds) and set(kinds) <= _PLAIN_CHUNKS
+    whole = once and offset == len(data) and kinds[:1] == [b"IHDR"] and kinds[-1:] == [b"IEND"]
+    return whole and _has_all_rows(data[len(_PNG) + 8 : len(_PNG) + 21], b"".join(pieces))
+
+
+def _has_all_rows(header: bytes, deflated: bytes) -> bool:
+    """Whether the image data inflates to the rows that the header promises: 8 bits, grey or RGB, each row after its filter's number."""
+    if len(header) < 13:  # noqa: PLR2004
+        return False
+    width, height, depth, kind, *methods = struct.unpack(">IIBBBBB", header)
+    if (depth, methods) != (8, [0, 0, 0]) or kind not in _CHANNELS or not 0 < width * height <= LARGEST:
+        return False
+    row = 1 + width * _CHANNELS[kind]
+    inflate = zlib.decompressobj()
+    try:
+        rows = inflate.decompress(deflated, row * height + 1)
+    except zlib.error:
+        return False
+    return len(rows) == row * height and inflate.eof and not inflate.unused_data and max(rows[::row]) < _FILTERS
+
+
+def _is_sound_jpeg(data: bytes) -> bool:
+    """Segment follows segment with nothing between them, from the first marker to the one that ends the file."""
+    if data[:2] != bytes((0xFF, _SOI)):
+        return False
+    offset, frames = 2, 0
+    while offset + 4 <= len(data) and data[offset] == 0xFF:  # noqa: PLR2004 - begins every marker
+        marker = data[offset + 1]
+        (length,) = struct.unpack_from(">H", data, offset + 2)
+        end = offset + 2 + length
+        if marker in _STANDALONE or marker in _OTHER_FRAMES or marker in (_SOI, _EOI, 0x00, 0xFF) or end > len(data):
+            return False
+        if marker in _FRAMES:
+            precision, height, width = struct.unpack_from(">BHH", data, offset + 4) if length > 7 else (0, 0, 0)  # noqa: PLR2004
+            if precision != 8 or not 0 < height * width <= LARGEST:  # noqa: PLR2004
+                return False
+            frames += 1
+        if marker == _SOS:
+            found = _NEXT_MARKER.search(data, end)
+            if not found or found.end() - found.start() != 2:  # noqa: PLR2004 - a marker without fill bytes
+                return False
+            end = found.start()
+            if data[end + 1] == _EOI:
+                return frames == 1 and end + 2 == len(data)
+        offset = end
+    return False

@@ -1,0 +1,114 @@
+"""Which MLflow experiment a run belongs to: one per data set, known again by its content when data is added or its folder is moved.
+
+An experiment is named after the folder or file of the data set and the digest that its content had at first. It carries a sketch of
+the content: the smallest hashes of (example, label). Of a data set that has grown the sketch still holds those of the earlier one that
+are small enough, so how much of one is in the other is estimated from the sketches alone (docs/decisions/020).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+from mlflow.exceptions import MlflowException
+
+from tasks.errors import MissingInput
+from tasks.files import digest_bytes, read_json
+
+STORE_HOME = "THROUGHLINE_HOME"
+PREFIX = "throughline/"
+SKETCH_TAG = "data.sketch"
+SKETCHED = 128  # hashes; of a data set that has doubled, half of them are still there
+SHARED = 0.5  # of the earlier data set's examples that must be in the later one, or the other way round
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a run is about: becomes experiment, name and tags. `sketch` are hexadecimal hashes, ascending; empty: known by name alone."""
+
+    data_set: str
+    pipeline: str
+    data_digest: str
+    sketch: Sequence[str] = ()
+
+
+def store_home() -> Path:
+    """The project whose SQLite file and artifacts serve where there is no tracking server."""
+    return Path(os.environ.get(STORE_HOME, ".")).resolve()
+
+
+def identity_of(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> Identity:
+    """The identity of the data set that ingest has read from `path` and described in the folder `manifest`.
+
+    Raises:
+      MissingInput: ingest has not finished.
+    """
+    if not (manifest / "manifest.json").exists():
+        raise MissingInput(f"{manifest} holds no complete manifest; run `dvc repro ingest`")
+    examples = pd.read_parquet(manifest / "examples.parquet", columns=["digest", "label"])
+    summary = read_json(manifest / "manifest.json")
+    classes = summary["classes"]
+    labels = [classes[int(label)] for label in examples["label"]] if classes else examples["label"].astype(str)
+    labeled = zip(examples["digest"].tolist(), labels, strict=True)
+    hashes = (digest_bytes(digest.encode(), label.encode())[:16] for digest, label in labeled)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.")[:_NAME_LENGTH] or "data"
+    return Identity(
+        data_set=name,
+        pipeline=pipeline,
+        data_digest=data_digest or summary["digest"],
+        sketch=tuple(heapq.nsmallest(SKETCHED, hashes)),
+    )
+
+
+def same_data(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether most examples of one data set are in the other, estimated from their sketches."""
+    return max(_share(one, other), _share(other, one)) >= SHARED
+
+
+def _share(one: Sequence[str], other: Sequence[str]) -> float:
+    """Share of the examples of `one` that are in `other`: of its hashes as far as the sketch of `other` reaches."""
+    reach = other[-1] if len(other) >= SKETCHED else "g"  # a short sketch is the whole data set
+    within = [number for number in one if number <= reach]
+    return len({*within} & {*other}) / len(within) if within else 0.0
+
+
+def experiment_id(identity: Identity) -> str:
+    """The experiment of a data set, made if there is none yet, brought up to date if the data has changed."""
+    if not identity.sketch:
+        return _named(PREFIX + identity.data_set)
+    client, sketch = mlflow.MlflowClient(), json.dumps(list(identity.sketch))
+    for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{PREFIX}%'"):
+        known = json.loads(experiment.tags.get(SKETCH_TAG, "[]"))
+        if known and same_data(known, identity.sketch):
+            if known != list(identity.sketch):
+                client.set_experiment_tag(experiment.experiment_id, SKETCH_TAG, sketch)
+            return experiment.experiment_id
+    made = _named(f"{PREFIX}{identity.data_set}-{identity.data_digest[:8]}")
+    client.set_experiment_tag(made, SKETCH_TAG, sketch)
+    return made
+
+
+def _named(name: str) -> str:
+    """The experiment of this name, made if there is none; one that has been deleted stays so, and the next number is used."""
+    for candidate in itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2))):
+        found = mlflow.get_experiment_by_name(candidate)
+        if found is None:
+            local = mlflow.get_tracking_uri().startswith("sqlite:")
+            try:
+                return mlflow.create_experiment(candidate, artifact_location=(store_home() / "mlartifacts").as_uri() if local else None)
+            except MlflowException:
+                found = mlflow.get_experiment_by_name(candidate)  # made by another run, at the same time
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "active":
+            return found.experiment_id
+    raise AssertionError("unreachable")

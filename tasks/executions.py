@@ -1,0 +1,67 @@
+"""Several train steps per call into the runtime, and yet exactly the steps of an epoch.
+
+Keras runs ⌈steps / k⌉ executions of k steps an epoch: with k that does not divide the steps of an epoch, or what is left of a
+resumed one, an epoch would eat into the next one. Here the last execution of an epoch is cut: what is left of it runs step by step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+
+class Executions:
+    """The train function of a compiled Keras model, cut at the end of each epoch. `fit` calls it instead of the model's own.
+
+    Every execution is k steps, k being what the model was compiled with, and the last one of an epoch is what is left. Both run the
+    model's own train step; the second function is traced only where an epoch has a remainder.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.steps = 0  # that the last execution has run
+        self._model, self._most = model, int(model.steps_per_execution)
+        self._several = self._function(self._most)
+        self._single = self._several if self._most == 1 else self._function(1)
+        self._traced: set[int] = set()
+        self._left = 0
+        model.train_function = self  # pyright: ignore[reportAttributeAccessIssue] - Keras declares it as None
+
+    def begin(self, steps: int) -> None:
+        """Begin an epoch, or what is left of one: so many steps."""
+        self._left = steps
+
+    @property
+    def traces(self) -> bool:
+        """Whether the next execution traces a graph first, so that its time and work are not those of training."""
+        return self._size not in self._traced
+
+    def __call__(self, iterator: Any) -> Any:
+        """Run the next execution on an iterator of batches; returns the logs of its last step."""
+        size = self._size
+        self.steps = min(self._most, self._left)
+        if size == self._most:
+            logs = self._several(iterator)
+        else:
+            self._model.steps_per_execution = 1  # which Keras reads while it traces
+            try:
+                for _ in range(self.steps):
+                    logs = self._single(iterator)
+            finally:
+                self._model.steps_per_execution = self._most
+        self._traced.add(size)
+        self._left -= self.steps
+        return logs
+
+    @property
+    def _size(self) -> int:
+        """Steps of the function that runs next."""
+        return self._most if self._left >= self._most else 1
+
+    def _function(self, steps: int) -> Any:
+        """Keras' own train function of so many steps, not traced yet."""
+        before = self._model.steps_per_execution
+        self._model.steps_per_execution, self._model.train_function = steps, None
+        self._model.make_train_function()
+        self._model.steps_per_execution = before
+        return self._model.train_function

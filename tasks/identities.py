@@ -1,0 +1,151 @@
+"""What decides results and is in no file that DVC could watch for one stage: settings with their defaults, own code, library versions.
+
+DVC runs this stage first. It writes one small file per stage, and per configuration, which that stage depends on: a change of a default, of
+an own op or model or of what they import, or of a library's version reruns the stages that it concerns, and no others.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from tasks import settings
+from tasks.code_identity import code_digest, imported_packages, project_files
+from tasks.errors import InvalidParams, told_plainly
+from tasks.files import atomic_file, digest_bytes, digest_file, write_json
+from tasks.libraries import LIBRARIES, check_versions, distributions_of, installed_versions
+from tasks.params import PARAMS_FILE, Document, check, read_document
+from tasks.pipelines.ops import PROGRAM
+from tasks.progress import say
+from tasks.stage import Layout, parse_command
+
+PIPELINE_FILE = Path("dvc.yaml")
+OPS = ("preprocess", "augment", "finish")
+# The sections of params.yaml that may name code of one's own, by the stages that run it.
+CODE: Mapping[str, tuple[str, ...]] = {"snapshot": ("preprocess",), "build": OPS, "train": (*OPS, "model"), "profile": (*OPS, "model")}
+_MARK = "      # Own ops and models"
+
+
+def write_identities(root: Path, out: Path) -> None:
+    """Write the identities of all stages of the project in `root` into the folder `out`.
+
+    Raises:
+      InvalidParams: params.yaml is not valid.
+      WrongVersion: an installed library is not the one that uv.lock names.
+    """
+    document = read_document(root / PARAMS_FILE)
+    stages = YAML(typ="safe").load((root / PIPELINE_FILE).read_text())["stages"]
+    values, files = resolve_settings(document), _watched_files(root)
+    for stage, libraries in LIBRARIES.items():
+        check_versions(stage, root=root)
+        modules = sorted({module for section in CODE.get(stage, ()) for module in own_modules(document.get(section))})
+        brought = distributions_of(imported_packages(*modules, roots=[root], without=PROGRAM)) if modules else []
+        identity = {
+            "code": {module: code_digest(module, roots=[root], without=PROGRAM) for module in modules},
+            "files": files if modules else {},
+            "libraries": installed_versions([*libraries, *brought]),
+            "rules": _rules(),
+        }
+        keys = stages[stage]["params"]
+        pipelines = document["pipelines"] if "matrix" in stages[stage] else [None]
+        for pipeline in pipelines:
+            named = [key.replace("${key}", str(pipeline)) for key in keys]
+            path = out / (f"{stage}.json" if pipeline is None else f"{stage}/{pipeline}.json")
+            write_json(path, {"settings": {key: _value(values, key) for key in named}, **identity})
+
+
+def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with the defaults of what they leave out; ops as they are written. Imports no code of one's own.
+
+    Raises:
+      InvalidParams: all problems of the parameters.
+    """
+    try:
+        return Document.model_validate(document).model_dump()
+    except ValidationError as error:
+        check(document)  # says what is wrong, ops included
+        raise InvalidParams([str(error)]) from error
+
+
+def own_modules(section: Any) -> Iterator[str]:
+    """Modules of one's own that a section of params.yaml names: `my_ops:Sharpen` is of `my_ops`."""
+    if isinstance(section, str):
+        if ":" in section:
+            yield section.partition(":")[0]
+    elif isinstance(section, Mapping):
+        yield from own_modules(section.get("name"))
+        yield from (key.partition(":")[0] for key in section if isinstance(key, str) and ":" in key)
+    elif isinstance(section, list):
+        for item in section:
+            yield from own_modules(item)
+
+
+def watch_own_code(root: Path) -> Sequence[str]:
+    """List the files of own ops and models, and of what they import, in dvc.yaml; return what was not there yet.
+
+    Python files that are listed there and are gone are taken off. Without this DVC would not see that they change.
+    """
+    document = read_document(root / PARAMS_FILE)
+    modules = {module for section in (*OPS, "model") for module in own_modules(document.get(section))}
+    found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
+    path = root / PIPELINE_FILE
+    before, listed, after = _split(path.read_text())
+    needed = sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
+    kept = [name for name in listed if not name.endswith(".py") or (root / name).exists()]
+    added = [name for name in needed if name not in kept]
+    if [*kept, *added] != listed:
+        with atomic_file(path) as temporary:
+            temporary.write_text(before + "".join(f"      - {name}\n" for name in [*kept, *added]) + after)
+    return added
+
+
+def _watched_files(root: Path) -> dict[str, str]:
+    """Digests of what is listed with own code and is no Python: files that it reads."""
+    listed = _split((root / PIPELINE_FILE).read_text())[1]
+    return {name: digest_file(root / name) for name in listed if not name.endswith(".py")}
+
+
+def _split(text: str) -> tuple[str, list[str], str]:
+    """The text of dvc.yaml up to the list of own code, the names in that list, and the text after it."""
+    lines = text.splitlines(keepends=True)
+    start = next((number for number, line in enumerate(lines, 1) if line.startswith(_MARK)), None)
+    if start is None:
+        raise InvalidParams(
+            [f"{PIPELINE_FILE}: the deps of the stage `identities` lack the line `{_MARK.strip()} …`, below which own code is listed"]
+        )
+    stop = next((number for number, line in enumerate(lines[start:], start) if not line.startswith("      - ")), len(lines))
+    return "".join(lines[:start]), [line.strip().removeprefix("- ") for line in lines[start:stop]], "".join(lines[stop:])
+
+
+def _value(values: Mapping[str, Any], key: str) -> Any:
+    value: Any = values
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _rules() -> str:
+    """Digest of what the settings compute from their values."""
+    tree = ast.parse(Path(settings.__file__).read_text())
+    functions = [ast.dump(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return digest_bytes(*(function.encode() for function in functions))
+
+
+def main() -> None:
+    """Write what decides results beyond the program's files: one small file per stage in data/identities/."""
+    with told_plainly():
+        parse_command(main)
+        sys.path.insert(0, str(Path.cwd()))
+        for name in watch_own_code(Path()):
+            say(f"identities: {name} is listed in {PIPELINE_FILE} now")
+        write_identities(Path(), Layout().identities)
+
+
+if __name__ == "__main__":
+    main()

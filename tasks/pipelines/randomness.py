@@ -1,0 +1,35 @@
+"""Where all randomness of an input pipeline comes from: numbers folded into a key, which is a pure function of them.
+
+Whoever draws (a permutation, a sampler, an op, a shuffle buffer) folds the seed and the epoch with salts of its own, so that no two
+draw alike and nothing depends on order or parallelism.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import tensorflow as tf
+
+Salt = str | int | tf.Tensor
+
+
+def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
+    """Fold seed, epoch and salts into keys: uint64, of the shape to which `epoch` and the salts that are tensors broadcast.
+
+    Not a sum: (seed 1, epoch 0) and (seed 0, epoch 1) are unlike, and so are the salts ("flip", 1) and ("flip", 0). Salts that are
+    no tensors name who draws, and come first.
+    """
+    names = [seed, *(salt for salt in salts if isinstance(salt, str | int))]
+    digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).digest()
+    key = tf.constant(int.from_bytes(digest, "little"), tf.uint64)
+    for number in (epoch, *(salt for salt in salts if not isinstance(salt, str | int))):
+        key = mix64(key ^ tf.cast(number, tf.uint64))
+    return key
+
+
+def mix64(value: tf.Tensor) -> tf.Tensor:
+    """Scatter the bits of uint64 values, a bijection. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = (value ^ tf.bitwise.right_shift(value, tf.constant(shift, tf.uint64))) * tf.constant(factor, tf.uint64)
+    return value ^ tf.bitwise.right_shift(value, tf.constant(31, tf.uint64))

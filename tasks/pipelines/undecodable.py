@@ -1,0 +1,61 @@
+"""Records whose checksums agree and which cannot be decoded all the same: which ones they are, and of which examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.data.mending import Damage
+from tasks.data.shards import Shard
+from tasks.data.tfrecord import read_records
+from tasks.files import digest_content
+from tasks.pipelines.ops import Op
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+def run_ops(ops: Sequence[Op], record: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Parse and preprocess a record, or a batch of them where all ops can; nothing is drawn."""
+    import tensorflow as tf
+
+    from tasks.pipelines.kernels import Draw, compute
+
+    element = {"record": record}
+    for op in ops:
+        element = compute(op, element, Draw(seed=0, epoch=tf.constant(0, tf.int64)))
+    return element
+
+
+def find_undecodable(shards: Sequence[Shard], folder: Path, ops: Sequence[Op], damage: Damage, names: Mapping[int, str]) -> Damage:
+    """Run the ops on every record that can be read, one by one; returns the damage with those records on which they fail added.
+
+    `names`: ids of examples by their keys.
+    """
+    import tensorflow as tf
+
+    run = tf.function(lambda record: run_ops(ops, record), input_signature=[tf.TensorSpec((), tf.string)])
+    problems = {name: list(told) for name, told in damage.problems.items()}
+    unusable = dict(damage.unusable)
+    for shard in shards:
+        path = folder / shard.name
+        for number, record in enumerate(read_records(path, compression=shard.compression, damaged=[])):
+            try:
+                run(tf.constant(record))
+            except tf.errors.OpError as error:
+                reason = next(iter(error.message.rpartition("}}")[2].strip().splitlines()), "")
+                told = f"{path}: record {number}{_name(ops[0], record, names)} cannot be decoded: {reason}"
+                problems.setdefault(shard.name, []).append(told)
+                unusable[digest_content(record)] = told
+    return Damage(problems=problems, unusable=unusable)
+
+
+def _name(parse: Op, record: bytes, names: Mapping[int, str]) -> str:
+    import tensorflow as tf
+
+    try:
+        key = int(run_ops((parse,), tf.constant(record))["key"])
+    except tf.errors.OpError:
+        return ""
+    return f" (example {names.get(key, f'with key {key}')})"

@@ -1,0 +1,126 @@
+"""The object store, attacked at every port that its processes listen at; a line of a list is a case."""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import grpc
+import psutil
+import pytest
+import requests
+import urllib3
+from skips import need
+
+from flows.services import free_port
+from infra.local import objects
+from infra.local.home import Home, open_home
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")]
+
+MODEL = b"the model that was trained"
+REQUESTS = [
+    ("GET", "/"),
+    ("GET", "/?list-type=2"),
+    ("GET", "/mlflow/model.keras"),
+    ("PUT", "/mlflow/model.keras"),
+    ("DELETE", "/mlflow/model.keras"),
+    ("GET", "/buckets/mlflow/model.keras"),
+    ("PUT", "/buckets/mlflow/model.keras"),
+    ("POST", "/buckets/mlflow/"),
+    ("DELETE", "/buckets/mlflow?recursive=true"),
+    ("GET", "/dir/assign"),
+    ("GET", "/dir/status"),
+    ("POST", "/submit"),
+    ("GET", "/vol/grow?count=1"),
+    ("GET", "/vol/vacuum"),
+    ("GET", "/col/delete?collection=mlflow"),
+    ("GET", "/cluster/status"),
+    ("GET", "/stats/disk"),
+    ("GET", "/ui/index.html"),
+    ("GET", "/debug/pprof/"),
+    ("GET", "/metrics"),
+    ("GET", "/1,01637037d6"),
+    ("DELETE", "/1,01637037d6"),
+    ("POST", "/?Action=CreateAccessKey&UserName=x"),
+    ("POST", "/?Action=AssumeRole"),
+]
+CALLS = [
+    "/filer_pb.SeaweedFiler/ListEntries",
+    "/filer_pb.SeaweedFiler/DeleteEntry",
+    "/iam_pb.SeaweedIdentityAccessManagement/GetConfiguration",
+    "/master_pb.Seaweed/VolumeList",
+    "/master_pb.Seaweed/CollectionDelete",
+    "/volume_server_pb.VolumeServer/VolumeDelete",
+    "/messaging_pb.SeaweedMessaging/ListTopics",
+    "/s3_lifecycle_internal_pb.X/Y",
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Iterator[Home]:
+    folder = tmp_path_factory.mktemp("store")
+    opened = open_home(folder / "stack", postgres_port=free_port(), s3_port=random.randrange(20_000, 30_000, 10))
+    with ExitStack() as running:
+        running.enter_context(objects.object_store(opened))
+        client = objects._client(opened)
+        client.pipe("mlflow/model.keras", MODEL)
+        yield opened
+        assert client.cat("mlflow/model.keras") == MODEL, "after all attacks it is what it was"
+
+
+@pytest.fixture(scope="module")
+def listening(home) -> dict[int, str]:
+    """Every port that the store's processes listen at, and its address."""
+    ours = {child.pid for child in psutil.Process().children(recursive=True) if child.name() == "weed"}
+    found = {one.laddr.port: one.laddr.ip for one in psutil.net_connections("tcp") if one.pid in ours and one.status == psutil.CONN_LISTEN}
+    first = home.settings.s3_port
+    assert set(found) == {port + more for port in range(first, first + 4) for more in (0, 10_000)}
+    return found
+
+
+def test_everything_listens_on_loopback(listening):
+    assert set(listening.values()) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(("method", "path"), REQUESTS)
+def test_no_port_answers_who_has_no_key(listening, method, path):
+    for port in listening:
+        for scheme in ("http", "https"):
+            try:
+                address = f"{scheme}://127.0.0.1:{port}{path}"
+                reply = requests.request(method, address, data=b"the attacker's", verify=False, timeout=10)
+            except (requests.RequestException, urllib3.exceptions.HTTPError):
+                continue
+            assert reply.status_code in (400, 403, 404, 405), (port, scheme, reply.text[:300])
+            assert MODEL not in reply.content
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_no_port_takes_calls_without_a_certificate(listening, method):
+    for port in listening:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(method)(b"", timeout=5)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE, (port, refused.value.details())
+
+
+def test_another_user_finds_nothing_to_read_and_no_socket_to_enter(home):
+    need("root")
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    for parent in home.folder.parents[:-2]:
+        parent.chmod(parent.stat().st_mode | 0o011)  # so that only the stack's own folder is in the way
+    seen = subprocess.run(["find", home.folder, "-readable"], capture_output=True, text=True, check=False, **nobody)
+    assert seen.stdout == "", "nothing of the stack's folder can be read"
+    code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    ours = {child.pid for child in psutil.Process().children(recursive=True) if child.name() == "weed"}
+    sockets = [one.laddr for pid in ours for one in psutil.Process(pid).net_connections("unix") if one.laddr]
+    assert len(sockets) >= 6
+    for path in sockets:
+        tried = subprocess.run(["/usr/bin/python3", "-c", code, path], capture_output=True, text=True, check=False, **nobody)
+        assert "Permission" in tried.stderr, path
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX) as own:
+            own.connect(path)  # the very sockets: their owner gets through

@@ -1,0 +1,30 @@
+"""A picture of an experiment that somebody else has made brings no script into the page about it."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+
+import pytest
+
+from tasks import report
+
+PICTURES = [
+    b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
+    b"<svg onload='alert(1)'></svg></div><script>alert(1)</script>",
+    b'"><img src=x onerror=alert(1)>',
+]
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_picture_is_an_image_in_which_nothing_runs(tmp_path, picture):
+    (tmp_path / "steps.svg").write_bytes(picture)
+    address = report._svg(tmp_path / "steps.svg")
+    head, _, data = address.partition(",")
+    assert head == "data:image/svg+xml;base64" and b64decode(data) == picture and not set(address) & set("<>\"'")
+
+
+def test_the_page_escapes_everything_and_runs_nothing():
+    from pathlib import Path
+
+    page = (Path(report.__file__).parent / "evidence" / "report.html").read_text()
+    assert "| safe" not in page and "|safe" not in page and "<script" not in page and "default-src 'none'" in page

@@ -1,0 +1,205 @@
+"""A storm of kill -9 at random instants, then one undisturbed run: the same bytes and losses as without, and nothing left.
+
+    python tests/faults/storm.py --kills 100 --seed 7
+
+Kills the flow, its process group, a stage, one of the supervisors, DVC, or Prefect's temporary server. It prints its
+seed, which draws targets and instants; the machine's speed has its part in what is hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+import numpy as np
+import psutil
+from project import environment, make_project
+
+from tasks.files import digest_file
+
+NAME = "storm"
+FLOW = (sys.executable, "-m", "flows.training", "--pipeline", "optimized", "--set", "train.epochs=20", "--name", NAME)
+LONGEST_S = 600.0
+LEFTOVERS = ("*.partial", ".*.old", ".*.tmp", "*.lock")
+ENDING_S = 30.0
+
+
+def is_word(*words: str) -> Callable[[list[str]], bool]:
+    """Whether one of the words is on a command line, that of a supervisor excepted."""
+    return lambda line: any(word in " ".join(line) for word in words) and not is_supervisor(line)
+
+
+def is_supervisor(line: list[str]) -> bool:
+    """Whether a command line is that of a supervisor."""
+    return any(word.endswith("supervise.py") for word in line)
+
+
+TARGETS: dict[str, Callable[[list[str]], bool]] = {
+    "stage": is_word("-m tasks."),
+    "supervisor": is_supervisor,
+    "dvc": is_word("-m dvc"),
+    "server": is_word("uvicorn"),
+    "git": is_word("git "),
+}
+
+
+class Storm:
+    """A project, its flow that is started whenever there is none, and the kills so far."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        draw = np.random.default_rng(7)
+        np.savez(folder / "data.npz", x=draw.integers(0, 256, (200, 12, 10), np.uint8), y=np.arange(200) % 4)
+        self.folder, self.random, self.kills = folder, random.Random(seed), Counter()
+        self.completed = 0
+        (folder / "tmp").mkdir()
+        self.project = make_project(folder / "project", folder / "data.npz")
+        self.calm = make_project(folder / "calm", folder / "data.npz")
+        self.flow: subprocess.Popen | None = None
+
+    def start(self, project: Path) -> subprocess.Popen:
+        """Start the flow, in a process group of its own."""
+        with (self.folder / "log").open("a") as log:
+            log.write("\n=== start\n")
+            log.flush()
+            variables = environment(project) | {"TMPDIR": str(self.folder / "tmp"), "GIT_PAGER": ""}
+            return subprocess.Popen(FLOW, cwd=project, env=variables, stdout=log, stderr=log, start_new_session=True)
+
+    def run_calmly(self, project: Path) -> None:
+        """Run the flow to its end."""
+        code = self.start(project).wait(LONGEST_S)
+        assert code == 0, f"an undisturbed run ended with {code}; see {self.folder / 'log'}"
+
+    def strike(self) -> None:
+        """Let the flow run for a while, then kill something of it."""
+        if self.flow is None or self.flow.poll() is not None:
+            if self.flow is not None and self.flow.returncode == 0:
+                self.completed += 1
+                self.forget()
+            self.flow = self.start(self.project)
+        deadline = time.monotonic() + self.random.uniform(0.0, 14.0)
+        while time.monotonic() < deadline and self.flow.poll() is None:
+            time.sleep(0.01)
+        kind = self.random.choice(["flow", "group", *TARGETS, "stage", "supervisor"])
+        if self.flow.poll() is not None:
+            return
+        if kind == "group":
+            os.killpg(self.flow.pid, signal.SIGKILL)
+        elif kind == "flow":
+            self.flow.kill()
+        else:
+            below = psutil.Process(self.flow.pid).children(recursive=True)
+            hit = [process for process in below if TARGETS[kind](_line(process))]
+            if not hit:
+                return
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.random.choice(hit).kill()
+        if kind in ("flow", "group"):
+            self.flow.wait()
+        self.kills[kind] += 1
+
+    def forget(self) -> None:
+        """Take back what a completed run has made, so that there is something to disturb."""
+        shutil.rmtree(self.project / ".throughline" / "workspaces", ignore_errors=True)
+        shutil.rmtree(self.project / ".dvc" / "cache", ignore_errors=True)
+
+    def end(self) -> None:
+        """Wait for what is running: flows that survived, supervisors that are ending the rest."""
+        if self.flow is not None:
+            self.flow.wait(LONGEST_S)
+        deadline = time.monotonic() + ENDING_S
+        while self.living() and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+    def living(self) -> list[str]:
+        """Command lines of processes that work below the folder."""
+        lines = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if Path(process.cwd()).is_relative_to(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
+                    lines.append(" ".join(process.cmdline()))
+        return lines
+
+    def leftovers(self) -> list[str]:
+        """What should not be there any more."""
+        found = [*(self.folder / "tmp").iterdir(), *(self.project / ".throughline").glob("scratch/*")]
+        places = [self.project, self.project / ".throughline" / "workspaces" / NAME]
+        for place in places:
+            for pattern in LEFTOVERS:
+                found += [
+                    *place.glob(f"data/{pattern}"),
+                    *place.glob(f"data/*/{pattern}"),
+                    *place.glob(f"runs/**/{pattern}"),
+                    *place.glob(f".throughline/*/{pattern}"),
+                ]
+        return [str(path.relative_to(self.folder)) for path in found]
+
+
+def _line(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def results(project: Path) -> dict[str, str]:
+    """Digests of shards and snapshot, and the losses, of the project's run."""
+    root = project / ".throughline" / "workspaces" / NAME
+    files = [path for name in ("shards", "snapshot") for path in sorted((root / "data" / name).rglob("*")) if path.is_file()]
+    history = (root / "runs" / "optimized" / "history.csv").read_text().splitlines()
+    losses = json.dumps(
+        [[cell for name, cell in zip(history[0].split(","), row.split(","), strict=True) if "per_s" not in name] for row in history[1:]]
+    )
+    return {str(path.relative_to(root)): digest_file(path) for path in files} | {"losses": losses}
+
+
+def main() -> None:
+    """Let it storm and exit with 1 if anything differs or is left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="storm-")).resolve()
+    storm = Storm(folder, options.seed)
+    problems: list[str] = ["it did not come to its end"]
+    try:
+        storm.run_calmly(storm.calm)
+        started_at = time.monotonic()
+        while storm.kills.total() < options.kills:
+            storm.strike()
+        storm.end()
+        problems = [f"still running: {line}" for line in storm.living()]
+        storm.run_calmly(storm.project)
+        expected, actual = results(storm.calm), results(storm.project)
+        problems += [f"differs: {name}" for name in sorted(expected | actual) if expected.get(name) != actual.get(name)]
+        problems += [f"still running: {line}" for line in storm.living()]
+        problems += [f"left: {name}" for name in storm.leftovers()]
+        minutes = (time.monotonic() - started_at) / 60
+        print(f"{storm.kills.total()} kills in {minutes:.0f} min: {dict(storm.kills)}; {storm.completed} runs completed between them")
+    finally:
+        if storm.flow is not None and storm.flow.poll() is None:
+            storm.flow.kill()
+        print("\n".join(problems) or "the same bytes and losses, nothing running, nothing left", flush=True)
+        if problems:
+            print(f"see {folder}", flush=True)
+        else:
+            shutil.rmtree(folder)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

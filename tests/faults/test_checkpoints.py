@@ -1,0 +1,199 @@
+"""Checkpoints after a power failure at any instant, after damage of any file, and after a change of what they belong to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.checkpoint_store import STATE, CheckpointStore
+
+WORK = {"data": "d", "code": "c"}
+POSITIONS = [(0, 1), (0, 2), (1, 0), (1, 3)]
+
+
+def values(position):
+    """What the variables are at a position."""
+    return [np.full((50, 40), 100 * position[0] + position[1], np.float32), np.int64(position[1])]
+
+
+def variables(position=(9, 9)):
+    return [tf.Variable(value) for value in values(position)]
+
+
+def write(store, position):
+    epoch, step = position
+    store.write(variables(position), {"position": [epoch, step], "run_id": "r"}, epoch=epoch, step=step)
+
+
+def restored(folder, work=WORK):
+    """The position that a new process goes on from, checked to come with its own values; None: the beginning, nothing changed."""
+    loaded = variables()
+    state = CheckpointStore(folder, work).restore(loaded)
+    position = None if state is None else tuple(state["position"])
+    for variable, value in zip(loaded, values(position or (9, 9)), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    return position
+
+
+@dataclass
+class Disk:
+    """The trace of what happens below a folder: before each call into the system, all files and folders as they are.
+
+    What has reached the disk: of a file its content when it was last flushed, of a folder its entries when it was last flushed.
+    """
+
+    root: Path
+    moments: list[tuple[dict, dict, dict]] = field(default_factory=list)
+    contents: dict[int, bytes] = field(default_factory=dict)  # of files, by inode
+    entries: dict[int, dict[str, int]] = field(default_factory=dict)  # of folders, by inode
+
+    def note(self):
+        """One instant: (entries by folder, contents by file) as programs see them, and as they are on the disk."""
+        folders, files = {}, {}
+        for path in [self.root, *self.root.rglob("*")]:
+            if path.is_dir():
+                folders[path.stat().st_ino] = {entry.name: entry.stat().st_ino for entry in path.iterdir()}
+            else:
+                files[path.stat().st_ino] = path.read_bytes()
+        self.moments.append((folders, files, {"contents": dict(self.contents), "entries": {k: dict(v) for k, v in self.entries.items()}}))
+
+    def flushed(self, descriptor):
+        """Note that a file or folder has been flushed."""
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        inode = os.fstat(descriptor).st_ino
+        if path.is_dir():
+            self.entries[inode] = {entry.name: entry.stat().st_ino for entry in path.iterdir()}
+        else:
+            self.contents[inode] = path.read_bytes()
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    """A folder whose every change is traced while the test runs; inodes are not used again as long as a link keeps them."""
+    traced = Disk(tmp_path / "run")
+    traced.root.mkdir()
+    traced.entries[traced.root.stat().st_ino] = {}
+    (keep := tmp_path / "inodes").mkdir()
+
+    def before(function):
+        def call(*arguments, **named):
+            for path in traced.root.rglob("*"):
+                if path.is_file() and not (keep / str(path.stat().st_ino)).exists():
+                    os.link(path, keep / str(path.stat().st_ino))
+            traced.note()
+            return function(*arguments, **named)
+
+        return call
+
+    def fsync(descriptor, *, real=os.fsync):
+        traced.note()
+        real(descriptor)
+        traced.flushed(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for name in ("rename", "replace", "mkdir", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, before(getattr(os, name)))
+    yield traced
+    monkeypatch.undo()
+
+
+def laid_out(moment, into, root, *, entries, torn):
+    """Lay out what a power failure at a moment leaves.
+
+    entries: "seen": all names as programs saw them (the file system wrote them early) · "flushed": only what was flushed.
+    torn: of data that were not flushed half is there, else nothing.
+    """
+    folders, files, flushed = moment
+    names = folders if entries == "seen" else {**{inode: {} for inode in folders}, **flushed["entries"]}
+
+    def lay(inode, path):
+        path.mkdir()
+        for name, child in names.get(inode, {}).items():
+            if child in files or child in flushed["contents"]:
+                lost = files.get(child, b"")
+                half = lost[: len(lost) // 2] if torn else b""
+                (path / name).write_bytes(flushed["contents"].get(child, half))
+            else:
+                lay(child, path / name)
+
+    lay(root, into)
+
+
+@pytest.mark.parametrize(("entries", "torn"), [("seen", False), ("seen", True), ("flushed", False)])
+def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(disk, tmp_path, entries, torn, monkeypatch, capsys):
+    store, root = CheckpointStore(disk.root / ".checkpoint", WORK), disk.root.stat().st_ino
+    written = []  # how many moments had passed when a checkpoint was complete
+    for position in POSITIONS:
+        write(store, position)
+        written.append(len(disk.moments))
+    monkeypatch.undo()
+    assert len(disk.moments) > 40
+    for number, moment in enumerate(disk.moments):
+        folder = tmp_path / "after"
+        shutil.rmtree(folder, ignore_errors=True)
+        laid_out(moment, folder, root, entries=entries, torn=torn)
+        complete = sum(number >= count for count in written)
+        allowed = {POSITIONS[complete - 1] if complete else None, POSITIONS[complete]}
+        assert restored(folder / ".checkpoint") in allowed, f"moment {number} of {len(disk.moments)}"
+        following = CheckpointStore(folder / ".checkpoint", WORK)
+        assert following.restore(variables()) is None or following.run_id == "r"
+        write(following, (2, 0))
+        assert restored(folder / ".checkpoint") == (2, 0), "what a failure left is in nobody's way"
+
+
+def test_the_newest_two_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, WORK)
+    for position in POSITIONS:
+        write(store, position)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["at-000001-0000000000", "at-000001-0000000003"]
+
+
+DAMAGES = {
+    "data_truncated": lambda path: path.glob("*.data-*").__next__().write_bytes(b"x" * 100),
+    "data_empty": lambda path: path.glob("*.data-*").__next__().write_bytes(b""),
+    "data_missing": lambda path: path.glob("*.data-*").__next__().unlink(),
+    "index_missing": lambda path: (path / "variables.index").unlink(),
+    "index_empty": lambda path: (path / "variables.index").write_bytes(b""),
+    "state_truncated": lambda path: (path / STATE).write_text((path / STATE).read_text()[:40]),
+    "state_empty": lambda path: (path / STATE).write_text(""),
+    "state_missing": lambda path: (path / STATE).unlink(),
+    "state_is_no_object": lambda path: (path / STATE).write_text("[1]"),
+    "state_changed": lambda path: (path / STATE).write_text((path / STATE).read_text().replace('"run_id": "r"', '"run_id": "s"')),
+    "folder_empty": lambda path: [file.unlink() for file in path.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, damage, capsys):
+    for position in POSITIONS:
+        write(CheckpointStore(tmp_path, WORK), position)
+    DAMAGES[damage](tmp_path / "at-000001-0000000003")
+    assert restored(tmp_path) == (1, 0)
+    assert "at-000001-0000000003 is damaged" in capsys.readouterr().out
+    DAMAGES[damage](tmp_path / "at-000001-0000000000")
+    assert restored(tmp_path) is None
+    write(CheckpointStore(tmp_path, WORK), (1, 1))
+    assert restored(tmp_path) == (1, 1)
+
+
+def test_a_checkpoint_that_does_not_fit_is_reported_and_changes_nothing(tmp_path, capsys):
+    write(CheckpointStore(tmp_path, WORK), (1, 3))
+    other = [tf.Variable(np.ones((50, 40), np.float32)), tf.Variable(np.ones(3, np.float32)), tf.Variable(2.0)]
+    assert CheckpointStore(tmp_path, WORK).restore(other) is None
+    assert [float(tf.reduce_sum(variable)) for variable in other] == [2000.0, 3.0, 2.0]
+    assert "cannot be loaded" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("part", WORK)
+def test_a_checkpoint_of_other_work_is_removed_and_what_differs_is_named(tmp_path, part, capsys):
+    for position in POSITIONS:
+        write(CheckpointStore(tmp_path, WORK), position)
+    assert restored(tmp_path, {**WORK, part: "other"}) is None
+    told = capsys.readouterr().out
+    assert f"its {part} differs" in told and "starts from the beginning" in told and not list(tmp_path.iterdir())

@@ -1,0 +1,92 @@
+"""A disk that is full or read-only ends a stage with one paragraph and leaves what was there; real file systems show it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import SPLIT
+from skips import need
+
+from tasks.data.manifest import read_manifest
+from tasks.errors import told_plainly
+from tasks.files import write_json
+from tasks.ingest import ingest
+from tasks.settings import DataSettings
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of one megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    need("mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)  # the last iterator may still hold its file
+
+
+def test_a_full_disk_is_told_plainly_and_leaves_the_earlier_manifest(small_disk, array_settings, tmp_path, capsys):
+    ingest(array_settings, small_disk / "manifest")
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "big.npz", x=draw.integers(0, 256, (2000, 30, 30), np.uint8), y=np.arange(2000) % 3)
+    with pytest.raises(SystemExit) as ended, told_plainly():
+        ingest(DataSettings(source="arrays", path=str(tmp_path / "big.npz"), split=SPLIT), small_disk / "manifest")
+    assert ended.value.code == 2
+    assert "DiskFull: no space is left" in capsys.readouterr().err
+    assert len(read_manifest(small_disk / "manifest").examples) == 200
+    shutil.rmtree(small_disk / "manifest.partial")
+
+
+def ended_with(capsys, work) -> str:
+    """What a command that ends with exit code 2 says."""
+    with pytest.raises(SystemExit) as ended, told_plainly():
+        work()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def cache_on(folder):
+    """Fill a cache of tf.data on a disk that is too small for it."""
+    import tensorflow as tf
+
+    data = tf.data.Dataset.range(40).map(lambda _: tf.zeros((1 << 20,), tf.uint8)).cache(str(folder / "cache"))
+    for _ in data:
+        pass
+
+
+def keep_checkpoint_on(folder):
+    """Write a model that is too large."""
+    import keras
+
+    keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)]).save(folder / "model.keras")
+
+
+def write_parquet_on(folder):
+    pd.DataFrame({"x": np.random.default_rng(0).random(1 << 20)}).to_parquet(folder / "x.parquet")
+
+
+@pytest.mark.parametrize("work", [cache_on, keep_checkpoint_on, write_parquet_on])
+def test_a_full_disk_below_a_library_is_told_plainly(small_disk, capsys, work):
+    assert ended_with(capsys, lambda: work(small_disk)).startswith("DiskFull: no space is left")
+
+
+@pytest.fixture
+def read_only_disk(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    return small_disk
+
+
+def test_a_read_only_disk_is_told_plainly(read_only_disk, array_settings, capsys):
+    told = ended_with(capsys, lambda: ingest(array_settings, read_only_disk / "manifest"))
+    assert told.startswith(f"ReadOnlyDisk: the file system is read-only, {read_only_disk}") and told.count("\n") == 1
+    assert ended_with(capsys, lambda: write_json(read_only_disk / "x.json", {})).startswith("ReadOnlyDisk")
+
+
+def test_other_errors_keep_their_traceback():
+    for error in (OSError("something else"), RuntimeError("No space left on device"), FileNotFoundError(2, "x")):
+        with pytest.raises(type(error)), told_plainly():
+            raise error

@@ -1,0 +1,37 @@
+"""A dvc.lock that a kill has left half written does not keep the next run from going on."""
+
+from __future__ import annotations
+
+import pytest
+from test_workspaces import cheap_project
+
+from flows.dvc_calls import stale_stages
+from tasks.errors import StageFailed
+
+LOCKS = {
+    "empty": b"",
+    "cut in a key": b"schema: '2.0'\nsta",
+    "cut in a value": b"schema: '2.0'\nstages:\n  cheap:\n    cmd: 'echo",
+    "not text": b"\xff\xfe\x00",
+    "a list": b"[]",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", LOCKS)
+def test_a_damaged_dvc_lock_is_set_aside_and_its_stages_run_again(tmp_path, damage):
+    project, said = cheap_project(tmp_path / "project"), []
+    (project / "dvc.lock").write_bytes(LOCKS[damage])
+    assert stale_stages(project, {}, said.append) == {"cheap"}
+    assert (project / "dvc.lock.damaged").read_bytes() == LOCKS[damage]
+    assert "git checkout dvc.lock" in said[0]
+
+
+@pytest.mark.slow
+def test_a_merge_conflict_in_dvc_lock_is_said_and_left_alone(tmp_path):
+    project = cheap_project(tmp_path / "project")
+    (project / "dvc.lock").write_text("<<<<<<< HEAD\nschema: '2.0'\n")
+    with pytest.raises(StageFailed) as failed:
+        stale_stages(project, {}, print)
+    assert "dvc.lock" in str(failed.value) and "Traceback" not in str(failed.value)
+    assert (project / "dvc.lock").exists()

@@ -1,0 +1,243 @@
+"""One odd file among good ones: it is rejected with its reason in bounded time and memory, and the others are used."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+from conftest import SPLIT, picture
+from PIL import Image
+
+from tasks.data.decoder import Decoder
+from tasks.data.images import examine
+from tasks.data.manifest import read_manifest
+from tasks.errors import DataNotFound, UnreadableSource
+from tasks.ingest import ingest
+from tasks.settings import DataSettings, ShardSettings
+from tasks.shard import shard
+
+GOOD = 40
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(path: Path, *, width: int, height: int, depth: int, kind: int) -> None:
+    """A PNG of zeros, a few kilobytes whatever its size."""
+    rows = zlib.compress(bytes((width * depth // 8 + 1) * height), 9)
+    header = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+
+
+def sparse(path: Path, size: int, begins: bytes = b"") -> None:
+    path.write_bytes(begins)
+    os.truncate(path, size)
+
+
+def encoded(format: str, **options: object) -> bytes:
+    from io import BytesIO
+
+    file = BytesIO()
+    picture(900).save(file, format, **options)
+    return file.getvalue()
+
+
+def fifo(root: Path) -> None:
+    os.mkfifo(root / "a" / "x.jpg")
+
+
+def link_to_device(root: Path) -> None:
+    (root / "a" / "x.jpg").symlink_to("/dev/zero")
+
+
+def link_to_nothing(root: Path) -> None:
+    (root / "a" / "x.jpg").symlink_to(root / "a" / "nothing.jpg")
+
+
+def link_to_itself(root: Path) -> None:
+    (root / "a" / "x.jpg").symlink_to(root / "a" / "x.jpg")
+
+
+def sparse_zeros(root: Path) -> None:
+    sparse(root / "a" / "x.jpg", 200 << 30)
+
+
+def sparse_behind_an_image(root: Path) -> None:
+    sparse(root / "a" / "x.png", 50 << 20, encoded("PNG"))
+
+
+def bytes_in_the_name(root: Path) -> None:
+    (root / "a" / os.fsdecode(b"x\xff.png")).write_bytes(encoded("PNG"))
+
+
+def bytes_in_the_class(root: Path) -> None:
+    (root / os.fsdecode(b"\xe4")).mkdir()
+    (root / os.fsdecode(b"\xe4") / "x.png").write_bytes(encoded("PNG"))
+
+
+def line_break_in_the_class(root: Path) -> None:
+    (root / "one\ntwo").mkdir()
+    (root / "one\ntwo" / "x.png").write_bytes(encoded("PNG"))
+
+
+def linked_folder_outside(root: Path) -> None:
+    (root.parent / "outside").mkdir()
+    (root.parent / "outside" / "x.png").write_bytes(encoded("PNG"))
+    (root / "linked").symlink_to(root.parent / "outside")
+
+
+def linked_folder_inside(root: Path) -> None:
+    (root / "linked").symlink_to(root / "a")
+
+
+def loop_of_folders(root: Path) -> None:
+    (root / "a" / "loop").symlink_to(root)
+
+
+def huge(root: Path) -> None:
+    png(root / "a" / "x.png", width=10_000, height=10_000, depth=8, kind=0)
+
+
+def folder_named_like_an_image(root: Path) -> None:
+    (root / "a" / "x.png").mkdir()
+
+
+def huge_text(root: Path) -> None:
+    data = encoded("PNG")
+    (root / "a" / "x.png").write_bytes(data[:-12] + chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(70 << 20))) + data[-12:])
+
+
+# What is put among good images, and how it is rejected; None where it is nothing to reject.
+CASES: tuple[tuple[Callable[[Path], None], str | None, str], ...] = (
+    (fifo, "a/x.jpg", "is no regular file"),
+    (link_to_device, "a/x.jpg", "leads outside the data root"),
+    (link_to_nothing, "a/x.jpg", "cannot be read: No such file"),
+    (link_to_itself, "a/x.jpg", "cannot be read: "),
+    (sparse_zeros, "a/x.jpg", "214,748,364,800 bytes are more than an image of 50,000,000 pixels takes"),
+    (sparse_behind_an_image, "a/x.png", "52,428,800 bytes are more than an image of 1,200 pixels takes"),
+    (bytes_in_the_name, "a/x\\xff.png", "the name is no UTF-8"),
+    (bytes_in_the_class, "\\xe4/x.png", "the name is no UTF-8"),
+    (line_break_in_the_class, "one two/x.png", r"the class name 'one\ntwo' has a line break"),
+    (linked_folder_outside, "linked", "folder is a link that leads outside the data root"),
+    (linked_folder_inside, "linked", "folder is a link to a, which is listed itself"),
+    (loop_of_folders, "a/loop", "folder is a link to ., which is listed itself"),
+    (huge, "a/x.png", "10000×10000 pixels exceed data.max_pixels"),
+    (folder_named_like_an_image, None, ""),
+    (huge_text, "a/x.png", "damaged image: "),
+)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two classes of good images."""
+    for number in range(GOOD):
+        path = tmp_path / "in" / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    return tmp_path / "in"
+
+
+def settings(path, source="image_folder", **changes):
+    return DataSettings(**{"source": source, "path": str(path), "max_reject_fraction": 0.5, "split": SPLIT, **changes})
+
+
+def reasons(manifest):
+    return dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
+
+
+@pytest.mark.parametrize(("happens", "identity", "reason"), CASES, ids=[case[0].__name__ for case in CASES])
+def test_one_odd_file_is_rejected_with_its_reason_and_the_others_are_used(root, tmp_path, happens, identity, reason):
+    happens(root)
+    process, started = psutil.Process(), time.monotonic()
+    before = process.memory_info().rss
+    ingest(settings(root), tmp_path / "manifest")
+    assert time.monotonic() - started < 30
+    assert process.memory_info().rss - before < 300e6
+    manifest = read_manifest(tmp_path / "manifest")
+    assert len(manifest.examples) == GOOD and manifest.classes == ("a", "b")
+    assert list(reasons(manifest)) == ([identity] if identity else [])
+    assert identity is None or reasons(manifest)[identity].startswith(reason)
+
+
+def test_a_linked_class_folder_whose_target_is_not_listed_otherwise_is_a_class(root, tmp_path):
+    (root / ".store").mkdir()
+    (root / ".store" / "x.png").write_bytes(encoded("PNG"))
+    (root / "c").symlink_to(root / ".store")
+    manifest = ingest(settings(root), tmp_path / "manifest")
+    assert manifest.classes == ("a", "b", "c") and "c/x.png" in set(manifest.examples["id"]) and not reasons(manifest)
+
+
+@pytest.mark.parametrize("path", ["fifo", "gone", "a"])
+def test_what_a_table_lists_may_be_as_odd(root, tmp_path, path):
+    os.mkfifo(root / "fifo")
+    rows = [{"path": f"{'ab'[n % 2]}/{n:02d}.png", "label": "ab"[n % 2]} for n in range(GOOD)] + [{"path": path, "label": "a"}]
+    pd.DataFrame(rows).to_csv(root / "table.csv", index=False)
+    manifest = ingest(settings(root / "table.csv", "image_table"), tmp_path / "manifest")
+    assert list(reasons(manifest)) == [path] and len(manifest.examples) == GOOD
+
+
+def test_sixteen_bits_take_a_bounded_multiple_of_their_pixels(tmp_path):
+    png(tmp_path / "x.png", width=5000, height=4000, depth=16, kind=0)
+    (tmp_path / "converted").mkdir()
+    largest = peak_of(lambda: examine(tmp_path / "x.png", root=tmp_path, max_pixels=50_000_000, converted=tmp_path / "converted", decoder=Decoder()))
+    assert largest < 20e6 * 10, "bytes per pixel"
+
+
+def test_sixteen_bits_keep_their_values(tmp_path):
+    values = np.arange(600 * 300, dtype=np.uint16).reshape(600, 300)
+    Image.fromarray(values).save(tmp_path / "x.png")
+    (tmp_path / "converted").mkdir()
+    with Decoder() as decoder:
+        found = examine(tmp_path / "x.png", root=tmp_path, max_pixels=10**6, converted=tmp_path / "converted", decoder=decoder)
+    with Image.open(found.path) as image:
+        np.testing.assert_array_equal(np.asarray(image), np.round(values * (255 / 65535)))
+
+
+def peak_of(work: Callable[[], object]) -> float:
+    """Bytes of memory that a piece of work takes at most, watched from a thread."""
+    import threading
+
+    process, done, seen = psutil.Process(), threading.Event(), []
+    watch = threading.Thread(target=lambda: [seen.append(process.memory_info().rss) for _ in iter(lambda: done.wait(0.002), True)])
+    before = process.memory_info().rss
+    watch.start()
+    work()
+    done.set()
+    watch.join()
+    return max(seen) - before
+
+
+@pytest.mark.parametrize("labels", [np.array(["a", "b\nc", "d", ""]), np.array([b"a", b"\xff", b"a", b"b"]), np.array(["a", "\udc80", "b", "a"])])
+def test_classes_of_arrays_are_names_on_one_line(tmp_path, labels):
+    values = np.random.default_rng(0).integers(0, 256, (40, 3, 3), np.uint8)
+    np.savez(tmp_path / "x.npz", x=values, y=np.tile(labels, 10))
+    manifest = ingest(settings(tmp_path / "x.npz", "arrays"), tmp_path / "manifest")
+    assert all(len(name.splitlines()) == 1 and name.encode() for name in manifest.classes)
+
+
+def test_a_single_array_is_told_from_an_archive(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((4, 3, 3), np.uint8))
+    with pytest.raises(UnreadableSource, match=r"x\.npy holds a single array; `data.path` is an \.npz file"):
+        ingest(settings(tmp_path / "x.npy", "arrays"), tmp_path / "manifest")
+
+
+def test_other_contents_of_the_same_size_are_noticed_before_they_are_stored(root, tmp_path):
+    ingest(settings(root), tmp_path / "manifest")
+    manifest = replace(read_manifest(tmp_path / "manifest"), folder=tmp_path / "manifest")
+    path = root / "a" / "00.png"
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataNotFound, match=r"a/00\.png \(example a/00\.png\) has other contents than at ingest; run `dvc repro`"):
+        shard(manifest, tmp_path / "shards", settings=ShardSettings(writers=2))
+    assert not (tmp_path / "shards").exists()

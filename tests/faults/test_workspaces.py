@@ -1,0 +1,204 @@
+"""A run with changes works at any path, with hooks, and after a kill at any instant of git's work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from dvc.config import Config
+from project import SMALL, write_params
+
+from flows.dvc_calls import DVC, dvc_environment, run_supervised
+from flows.workspace import open_workspace, save_experiment
+from tasks.params import read_document
+
+CHEAP = "stages:\n  cheap:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs: [made.txt]\n"
+NAMES = [
+    "plain",
+    "hash #1",
+    "comma,semi;colon",
+    "100%",
+    "%(home)s",
+    "$HOME ${x}",
+    "it's",
+    'say "yes"',
+    "back\\slash",
+    "[section]",
+    "a=b",
+    "~",
+    " blank ",
+    "-n",
+    "größe 大",
+    "new\nline",
+]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def cheap_project(folder: Path) -> Path:
+    """A committed project with one stage that takes no time."""
+    (folder / ".dvc").mkdir(parents=True)
+    (folder / ".dvc" / "config").write_text("[core]\n    analytics = false\n")
+    (folder / ".dvc" / ".gitignore").write_text("/config.local\n/tmp\n/cache\n")
+    (folder / ".gitignore").write_text("/.throughline/\n/made.txt\n")
+    (folder / "dvc.yaml").write_text(CHEAP)
+    write_params(folder, SMALL)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "cheap")
+    return folder
+
+
+def opened(project: Path, name: str = "x"):
+    return open_workspace(project, name=name, overrides=["batch_size=16"], overlays=[])
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    return cheap_project(tmp_path / "project")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_worktree_uses_the_projects_cache_at_any_path(tmp_path, name):
+    project = cheap_project(tmp_path / name)
+    with opened(project) as workspace:
+        cache = Config(str(workspace.root / ".dvc"))["cache"]["dir"]
+        assert Path(cache).samefile(project / ".dvc" / "cache")
+        assert read_document(workspace.root / "params.yaml")["batch_size"] == 16
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hash #1, 100%", "%(x)s 'größe' \"大\""])
+def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(tmp_path, monkeypatch, name):
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "t")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
+    project = cheap_project(tmp_path / name)
+    subprocess.run([*DVC, "install"], cwd=project, check=True, capture_output=True)
+    with opened(project) as workspace:
+        done = run_supervised([*DVC, "repro"], workspace.root, dvc_environment(workspace.environment))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert save_experiment(workspace, "x") is None
+    assert list((project / ".dvc" / "cache").rglob("*")), "what it made lies in the project's cache"
+    assert "x" in subprocess.run([*DVC, "exp", "list"], cwd=project, check=True, capture_output=True, text=True).stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_a_cache_elsewhere_is_shared_with_its_kind_of_links(project, tmp_path):
+    elsewhere = tmp_path / "other disk, #1"
+    (project / ".dvc" / "config.local").write_text(f'[cache]\n    dir = "{elsewhere}"\n    type = "hardlink,copy"\n')
+    with opened(project) as workspace:
+        cache = Config(str(workspace.root / ".dvc"))["cache"]
+        assert Path(cache["dir"]).samefile(elsewhere) and cache["type"] == ["hardlink", "copy"]
+
+
+@pytest.mark.parametrize("hook", ["post-checkout", "pre-commit", "post-index-change", "reference-transaction"])
+def test_hooks_of_the_project_do_not_run(project, hook):
+    path = project / ".git" / "hooks" / hook
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+    (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    for _ in range(2):
+        with opened(project) as workspace:
+            assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
+
+
+def lose_the_link(root: Path, admin: Path) -> None:
+    (root / ".git").unlink()
+
+
+def lose_gits_entry(root: Path, admin: Path) -> None:
+    shutil.rmtree(admin)
+
+
+def lose_the_folder(root: Path, admin: Path) -> None:
+    shutil.rmtree(root)
+    (admin / "locked").write_text("initializing")
+
+
+def leave_a_locked_index(root: Path, admin: Path) -> None:
+    (admin / "index.lock").touch()
+
+
+def cut_the_index(root: Path, admin: Path) -> None:
+    (admin / "index").write_bytes(b"DIRC")
+
+
+def empty_the_head(root: Path, admin: Path) -> None:
+    (admin / "HEAD").write_text("")
+
+
+def cut_params(root: Path, admin: Path) -> None:
+    (root / "params.yaml").write_text("batch_size: [")
+
+
+def cut_the_configuration(root: Path, admin: Path) -> None:
+    (root / ".dvc" / "config.local").write_text("[cache")
+
+
+DAMAGES = [
+    lose_the_link,
+    lose_gits_entry,
+    lose_the_folder,
+    leave_a_locked_index,
+    cut_the_index,
+    empty_the_head,
+    cut_params,
+    cut_the_configuration,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage):
+    with opened(project) as workspace:
+        pass
+    damage(workspace.root, project / ".git" / "worktrees" / "x")
+    (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    before = git(project, "rev-parse", "--abbrev-ref", "HEAD"), git(project, "status", "--porcelain")
+    with opened(project) as workspace:
+        assert read_document(workspace.root / "params.yaml")["batch_size"] == 16
+        assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
+        assert Path(git(workspace.root, "rev-parse", "--show-toplevel")).samefile(workspace.root)
+    assert (git(project, "rev-parse", "--abbrev-ref", "HEAD"), git(project, "status", "--porcelain")) == before
+
+
+def test_what_a_worktree_has_made_survives_its_being_opened_again(project):
+    with opened(project) as workspace:
+        (workspace.root / "data").mkdir()
+        (workspace.root / "data" / "half").touch()
+    with opened(project) as workspace:
+        assert (workspace.root / "data" / "half").exists()
+
+
+def test_a_locked_index_of_the_project_is_neither_waited_for_nor_changed(project):
+    (project / ".git" / "index.lock").touch()
+    (project / "new.txt").write_text("new")
+    (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
+    before = (project / ".git" / "index").read_bytes()
+    with opened(project) as workspace:
+        assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
+        assert not (workspace.root / "new.txt").exists(), "git does not know it"
+    assert (project / ".git" / "index").read_bytes() == before
+    assert sorted(path.name for path in (project / ".throughline").iterdir()) == ["locks", "workspaces"]
+
+
+def test_a_workspace_belongs_to_one_run_at_a_time(project):
+    said = []
+
+    def on_wait(who: str) -> None:
+        said.append(who)
+        raise InterruptedError
+
+    with opened(project, "x"), opened(project, "y"):
+        second = open_workspace(project, name="x", overrides=["batch_size=8"], overlays=[], on_wait=on_wait)
+        with pytest.raises(InterruptedError), second:
+            pytest.fail("it is in use")
+    assert said[0].startswith(f"run x (process {os.getpid()}, since ")

@@ -1,0 +1,267 @@
+"""Mutated input for every parser, for a bounded time: nothing but the user errors that each of them promises may escape.
+
+    make fuzz [SECONDS=60] [SEED=N]
+    python -m tests.fuzz.fuzz_parsers --seconds 60 --target params     # prints the seed, with which a run is repeated
+
+A target takes bytes; `SEEDS` has valid input for each. A case that fails is kept below .throughline/fuzz/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import secrets
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+from tasks.data.columns import read_index
+from tasks.data.decoder import Decoder
+from tasks.data.images import Unusable, examine
+from tasks.data.manifest import read_manifest
+from tasks.data.records import encode_example
+from tasks.data.shards import read_shard_index
+from tasks.data.tfrecord import frame, read_records
+from tasks.errors import UserError
+from tasks.evidence.condition import parse_condition
+from tasks.ingest import ingest
+from tasks.params import load_params
+from tasks.pipelines.ops import Parse
+from tasks.pipelines.undecodable import run_ops
+from tasks.settings import DataSettings, ShardSettings
+from tasks.shard import shard
+
+ROOT = Path(__file__).parent.parent.parent
+KEPT = ROOT / ".throughline" / "fuzz"
+SLOWEST_S = 20.0
+Target = Callable[[bytes, Path], None]
+
+
+class _NoDecoder(Decoder):
+    """For inspection alone: a process per case would be most of the time; `benchmarks/decoding.py` asks the real one."""
+
+    def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
+        """Nothing."""
+        return None
+
+
+def inspect_image(data: bytes, folder: Path) -> None:
+    """Look at an image file."""
+    (folder / "x.png").write_bytes(data)
+    (folder / "converted").mkdir(exist_ok=True)
+    try:
+        examine(folder / "x.png", root=folder, max_pixels=100_000, converted=folder / "converted", decoder=_NoDecoder())
+    except Unusable as reason:
+        str(reason).encode()
+
+
+def _ingest(data: bytes, folder: Path, name: str, source: str) -> None:
+    (folder / name).write_bytes(data)
+    ingest(DataSettings(source=source, path=str(folder / name), max_reject_fraction=1.0), folder / "manifest")  # type: ignore[arg-type]
+    read_manifest(folder / "manifest")
+
+
+def read_csv_table(data: bytes, folder: Path) -> None:
+    """Learn from a CSV table."""
+    _ingest(data, folder, "x.csv", "table")
+
+
+def read_parquet_table(data: bytes, folder: Path) -> None:
+    """Learn from a Parquet table."""
+    _ingest(data, folder, "x.parquet", "table")
+
+
+def read_image_table(data: bytes, folder: Path) -> None:
+    """Learn from images that a table lists."""
+    _ingest(data, folder, "x.csv", "image_table")
+
+
+def read_series(data: bytes, folder: Path) -> None:
+    """Learn from a time series."""
+    _ingest(data, folder, "x.csv", "time_series")
+
+
+def read_frames(data: bytes, folder: Path) -> None:
+    """Read the frames of a TFRecord file, strictly and leaving out what is damaged."""
+    (folder / "x.tfrecord").write_bytes(data)
+    list(read_records(folder / "x.tfrecord", compression="none", damaged=[]))
+    list(read_records(folder / "x.tfrecord", compression="gzip", damaged=[]))
+    list(read_records(folder / "x.tfrecord", compression="none"))
+
+
+def parse_record(data: bytes, folder: Path) -> None:
+    """Parse one record as pipelines do."""
+    import tensorflow as tf
+
+    try:
+        run_ops((Parse(feature="image", label="class"),), tf.constant(data))
+    except tf.errors.OpError as error:
+        str(error)
+
+
+def read_params(data: bytes, folder: Path) -> None:
+    """Check a params.yaml."""
+    (folder / "params.yaml").write_bytes(data)
+    load_params(folder / "params.yaml")
+
+
+def _prepared(folder: Path) -> Path:
+    """A folder with a manifest, shards and the index of a snapshot, made once."""
+    if not (folder / "manifest").exists():
+        np.savez(folder / "x.npz", x=np.random.default_rng(0).integers(0, 256, (60, 3, 3), np.uint8), y=np.arange(60) % 3)
+        manifest = ingest(DataSettings(source="arrays", path=str(folder / "x.npz")), folder / "manifest")
+        shard(replace(manifest, folder=folder / "manifest"), folder / "shards", settings=ShardSettings(min_shards=1))
+    return folder
+
+
+def read_manifest_summary(data: bytes, folder: Path) -> None:
+    """Read a manifest whose summary is this."""
+    (_prepared(folder) / "manifest" / "manifest.json").write_bytes(data)
+    read_manifest(folder / "manifest")
+
+
+def read_shards(data: bytes, folder: Path) -> None:
+    """Read a shard index."""
+    (_prepared(folder) / "shards" / "index.json").write_bytes(data)
+    read_shard_index(folder / "shards")
+
+
+def read_snapshot(data: bytes, folder: Path) -> None:
+    """Read the index of a snapshot."""
+    (folder / "snapshot").mkdir(exist_ok=True)
+    (folder / "snapshot" / "index.json").write_bytes(data)
+    read_index(folder / "snapshot")
+
+
+def read_condition(data: bytes, folder: Path) -> None:
+    """Understand what --fail-if takes, and compare."""
+    figures = {"stall_pct": 12.5, "verdict": "input-bound", "steps": 3, "gpu_pct": None, "parts": {}, "fits": True, "odd": float("nan")}
+    parse_condition(data.decode("utf-8", "surrogateescape")).check(figures)
+
+
+def _image(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)).save(file, kind)
+    return file.getvalue()
+
+
+def _parquet() -> bytes:
+    file = io.BytesIO()
+    pd.DataFrame({"size": [1.5, 2.5] * 20, "kind": ["a", "b"] * 20, "label": ["x", "y"] * 20}).to_parquet(file)
+    return file.getvalue()
+
+
+def _index(name: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return (_prepared(Path(folder)) / name).read_bytes()
+
+
+_RECORD = encode_example(key=7, label=1, value=b"image")
+_ROWS = b"".join(b"%d.5,%s,%s\n" % (number, b"ab"[number % 2 :][:1], b"xy"[number % 2 :][:1]) for number in range(40))
+_SNAPSHOT = {
+    "key": "k", "statistics": {"mean": [1.0], "deviation": [1.0]}, "columns": [{"name": "image", "dtype": "uint8", "shape": [2, 2, 1]}],
+    "splits": {"train": {"count": 0, "chunks": [{"start": 0, "count": 0, "digests": {"image": "d"}}], "ragged": {}}}, "mended": [],
+}  # fmt: skip
+TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
+    "image": (inspect_image, lambda: [_image(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP")]),
+    "csv": (read_csv_table, lambda: [b"size,kind,label\n" + _ROWS, b"size,kind,split,label\n1,a,test,x\n"]),
+    "parquet": (read_parquet_table, lambda: [_parquet()]),
+    "image_table": (read_image_table, lambda: [b"path,label,split\nx.png,a,train\n../y.png,b,\n"]),
+    "series": (read_series, lambda: [b"time,size\n" + b"".join(b"%d,%d.5\n" % (n, n) for n in range(60))]),
+    "frames": (read_frames, lambda: [b"".join(b"".join(frame(data)) for data in (b"one", b"", _RECORD))]),
+    "record": (parse_record, lambda: [_RECORD]),
+    "params": (read_params, lambda: [(ROOT / "params.yaml").read_bytes(), *(path.read_bytes() for path in ROOT.glob("infra/*/*.yaml"))]),
+    "manifest": (read_manifest_summary, lambda: [_index("manifest/manifest.json")]),
+    "shards": (read_shards, lambda: [_index("shards/index.json")]),
+    "snapshot": (read_snapshot, lambda: [json.dumps(_SNAPSHOT).encode()]),
+    "condition": (read_condition, lambda: [b"stall_pct > 10", b"verdict == 'input-bound'", b"steps != 3", b"gpu_pct < 1", b"fits == True"]),
+}
+_WORDS = (b"", b"\0", b"\xff", b"-1", b"0", b"1e999", b"nan", b"inf", b"null", b"true", b"[]", b"{}", b'""', b"\n", b",", b":", b'"', b"'", b"&a",
+          b"*a", b"9" * 40, b"2024-13-45", b"!!python/object:os.system", b"<<: *a", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"../",
+          b"label", b"split", b"test")  # fmt: skip
+
+
+def mutate(data: bytes, draw: random.Random) -> bytes:
+    """Some bits, bytes, pieces, words and lines of the data changed, doubled or gone."""
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
+        start = draw.randrange(len(changed) + 1)
+        end = min(len(changed), start + draw.choice((0, 1, 2, 4, 8, 30)))
+        what = draw.randrange(6)
+        if what == 0 and start < len(changed):
+            changed[start] ^= 1 << draw.randrange(8)
+        elif what == 1:
+            changed[start:end] = draw.choice(_WORDS)
+        elif what == 2:
+            del changed[start:end]
+        elif what == 3:
+            changed[start:start] = changed[draw.randrange(len(changed) + 1) :][: draw.choice((1, 8, 60))]
+        elif what == 4:
+            changed[start:end] = draw.randbytes(end - start)
+        else:
+            lines = bytes(changed).split(b"\n")
+            draw.shuffle(lines)
+            changed = bytearray(b"\n".join(lines)) if draw.random() < 0.2 else changed[: draw.randrange(len(changed) + 1)]
+    return bytes(changed)
+
+
+def fuzz(name: str, *, seconds: float, seed: int) -> tuple[int, list[str]]:
+    """Run one target; returns how many cases there were, and what is wrong, which ends it."""
+    target, examples = TARGETS[name]
+    draw, valid, count = random.Random(f"{seed}:{name}"), examples(), 0
+    ends = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder:
+        while time.monotonic() < ends:
+            data = draw.choice(valid) if count < len(valid) else mutate(draw.choice(valid), draw)
+            count += 1
+            started = time.monotonic()
+            try:
+                target(data, Path(folder))
+            except UserError as error:
+                problem = "" if str(error).strip() else "an error without words"
+            except Exception:  # noqa: BLE001 - that is what is looked for
+                problem = traceback.format_exc(limit=-4)
+            else:
+                problem = ""
+            if not problem and time.monotonic() - started > SLOWEST_S:
+                problem = f"took {time.monotonic() - started:.0f} s"
+            if problem:
+                KEPT.mkdir(parents=True, exist_ok=True)
+                (KEPT / f"{name}-{seed}-{count}").write_bytes(data)
+                return count, [f"{name}, case {count} of seed {seed}, kept in {KEPT}: {problem}"]
+    return count, []
+
+
+def main() -> None:
+    """Run all targets, each for its share of the time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))
+    parser.add_argument("--target", choices=list(TARGETS), action="append", help="this one alone; may be repeated")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    names = options.target or list(TARGETS)
+    print(f"seed {options.seed}", flush=True)
+    failed = []
+    for name in names:
+        count, problems = fuzz(name, seconds=options.seconds / len(names), seed=options.seed)
+        print(f"{name}: {count:,} cases, {'FAILED' if problems else 'nothing found'}", flush=True)
+        failed += problems
+    print("\n".join(failed))
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

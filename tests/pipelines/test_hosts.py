@@ -1,0 +1,68 @@
+"""Several hosts: each knows which one it is, and all slices of a batch are equal, or the run is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tasks.assembly import host_of
+from tasks.errors import ImpossiblePlan
+from tasks.pipelines.mapped import Host
+
+WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
+WITH_CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+
+
+def told(cluster, **task):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+HOSTS = [
+    ({}, Host()),
+    ({"TF_CONFIG": ""}, Host()),
+    ({"TF_CONFIG": "{}"}, Host()),
+    (told({"worker": ["a:1"]}, type="worker", index=0), Host()),
+    (told(WORKERS, type="worker", index=2), Host(index=2, count=3)),
+    (told(WITH_CHIEF, type="chief", index=0), Host(index=0, count=3)),
+    (told(WITH_CHIEF, type="worker", index=1), Host(index=2, count=3)),
+]
+REFUSED = [
+    {"TF_CONFIG": "{"},
+    {"TF_CONFIG": "[1]"},
+    {"TF_CONFIG": json.dumps({"cluster": WORKERS})},
+    told(WORKERS, type="worker"),
+    told(WORKERS, type="worker", index=3),
+    told(WORKERS, type="worker", index=-1),
+    told(WORKERS, type="worker", index="0"),
+    told(WITH_CHIEF, type="chief", index=1),
+    told(WORKERS, type="evaluator", index=0),
+    told({**WORKERS, "ps": ["d:1"]}, type="worker", index=0),
+]
+
+
+@pytest.mark.parametrize(("environment", "host"), HOSTS)
+def test_a_host_knows_which_one_it_is(environment, host):
+    assert host_of(environment) == host
+
+
+@pytest.mark.parametrize("environment", REFUSED)
+def test_hosts_that_could_read_the_same_examples_are_refused(environment):
+    with pytest.raises(ImpossiblePlan, match="TF_CONFIG"):
+        host_of(environment)
+
+
+def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty():
+    for hosts in range(1, 8):
+        for each in (1, 2, 5):
+            batch = hosts * each
+            for examples in range(hosts, 120):
+                shared = Host(count=hosts).shared(examples, batch)
+                assert 0 < shared <= examples and examples - shared < hosts and shared % batch % hosts == 0
+                Host(count=hosts).check(shared, batch)
+
+
+@pytest.mark.parametrize(("examples", "batch", "hosts", "said"), [(120, 7, 2, "use 6 or 8"), (120, 2, 3, "use 3"), (0, 4, 4, "fewer examples")])
+def test_what_cannot_be_shared_is_refused(examples, batch, hosts, said):
+    with pytest.raises(ImpossiblePlan, match=said):
+        Host(count=hosts).check(examples, batch)

@@ -1,0 +1,130 @@
+"""What a machine may lack, and what is not tested there: the only skips there are.
+
+A test calls `need("chromium")`. Any other skip fails its test. Where the environment says CI=true, these fail, too; elsewhere the
+run ends with what was not looked at and how to have it looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from infra.local.postgres import installed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Something of the machine that tests need, what goes untested without it, and how to get it."""
+
+    untested: str
+    remedy: str
+    met: Callable[[], bool]
+
+
+def _mounts() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            return False
+        subprocess.run(["umount", folder], check=True)
+    return True
+
+
+def _namespaces() -> bool:
+    name = f"throughline{os.getpid() % 10_000}"
+    made = shutil.which("ip") and not subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode
+    if made:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+    return bool(made)
+
+
+NEEDS = {
+    "chromium": Need(
+        untested="everything that people see: the pages of Prefect and MLflow",
+        remedy="apt-get install chromium",
+        met=lambda: shutil.which("chromium") is not None,
+    ),
+    "postgres": Need(
+        untested="the whole stack: Postgres, object store, passwords, backups",
+        remedy="apt-get install postgresql",
+        met=installed,
+    ),
+    "root": Need(
+        untested="what other users of the machine can do",
+        remedy="run the tests as root",
+        met=lambda: os.geteuid() == 0,
+    ),
+    "namespaces": Need(
+        untested="what processes in another network namespace can do",
+        remedy="apt-get install iproute2 and run the tests as a user who may make network namespaces, such as root",
+        met=_namespaces,
+    ),
+    "mount": Need(
+        untested="full and read-only disks",
+        remedy="run the tests as a user who may mount a tmpfs, such as root",
+        met=_mounts,
+    ),
+}
+_MARK = "NOT TESTED: "
+
+
+def need(name: str) -> None:
+    """Skip the test unless the machine has what NEEDS calls `name`."""
+    if not NEEDS[name].met():
+        pytest.skip(f"{_MARK}{name}")
+
+
+def needed(reason: str) -> str | None:
+    """Name of the need that a skip's reason stands for; None for any other reason."""
+    name = reason.removeprefix("Skipped: ").removeprefix(_MARK)
+    return name if name in NEEDS and _MARK in reason else None
+
+
+def refusal(reason: str) -> str | None:
+    """Why a skip fails its test; None if it may be skipped."""
+    name = needed(reason)
+    if name is None:
+        return f"skipped for a reason that tests/skips.py does not list: {reason}"
+    if os.environ.get("CI") == "true":
+        return f"nothing is skipped where CI=true; this needs {name}: {NEEDS[name].remedy}"
+    return None
+
+
+def _fail_if_refused(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        path, line, reason = report.longrepr
+        if why := refusal(reason):
+            report.outcome, report.longrepr = "failed", f"{path}:{line}: {why}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    """Fail what is skipped without leave."""
+    report = yield
+    _fail_if_refused(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Fail modules that skip themselves without leave."""
+    report = yield
+    _fail_if_refused(report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not tested and how to have it tested."""
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+    counts = Counter(name for name in map(needed, reasons) if name)
+    if counts:
+        terminalreporter.section("NOT TESTED ON THIS MACHINE", sep="!", red=True, bold=True)
+    for name, count in counts.items():
+        terminalreporter.line(f"{count} tests need {name}: {NEEDS[name].untested}. To have it tested: {NEEDS[name].remedy}", red=True)

@@ -1,0 +1,110 @@
+"""The password of `make ui`, and how flows of the same user and project find the running servers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import ExitStack
+
+import pytest
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+from skips import need
+
+from flows.access import ENVIRONMENT, alone, exports, find_running, joined, open_doors, published
+from flows.ui import take_from_others
+from tasks.errors import ServiceFailed
+
+RUNNING = {
+    "PREFECT_API_URL": "http://127.0.0.1:4200/api",
+    "PREFECT_API_AUTH_STRING": "throughline:secret",
+    "PREFECT_UI_URL": "http://127.0.0.1:4200",
+    "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000",
+    "MLFLOW_TRACKING_PASSWORD": 'it\'s a "secret" $HOME',
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_servers_of_the_users(monkeypatch):
+    for key in RUNNING:
+        monkeypatch.setenv(key, "")  # so that what a test sets goes with the test
+        monkeypatch.delenv(key)
+
+
+def test_the_password_stays_and_is_its_owners_alone(tmp_path):
+    first, second = open_doors(tmp_path), open_doors(tmp_path)
+    assert first.keys == second.keys and len(first.keys.password) == 32
+    assert open_doors(tmp_path / "other").keys != first.keys
+    folder = tmp_path / ".throughline" / "ui"
+    assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"passwort": 1}'])
+def test_a_damaged_password_is_drawn_again_and_mlflows_users_with_it(tmp_path, content):
+    doors = open_doors(tmp_path)
+    (doors.folder / "secrets.json").write_text(content)
+    (doors.folder / "mlflow-users.db").write_text("users with the password of before")
+    assert open_doors(tmp_path).keys != doors.keys
+    assert not (doors.folder / "mlflow-users.db").exists()
+    assert open_doors(tmp_path).keys == open_doors(tmp_path).keys
+
+
+def test_running_servers_are_found_while_they_run_and_no_longer(tmp_path):
+    assert find_running(tmp_path) == {}
+    with alone(tmp_path):
+        assert find_running(tmp_path) == {}, "they are starting"
+        with published(tmp_path, RUNNING | {"PATH": "/x"}) as file:
+            assert find_running(tmp_path) == RUNNING
+            left = file.read_text()
+            assert file.stat().st_mode & 0o777 == 0o600
+        assert find_running(tmp_path) == {}
+    file.write_text(left)
+    assert find_running(tmp_path) == {}, "left by servers that were killed"
+    with alone(tmp_path):
+        assert find_running(tmp_path) == {}, "and of no use while others start"
+
+
+def test_servers_start_once_in_a_project(tmp_path):
+    with alone(tmp_path), pytest.raises(ServiceFailed, match="run already"), alone(tmp_path):
+        pass
+
+
+def test_servers_of_another_user_are_not_trusted(tmp_path):
+    need("root")
+    with alone(tmp_path), published(tmp_path, RUNNING) as file:
+        os.chown(file, 65534, 65534)
+        assert find_running(tmp_path) == {}
+
+
+def test_a_shell_reads_what_is_published_as_it_was_meant(tmp_path):
+    (tmp_path / ENVIRONMENT).write_text(exports(RUNNING))
+    command = f'. {tmp_path / ENVIRONMENT}; printf %s "$MLFLOW_TRACKING_PASSWORD"'
+    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout == RUNNING["MLFLOW_TRACKING_PASSWORD"]
+
+
+def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path, monkeypatch):
+    with ExitStack() as running:
+        running.enter_context(temporary_settings(restore_defaults={PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL}))
+        running.enter_context(alone(tmp_path))
+        running.enter_context(published(tmp_path, RUNNING))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
+        with joined(tmp_path):
+            assert not PREFECT_API_URL.value() and os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
+        monkeypatch.delenv("MLFLOW_TRACKING_URI")
+        with temporary_settings({PREFECT_API_URL: "http://elsewhere/api"}), joined(tmp_path):
+            assert PREFECT_API_URL.value() == "http://elsewhere/api" and "MLFLOW_TRACKING_URI" not in os.environ
+        with joined(tmp_path):
+            assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
+            assert PREFECT_API_AUTH_STRING.value() == RUNNING["PREFECT_API_AUTH_STRING"]
+            assert {key: os.environ[key] for key in RUNNING} == RUNNING
+
+
+def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    for name in ("prefect", "mlartifacts", ".throughline/logs"):
+        (tmp_path / name).mkdir(parents=True, mode=0o755)
+    for name in ("mlflow.db", "mlflow.db-wal", "params.yaml"):
+        (tmp_path / name).touch(mode=0o644)
+    take_from_others(tmp_path)
+    take_from_others(tmp_path / "empty")
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("prefect", "mlartifacts", ".throughline/logs", "mlflow.db", "params.yaml")}
+    assert modes == {"prefect": 0o700, "mlartifacts": 0o700, ".throughline/logs": 0o700, "mlflow.db": 0o600, "params.yaml": 0o644}
