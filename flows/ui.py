@@ -90,12 +90,12 @@ def servers(access: Access, *, runs_at_once: int) -> Iterator[Callable[[], None]
       ServiceFailed: a port is taken, or something did not start.
     """
     check_free({"prefect-port": access.prefect_port, "mlflow-port": access.mlflow_port})
-    prefect, python = [sys.executable, "-m", "prefect"], [sys.executable, "-m"]
+    python = [sys.executable, "-m"]
     artifacts = access.artifacts if "://" in access.artifacts else str(Path(access.artifacts).resolve())
     listening = ["--host", HOST, "--port"]
     server = Service(
         name="prefect-server",
-        command=[*prefect, "server", "start", *listening, str(access.prefect_port)],
+        command=[*python, "flows.prefect_server", *listening, str(access.prefect_port)],
         healthy=lambda: answers(f"{access.prefect}/api/health"),
         environment={**access.environment, **access.own_pages_only, **access.server},
     )

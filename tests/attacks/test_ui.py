@@ -167,6 +167,18 @@ def test_a_form_of_another_origin_starts_nothing(stack, foreign, training):
     assert count(stack) == before
 
 
+@pytest.mark.parametrize("path", ["server/api/admin/version", "server/api/flow_runs/filter", "tracking/ajax-api/2.0/mlflow/experiments/search"])
+def test_a_name_that_was_pointed_to_this_machine_is_not_answered(stack, path):
+    """DNS rebinding: to the browser, such a page and the server are of one origin."""
+    which, _, path = path.partition("/")
+    url = urllib.parse.urlsplit(getattr(stack, which))
+    headers = {"Host": f"attacker.example:{url.port}"}
+    reply = requests.get(f"{url.geturl()}/{path}", headers=headers, auth=stack.user, timeout=30)
+    assert reply.status_code in (400, 403), reply.text
+    own = requests.get(f"{url.geturl()}/{path}", headers={"Host": f"localhost:{url.port}"}, auth=stack.user, timeout=30)
+    assert own.status_code not in (400, 403) or "max_results" in own.text, own.text
+
+
 # Another user of the machine: the same requests without a password, and the project's private files.
 
 AS_NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}

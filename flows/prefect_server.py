@@ -1,0 +1,33 @@
+"""Prefect's server for those who call this machine by its own names.
+
+`python -m flows.prefect_server --host …` takes the options of `prefect server start`. A page whose name has been pointed to
+127.0.0.1 is of the server's own origin to a browser (DNS rebinding); its requests still say that name.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+NAMES = ("127.0.0.1", "localhost")
+
+
+def main() -> None:
+    """Run `prefect server start` with an application that refuses requests to other names."""
+    from prefect.cli import app as cli
+    from prefect.server.api import server
+
+    create_app = server.create_app
+
+    def create_app_for_own_names(**options: Any) -> TrustedHostMiddleware:
+        return TrustedHostMiddleware(create_app(**options), NAMES)
+
+    server.create_app = create_app_for_own_names  # type: ignore[assignment]
+    sys.argv[1:] = ["server", "start", *sys.argv[1:]]
+    cli()
+
+
+if __name__ == "__main__":
+    main()
