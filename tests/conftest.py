@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from filelock import FileLock
 from lanes import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 from PIL import Image
 from project import copy_project, find_changes, make_project, prefect_template, run
-from skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - hooks
+from skips import need, pytest_make_collect_report, pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - hooks
 from stack import Stack, running_stack
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
@@ -126,3 +127,14 @@ def trained(stack) -> str:
     found = stack.ended(flow_run)
     assert found["state_type"] == "COMPLETED", stack.log(flow_run)
     return flow_run
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of one megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    need("mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)  # the last iterator may still hold its file

@@ -56,6 +56,11 @@ NEEDS = {
         remedy="apt-get install postgresql",
         met=installed,
     ),
+    "compiler": Need(
+        untested="readings of NVIDIA GPUs, whose libraries are compiled for the test",
+        remedy="apt-get install gcc libc6-dev",
+        met=lambda: shutil.which("cc") is not None,
+    ),
     "root": Need(
         untested="what other users of the machine can do",
         remedy="run the tests as root",

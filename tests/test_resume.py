@@ -185,3 +185,23 @@ def test_another_version_of_keras_is_other_work(layout, monkeypatch):
     monkeypatch.setattr(keras, "__version__", "0.0")
     after = work_key(params_of(), "optimized", stored)
     assert [part for part in before if before[part] != after[part]] == ["versions"]
+
+
+@pytest.mark.integration
+def test_a_checkpoint_that_cannot_be_written_ends_nothing_and_leaves_the_earlier_one(layout, undisturbed, small_disk, capsys):
+    rows, weights = undisturbed()
+    folder = small_disk / "kept"
+    with pytest.raises(Stop):
+        run(params_of(), layout, folder, stop_after=7)
+    kept = sorted(path.name for path in folder.glob("at-*"))
+    with pytest.raises(OSError, match="No space"), (small_disk / "rest").open("wb", buffering=0) as rest:
+        while True:
+            rest.write(bytes(4096))
+    with pytest.raises(Stop):
+        run(params_of(), layout, folder, stop_after=3)
+    assert "no checkpoint could be written" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.glob("at-*")) == kept
+    again, same_weights = run(params_of(), layout, folder)  # still without space, from the earlier one
+    assert again == rows
+    for weight, same in zip(weights, same_weights, strict=True):
+        np.testing.assert_array_equal(weight, same)

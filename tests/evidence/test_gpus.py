@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 from project import ROOT
+from skips import need
 
 from tasks.evidence.gpus import used_gpus
 from tasks.evidence.hardware import Sampler
@@ -32,13 +33,12 @@ print(json.dumps({"gpus": fingerprint()["gpus"], "reason": reason, "used": [pynv
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
     """Folders with the stand-ins: of both libraries, and of NVML alone."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    assert compiler, "a C compiler is needed to stand in for NVIDIA's libraries: apt-get install gcc"
+    need("compiler")
     folder = tmp_path_factory.mktemp("nvidia")
     for part in ("both", "nvml"):
         (folder / part).mkdir()
         source = ROOT / "tests" / "evidence" / "nvidia.c"
-        subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", folder / part / "libnvidia-ml.so.1", source], check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", folder / part / "libnvidia-ml.so.1", source], check=True)
     shutil.copy(folder / "both" / "libnvidia-ml.so.1", folder / "both" / "libcuda.so.1")
     return folder
 

@@ -9,24 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import SPLIT
-from skips import need
 
 from tasks.data.manifest import read_manifest
 from tasks.errors import told_plainly
 from tasks.files import write_json
 from tasks.ingest import ingest
 from tasks.settings import DataSettings
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A tmpfs of one megabyte."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    need("mount")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)  # the last iterator may still hold its file
 
 
 def test_a_full_disk_is_told_plainly_and_leaves_the_earlier_manifest(small_disk, array_settings, tmp_path, capsys):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
+from project import SMALL
+from ruamel.yaml import YAML
 
 from tasks.assembly import host_of
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.mapped import Host
+from tasks.train import main as train_stage
 
 WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
 WITH_CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
@@ -66,3 +70,15 @@ def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty
 def test_what_cannot_be_shared_is_refused(examples, batch, hosts, said):
     with pytest.raises(ImpossiblePlan, match=said):
         Host(count=hosts).check(examples, batch)
+
+
+def test_the_train_stage_refuses_to_be_one_of_several_hosts(tmp_path, monkeypatch, capsys):
+    """It would train on its slice of each batch alone."""
+    YAML().dump(SMALL, tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "--pipeline", "optimized"])
+    monkeypatch.setenv("TF_CONFIG", told(WORKERS, type="worker", index=1)["TF_CONFIG"])
+    with pytest.raises(SystemExit) as ended:
+        train_stage()
+    assert ended.value.code == 2
+    assert "TF_CONFIG names 3 hosts; this stage trains on one" in capsys.readouterr().err
