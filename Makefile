@@ -6,6 +6,7 @@
 #   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
 #   make quick | test | test-all    unit tests · with one small run of the DAG and of a flow · with servers, browsers, kills
 #   make check | bench              formatting, lint and types · benchmarks
+#   make mutations [MUTATIONS=--help]   plant faults in a copy and see that the tests catch them
 #   make fuzz [SECONDS=60] [SEED=N]   mutated input for every parser
 #   make audit                      ask the vulnerability database about every locked package
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -16,7 +17,7 @@ BUDGET ?= full
 BIN := $(CURDIR)/.venv/bin
 export PATH := $(BIN):$(PATH)
 
-.PHONY: setup demo ui stack quick test test-all check bench fuzz audit
+.PHONY: setup demo ui stack quick test test-all check bench mutations fuzz audit
 setup: .venv/.ready$(GPU)
 
 .venv/.ready$(GPU): pyproject.toml uv.lock
@@ -59,6 +60,9 @@ check: setup
 
 bench: setup
 	@ls benchmarks/*.py | grep -v __init__ | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"
+
+mutations: setup
+	python -m tests.mutations $(MUTATIONS)
 
 fuzz: setup
 	python -m tests.fuzz.fuzz_parsers --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

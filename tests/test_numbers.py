@@ -82,6 +82,16 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
         assert key.max() + 10 <= end
 
 
+def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.ingest.STEPS_PER_BLOCK", 100)
+    np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(COLUMNS, 1))
+    params = check(series_document(tmp_path / "series.npy"))
+    _, stored = opened(tmp_path, params)
+    assert len(stored.shards.of("train")) > 1
+    np.testing.assert_array_equal(stored.mapped("train", "key"), np.arange(600))
+    np.testing.assert_array_equal(stored.mapped("train", "features")[:, 1], np.arange(600))
+
+
 def test_statistics_come_from_the_training_part_alone(series):
     params, _, stored = series
     train = np.arange(3000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,14 @@ def test_any_number_of_writers_gives_the_same_files(arrays, tmp_path, compressio
     for writers in (1, 3):
         shard(manifest, tmp_path / str(writers), settings=ShardSettings(min_shards=4, writers=writers, compression=compression))
     assert digests(tmp_path / "1") == digests(tmp_path / "3")
+
+
+def test_shards_are_the_same_however_many_records_are_made_together(arrays, tmp_path, monkeypatch):
+    manifest = read_manifest(arrays / "manifest")
+    shard(manifest, tmp_path / "whole", settings=ShardSettings(min_shards=2, writers=1))
+    monkeypatch.setattr("tasks.shard.BLOCK_BYTES", 1000)  # a few records
+    shard(manifest, tmp_path / "blocks", settings=ShardSettings(min_shards=2, writers=1))
+    assert digests(tmp_path / "blocks") == digests(tmp_path / "whole")
 
 
 def test_tfds_reads_images_labels_and_counts(photos):
@@ -72,6 +81,18 @@ def test_finished_shards_are_not_written_again_after_an_interruption(arrays, tmp
     assert digests(tmp_path / "shards") == digests_of_a_fresh_run(manifest, tmp_path, settings)
 
 
+def test_an_interrupted_run_does_not_go_on_with_other_data(arrays, tmp_path, monkeypatch):
+    manifest = read_manifest(arrays / "manifest")
+    settings = ShardSettings(min_shards=4, writers=1)
+    monkeypatch.setattr("tasks.shard.write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        shard(manifest, tmp_path / "shards", settings=settings)
+    monkeypatch.undo()
+    relabeled = replace(manifest, examples=manifest.examples.assign(label=3 - manifest.examples["label"]))
+    shard(relabeled, tmp_path / "shards", settings=settings)
+    assert digests(tmp_path / "shards") == digests_of_a_fresh_run(relabeled, tmp_path, settings)
+
+
 def digests_of_a_fresh_run(manifest, tmp_path, settings):
     shard(manifest, tmp_path / "fresh", settings=settings)
     return digests(tmp_path / "fresh")
@@ -97,6 +118,9 @@ def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path
     path = tmp_path / "shards" / index.shards[0].name
     data = path.read_bytes()
     path.write_bytes(data[:-1])
+    with pytest.raises(CorruptShard, match="the index says"):
+        read_shard_index(tmp_path / "shards")
+    path.write_bytes(data + b"\0")
     with pytest.raises(CorruptShard, match="the index says"):
         read_shard_index(tmp_path / "shards")
     path.unlink()

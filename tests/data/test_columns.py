@@ -46,6 +46,12 @@ def test_rows_come_back_wherever_they_were_written(written):
     verify(written, index)
 
 
+def test_whoever_changes_a_mapped_column_changes_it_for_himself_alone(written):
+    column = COLUMNS[0]
+    map_column(written, "train", column, 10)[:] = 0
+    np.testing.assert_array_equal(map_column(written, "train", column, 10), VALUES["image"])
+
+
 def test_a_flipped_bit_is_found_and_placed(written):
     path = column_path(written, "train", "image")
     data = bytearray(path.read_bytes())

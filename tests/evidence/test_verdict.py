@@ -46,6 +46,10 @@ def test_epochs_that_contradict_a_verdict_are_named_instead_of_it():
     assert "again" in verdict.remedy
 
 
+def test_epochs_that_were_faster_than_what_is_measured_now_contradict_it_too():
+    assert judge(stall(70, 66, 74), Witness(low_pct=0, high_pct=3, step_ms=1.0), accelerator=False).name == "undecided"
+
+
 @pytest.mark.parametrize("low", [5, 60, 74])
 def test_epochs_within_the_drift_or_of_the_same_verdict_contradict_nothing(low):
     measured = stall(70, 66, 74) if low > 20 else stall(0, 0, 2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,6 +272,16 @@ def test_augmentation_differs_from_epoch_to_epoch(stored):
     assert same(two, batches(pipe, epochs=2))
 
 
+def test_a_stream_begins_with_the_epoch_of_the_step_that_is_asked_for(stored):
+    pipe = pipeline(stored, **CONFIGS["naive"])
+    assert same(batches(pipe, first_step=pipe.steps + 3, epochs=2), batches(pipe, epochs=2)[pipe.steps :])
+
+
+def test_original_files_come_in_the_order_of_the_shards(stored):
+    photos = stored["photos"]
+    assert list(photos.files("train").keys) == photos.mapped("train", "key").tolist()
+
+
 def test_a_snapshot_of_other_preprocessing_is_never_read(stored, photos):
     with pytest.raises(StaleSnapshot):
         open_stored(
@@ -309,6 +321,45 @@ def test_a_snapshot_goes_on_after_an_interruption(stored, photos, tmp_path, monk
     assert len(calls) == 10 + shards - finished
     for path in [*(photos / "snapshot").rglob("*.bin"), photos / "snapshot" / "index.json"]:
         assert path.read_bytes() == (tmp_path / "snapshot" / path.relative_to(photos / "snapshot")).read_bytes()
+
+
+def test_a_snapshot_is_the_same_however_many_rows_are_made_together(arrays, stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.snapshot.ROWS_BYTES", 1000)  # a few images
+    index = snapshot(read_shard_index(arrays / "shards"), arrays / "shards", tmp_path / "snapshot", preprocess=(Decode(),))
+    assert len(index.splits["train"].chunks) > len(stored["arrays"].snapshot.splits["train"].chunks)
+    for path in (arrays / "snapshot").rglob("*.bin"):
+        assert path.read_bytes() == (tmp_path / "snapshot" / path.relative_to(arrays / "snapshot")).read_bytes()
+
+
+def test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done(arrays, tmp_path, monkeypatch):
+    import tasks.snapshot as stage
+
+    flushed, notes, late = [], [], []
+    real_fsync, real_write = os.fsync, stage.write_json
+
+    def fsync(descriptor):
+        real_fsync(descriptor)
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def write_json(path, value):
+        if path.name.startswith(".done-"):
+            notes.append(path.name.removeprefix(".done-").partition("-")[0])
+            columns = [sum(one.parts[-2:] == (notes[-1], f"{name}.bin") for one in flushed) for name in ("image", "label", "key")]
+            late.extend([path] if min(columns) < notes.count(notes[-1]) else [])
+        real_write(path, value)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(stage, "write_json", write_json)
+    index = read_shard_index(arrays / "shards")
+    snapshot(index, arrays / "shards", tmp_path / "snapshot", preprocess=(Decode(),))
+    assert len(notes) == sum(len(index.of(split)) for split in index.splits) and not late
+
+
+def test_a_shard_with_fewer_examples_than_the_index_says_is_refused(arrays, tmp_path):
+    index = read_shard_index(arrays / "shards")
+    longer = replace(index.shards[0], records=index.shards[0].records + 1, examples=index.shards[0].examples + 1)
+    with pytest.raises(CorruptShard, match=rf"{longer.name}: holds {longer.examples - 1} examples, the index says {longer.examples}"):
+        snapshot(replace(index, shards=(longer, *index.shards[1:])), arrays / "shards", tmp_path / "snapshot", preprocess=(Decode(),))
 
 
 def test_a_damaged_shard_stops_the_snapshot_and_is_named(arrays, tmp_path):
@@ -375,6 +426,7 @@ def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, ca
     kept = set(map_column(tmp_path / "snapshot", "train", column, written.splits["train"].count).tolist())
     whole = set(map_column(arrays / "snapshot", "train", column, index.examples("train")).tolist())
     assert kept < whole and len(whole - kept) == 2
+    assert index.with_mended(written.mended).data_digest != index.data_digest, "what is left is other data"
     too_many = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.001)
     with pytest.raises(CorruptShard, match=r"2 of 200 examples cannot be read, 1.00%; snapshot.max_corrupt_fraction allows 0.10%"):
         snapshot(index, tmp_path / "shards", tmp_path / "other", preprocess=(Decode(),), settings=too_many)

@@ -63,6 +63,7 @@ def test_classes_are_drawn_by_quota_and_their_examples_evenly(labels, seed):
     rows = drawn_by_class(positions(count)[None], index=index, seed=seed, epoch=epochs(1, 1)[None]).numpy()[0]
     drawn = np.bincount(labels[rows], minlength=5)
     assert np.all(abs(drawn - count * np.asarray([0.2, 0.2, 0.4, 0, 0.2])) <= 1)
+    assert drawn[3] == 0, "what has no weight is not drawn"
     for label in (0, 1, 2, 4):  # whatever its quota
         times = np.bincount(rows, minlength=count)[labels == label]
         assert times.max() - times.min() <= 1, "no example is drawn again before all were drawn once"
