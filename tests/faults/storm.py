@@ -1,9 +1,10 @@
 """A storm of kill -9 at random instants, then one undisturbed run: the same bytes and losses as without, and nothing left.
 
-    python tests/faults/storm.py --kills 100 --seed 7
+    python tests/faults/storm.py --kills 100 --seed 7 [--served]
 
-Kills the flow, its process group, a stage, one of the supervisors, DVC, or Prefect's temporary server. It prints its
-seed, which draws targets and instants; the machine's speed has its part in what is hit.
+Kills the flow, its process group, a stage, one of the supervisors, DVC, or Prefect's temporary server. With --served, runs are
+taken by the worker of a `make ui`: that, its servers, its worker and the runs' processes are killed. It prints its seed, which
+draws targets and instants; the machine's speed has its part in what is hit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -28,12 +30,16 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 import numpy as np
 import psutil
+import requests
 from project import environment, make_project
+from stack import ENDED, Stack
 
+from flows.services import free_port
 from tasks.files import digest_file
 
 NAME = "storm"
-FLOW = (sys.executable, "-m", "flows.training", "--pipeline", "optimized", "--set", "train.epochs=20", "--name", NAME)
+EPOCHS = 20
+FLOW = (sys.executable, "-m", "flows.training", "--pipeline", "optimized", "--set", f"train.epochs={EPOCHS}", "--name", NAME)
 LONGEST_S = 600.0
 LEFTOVERS = ("*.partial", ".*.old", ".*.tmp", "*.lock")
 ENDING_S = 30.0
@@ -61,6 +67,9 @@ TARGETS: dict[str, Callable[[list[str]], bool]] = {
 class Storm:
     """A project, its flow that is started whenever there is none, and the kills so far."""
 
+    targets = TARGETS
+    kinds: tuple[str, ...] = ("flow", "group", *TARGETS, "stage", "supervisor")
+
     def __init__(self, folder: Path, seed: int) -> None:
         draw = np.random.default_rng(7)
         np.savez(folder / "data.npz", x=draw.integers(0, 256, (200, 12, 10), np.uint8), y=np.arange(200) % 4)
@@ -84,17 +93,22 @@ class Storm:
         code = self.start(project).wait(LONGEST_S)
         assert code == 0, f"an undisturbed run ended with {code}; see {self.folder / 'log'}"
 
-    def strike(self) -> None:
-        """Let the flow run for a while, then kill something of it."""
+    def prepare(self) -> None:
+        """See to it that a run is there."""
         if self.flow is None or self.flow.poll() is not None:
             if self.flow is not None and self.flow.returncode == 0:
                 self.completed += 1
                 self.forget()
             self.flow = self.start(self.project)
+
+    def strike(self) -> None:
+        """Let a run go on for a while, then kill something of it."""
+        self.prepare()
+        assert self.flow
         deadline = time.monotonic() + self.random.uniform(0.0, 14.0)
         while time.monotonic() < deadline and self.flow.poll() is None:
             time.sleep(0.01)
-        kind = self.random.choice(["flow", "group", *TARGETS, "stage", "supervisor"])
+        kind = self.random.choice(self.kinds)
         if self.flow.poll() is not None:
             return
         if kind == "group":
@@ -103,7 +117,7 @@ class Storm:
             self.flow.kill()
         else:
             below = psutil.Process(self.flow.pid).children(recursive=True)
-            hit = [process for process in below if TARGETS[kind](_line(process))]
+            hit = [process for process in below if self.targets[kind](_line(process))]
             if not hit:
                 return
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -144,9 +158,88 @@ class Storm:
                     *place.glob(f"data/{pattern}"),
                     *place.glob(f"data/*/{pattern}"),
                     *place.glob(f"runs/**/{pattern}"),
-                    *place.glob(f".throughline/*/{pattern}"),
+                    *(path for path in place.glob(f".throughline/*/{pattern}") if path.parent.name != "ui"),  # a lock that stays
                 ]
         return [str(path.relative_to(self.folder)) for path in found]
+
+
+SERVED = {
+    "ui": is_word("flows.ui"),
+    "server": is_word("flows.prefect_server"),
+    "tracking": is_word("flows.tracking_server"),
+    "worker": is_word("flows.worker"),
+    "run": is_word("prefect.engine"),
+    "stage": TARGETS["stage"],
+    "supervisor": is_supervisor,
+    "dvc": TARGETS["dvc"],
+}
+
+
+class ServedStorm(Storm):
+    """A project whose runs the worker of a `make ui` takes, which is started again whenever it has ended."""
+
+    targets = SERVED
+    kinds = (*SERVED, "worker", "run", "stage")
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__(folder, seed)
+        self.ports = free_port(), free_port()
+        self.stack: Stack | None = None
+        self.run = ""  # the flow run that was started last
+
+    def serve(self) -> None:
+        """Have a `make ui` that answers."""
+        while self.flow is None or self.flow.poll() is not None or self.stack is None:
+            said = self.folder / "said"
+            command = (sys.executable, "-m", "flows.ui", "--prefect-port", str(self.ports[0]), "--mlflow-port", str(self.ports[1]))
+            with said.open("w") as out:
+                variables = environment(self.project) | {"TMPDIR": str(self.folder / "tmp"), "GIT_PAGER": ""}
+                self.flow = subprocess.Popen(command, cwd=self.project, env=variables, stdout=out, stderr=out, start_new_session=True)
+            deadline = time.monotonic() + LONGEST_S
+            while "Ctrl-C stops all" not in said.read_text() and self.flow.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.3)
+            if found := re.search(r"MLflow asks for user (\S+), password (\S+)", said.read_text()):
+                prefect, mlflow = (f"http://127.0.0.1:{port}" for port in self.ports)
+                self.stack = Stack(self.project, prefect, mlflow, (found[1], found[2]))
+
+    def started(self) -> str:
+        """Start a run through the server; returns it."""
+        self.serve()
+        assert self.stack
+        return self.stack.start("training", pipeline="optimized", name=NAME, changes={"epochs": EPOCHS})
+
+    def prepare(self) -> None:
+        """See to it that `make ui` and a run are there."""
+        self.serve()
+        assert self.stack
+        with contextlib.suppress(requests.RequestException, AssertionError):  # the server may just have been killed
+            state = self.stack.state(self.run)["state_type"] if self.run else "CRASHED"
+            if state == "COMPLETED":
+                self.completed += 1
+                self.forget()
+            if state in ENDED or not self.living_runs():
+                self.run = self.started()
+
+    def living_runs(self) -> list[str]:
+        """Command lines of processes of runs."""
+        return [line for line in self.living() if "prefect.engine" in line or "-m tasks." in line]
+
+    def end(self) -> None:
+        """Stop `make ui` as a person would, and whatever it runs with it."""
+        if self.flow is not None and self.flow.poll() is None:
+            self.flow.send_signal(signal.SIGINT)
+        super().end()
+
+    def run_calmly(self, project: Path) -> None:
+        """Start a run and wait for its end; undisturbed runs of the other project have no server."""
+        if project == self.calm:
+            super().run_calmly(project)
+            return
+        run = self.started()
+        assert self.stack
+        ended = self.stack.ended(run, LONGEST_S)
+        assert ended["state_type"] == "COMPLETED", self.stack.log(run)
+        self.end()
 
 
 def _line(process: psutil.Process) -> list[str]:
@@ -171,10 +264,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
+    parser.add_argument("--served", action="store_true", help="runs are taken by the worker of a `make ui`")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="storm-")).resolve()
-    storm = Storm(folder, options.seed)
+    storm = (ServedStorm if options.served else Storm)(folder, options.seed)
     problems: list[str] = ["it did not come to its end"]
     try:
         storm.run_calmly(storm.calm)
