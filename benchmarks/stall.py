@@ -4,8 +4,9 @@
     python -m benchmarks.stall --real --photos DIR --json FILE
 
 The first: inputs and models that sleep, so that their stall follows from their construction (a queue of that capacity, by
-simulation) and no core is used; what Keras adds to a sleeping step is timed before there is an input. The second: real inputs and real models on real cores, each against long
-reference runs before and after it, with and without another program that eats a core.
+simulation) and no core is used; what Keras adds to a sleeping step is timed before there is an input. The second: real
+inputs and real models on real cores, each against long reference runs before and after it, with and without another program
+that eats a core.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def measure_sleeping(workload: data.Workload, cases: list[Sleeping]) -> Iterator
         model = {"name": "emulated", "options": {"step_ms": case.model_ms, "spread": case.model_spread}}
         sleep = {"benchmarks.sleeping:Sleep": {"ms": case.input_ms, "spread": case.input_spread}}
         late = {"augment": []} if case.cached else {"augment": [sleep]}
-        state, (step_ms,) = measured({**workload.document, **late, "model": model, "pipelines": {"p": case.config}}, workload)
+        state, (step_ms, *_) = measured({**workload.document, **late, "model": model, "pipelines": {"p": case.config}}, workload)
         truth = replace(case, model_ms=step_ms).stall_pct
         yield {
             **asdict(case),
