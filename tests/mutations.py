@@ -73,6 +73,7 @@ CODE_IDENTITY = ("tests/test_code_identity.py",)
 DIAGNOSIS = ("tests/evidence/test_diagnosis.py",)
 DRAWS = ("tests/evidence/test_draws.py",)
 EQUALITY = ("tests/evidence/test_equality.py",)
+FILES = ("tests/test_files.py",)
 HOSTS = ("tests/pipelines/test_hosts.py",)
 REACH = ("tests/attacks/test_reach.py",)
 REPORT = ("tests/test_report.py",)
@@ -149,7 +150,7 @@ FAULTS = (
         (DATASET + "test_original_files_come_in_the_order_of_the_shards",),
     ),
     # Orders and draws
-    Fault("the seed is left out of every draw", "names = [seed, *(", "names = [*(", SAMPLERS),
+    Fault("the seed is left out of every draw", "names = [seed, *(", "names = [*(", PINNED),
     Fault("the epoch is left out of the permutation", "key = fold(seed, epoch, ", "key = fold(seed, epoch * 0, ", PINNED),
     Fault("the cipher has too few rounds", "CIPHER_ROUNDS = 16", "CIPHER_ROUNDS = 4", SAMPLERS),
     Fault("the last window is as large as the others", "count - which * window)", "count)", SAMPLERS),
@@ -235,17 +236,35 @@ FAULTS = (
     Fault("images may lie outside the data root", "if not path.resolve().is_relative_to(root.resolve()):", "if False:", ODD_FILES),
     Fault("a linked folder may lie outside the data root", "if not target.is_relative_to(self.root.resolve()):", "if False:", ODD_FILES),
     Fault("orientation is not applied", " and image.getexif().get(_ORIENTATION) in _UPRIGHT", "", INGEST),
-    Fault("the manifest's digest forgets the labels", '("id", "digest", "label", "split")]', '("id", "digest", "split")]', INGEST),
+    Fault(
+        "the manifest's digest forgets the labels",
+        '("id", "digest", "label", "split")]',
+        '("id", "digest", "split")]',
+        ("tests/data/test_manifest.py",),
+    ),
     Fault("a manifest that was cut off is read", "if len(table) != rows:", "if False:", ("tests/faults/test_damaged_files.py",)),
     Fault("a label that is missing becomes a class", "np.flatnonzero(label.isna().to_numpy())", "()", LEAKS),
     # Files
-    Fault("a file is renamed before it is flushed", "flush(temporary)\n        os.replace", "os.replace", LEFTOVERS),
-    Fault("a folder takes its place before it is flushed", "    flush_folder(new)\n", "", LEFTOVERS),
-    Fault("other work goes on in an interrupted folder", "_key_of(partial) != key", "_key_of(partial) is None", LEFTOVERS),
+    Fault("a file is renamed before it is flushed", "flush(temporary)\n        os.replace", "os.replace", FILES),
+    Fault("a folder takes its place before it is flushed", "    flush_folder(new)\n", "", FILES),
+    Fault("other work goes on in an interrupted folder", "_key_of(partial) != key", "_key_of(partial) is None", FILES),
     Fault("the old folder is not put back", "if old.exists() and not path.exists():", "if False:", LEFTOVERS),
     Fault("temporary files of living processes are removed", "and not _is_alive(int(match[1]))", "", LEFTOVERS),
     Fault("a scratch folder is not locked", "fcntl.flock(descriptor, fcntl.LOCK_EX)", "pass", LEFTOVERS),
     Fault("parts of a digest run into each other", 'state.update(len(part).to_bytes(8, "little"))', "pass", PINNED),
+    # Errors
+    Fault(
+        "an error that is no damage is swallowed",
+        "if not problems:\n            raise",
+        "if not problems:\n            return",
+        (DATASET + "test_an_error_that_is_no_damage_stays_what_it_is",),
+    ),
+    Fault(
+        "a bug is swallowed",
+        "raise\n        print(problem",
+        "return\n        print(problem",
+        ("tests/faults/test_disks.py::test_other_errors_keep_their_traceback",),
+    ),
     # Equality and draws
     Fault(
         "an example that comes twice cancels out",
@@ -282,10 +301,15 @@ FAULTS = (
         ("tests/test_executions.py",),
     ),
     Fault("spans end with the later one", "min(end, other[place, 1])", "max(end, other[place, 1])", ("tests/evidence/test_intervals.py",)),
-    Fault("a wait is blamed twice", "        left = without(left, worked)\n", "", ("tests/evidence/test_breakdown.py",)),
+    Fault(
+        "a wait is blamed twice",
+        "        left = without(left, worked)\n",
+        "",
+        ("tests/evidence/test_breakdown.py::test_every_instant_of_a_wait_is_blamed_on_one_iterator",),
+    ),
     # Diagnosis
     Fault("what is worth a change is not", "self.share(milliseconds) >= WORTH_PCT", "self.share(milliseconds) <= WORTH_PCT", DIAGNOSIS),
-    Fault("threads beyond the cores work", "segment.work_ms / min(segment.threads, cores)", "segment.work_ms / segment.threads", DIAGNOSIS),
+    Fault("a parallel map works on the training's own thread", "if threads == 1:", "if threads >= 1:", DIAGNOSIS),
     Fault("an accelerator's input needs no cores", "slowest, load.work_ms / cores)", "slowest)", DIAGNOSIS),
     Fault("the largest gain comes first whatever it asks for", "gain * AS_GOOD >= most", "gain >= most", DIAGNOSIS),
     Fault(
@@ -326,10 +350,11 @@ FAULTS = (
     Fault("imports of code are not followed", "pending += _imports(name, path)", "pass", CODE_IDENTITY),
     Fault("packages of code are not followed", "pending += _parents(name)", "pass", CODE_IDENTITY),
     Fault("docstrings count as code", "node.body = node.body[1:]", "pass", CODE_IDENTITY),
-    Fault("another version than the locked one is taken", "if locked and version not in locked:", "if False:"),
+    Fault("another version than the locked one is taken", "if locked and version not in locked:", "if False:", ("tests/test_libraries.py",)),
     # Runs
     Fault("a removed lock file is taken for the lock", "if _is_current(descriptor, path):", "if True:", LOCKS),
     Fault("a process id that is used again holds a lock", "and words.endswith(arguments)", "", LOCKS),
+    Fault("two runs use a workspace at once", 'f"workspace.{name}"', 'f"workspace.{name}.{os.urandom(4).hex()}"', WORKSPACES),
     Fault("hooks of the project run", 'f"core.hooksPath={os.devnull}"', '"core.fsmonitor=false"', WORKSPACES),
     Fault("hidden files may be read", 'any(part.startswith(".") for way', "any(False for way", REACH),
     Fault("the program's own functions may be called", " or parts[0] in OUR_PACKAGES", "", REACH),
@@ -338,6 +363,12 @@ FAULTS = (
     Fault("servers of another user are trusted", ".st_uid != os.geteuid()", ".st_uid < 0", ACCESS),
     Fault("the password may be read by all", "os.O_NOFOLLOW, 0o600)", "os.O_NOFOLLOW, 0o644)", ACCESS),
     Fault("the password is drawn again at each start", "write_private(file, json.dumps(asdict(keys)))", "pass", ACCESS),
+    Fault(
+        "the Prefect server asks for no password",
+        'return {"PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{self.keys.password}"}',
+        "return {}",
+        ACCESS,
+    ),
     Fault("a shell runs what stands in a value", "shlex.quote(value)", "value", ACCESS),
     Fault(
         "pages of other sites may send requests", 'site in ("cross-site", "same-site")', 'site in ("cross-site",)', ("tests/test_tracking_server.py",)

@@ -38,6 +38,13 @@ def test_the_password_stays_and_is_its_owners_alone(tmp_path):
     assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
 
 
+def test_both_servers_ask_for_the_password_that_clients_are_given(tmp_path):
+    doors = open_doors(tmp_path)
+    assert doors.server["PREFECT_SERVER_API_AUTH_STRING"] == doors.clients["PREFECT_API_AUTH_STRING"] == f"throughline:{doors.keys.password}"
+    assert doors.tracking["MLFLOW_AUTH_ADMIN_USERNAME"] == doors.clients["MLFLOW_TRACKING_USERNAME"]
+    assert doors.tracking["MLFLOW_AUTH_ADMIN_PASSWORD"] == doors.clients["MLFLOW_TRACKING_PASSWORD"] == doors.keys.password
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"passwort": 1}'])
 def test_a_damaged_password_is_drawn_again_and_mlflows_users_with_it(tmp_path, content):
     doors = open_doors(tmp_path)

@@ -2,10 +2,65 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
-from tasks.files import atomic_file
+import pytest
+
+from tasks import files
+from tasks.files import atomic_file, resumable_folder
+
+
+@pytest.fixture
+def flushed(monkeypatch):
+    """What has reached the disk while the test runs: the size of each file then, and folders, by their inodes."""
+    sizes = {}
+
+    def fsync(descriptor, *, real=os.fsync):
+        real(descriptor)
+        status = os.fstat(descriptor)
+        sizes[status.st_ino] = status.st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return sizes
+
+
+def on_disk(path, flushed):
+    """Whether all of a file or folder has been flushed."""
+    return all(one.is_dir() or flushed.get(one.stat().st_ino) == one.stat().st_size for one in (path, *path.rglob("*")))
+
+
+def test_a_file_or_folder_has_reached_the_disk_before_it_takes_its_place(tmp_path, flushed, monkeypatch):
+    late = []
+
+    def replace(old, new, *, real=os.replace):
+        late.extend([] if on_disk(Path(old), flushed) else [new])
+        real(old, new)
+
+    def exchange(one, other, *, real=files._exchange):
+        late.extend([] if on_disk(Path(one), flushed) else [other])
+        return real(one, other)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(files, "_exchange", exchange)
+    for version in ("first", "second"):
+        with atomic_file(tmp_path / "file") as temporary:
+            temporary.write_text(version)
+        with resumable_folder(tmp_path / "folder", key=version) as folder:
+            (folder / "below").mkdir()
+            (folder / "below" / "file").write_text(version)
+    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "below" / "file").read_text() == "second"
+    assert late == []
+
+
+def test_work_that_was_interrupted_goes_on_and_other_work_begins_from_scratch(tmp_path):
+    for key, kept in (("one", []), ("one", ["member"]), ("other", [])):
+        with pytest.raises(InterruptedError), resumable_folder(tmp_path / "folder", key=key) as folder:
+            assert [path.name for path in folder.iterdir() if path.name != files.KEY_FILE] == kept
+            (folder / "member").write_text("finished")
+            raise InterruptedError
 
 
 def test_threads_that_write_the_same_file_do_not_meet_in_their_temporary_ones(tmp_path):

@@ -90,6 +90,7 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
     assert len(stored.shards.of("train")) > 1
     np.testing.assert_array_equal(stored.mapped("train", "key"), np.arange(600))
     np.testing.assert_array_equal(stored.mapped("train", "features")[:, 1], np.arange(600))
+    np.testing.assert_allclose(stored.completed(params.finish)[0].deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
 
 
 def test_statistics_come_from_the_training_part_alone(series):

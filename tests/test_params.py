@@ -84,6 +84,8 @@ def test_all_problems_are_told_together():
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
         ({"pipelines__naive__map": "{parallel: fast}"}, "expected none, auto, cores or a whole number from 1; found 'fast'"),
         ({"pipelines__naive__map": "{parallel: 0}"}, "expected none, auto, cores or a whole number from 1; found 0"),
+        ({"pipelines__naive__map": "{parallel: true}"}, "expected none, auto, cores or a whole number from 1; found True"),
+        ({"data__path": "data/raw/mine"}, "data.path: data/raw/mine is in data/raw, which is for what data.fetch gets"),
         ({"augment": "[flip]", "pipelines__naive__cache": "{after: flip}"}, "flip is random; cached, every epoch would repeat"),
     ],
 )

@@ -12,7 +12,7 @@ from tasks.errors import MissingInput
 from tasks.evidence.breakdown import break_down
 from tasks.evidence.timeline import timeline_of
 from tasks.evidence.verdict import verdict_of
-from tasks.evidence.xspace import STEP, Trace, read_trace
+from tasks.evidence.xspace import STEP, WAIT, Event, Trace, read_trace
 
 BURN_MS, STEPS = 5.0, 40  # what lay prepared when the trace began takes little of so many
 
@@ -82,6 +82,26 @@ def test_a_planted_cost_is_found_at_its_step(tmp_path, burning, prefetch, parall
     assert burnt.self_ms > 5 * spared.self_ms
     assert burnt.critical_pct > 50 > spared.critical_pct
     assert breakdown.worst() is burnt
+
+
+def test_every_instant_of_a_wait_is_blamed_on_one_iterator():
+    """A parallel map reads for 2 ms of a wait of 10 ms, then its function runs for 6 ms on a thread of its own."""
+
+    def event(name, begin, end, *, label="", thread=1, run=0):
+        return Event(name=name, label=label, thread=thread, start_ms=begin, duration_ms=end - begin, run=run)
+
+    host = [
+        event(STEP, 0, 12),
+        event(WAIT, 0, 10),
+        event("Iterator::Root", 0, 10),
+        event("Iterator::Root::ParallelMapV2", 0, 10, label="decode"),
+        event("ParallelMapProduce", 1, 9, thread=2),
+        event("Iterator::Root::ParallelMapV2::TFRecord", 1, 3, label="read", thread=2),
+        event("InstantiatedCapturedFunction::Run", 3, 9, thread=2, run=7),
+        event("ExecutorState::Process", 3, 9, thread=2, run=7),
+    ]
+    blamed = {item.step: item.critical_pct for item in break_down(Trace(host=host, device=[])).iterators if item.named}
+    assert blamed == pytest.approx({"decode": 80, "read": 20})
 
 
 def test_work_behind_a_prefetch_that_keeps_up_is_not_waited_for(tmp_path):

@@ -162,6 +162,7 @@ def test_the_operational_model_of_a_step():
     assert step_ms(Load(serial_ms=5).aside(1), consumer, 4) == 10, "behind a prefetch it hides"
     assert step_ms(Load(serial_ms=25).aside(1), consumer, 4) == 25, "as long as it is the shorter"
     assert step_ms(Load(beside=(Segment(work_ms=60, threads=4),)), consumer, 4) == 15, "several threads share it"
+    assert step_ms(Load(beside=(Segment(work_ms=20, threads=1),) * 3), consumer, 2) == 30, "as far as there are cores"
     assert step_ms(Load(beside=(Segment(work_ms=60, threads=4),)), replace(consumer, accelerator=False), 4) == pytest.approx(25), (
         "the model wants cores, too"
     )

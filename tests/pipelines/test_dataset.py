@@ -462,6 +462,11 @@ def test_a_damaged_record_met_while_streaming_is_named(arrays, stored, tmp_path)
         list(pipe.dataset())
 
 
+def test_an_error_that_is_no_damage_stays_what_it_is(stored):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="something else"), damage_named(stored["arrays"]):
+        raise tf.errors.InvalidArgumentError(None, None, "something else")
+
+
 @pytest.mark.integration
 def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
     assert APPROXIMATE["decode"] == {"scale": 2}  # refused here, where a crop counts pixels; benchmarks measure it

@@ -86,6 +86,13 @@ def test_random_crops_reach_every_place_and_centre_crops_replace_them_in_evaluat
     assert Flip().in_evaluation() is None
 
 
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_a_cutout_is_a_square_of_its_size_unless_the_edge_cuts_it_off(size):
+    white = {"image": tf.fill((COUNT, HEIGHT, WIDTH, 1), tf.constant(255, tf.uint8)), "key": tf.constant(KEYS)}
+    black = (compute(Cutout(size=size), white, draw())["image"].numpy() == 0).sum(axis=(1, 2, 3))
+    assert black.max() == size**2 and black.min() >= (size // 2) ** 2
+
+
 def test_a_full_turn_by_nothing_changes_nothing_and_a_turn_keeps_the_centre():
     image = np.zeros((1, 9, 9, 1), np.uint8)
     image[0, 4, 4] = 255

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.ops import CenterCrop, Decode, Flip, Load, Mixup, RandomCrop, Rescale, Resize
+from tasks.pipelines.ops import CenterCrop, Decode, Flip, Load, Mixup, OneHot, RandomCrop, Rescale, Resize
 from tasks.pipelines.plan import Work, in_order, make_plan
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.steps import Batch, Keep, Mix
@@ -72,6 +72,11 @@ def test_crops_are_made_one_by_one_where_that_is_needed_or_cheaper(preprocess, s
 def test_mixing_ops_see_batches_without_being_told():
     plan = plan_of(ops={"augment": (Flip(), Mixup())})
     assert str(plan) == "read:mixed shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] → map:mixup+rescale"
+
+
+def test_vectors_of_labels_are_made_on_the_host_wherever_the_rest_is_finished():
+    plan = plan_of(ops={"finish": (Rescale(), OneHot())}, finish="device", shuffle={"kind": "none"})
+    assert str(plan) == "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale"
 
 
 def test_a_fused_crop_takes_the_place_of_decode_and_crop():

@@ -1,0 +1,19 @@
+"""What is installed is what uv.lock names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tasks.errors import WrongVersion
+from tasks.libraries import check_versions
+
+
+def test_another_version_than_the_locked_one_is_refused(tmp_path):
+    check_versions("build", root=tmp_path)  # nothing is locked
+    lock = tmp_path / "uv.lock"
+    lock.write_text(f'[[package]]\nname = "numpy"\nversion = "{np.__version__}"\n')
+    check_versions("build", root=tmp_path)
+    lock.write_text('[[package]]\nname = "numpy"\nversion = "0.1"\n')
+    with pytest.raises(WrongVersion, match=f"numpy {np.__version__} is installed, .*uv.lock names 0.1"):
+        check_versions("build", root=tmp_path)
