@@ -54,6 +54,7 @@ KERNELS = ("tests/pipelines/test_ops.py",)
 LEAKS = ("tests/faults/test_leaks.py",)
 LEFTOVERS = ("tests/faults/test_leftovers.py",)
 LOCKS = ("tests/faults/test_locks.py",)
+MANIFEST = ("tests/data/test_manifest.py",)
 NUMBERS = ("tests/test_numbers.py",)
 ODD_FILES = ("tests/faults/test_odd_files.py",)
 ORDER = ("tests/data/test_order.py",)
@@ -240,9 +241,9 @@ FAULTS = (
         "the manifest's digest forgets the labels",
         '("id", "digest", "label", "split")]',
         '("id", "digest", "split")]',
-        ("tests/data/test_manifest.py",),
+        MANIFEST,
     ),
-    Fault("a manifest that was cut off is read", "if len(table) != rows:", "if False:", ("tests/faults/test_damaged_files.py",)),
+    Fault("a manifest that lacks rows is read", "if len(table) != rows:", "if False:", MANIFEST),
     Fault("a label that is missing becomes a class", "np.flatnonzero(label.isna().to_numpy())", "()", LEAKS),
     # Files
     Fault("a file is renamed before it is flushed", "flush(temporary)\n        os.replace", "os.replace", FILES),
@@ -321,7 +322,7 @@ FAULTS = (
     Fault("what was not measured meets no condition", "value is None or value != value", "value is None", DIAGNOSIS),
     # Training and checkpoints
     Fault("a checkpoint's files are not flushed", "_flush(path)", "pass", CHECKPOINTS),
-    Fault("a checkpoint's folder is not flushed", "_flush(temporary)", "pass", CHECKPOINTS),
+    Fault("the folder of checkpoints is not flushed", "_flush(self._folder.parent)", "pass", CHECKPOINTS),
     Fault("the oldest goes before the newest is there for good", "_flush(self._folder)", "pass", CHECKPOINTS),
     Fault("only one checkpoint is kept", "KEPT = 2", "KEPT = 1", CHECKPOINTS),
     Fault("the oldest checkpoint comes first", "sorted(found, reverse=True)", "sorted(found)", CHECKPOINTS),

@@ -11,7 +11,7 @@ from tasks.data.records import RecordSchema
 from tasks.errors import ConditionMet, InvalidParams
 from tasks.evidence.breakdown import Breakdown
 from tasks.evidence.condition import parse_condition
-from tasks.evidence.diagnosis import Ceilings, changed, diagnose
+from tasks.evidence.diagnosis import Ceilings, Finding, changed, diagnose, ranked
 from tasks.evidence.facts import Facts
 from tasks.evidence.operational import Consumer, Costs, Load, OpCost, Segment, load_of, step_ms
 from tasks.evidence.verdict import Stall
@@ -148,6 +148,22 @@ def test_the_smallest_change_that_suffices_comes_before_the_largest():
     findings = judged({**WELL, "map": {}}, model_ms=30.0).findings
     assert findings[0].effort == "setting"
     assert "repeated_work" in [finding.rule for finding in findings]
+
+
+def finding(rule: str, effort: str, gain: float | None) -> Finding:
+    return Finding(
+        rule=rule, step="", key="", evidence="", cause="", fix="", change={}, effort=effort, predicted_gain=gain, confidence=""
+    )  # fmt: skip
+
+
+def test_of_changes_that_gain_alike_the_smallest_comes_first_and_what_gains_nothing_known_last():
+    findings = [
+        finding("unknown", "setting", None),
+        finding("little", "setting", 1.2),
+        finding("disk", "disk", 2.04),
+        finding("setting", "setting", 2.0),
+    ]
+    assert [one.rule for one in ranked(findings)] == ["setting", "disk", "little", "unknown"]
 
 
 def test_ceilings_add_up_where_the_cores_are_shared():

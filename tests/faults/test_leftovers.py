@@ -142,11 +142,14 @@ time.sleep(60)
 @pytest.mark.parametrize("end", [subprocess.Popen.kill, subprocess.Popen.terminate])
 def test_scratch_folders_of_ended_processes_are_cleared_by_the_next(tmp_path, end):
     with subprocess.Popen([sys.executable, "-c", SCRATCHING, str(ROOT)], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        folder = Path(process.stdout.readline().strip())
-        assert folder.is_relative_to(tmp_path / SCRATCH)
-        clear_scratch(tmp_path)
-        assert folder.exists(), "its process is alive"
-        end(process)
+        try:
+            folder = Path(process.stdout.readline().strip())
+            assert folder.is_relative_to(tmp_path / SCRATCH)
+            clear_scratch(tmp_path)
+            assert folder.exists(), "its process is alive"
+            end(process)
+        finally:
+            process.kill()  # a failure does not wait for its end
     assert folder.exists()
     own = Scratch(tmp_path)
     new = own.folder
