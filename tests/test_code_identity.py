@@ -46,6 +46,15 @@ def test_a_change_of_anything_that_is_imported_changes_the_digest(project, name,
     assert code_digest("my_models", roots=[project]) != before
 
 
+def test_packages_on_the_way_to_a_module_count(tmp_path):
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    for name in ("outer/__init__.py", "outer/inner/__init__.py", "outer/inner/leaf.py"):
+        (tmp_path / name).write_text("")
+    before = code_digest("outer.inner.leaf", roots=[tmp_path])
+    (tmp_path / "outer" / "__init__.py").write_text("SEED = 1\n")
+    assert code_digest("outer.inner.leaf", roots=[tmp_path]) != before
+
+
 KEPT = [
     ("other.py", "1", "2"),
     ("my_models.py", "Models.", "Models of our own."),

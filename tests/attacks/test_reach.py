@@ -82,7 +82,7 @@ ALLOWED = [
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reach") / "project"
-    for name in ("photos", "infra", ".throughline/stack", ".dvc", "package", "mlartifacts/0/1/artifacts", "granted/set"):
+    for name in ("photos", "infra", ".throughline/stack", ".dvc", "package", "mlartifacts/0/1/artifacts", "granted/set", "tasks", "flows"):
         (folder / name).mkdir(parents=True)
     for name in ("infra/.env", ".throughline/stack/environment", ".dvc/config.local"):
         (folder / name).write_text("PREFECT_AUTH=admin:secret\n")
@@ -90,9 +90,9 @@ def project(tmp_path_factory) -> Path:
     (folder / "circle").symlink_to("circle")
     (folder / "plain-name").symlink_to("infra/.env")
     (folder / ".open").symlink_to("photos")
-    for name in ("my_models.py", "package/inner.py"):
+    for name in ("my_models.py", "package/inner.py", "tasks/files.py", "flows/services.py"):
         (folder / name).write_text("")
-    for command in (["init", "-q"], ["add", "my_models.py", "package"]):
+    for command in (["init", "-q"], ["add", "my_models.py", "package", "tasks", "flows"]):
         subprocess.run(["git", *command], cwd=folder, check=True)
     for name in ("untracked.py", "mlartifacts/0/1/artifacts/evil.py"):
         (folder / name).write_text("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -97,6 +98,19 @@ def test_a_file_that_was_removed_by_its_holder_is_not_taken_for_the_lock(tmp_pat
         third.kill()
 
 
+def test_a_file_that_is_removed_between_its_opening_and_its_locking_is_not_the_lock(tmp_path, monkeypatch):
+    path = tmp_path / "x.lock"
+
+    def remove_first(descriptor, operation, *, real=fcntl.flock):
+        monkeypatch.undo()
+        path.unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with hold(path, "run me", print) as descriptor:
+        assert os.path.samestat(os.fstat(descriptor), path.stat())
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"holder": "x"}'])
 def test_whatever_a_lock_file_holds_it_can_be_locked(tmp_path, content):
     path = tmp_path / "x.lock"
@@ -180,5 +194,5 @@ def test_entries_of_processes_that_are_gone_or_have_become_others_are_removed(rw
         entries = {"write": {"a": ours, "b": gone, "c": reused}, "read": {"d": [ours, gone], "e": [reused]}}
         rwlock.write_text(json.dumps(entries))
         repair_locks(tmp_path)
-        assert json.loads(rwlock.read_text()) == {"write": {"a": ours}, "read": {"d": [ours]}}
         living.kill()
+    assert json.loads(rwlock.read_text()) == {"write": {"a": ours}, "read": {"d": [ours]}}
