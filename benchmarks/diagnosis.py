@@ -81,13 +81,13 @@ PHOTOS = (
 def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     """Profile a case, mend what it names first, and train both by turns."""
     from tasks.allocator import keep_freed_memory
-    from tasks.assembly import input_pipeline, open_inputs, work_of
-    from tasks.evidence.stepping import TrainingLoop
-    from tasks.evidence.throughput import measure_input
-    from tasks.modelling import models_of
+    from tasks.assembly.inputs import input_pipeline, open_inputs, work_of
+    from tasks.assembly.model import models_of
+    from tasks.cli import Entered
+    from tasks.measurement.throughput import measure_input
+    from tasks.measurement.train_steps import TrainingLoop
     from tasks.params import check
     from tasks.profiling import profile
-    from tasks.stage import Entered
 
     document = {**workload.document, "model": case.model, "augment": ["flip"], "measure": {"max_seconds": 2}, "pipelines": {"faulty": case.config}}
     params, kept = check(document), keep_freed_memory()

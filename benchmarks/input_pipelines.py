@@ -38,7 +38,7 @@ LONGEST_EPOCH_S = 5.0  # of an epoch whose gap is measured: it takes four of the
 
 def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
     """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an epoch lost between epochs."""
-    from tasks.assembly import input_service, open_inputs, work_of
+    from tasks.assembly.inputs import input_service, open_inputs, work_of
     from tasks.pipelines.dataset import InputPipeline
     from tasks.pipelines.plan import make_plan
 
@@ -115,7 +115,7 @@ def decode_rate(workload: data.Workload) -> float:
     """Images per second that one thread decodes and resizes by the ops alone, from bytes in memory, without any pipeline around it."""
     import tensorflow as tf
 
-    from tasks.assembly import open_inputs
+    from tasks.assembly.inputs import open_inputs
     from tasks.pipelines.kernels import Draw, compute
     from tasks.pipelines.shapes import resolve
 

@@ -25,15 +25,15 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
     """Two functions that train an epoch and return its seconds: bare, and measured, with an MLflow run as long as the block."""
     import mlflow
 
-    from tasks.assembly import input_pipeline, open_inputs
-    from tasks.checkpoint_store import CheckpointStore
-    from tasks.checkpoints import Progress
-    from tasks.evidence.hardware import Sampler
-    from tasks.evidence.tracking import Identity, Recorder
-    from tasks.executions import Executions
-    from tasks.modelling import models_of
-    from tasks.models import compile_model
+    from tasks.assembly.inputs import input_pipeline, open_inputs
+    from tasks.assembly.model import models_of
+    from tasks.measurement.hardware import Sampler
     from tasks.params import check
+    from tasks.tracking.recorder import Identity, Recorder
+    from tasks.training.checkpoint_store import CheckpointStore
+    from tasks.training.checkpoints import Progress
+    from tasks.training.executions import Executions
+    from tasks.training.models import compile_model
 
     config = {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}
     train = {"epochs": 1000, "schedule": "constant", "checkpoint_every": "1000 epochs"}

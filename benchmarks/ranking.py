@@ -24,9 +24,9 @@ from benchmarks.stall import eaten_core
 def profiled(workload: data.Workload, name: str, config: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """The figures of one configuration that ranking needs, from a process of its own."""
     from tasks.allocator import keep_freed_memory
-    from tasks.assembly import input_pipeline, open_inputs
-    from tasks.evidence.stepping import TrainingLoop, time_training
-    from tasks.modelling import models_of
+    from tasks.assembly.inputs import input_pipeline, open_inputs
+    from tasks.assembly.model import models_of
+    from tasks.measurement.train_steps import TrainingLoop, time_training
     from tasks.params import check
 
     keep_freed_memory()
@@ -62,7 +62,7 @@ def compared(workload: data.Workload, document: dict[str, Any], *, disturbed: bo
 
 def main() -> None:
     """Compare twice, print both rankings, write everything as JSON."""
-    from tasks.evidence.ranking import baseline, ratio_interval, relative_rate, tied
+    from tasks.reporting.ranking import baseline, ratio_interval, relative_rate, tied
 
     options: argparse.Namespace = data.arguments("ranking", __doc__).parse_args()
     document = YAML(typ="safe").load((data.ROOT / "params.yaml").read_text())

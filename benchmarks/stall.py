@@ -167,9 +167,9 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
 
     That is the time of an emulated model's step alone [ms], or the stalls of two long runs of a real model, before and after [%].
     """
-    from tasks.assembly import input_pipeline, input_service, open_inputs
-    from tasks.evidence.stepping import TrainingLoop, model_only_step, settle, time_training
-    from tasks.modelling import models_of
+    from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
+    from tasks.assembly.model import models_of
+    from tasks.measurement.train_steps import TrainingLoop, model_only_step, settle, time_training
     from tasks.params import check
 
     params = check(document)

@@ -26,9 +26,9 @@ MODEL = {"name": "mlp", "options": {"width": 64}}
 def against(workload: data.Workload, other: str) -> dict[str, Any]:
     """Train `optimized` and `other` by turns: examples per second of both, and the ratio with its extremes."""
     from tasks.allocator import keep_freed_memory
-    from tasks.assembly import input_pipeline, open_inputs
-    from tasks.evidence.stepping import TrainingLoop
-    from tasks.modelling import models_of
+    from tasks.assembly.inputs import input_pipeline, open_inputs
+    from tasks.assembly.model import models_of
+    from tasks.measurement.train_steps import TrainingLoop
     from tasks.params import check
 
     keep_freed_memory()

@@ -18,7 +18,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from tasks.evidence import parents, tracking
+from tasks.tracking import comparison_run, recorder
 
 SHOWN = (
     "pipeline", "steady_examples_per_s", "speedup_vs_naive", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s",
@@ -47,7 +47,7 @@ def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None
     create_markdown_artifact(key="comparison-report", markdown=in_words(summary))
     _show_picture("comparison-throughput", report / "plots" / "throughput.png", summary["headline"])
     _show_picture("comparison-timelines", report / "plots" / "timelines.png", f"{summary['baseline']} and {summary['best']}, real steps")
-    if pages := parents.pages_of(run_id):
+    if pages := comparison_run.pages_of(run_id):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=summary["headline"])
         create_link_artifact(key="mlflow-comparison", link=pages[1], link_text="its configurations side by side in MLflow, fastest first")
 
@@ -65,7 +65,7 @@ def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> Non
         key="training", table=[{"figure": key, "value": value} for key, value in plain.items()], description=f"{pipeline}: {result['verdict']}"
     )
     _show_picture("training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps")
-    if pages := parents.pages_of(tracking.run_of(folder)):
+    if pages := comparison_run.pages_of(recorder.run_of(folder)):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 
 

@@ -14,14 +14,15 @@ from rich.table import Table
 
 from flows.access import joined
 from flows.artifacts import in_words, link_to_report, show_comparison, tell_failure
-from flows.command import Name, Overlay, Set, asked, quiet
-from flows.form import UNCHANGED, Changes, Pipeline, RunName
-from flows.run import PREPARATION, Run, begin
+from flows.cli import Name, Overlay, Set, asked, quiet
+from flows.flow_run import PREPARATION, Run, begin
+from flows.parameters import UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
 from tasks.errors import told_plainly
-from tasks.evidence import parents
-from tasks.evidence.experiments import Identity
+from tasks.layout import Layout
+from tasks.tracking import comparison_run
+from tasks.tracking.experiments import Identity
 
 
 @flow(name="comparison", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
@@ -40,7 +41,7 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
         complete = set(chosen) == set(run.params.pipelines)
         run = run.showing(len(PREPARATION) + len(measured) + complete)
         prepared = run.chain(PREPARATION)
-        identity = parents.data_set_of(run.workspace.root, run.params.data.path)
+        identity = comparison_run.data_set_of(run.workspace.root, run.params.data.path)
         parent = open_parent(run, chosen, identity, prepared=prepared)
         run = run.below(parent)
         ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
@@ -48,11 +49,11 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
             get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
             return None
         reported = run.chain(["report"], upstream_ran=prepared or any(ran))
-        report = run.workspace.root / "report"
+        report = Layout(run.workspace.root).report
         summary = json.loads((report / "summary.json").read_text())
         if parent:
             crowns = crown or not run.workspace.isolated
-            parents.close_comparison(parent, identity, summary, report, note=in_words(summary), crowns=crowns)
+            comparison_run.close_comparison(parent, identity, summary, report, note=in_words(summary), crowns=crowns)
         show_comparison(summary, report, parent)
         report = (run.keep([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
         link_to_report(report)
@@ -62,7 +63,7 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
 def open_parent(run: Run, chosen: list[str], identity: Identity, *, prepared: bool) -> str | None:
     """Open the MLflow run that the configurations' runs belong to, unless everything is up to date."""
     concerned = {*PREPARATION, "report", *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen)}
-    return parents.open_comparison(identity, run.name) if prepared or concerned & run.place.stale else None
+    return comparison_run.open_comparison(identity, run.name) if prepared or concerned & run.place.stale else None
 
 
 def show(summary: dict[str, Any], report: Path) -> None:

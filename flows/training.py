@@ -11,12 +11,13 @@ from prefect import flow
 
 from flows.access import joined
 from flows.artifacts import show_training, tell_failure
-from flows.command import Name, Overlay, Set, asked, quiet
-from flows.form import SUGGESTED, UNCHANGED, Changes, Pipeline, RunName
-from flows.run import PREPARATION, begin
+from flows.cli import Name, Overlay, Set, asked, quiet
+from flows.flow_run import PREPARATION, begin
+from flows.parameters import SUGGESTED, UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
 from tasks.errors import told_plainly
+from tasks.layout import Layout
 
 
 @flow(name="training", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
@@ -32,7 +33,7 @@ def training(pipeline: Pipeline = SUGGESTED, changes: Changes = UNCHANGED, name:
         # An experiment is complete with the report, which is then about this configuration alone.
         stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED), *(["report"] if run.workspace.isolated else [])]
         ran = run.showing(len(stages)).chain(stages)
-        folder = run.workspace.root / "runs" / pipeline
+        folder = Layout(run.workspace.root).run(pipeline)
         trained, profiled = (json.loads((folder / file).read_text()) for file in ("train.json", "profile.json"))
         test = {f"test_{key}": value for key, value in trained.get("test", {}).items()}
         result = {**trained["throughput"], **trained["train"], **test, **profiled}

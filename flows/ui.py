@@ -20,7 +20,7 @@ import requests
 import typer
 
 from flows.access import USER, alone, open_doors, published
-from flows.command import quiet
+from flows.cli import quiet
 from flows.deployments import POOL, deploy
 from flows.services import HOST, Service, answers, check_free, serving
 from flows.workspace import HOME

@@ -2,7 +2,7 @@
 
 Command, environment, working directory and entrypoint of a run come from this project alone. A work pool, a deployment or a flow
 run in the server's database could name others (job variables, pull steps, entrypoints); none of that is looked at, so whoever
-reaches the server's API cannot run commands through the worker. What parameters may reach is decided in `flows/reach.py`.
+reaches the server's API cannot run commands through the worker. What parameters may reach is decided in `flows/access_policy.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from prefect.settings import PREFECT_WORKER_HEARTBEAT_SECONDS
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
+from flows.access_policy import CONFINED, Limits, load_limits
 from flows.deployments import FILE, POOL, deploy, read_entrypoints
-from flows.reach import CONFINED, Limits, load_limits
 from tasks.errors import ServiceFailed, told_plainly
 from tasks.scratch import temporary_files_in_scratch
 

@@ -23,6 +23,7 @@ from flows.dvc_calls import DVC, dvc_environment, run_supervised
 from flows.locks import hold
 from tasks.errors import WorkspaceProblem
 from tasks.files import atomic_file
+from tasks.layout import Layout
 from tasks.params import PARAMS_FILE, Params, apply_overrides, check, read_document
 
 HOME = ".throughline"
@@ -202,7 +203,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
 
     What the run made is in DVC's cache. Returns where the report is.
     """
-    report, kept = workspace.root / "report", workspace.project / HOME / "reports" / workspace.root.name
+    report, kept = Layout(workspace.root).report, workspace.project / HOME / "reports" / workspace.root.name
     if report.exists():
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)

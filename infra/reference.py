@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tasks import errors  # noqa: E402
-from tasks.evidence.rules import RULES  # noqa: E402
+from tasks.diagnosis.rules import RULES  # noqa: E402
 from tasks.params import Document  # noqa: E402
 from tasks.pipelines.ops import REGISTRY  # noqa: E402
 

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from tasks.assembly import damage_named, exact_pipeline, input_pipeline, input_service, open_inputs
-from tasks.evidence.draws import check_epoch
-from tasks.evidence.equality import difference, digest_examples
-from tasks.evidence.hardware import Sampler, fingerprint
-from tasks.evidence.throughput import measure_input
+from tasks.assembly.inputs import damage_named, exact_pipeline, input_pipeline, input_service, open_inputs
+from tasks.cli import pipeline_door
 from tasks.files import write_json
+from tasks.layout import Layout
+from tasks.measurement.draws import check_epoch
+from tasks.measurement.equality import difference, digest_examples
+from tasks.measurement.hardware import Sampler, fingerprint
+from tasks.measurement.throughput import measure_input
 from tasks.pipelines.dataset import InputPipeline
 from tasks.progress import say
 from tasks.settings import MeasureSettings
-from tasks.stage import Layout, pipeline_door
 
 
 def build(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.data.known import fetch_fashion_mnist, make_photos
+from tasks.cli import door
+from tasks.data.known_datasets import fetch_fashion_mnist, make_photos
 from tasks.errors import ForeignFiles, known_form
 from tasks.files import digest_file, digest_json, read_json, resumable_folder, write_json
+from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.progress import say
-from tasks.stage import Layout, door
 
 FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos}
 ORIGIN = "origin.json"

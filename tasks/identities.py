@@ -16,14 +16,15 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from tasks import settings
+from tasks.cli import parse_command
 from tasks.code_identity import code_digest, imported_packages, project_files
 from tasks.errors import InvalidParams, told_plainly
 from tasks.files import atomic_file, digest_bytes, digest_file, write_json
+from tasks.layout import Layout
 from tasks.libraries import LIBRARIES, check_versions, distributions_of, installed_versions
 from tasks.params import PARAMS_FILE, Document, check, read_document
 from tasks.pipelines.ops import PROGRAM
 from tasks.progress import say
-from tasks.stage import Layout, parse_command
 
 PIPELINE_FILE = Path("dvc.yaml")
 OPS = ("preprocess", "augment", "finish")

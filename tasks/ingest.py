@@ -15,18 +15,19 @@ from typing import BinaryIO
 import numpy as np
 import pandas as pd
 
+from tasks.cli import door
 from tasks.data import sources
 from tasks.data.decoder import Decoder
 from tasks.data.images import Examined, Unusable, examine
 from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
-from tasks.data.order import split_of
 from tasks.data.records import RecordSchema, example_key
+from tasks.data.splits import split_of
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_bytes, digest_json, resumable_folder
+from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.progress import in_threads, progress, say
 from tasks.settings import DataSettings, SplitSettings
-from tasks.stage import Layout, door
 
 REJECTS_SHOWN = 5
 ROWS_AT_ONCE = 4096

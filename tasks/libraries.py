@@ -29,7 +29,16 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 }
 
 # They say, show and check, and what they decide is in the settings that a stage is given.
-_PLUMBING = ("tasks.code_identity", "tasks.errors", "tasks.libraries", "tasks.params", "tasks.progress", "tasks.settings", "tasks.stage")
+_PLUMBING = (
+    "tasks.cli",
+    "tasks.code_identity",
+    "tasks.errors",
+    "tasks.layout",
+    "tasks.libraries",
+    "tasks.params",
+    "tasks.progress",
+    "tasks.settings",
+)
 
 
 @cache

@@ -20,32 +20,33 @@ import keras
 import psutil
 import tensorflow as tf
 
-from tasks.assembly import input_pipeline, input_service, open_inputs, work_of
-from tasks.emulation import NAME as EMULATED
+from tasks.assembly.inputs import input_pipeline, input_service, open_inputs, work_of
+from tasks.assembly.model import models_of
+from tasks.cli import Entered, pipeline_door
+from tasks.diagnosis.cost_model import Consumer, load_of
+from tasks.diagnosis.diagnose import Ceilings, Diagnosis, diagnose
+from tasks.diagnosis.facts import Facts
+from tasks.diagnosis.op_costs import measure_costs
+from tasks.diagnosis.threshold import parse_condition
+from tasks.diagnosis.timeline import timeline_of
+from tasks.diagnosis.trace_breakdown import Breakdown, break_down
+from tasks.diagnosis.xspace import Trace, read_trace, trace
 from tasks.errors import MissingInput
-from tasks.evidence.accelerators import ACCELERATORS, Accelerator, find_accelerator
-from tasks.evidence.breakdown import Breakdown, break_down
-from tasks.evidence.condition import parse_condition
-from tasks.evidence.costs import measure_costs
-from tasks.evidence.diagnosis import Ceilings, Diagnosis, diagnose
-from tasks.evidence.experiments import identity_of
-from tasks.evidence.facts import Facts
-from tasks.evidence.operational import Consumer, load_of
-from tasks.evidence.plots import plot_steps, plot_timelines
-from tasks.evidence.steady_state import WARM_UP_STEPS, SteadyState
-from tasks.evidence.stepping import TrainingLoop, settle, time_training, trace
-from tasks.evidence.timeline import timeline_of
-from tasks.evidence.tracking import Recorder
-from tasks.evidence.verdict import Stall, Witness, witness_of
-from tasks.evidence.xspace import Trace, read_trace
 from tasks.files import read_json, resumable_folder, write_json
-from tasks.modelling import models_of
+from tasks.layout import Layout
+from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
+from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
+from tasks.measurement.train_steps import TrainingLoop, settle, time_training
+from tasks.measurement.verdict import Stall, Witness, witness_of
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.plan import Work
 from tasks.progress import say
+from tasks.reporting.plots import plot_steps, plot_timelines
 from tasks.settings import MeasureSettings, ModelSettings
-from tasks.stage import Entered, Layout, pipeline_door
+from tasks.tracking.experiments import identity_of
+from tasks.tracking.recorder import Recorder
+from tasks.training.emulation import NAME as EMULATED
 
 TREE_ROWS = 14
 TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers

@@ -14,10 +14,14 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from tasks.cli import door
 from tasks.errors import MissingInput, UnequalConfigurations
-from tasks.evidence.checklist import checklist
-from tasks.evidence.plots import plot_throughput, plot_timelines
-from tasks.evidence.ranking import (
+from tasks.files import read_json, resumable_folder, write_json
+from tasks.layout import Layout
+from tasks.progress import say
+from tasks.reporting.checklist import checklist
+from tasks.reporting.plots import plot_throughput, plot_timelines
+from tasks.reporting.ranking import (
     baseline,
     best,
     break_even_epoch,
@@ -30,9 +34,6 @@ from tasks.evidence.ranking import (
     tied,
     unlike_results,
 )
-from tasks.files import read_json, resumable_folder, write_json
-from tasks.progress import say
-from tasks.stage import Layout, door
 
 INPUTS = (
     "plan.json",
@@ -181,7 +182,7 @@ def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _page(summary: Mapping[str, Any], results: Mapping[str, Any], layout: Layout, folder: Path) -> str:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "evidence"), autoescape=select_autoescape(), undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent / "reporting"), autoescape=select_autoescape(), undefined=StrictUndefined, trim_blocks=True
     )
     pictures = {name: {kind: _svg(layout.run(name) / "profile" / f"{kind}.svg") for kind in ("timeline", "steps")} for name in results}
     plots = {kind: _svg(folder / "plots" / f"{kind}.svg") for kind in ("throughput", "timelines")}

@@ -17,18 +17,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from tasks.cli import door
 from tasks.data.manifest import SPLITS, Manifest, map_values, read_manifest
-from tasks.data.order import shard_bounds, shard_order
 from tasks.data.records import RecordSchema, encode_around, encode_example, encode_examples
 from tasks.data.shards import Shard, ShardIndex, write_shard_index
+from tasks.data.splits import shard_bounds, shard_order
 from tasks.data.tfds_metadata import write_tfds_metadata
 from tasks.data.tfrecord import Compression, frame, framed, room_for, shard_name, write_frames
 from tasks.errors import DataNotFound
 from tasks.files import digest_bytes, digest_file, digest_json, resumable_folder
+from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.progress import in_threads, progress, say
 from tasks.settings import ShardSettings
-from tasks.stage import Layout, door
 
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
 NEEDED = ("key", "row", "label", "bytes", "id", "uri", "digest")  # of the manifest's columns; the last three where examples are files

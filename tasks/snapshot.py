@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.cli import door
 from tasks.data import ragged
+from tasks.data.channel_stats import Moments, combined, moments
 from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, column_path, flush, write_index, write_rows
 from tasks.data.manifest import read_manifest
-from tasks.data.mending import MENDED, Damage, damages, mend, shard_path
-from tasks.data.moments import Moments, combined, moments
+from tasks.data.repair import MENDED, Damage, damages, mend, shard_path
 from tasks.data.shards import Shard, ShardIndex, read_shard_index
 from tasks.errors import CorruptShard
 from tasks.files import atomic_file, digest_content, digest_json, read_json, resumable_folder, write_json
+from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.shapes import output_shape, resolve, stored_shape
@@ -31,7 +33,6 @@ from tasks.pipelines.stored import snapshot_key
 from tasks.pipelines.undecodable import find_undecodable, run_ops
 from tasks.progress import in_threads, progress, say
 from tasks.settings import SnapshotSettings
-from tasks.stage import Layout, door
 
 if TYPE_CHECKING:
     import tensorflow as tf

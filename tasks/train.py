@@ -15,32 +15,31 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import mlflow
 import numpy as np
 import tensorflow as tf
-from mlflow.data.numpy_dataset import from_numpy
 
-from tasks.assembly import damage_named, host_of, input_pipeline, input_service, open_inputs, windows_of
-from tasks.checkpoint_store import CheckpointStore
-from tasks.checkpoints import FOLDER, Position, Progress
+from tasks.assembly.inputs import damage_named, host_of, input_pipeline, input_service, open_inputs, windows_of
+from tasks.assembly.model import models_of
+from tasks.cli import pipeline_door
 from tasks.code_identity import code_digest
 from tasks.errors import ImpossiblePlan
-from tasks.evidence.experiments import identity_of
-from tasks.evidence.gpus import used_gpus, visible_gpus
-from tasks.evidence.hardware import Sampler, Usage, fingerprint
-from tasks.evidence.held_out import held_out
-from tasks.evidence.tracking import Recorder
-from tasks.executions import Executions
 from tasks.files import atomic_file, digest_json, read_json, write_json
-from tasks.model_files import check_savable, save_model
-from tasks.modelling import models_of
-from tasks.models import Models, compile_model, trainable_model
+from tasks.layout import Layout
+from tasks.measurement.gpus import used_gpus, visible_gpus
+from tasks.measurement.hardware import Sampler, Usage, fingerprint
+from tasks.measurement.held_out import held_out
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.stored import Stored
 from tasks.progress import say
 from tasks.settings import TrainSettings
-from tasks.stage import Layout, pipeline_door
+from tasks.tracking.experiments import identity_of
+from tasks.tracking.recorder import Recorder
+from tasks.training.checkpoint_store import CheckpointStore
+from tasks.training.checkpoints import FOLDER, Position, Progress
+from tasks.training.executions import Executions
+from tasks.training.model_files import check_savable, save_model
+from tasks.training.models import Models, compile_model, trainable_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +156,7 @@ def describe(recorder: Recorder, params: Params, name: str, *, data_digest: str,
     sections = {section: getattr(params, section).model_dump() for section in ("data", "shard", "model", "train")}
     recorder.params({"pipeline": config, **ops, **sections, "batch_size": params.batch_size, "plan": str(pipeline.plan)})
     recorder.params({"machine": fingerprint()})
-    source = from_numpy(np.empty((0,)), name=params.data.source, digest=data_digest[:32])
-    recorder.call(lambda: mlflow.log_input(source, context="training"))
+    recorder.dataset(params.data.source, data_digest)
 
 
 def feeds_of(params: Params, name: str, stored: Stored, *, address: str) -> Feeds:
@@ -197,7 +195,7 @@ def work_key(params: Params, name: str, stored: Stored) -> dict[str, str]:
 
 def code_modules(params: Params) -> set[str]:
     """The modules whose code decides what a training computes."""
-    return {"tasks.models", "tasks.pipelines.dataset", *own_modules(params)}
+    return {"tasks.training.models", "tasks.pipelines.dataset", *own_modules(params)}
 
 
 def own_modules(params: Params) -> set[str]:

@@ -6,11 +6,12 @@ if anything is. Where the snapshot holds mended shards, these are read instead o
 
 from __future__ import annotations
 
+from tasks.cli import door
 from tasks.data.columns import verify
 from tasks.errors import CorruptShard
+from tasks.layout import Layout
 from tasks.pipelines.stored import open_stored
 from tasks.progress import progress, say
-from tasks.stage import Layout, door
 
 
 def main() -> None:

@@ -55,9 +55,9 @@ LEAKS = ("tests/faults/test_leaks.py",)
 LEFTOVERS = ("tests/faults/test_leftovers.py",)
 LOCKS = ("tests/faults/test_locks.py",)
 MANIFEST = ("tests/data/test_manifest.py",)
-NUMBERS = ("tests/test_numbers.py",)
+NUMBERS = ("tests/test_tables_and_series.py",)
 ODD_FILES = ("tests/faults/test_odd_files.py",)
-ORDER = ("tests/data/test_order.py",)
+ORDER = ("tests/data/test_splits.py",)
 PARAMS = ("tests/test_params.py",)
 PINNED = ("tests/pipelines/test_pinned_draws.py",)
 PLAN = ("tests/pipelines/test_plan.py",)
@@ -67,22 +67,22 @@ SHARD = ("tests/test_shard.py",)
 TFRECORD = ("tests/data/test_tfrecord.py",)
 UNDECODABLE = ("tests/faults/test_undecodable.py",)
 WORKSPACES = ("tests/faults/test_workspaces.py",)
-ACCESS = ("tests/test_access.py",)
-CHAMPION = ("tests/evidence/test_champion.py",)
+ACCESS = ("tests/flows/test_access.py",)
+CHAMPION = ("tests/tracking/test_champion.py",)
 CHECKPOINTS = ("tests/faults/test_checkpoints.py",)
 CODE_IDENTITY = ("tests/test_code_identity.py",)
-DIAGNOSIS = ("tests/evidence/test_diagnosis.py",)
-DRAWS = ("tests/evidence/test_draws.py",)
-EQUALITY = ("tests/evidence/test_equality.py",)
+DIAGNOSIS = ("tests/diagnosis/test_diagnose.py",)
+DRAWS = ("tests/measurement/test_draws.py",)
+EQUALITY = ("tests/measurement/test_equality.py",)
 FILES = ("tests/test_files.py",)
 HOSTS = ("tests/pipelines/test_hosts.py",)
-REACH = ("tests/attacks/test_reach.py",)
+REACH = ("tests/attacks/test_access_policy.py",)
 REPORT = ("tests/test_report.py",)
-RESUME = ("tests/test_resume.py",)
+RESUME = ("tests/training/test_resume.py",)
 STORED = ("tests/pipelines/test_stored.py",)
-STEADY_STATE = ("tests/evidence/test_steady_state.py",)
-VERDICT = ("tests/evidence/test_verdict.py",)
-STOPPING = ("tests/test_resume.py::test_stopping_after_any_step_changes_nothing[optimized]",)
+STEADY_STATE = ("tests/measurement/test_steady_state.py",)
+VERDICT = ("tests/measurement/test_verdict.py",)
+STOPPING = ("tests/training/test_resume.py::test_stopping_after_any_step_changes_nothing[optimized]",)
 
 FAULTS = (
     # Records, shards, columns
@@ -294,19 +294,19 @@ FAULTS = (
     ),
     Fault("a snapshot has paid an epoch too early", "math.ceil(spent / (other - epoch))", "math.floor(spent / (other - epoch))", REPORT),
     Fault("only results that are too good are warned of", "abs(score - middle) > allowed", "score - middle > allowed", REPORT),
-    Fault("the first pass counts as warm", "(timings[1:] or timings)", "timings", ("tests/evidence/test_throughput.py",)),
+    Fault("the first pass counts as warm", "(timings[1:] or timings)", "timings", ("tests/measurement/test_throughput.py",)),
     Fault(
         "an execution's time counts as a step's",
         "np.diff(self.moments) * 1e3 / self.steps",
         "np.diff(self.moments) * 1e3",
-        ("tests/test_executions.py",),
+        ("tests/training/test_executions.py",),
     ),
-    Fault("spans end with the later one", "min(end, other[place, 1])", "max(end, other[place, 1])", ("tests/evidence/test_intervals.py",)),
+    Fault("spans end with the later one", "min(end, other[place, 1])", "max(end, other[place, 1])", ("tests/diagnosis/test_intervals.py",)),
     Fault(
         "a wait is blamed twice",
         "        left = without(left, worked)\n",
         "",
-        ("tests/evidence/test_breakdown.py::test_every_instant_of_a_wait_is_blamed_on_one_iterator",),
+        ("tests/diagnosis/test_trace_breakdown.py::test_every_instant_of_a_wait_is_blamed_on_one_iterator",),
     ),
     # Diagnosis
     Fault("what is worth a change is not", "self.share(milliseconds) >= WORTH_PCT", "self.share(milliseconds) <= WORTH_PCT", DIAGNOSIS),
@@ -340,7 +340,7 @@ FAULTS = (
         "an epoch runs into the next one",
         "self._most if self._left >= self._most else 1",
         "self._most",
-        ("tests/test_executions.py::test_the_same_steps_losses_and_weights_whatever_the_number_per_execution[4-sizes1]",),
+        ("tests/training/test_executions.py::test_the_same_steps_losses_and_weights_whatever_the_number_per_execution[4-sizes1]",),
     ),
     Fault("a champion may be worse than the one before", "present.value) < -SURE_ERRORS", "present.value) > SURE_ERRORS", CHAMPION),
     Fault("a result that is no number may become champion", "not math.isfinite(score.value)", "False", CHAMPION),
@@ -372,9 +372,12 @@ FAULTS = (
     ),
     Fault("a shell runs what stands in a value", "shlex.quote(value)", "value", ACCESS),
     Fault(
-        "pages of other sites may send requests", 'site in ("cross-site", "same-site")', 'site in ("cross-site",)', ("tests/test_tracking_server.py",)
+        "pages of other sites may send requests",
+        'site in ("cross-site", "same-site")',
+        'site in ("cross-site",)',
+        ("tests/flows/test_tracking_server.py",),
     ),
-    Fault("an overdue stage goes on", "overdue.set()\n        process.terminate()", "overdue.set()", ("tests/test_stages.py",)),
+    Fault("an overdue stage goes on", "overdue.set()\n        process.terminate()", "overdue.set()", ("tests/flows/test_stages.py",)),
 )
 
 

@@ -16,27 +16,27 @@ import pytest
 from conftest import picture
 
 from tasks import fetch as stage
-from tasks.data import known, remote
+from tasks.data import known_datasets, remote
 from tasks.errors import DataNotFound, ForeignFiles
 from tasks.fetch import fetch
 from tasks.files import read_json
 
 PACKAGE = "dataset-for-a-test"
-FILES = {name: gzip.compress(name.encode(), mtime=0) for name in known.FASHION_MNIST}
+FILES = {name: gzip.compress(name.encode(), mtime=0) for name in known_datasets.FASHION_MNIST}
 
 
 @pytest.fixture
 def data_set(tmp_path, monkeypatch):
     """The four files, small ones, which are nowhere on this machine and at no address that answers."""
-    monkeypatch.setattr(known, "FASHION_MNIST", {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES})
-    monkeypatch.setattr(known, "FASHION_MNIST_COPIES", (tmp_path / "system", tmp_path / "user"))
-    monkeypatch.setattr(known, "FASHION_MNIST_PACKAGE", PACKAGE)
-    monkeypatch.setattr(known, "WALLPAPER_PACKAGES", (PACKAGE,))
+    monkeypatch.setattr(known_datasets, "FASHION_MNIST", {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES})
+    monkeypatch.setattr(known_datasets, "FASHION_MNIST_COPIES", (tmp_path / "system", tmp_path / "user"))
+    monkeypatch.setattr(known_datasets, "FASHION_MNIST_PACKAGE", PACKAGE)
+    monkeypatch.setattr(known_datasets, "WALLPAPER_PACKAGES", (PACKAGE,))
     monkeypatch.setattr(remote, "ANSWER_S", 0.5)
     monkeypatch.setattr(remote, "PAUSE_S", 0.5)
     apt_sources(tmp_path, monkeypatch, "")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setattr(known, "FASHION_MNIST_ADDRESS", f"http://127.0.0.1:{deaf.getsockname()[1]}/")
+        monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", f"http://127.0.0.1:{deaf.getsockname()[1]}/")
         yield FILES
 
 
@@ -112,7 +112,7 @@ def test_a_copy_on_this_machine_comes_first(data_set, tmp_path):
 
 
 def test_then_the_official_download(data_set, tmp_path, server, monkeypatch):
-    monkeypatch.setattr(known, "FASHION_MNIST_ADDRESS", server)
+    monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", server)
     put(tmp_path / "published", data_set)
     assert server in fetch("fashion_mnist", tmp_path / "raw")
     assert fetched(tmp_path / "raw" / "fashion_mnist") == data_set
@@ -129,7 +129,7 @@ def test_then_a_package_which_is_not_installed_and_leaves_nothing_behind(data_se
 
 
 def test_something_else_than_the_published_files_is_refused_wherever_it_comes_from(data_set, tmp_path, server, repository, monkeypatch):
-    monkeypatch.setattr(known, "FASHION_MNIST_ADDRESS", server)
+    monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", server)
     forged = {name: gzip.compress(b"forged") for name in data_set}
     put(tmp_path / "system", forged)
     put(tmp_path / "published", forged)
@@ -149,7 +149,7 @@ def test_a_package_that_is_not_the_one_listed_is_refused(data_set, tmp_path, rep
 def test_wallpapers_come_out_of_packages_too(data_set, tmp_path, repository, monkeypatch):
     picture(1, size=(1600, 800)).save(tmp_path / "wallpaper.jpg")
     repository({"wallpapers/Dawn/large.jpg": (tmp_path / "wallpaper.jpg").read_bytes()})
-    monkeypatch.setattr(stage, "FETCHERS", {"photos": partial(known.make_photos, roots=[tmp_path / "nowhere"], count=3)})
+    monkeypatch.setattr(stage, "FETCHERS", {"photos": partial(known_datasets.make_photos, roots=[tmp_path / "nowhere"], count=3)})
     assert "Debian" in fetch("photos", tmp_path / "raw")
     assert len(list((tmp_path / "raw" / "photos" / "dawn").glob("*.jpg"))) == 3
     assert sorted(path.name for path in (tmp_path / "raw" / "photos").iterdir()) == ["dawn", stage.ORIGIN]

@@ -25,8 +25,8 @@ from skips import need
 from stack import Stack, processes_of, started
 
 from flows.services import free_port
-from infra.local.home import Home, open_home
-from infra.local.objects import BUCKETS
+from infra.local.s3 import BUCKETS
+from infra.local.stack_config import Home, open_home
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

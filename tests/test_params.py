@@ -28,7 +28,7 @@ def problems(**changes):
 
 
 def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
-    from flows.form import Changes
+    from flows.parameters import Changes
     from flows.workspace import overridden_params
 
     assert {"naive", "prefetch", "map_parallel", "vectorized", "cache_memory", "snapshot", "optimized"} <= set(
@@ -40,7 +40,7 @@ def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
 
 
 def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(monkeypatch):
-    from flows.form import Changes
+    from flows.parameters import Changes
     from flows.workspace import overridden_params
 
     monkeypatch.chdir(ROOT)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tasks.errors import MissingInput, UnequalConfigurations
-from tasks.evidence.checklist import checklist, failed
-from tasks.evidence.ranking import best, break_even_epoch, drift_pct, headline, ratio_interval, tied, unlike_results
+from tasks.layout import Layout
 from tasks.report import _check_equal, report
+from tasks.reporting.checklist import checklist, failed
+from tasks.reporting.ranking import best, break_even_epoch, drift_pct, headline, ratio_interval, tied, unlike_results
 from tasks.settings import PipelineConfig
-from tasks.stage import Layout
 
 
 def row(name, relative, stall, verdict="compute-bound", *, spread=0.02, reference=100.0, **more):

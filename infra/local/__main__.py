@@ -16,13 +16,13 @@ from typing import Annotated
 import typer
 
 from flows.access import USER, alone, exports, published, write_private
-from flows.command import quiet
+from flows.cli import quiet
 from flows.deployments import OWN_SERVICE
 from flows.services import HOST, Service, check_free, listens, serving
 from flows.ui import Access, MlflowPort, PrefectPort, RunsAtOnce, servers, tell_addresses, until_stopped
 from flows.workspace import HOME
-from infra.local import objects, postgres
-from infra.local.home import SETTINGS, Home, open_home
+from infra.local import postgres, s3
+from infra.local.stack_config import SETTINGS, Home, open_home
 from tasks.errors import ServiceFailed, told_plainly
 
 REMOTE = "stack"
@@ -73,9 +73,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
             running.enter_context(published(here, access.environment))
             _tell_clients(opened, access)
             tell_addresses(access, runs_at_once)
-            typer.echo(
-                f"  S3        {opened.objects['AWS_ENDPOINT_URL']}               buckets {', '.join(objects.BUCKETS)}; DVC's remote `{REMOTE}`"
-            )
+            typer.echo(f"  S3        {opened.objects['AWS_ENDPOINT_URL']}               buckets {', '.join(s3.BUCKETS)}; DVC's remote `{REMOTE}`")
             if input_workers:
                 typer.echo(f"  tf.data   grpc://{_input_address(opened)}                {input_workers} workers; for `service: {{address: …}}`")
             typer.echo(f"Users and passwords, and all a terminal needs: source {opened.folder / ENVIRONMENT_FILE}")
@@ -95,11 +93,9 @@ def backup(folder: Annotated[Path, typer.Argument(help="is made; must not exist"
         partial.mkdir(parents=True)
         write_private(partial / SETTINGS, (opened.folder / SETTINGS).read_text())
         postgres.dump(opened, partial)
-        objects.download(opened, partial)
+        s3.download(opened, partial)
         partial.rename(folder)
-        typer.echo(
-            f"{', '.join(postgres.DATABASES)}, the objects of {', '.join(objects.BUCKETS)}, and all passwords are in {folder}: keep it private"
-        )
+        typer.echo(f"{', '.join(postgres.DATABASES)}, the objects of {', '.join(s3.BUCKETS)}, and all passwords are in {folder}: keep it private")
 
 
 @app.command()
@@ -109,13 +105,13 @@ def restore(folder: Annotated[Path, typer.Argument(help="written by `backup`")],
     A home that has no passwords yet takes those of the backup; another one goes on with its own.
     """
     with told_plainly():
-        missing = [name for name in (*(f"{name}.dump" for name in postgres.DATABASES), *objects.BUCKETS) if not (folder / name).exists()]
+        missing = [name for name in (*(f"{name}.dump" for name in postgres.DATABASES), *s3.BUCKETS) if not (folder / name).exists()]
         if missing:
             raise ServiceFailed(f"{folder} is no backup of this stack: it has no {', '.join(missing)}")
         kept = folder / SETTINGS
         opened = open_home(home, adopted=kept if kept.exists() else None)
         with opened.alone(), stores(opened):
-            objects.upload(opened, folder)
+            s3.upload(opened, folder)
             postgres.restore(opened, folder.resolve())
         typer.echo(f"restored from {folder}; `python -m infra.local up` starts the stack")
 
@@ -125,7 +121,7 @@ def stores(home: Home) -> Iterator[None]:
     """Postgres and the S3 store, for as long as the block."""
     own = home.settings
     check_free({"postgres-port": own.postgres_port, "s3-port": own.s3_port})
-    with postgres.postgres(home), objects.object_store(home):
+    with postgres.postgres(home), s3.object_store(home):
         yield
 
 

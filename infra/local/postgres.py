@@ -13,7 +13,7 @@ from pathlib import Path
 from werkzeug.security import check_password_hash, generate_password_hash  # as MLflow keeps passwords
 
 from flows.services import HOST, Service, serving
-from infra.local.home import USER, Home
+from infra.local.stack_config import USER, Home
 from tasks.errors import ServiceFailed
 
 DATABASES = ("prefect", "mlflow", "mlflow_auth")

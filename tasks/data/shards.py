@@ -19,7 +19,7 @@ INDEX = "index.json"
 class Shard:
     """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE3 digest.
 
-    A record of a series holds many time steps, and these are what `examples` counts. `mended`: what could be read of a damaged one (`mending.py`).
+    A record of a series holds many time steps, and these are what `examples` counts. `mended`: what could be read of a damaged one (`repair.py`).
     """
 
     name: str

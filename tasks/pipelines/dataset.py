@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.data.order import steps_per_epoch
+from tasks.data.splits import steps_per_epoch
 from tasks.pipelines import streams
 from tasks.pipelines.kernels import Draw, Element, compute
 from tasks.pipelines.mapped import Host, MappedSplit

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.data.columns import column_path, read_ahead
-from tasks.data.order import steps_per_epoch
+from tasks.data.splits import steps_per_epoch
 from tasks.errors import ImpossiblePlan, nearest
 from tasks.pipelines.kernels import Element
 from tasks.pipelines.samplers import ClassIndex, class_index, drawn_by_class, permuted, permuted_within_windows

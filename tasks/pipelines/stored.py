@@ -10,9 +10,9 @@ import numpy as np
 
 from tasks.data.columns import Column, SnapshotIndex, map_column, read_index
 from tasks.data.manifest import read_manifest
-from tasks.data.mending import shard_path
-from tasks.data.order import shard_order
+from tasks.data.repair import shard_path
 from tasks.data.shards import Shard, ShardIndex, check_shard, damage, read_shard_index, remedy
+from tasks.data.splits import shard_order
 from tasks.files import digest_json
 from tasks.libraries import installed_versions
 from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.mending import Damage
+from tasks.data.repair import Damage
 from tasks.data.shards import Shard
 from tasks.data.tfrecord import read_records
 from tasks.files import digest_content

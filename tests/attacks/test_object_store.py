@@ -16,8 +16,8 @@ import urllib3
 from skips import need
 
 from flows.services import free_port
-from infra.local import objects
-from infra.local.home import Home, open_home
+from infra.local import s3
+from infra.local.stack_config import Home, open_home
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")]
 
@@ -65,8 +65,8 @@ def home(tmp_path_factory) -> Iterator[Home]:
     folder = tmp_path_factory.mktemp("store")
     opened = open_home(folder / "stack", postgres_port=free_port(), s3_port=random.randrange(20_000, 30_000, 10))
     with ExitStack() as running:
-        running.enter_context(objects.object_store(opened))
-        client = objects._client(opened)
+        running.enter_context(s3.object_store(opened))
+        client = s3._client(opened)
         client.pipe("mlflow/model.keras", MODEL)
         yield opened
         assert client.cat("mlflow/model.keras") == MODEL, "after all attacks it is what it was"

@@ -26,5 +26,5 @@ def test_a_picture_is_an_image_in_which_nothing_runs(tmp_path, picture):
 def test_the_page_escapes_everything_and_runs_nothing():
     from pathlib import Path
 
-    page = (Path(report.__file__).parent / "evidence" / "report.html").read_text()
+    page = (Path(report.__file__).parent / "reporting" / "report.html").read_text()
     assert "| safe" not in page and "|safe" not in page and "<script" not in page and "default-src 'none'" in page

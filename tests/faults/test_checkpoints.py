@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.checkpoint_store import STATE, CheckpointStore
+from tasks.training.checkpoint_store import STATE, CheckpointStore
 
 WORK = {"data": "d", "code": "c"}
 POSITIONS = [(0, 1), (0, 2), (1, 0), (1, 3)]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tasks import files
+from tasks.cli import clear_after_kills
 from tasks.files import atomic_file, clear_leftovers, resumable_folder, write_json
+from tasks.layout import Layout
 from tasks.scratch import SCRATCH, Scratch, clear_scratch
-from tasks.stage import Layout, clear_after_kills
 
 ROOT = Path(__file__).parents[2]
 KILLED = 9

@@ -34,7 +34,7 @@ def project(folder, array_file) -> Path:
 
 
 def start(project: Path, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "flows.preparation", *arguments]
+    command = [sys.executable, "-m", "flows.prepare_data", *arguments]
     return subprocess.Popen(command, cwd=project, env=environment(project), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

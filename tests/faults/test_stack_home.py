@@ -19,7 +19,7 @@ from skips import need
 
 from flows.services import free_port
 from infra.local import postgres
-from infra.local.home import SETTINGS, Home, open_home
+from infra.local.stack_config import SETTINGS, Home, open_home
 from tasks.errors import ServiceFailed
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def test_a_disk_that_takes_nothing_leaves_the_secrets_as_they_were(tmp_path):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
-    code = "import pathlib, sys; from infra.local.home import open_home; open_home(pathlib.Path(sys.argv[1]), s3_port=9000)"
+    code = "import pathlib, sys; from infra.local.stack_config import open_home; open_home(pathlib.Path(sys.argv[1]), s3_port=9000)"
     done = subprocess.run([sys.executable, "-Bc", code, tmp_path / "stack"], cwd=ROOT, preexec_fn=full, capture_output=True, check=False)
     assert done.returncode != 0
     assert (tmp_path / "stack" / SETTINGS).read_text() == before

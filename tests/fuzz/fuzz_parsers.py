@@ -34,8 +34,8 @@ from tasks.data.manifest import read_manifest
 from tasks.data.records import encode_example
 from tasks.data.shards import read_shard_index
 from tasks.data.tfrecord import frame, read_records
+from tasks.diagnosis.threshold import parse_condition
 from tasks.errors import UserError
-from tasks.evidence.condition import parse_condition
 from tasks.ingest import ingest
 from tasks.params import load_params
 from tasks.pipelines.ops import Parse

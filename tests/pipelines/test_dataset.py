@@ -13,11 +13,11 @@ from lanes import mostly
 from project import ROOT
 from ruamel.yaml import YAML
 
-from tasks.assembly import damage_named
+from tasks.assembly.inputs import damage_named
 from tasks.data.columns import map_column
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptShard, StaleSnapshot
-from tasks.evidence.equality import difference, digest_examples
+from tasks.measurement.equality import difference, digest_examples
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.mapped import Host
 from tasks.pipelines.ops import Brightness, CenterCrop, Cutout, Decode, Flip, RandomCrop, Rescale, Resize

@@ -9,7 +9,7 @@ import pytest
 from project import SMALL
 from ruamel.yaml import YAML
 
-from tasks.assembly import host_of
+from tasks.assembly.inputs import host_of
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.mapped import Host
 from tasks.train import main as train_stage

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.models import finished
 from tasks.pipelines.kernels import Draw, beta_quantiles, compute
 from tasks.pipelines.ops import (
     Brightness,
@@ -29,6 +28,7 @@ from tasks.pipelines.ops import (
     Standardize,
     parse_op,
 )  # fmt: skip
+from tasks.training.models import finished
 
 COUNT, HEIGHT, WIDTH = 64, 12, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), np.uint8)

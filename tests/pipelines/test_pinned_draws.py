@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tasks.data.records import example_key
 from tasks.data.shards import read_shard_index
-from tasks.evidence.equality import digest_examples
 from tasks.files import digest_bytes, digest_content, digest_file, digest_json
+from tasks.measurement.equality import digest_examples
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.kernels import Draw
 from tasks.pipelines.ops import Brightness, Decode, Flip, Op

@@ -12,7 +12,7 @@ import tasks.snapshot
 from tasks.data.columns import column_path, map_column, read_index, verify
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptColumn, ImpossiblePlan
-from tasks.evidence.equality import digest_examples
+from tasks.measurement.equality import digest_examples
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.ops import CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
 from tasks.pipelines.plan import Work, in_order, make_plan

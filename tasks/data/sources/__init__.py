@@ -7,7 +7,7 @@ A new kind of input is a file here and a line in `find`.
 from __future__ import annotations
 
 from tasks.data.sources import arrays, fashion_mnist, image_folder, image_table, table, time_series
-from tasks.data.sources.forms import Arrays, ImageFile, ImageFiles, Rejected, Series
+from tasks.data.sources.base import Arrays, ImageFile, ImageFiles, Rejected, Series
 from tasks.settings import DataSettings
 
 __all__ = ["Arrays", "ImageFile", "ImageFiles", "Rejected", "Series", "find"]

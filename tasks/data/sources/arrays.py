@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from tasks.data.records import RecordSchema
-from tasks.data.sources.forms import Arrays
+from tasks.data.sources.base import Arrays
 from tasks.errors import DataNotFound, UnreadableSource, nearest
 from tasks.settings import DataSettings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.data.records import RecordSchema
-from tasks.data.sources.forms import Arrays
+from tasks.data.sources.base import Arrays
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
 

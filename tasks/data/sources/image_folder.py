@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.data.sources.forms import ImageFile, ImageFiles, Rejected
+from tasks.data.sources.base import ImageFile, ImageFiles, Rejected
 from tasks.errors import DataNotFound
 from tasks.settings import DataSettings
 

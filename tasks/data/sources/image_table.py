@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from tasks.data.sources.forms import ImageFile, ImageFiles, Rejected
-from tasks.data.sources.frames import check_columns, read_frame, read_split
+from tasks.data.sources.base import ImageFile, ImageFiles, Rejected
+from tasks.data.sources.tabular import check_columns, read_frame, read_split
 from tasks.settings import DataSettings
 
 

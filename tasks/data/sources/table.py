@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from tasks.data.records import Label, RecordSchema
-from tasks.data.sources.forms import Arrays, Rejected
-from tasks.data.sources.frames import check_columns, numbers, numeric_columns, read_frame, read_split
+from tasks.data.sources.base import Arrays, Rejected
+from tasks.data.sources.tabular import check_columns, numbers, numeric_columns, read_frame, read_split
 from tasks.errors import UnreadableSource
 from tasks.settings import DataSettings
 

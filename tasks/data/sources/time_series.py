@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from tasks.data.records import RecordSchema
-from tasks.data.sources.forms import Series
-from tasks.data.sources.frames import check_columns, numbers, numeric_columns, read_frame
+from tasks.data.sources.base import Series
+from tasks.data.sources.tabular import check_columns, numbers, numeric_columns, read_frame
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
 

@@ -1,0 +1,66 @@
+"""The command line that the flows share, and their quiet entry and exit."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.parameters import Changes
+from flows.workspace import check_name, overridden_params
+from tasks.errors import InvalidParams, UserError, nearest
+from tasks.params import PARAMS_FILE, Params, read_document
+
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")]
+Overlay = Annotated[Path | None, typer.Option("--overlay", metavar="FILE", help="a YAML file laid over params.yaml")]
+Name = Annotated[str | None, typer.Option("--name", help="name of the isolated workspace and of the DVC experiment; default: the flow run's name")]
+
+
+def asked(overrides: list[str] | None, overlay: Path | None, name: str | None, pipelines: list[str] | None = None) -> Changes:
+    """What a command asks for, checked as a whole before a flow starts.
+
+    Raises:
+      InvalidParams: an override is not KEY=VALUE, the file cannot be read, a parameter is wrong, or a configuration does not exist.
+      WorkspaceProblem: the name cannot be one.
+    """
+    wrong = [text for text in overrides or [] if "=" not in text]
+    if wrong:
+        raise InvalidParams([f"--set: {text!r} is not KEY=VALUE, such as train.epochs=5" for text in wrong])
+    if name is not None:
+        check_name(name)
+    changes = Changes(overrides=overrides or [], overlay=read_document(overlay) if overlay else {})
+    known_pipelines(overridden_params(Path.cwd(), changes.settings(), changes.overlays()), pipelines or [])
+    return changes
+
+
+def known_pipelines(params: Params, names: list[str]) -> list[str]:
+    """Return the names if all are configurations.
+
+    Raises:
+      InvalidParams: names those that are not, with the nearest that are.
+    """
+    unknown = [name for name in names if name not in params.pipelines]
+    if unknown:
+        raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {nearest(name, list(params.pipelines))}" for name in unknown])
+    return names
+
+
+def quiet() -> None:
+    """Set Prefect's defaults for running without a server set up by hand; what the user has set stays."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")
+    logging.getLogger("prefect.events").setLevel(logging.CRITICAL)
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_without_users_traceback)
+
+
+def _without_users_traceback(record: logging.LogRecord) -> bool:
+    """A user's mistake is told in one paragraph; only bugs keep their traceback."""
+    if record.exc_info and isinstance(record.exc_info[1], UserError):
+        record.msg, record.args = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}", ()
+        record.exc_info = record.exc_text = None
+    return True

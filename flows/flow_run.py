@@ -1,0 +1,148 @@
+"""What every flow does around its stages: open a workspace, know the stages' order and environment, keep the experiment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prefect import get_run_logger
+from prefect.runtime import deployment, flow_run
+
+from flows.access_policy import CONFINED, Reach, load_limits
+from flows.artifacts import Progress
+from flows.cli import known_pipelines, quiet
+from flows.dvc_calls import stale_stages
+from flows.locks import hold
+from flows.parameters import Changes
+from flows.stages import Workplace, run_stage
+from flows.workspace import Workspace, open_workspace, overridden, remove_workspace, save_experiment, unknown_code
+from tasks.errors import WorkspaceProblem, disk_errors
+from tasks.identities import watch_own_code
+from tasks.params import PARAMS_FILE, Params, check, load_params, read_document
+from tasks.scratch import clear_scratch
+from tasks.tracking import recorder
+
+IDENTITIES = "identities"  # what else decides results; all stages depend on what it writes
+PREPARATION = ("fetch", "ingest", "shard", "snapshot")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One flow run: its name, where it happens, its checked parameters, and where and how its stages run."""
+
+    name: str
+    workspace: Workspace
+    params: Params
+    place: Workplace
+    progress: Progress | None = None
+    passing: bool  # nobody gave it a name to come back to, so its worktree goes when it is kept as an experiment
+
+    def below(self, parent: str | None) -> Run:
+        """The same run with its configurations' MLflow runs below the run `parent`."""
+        if parent is None:
+            return self
+        environment = {**self.place.environment, recorder.PARENT_RUN: parent}
+        return replace(self, place=replace(self.place, environment=environment))
+
+    def showing(self, stages: int) -> Run:
+        """The same run with a bar on its page that is full after so many stages."""
+        return replace(self, progress=Progress(stages))
+
+    def chain(self, stages: Sequence[str], *, upstream_ran: bool = False) -> bool:
+        """Run stages one after another; once one has run, the later ones ask DVC. Returns whether any ran."""
+        ran = upstream_ran
+        for stage in stages:
+            outcome = run_stage(stage, self.place, upstream_ran=ran, return_state=True)
+            ran = bool(outcome.result()) or ran  # raises what the stage raised
+            if self.progress:
+                self.progress.advance(stage)
+        return ran
+
+    def keep(self, stages: Sequence[str]) -> Path | None:
+        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves nothing else behind but its report.
+
+        `stages` are those it was to bring up to date. Returns where the report has moved to, if it has.
+
+        Raises:
+          WorkspaceProblem: something in the worktree is out of date, so that dvc.lock would tell an untruth; nothing is saved.
+        """
+        if not self.workspace.isolated:
+            return None
+        stale = _stale_stages(self.workspace, self.place.environment) & set(stages)
+        if stale:
+            raise WorkspaceProblem(f"{self.name} is not kept as an experiment, since {', '.join(sorted(stale))} would not be what dvc.lock says")
+        failure = save_experiment(self.workspace, self.name)
+        if failure is not None:
+            raise WorkspaceProblem(f"{self.name} could not be kept as an experiment: {failure}; its worktree {self.workspace.root} stays")
+        get_run_logger().info(f"kept as DVC experiment {self.name}: `dvc exp show`, `dvc exp apply {self.name}`")
+        return self.leave()
+
+    def leave(self) -> Path | None:
+        """Remove the worktree of a run that nobody named. Returns where the report has moved to, if it has."""
+        return remove_workspace(self.workspace) if self.workspace.isolated and self.passing else None
+
+
+@contextmanager
+def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Iterator[Run]:
+    """Open the workspace of the current flow run, ask DVC once what is out of date there, and hold it for the block.
+
+    `only` are the configurations that the run is about; none: all. In a workspace of its own there are no others, since an
+    experiment would hold results for them that nobody has made. A run whose name another run is using waits for that one.
+
+    Raises:
+      InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the UI reaches out of the project.
+    """
+    quiet()
+    project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
+    document = overridden(project, overrides, overlays)
+    if os.environ.get(CONFINED) or deployment.id:  # before the check below, which imports what the parameters name
+        Reach(project=project, own=read_document(project / PARAMS_FILE), limits=load_limits(project)).check(document)
+    chosen = known_pipelines(check(document), list(only))
+    run_name = name or str(flow_run.name)
+    opened = open_workspace(
+        project,
+        name=run_name,
+        overrides=overrides,
+        overlays=overlays,
+        only=chosen,
+        on_wait=lambda who: get_run_logger().info(f"waits: {who} is using the workspace of that name"),
+    )
+    with disk_errors(), opened as workspace:
+        # MLflow's store stays the project's, for the stages and for this process.
+        os.environ[recorder.STORE_HOME] = str(workspace.project)
+        environment = {recorder.STORE_HOME: str(workspace.project), recorder.FLOW_RUN: str(flow_run.id or "")}
+        if workspace.isolated:
+            environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
+            if unknown := unknown_code(project):
+                get_run_logger().warning(f"this run has a git worktree of its own, which lacks what git does not know: `git add {' '.join(unknown)}`")
+        params = load_params(workspace.root / PARAMS_FILE)
+        place = Workplace(
+            workspace.root,
+            _stale_stages(workspace, environment),
+            environment,
+            lock=workspace.lock,
+            held=workspace.held,
+            holder=workspace.holder,
+        )
+        if IDENTITIES in place.stale:
+            run_stage(IDENTITIES, place, upstream_ran=False)
+            place = replace(place, stale=_stale_stages(workspace, environment))
+        try:
+            yield Run(name=run_name, workspace=workspace, params=params, place=place, passing=name is None)
+        finally:
+            clear_scratch(workspace.root)  # of stages that were ended
+
+
+def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
+    """Ask DVC, which is to know all own code, in turn with other runs in the same folder."""
+    logger = get_run_logger()
+    with ExitStack() as locks:
+        held = list(workspace.held)
+        if workspace.lock:
+            held.append(locks.enter_context(hold(workspace.lock, workspace.holder, lambda who: logger.info(f"waits: {who} is at work here"))))
+        for added in watch_own_code(workspace.root):
+            logger.info(f"{added} decides results and is listed in dvc.yaml now")
+        return stale_stages(workspace.root, environment, logger.info, held)

@@ -1,0 +1,79 @@
+"""SeaweedFS as the S3 store: DVC's remote and MLflow's artifacts, a bucket each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from botocore.exceptions import BotoCoreError
+from s3fs import S3FileSystem
+
+from flows.access import private_folder
+from flows.services import Service, listens, serving
+from infra.local.stack_config import Home
+
+BUCKETS = ("dvc", "mlflow")
+
+
+@contextmanager
+def object_store(home: Home) -> Iterator[None]:
+    """Run the stack's S3 store, with its buckets made if they are not there.
+
+    Raises:
+      ServiceFailed: it did not start.
+    """
+    folder, first = home.folder / "objects", home.settings.s3_port
+    private_folder(folder)
+    service = Service(
+        name="objects",
+        command=[sys.executable, "-m", "infra.store", "--data", str(folder), "--port", str(first)],
+        healthy=lambda: listens(first) and _made_buckets(home),
+        environment=home.objects,
+    )
+    try:
+        with serving(service, logs=home.logs):
+            yield
+    finally:
+        for left in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):
+            if left.stem.rpartition("-")[2] in {str(first + 10_000 + part) for part in range(4)}:
+                left.unlink(missing_ok=True)
+
+
+def download(home: Home, folder: Path) -> None:
+    """Copy every object into BUCKET/ of a folder."""
+    client = _client(home)
+    for bucket in BUCKETS:
+        (folder / bucket).mkdir()
+        if client.ls(bucket):
+            client.get(f"{bucket}/", f"{folder / bucket}/", recursive=True)
+
+
+def upload(home: Home, folder: Path) -> None:
+    """Put the objects of a folder that `download` has written back; objects that came later stay."""
+    client = _client(home)
+    for bucket in BUCKETS:
+        if any((folder / bucket).iterdir()):
+            client.put(f"{folder / bucket}/", f"{bucket}/", recursive=True)
+
+
+def _client(home: Home) -> S3FileSystem:
+    own = home.objects
+    return S3FileSystem(
+        key=own["AWS_ACCESS_KEY_ID"],
+        secret=own["AWS_SECRET_ACCESS_KEY"],
+        endpoint_url=own["AWS_ENDPOINT_URL"],
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+
+
+def _made_buckets(home: Home) -> bool:
+    client = _client(home)
+    try:
+        for bucket in set(BUCKETS) - set(client.ls("")):
+            client.mkdir(bucket)
+    except (BotoCoreError, OSError):
+        return False
+    return True

@@ -1,0 +1,30 @@
+"""The model that fits the data: what train and profile both build from parameters and stored inputs."""
+
+from __future__ import annotations
+
+from tasks.assembly.inputs import input_shape, windows_of, work_of
+from tasks.params import Params
+from tasks.pipelines.stored import Stored
+from tasks.training.models import Models, Target, build_models
+
+
+def models_of(params: Params, stored: Stored) -> Models:
+    """Build the model that `params` names for the inputs and labels that are stored."""
+    return build_models(
+        params.model,
+        input_shape=input_shape(params, stored),
+        dtype=stored.shards.schema.dtype,
+        target=target_of(params, stored),
+        finish=work_of(params, stored, "train").finish,
+    )
+
+
+def target_of(params: Params, stored: Stored) -> Target:
+    """What is to be predicted: a class, the number that labels a row, or the horizon of a series."""
+    windows = windows_of(params, stored)
+    if windows is not None:
+        return Target(kind="numbers", shape=(windows.horizon, len(windows.targets)))
+    if stored.shards.schema.label == "number":
+        return Target(kind="numbers", shape=(1,))
+    vectors = any(op.on_labels for op in params.finish)
+    return Target(kind="vector" if vectors else "class", shape=(len(stored.shards.classes),))

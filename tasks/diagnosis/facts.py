@@ -1,0 +1,82 @@
+"""What is known about a configuration when it is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.diagnosis.cost_model import Costs, Load
+from tasks.diagnosis.trace_breakdown import Breakdown
+from tasks.measurement.verdict import Stall, Witness
+from tasks.pipelines.ops import Op
+from tasks.pipelines.plan import Plan
+from tasks.pipelines.steps import Apply, Batch
+from tasks.settings import PipelineConfig
+
+WORTH_PCT = 5.0  # of a step; less is not worth a change
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that is known about one configuration when it is judged. Times in ms per step, sizes in MiB."""
+
+    config: PipelineConfig
+    plan: Plan
+    breakdown: Breakdown
+    costs: Costs
+    load: Load | None  # None: the operational model does not know this kind of plan
+    batch_size: int
+    cores: int
+    accelerator: bool
+    model_step_ms: float
+    train_step_ms: float
+    wait_pct: float
+    stall: Stall
+    batch_mib: float
+    stored_mib: float  # the training split, preprocessed
+    memory_mib: float
+    shard_count: int
+    shard_mib: float  # a shard on average
+    keeps_freed_memory: bool
+    epoch_gap_ms: float | None  # of the input alone
+    epoch_ms: float
+    cold_examples_per_s: float
+    input_examples_per_s: float
+    witness: Witness | None = None
+    gpu_utilization_pct: float | None = None
+
+    @property
+    def stall_pct(self) -> float:
+        """The measured stall."""
+        return self.stall.pct
+
+    def share(self, milliseconds: float) -> float:
+        """What part of a step so much work is [%]."""
+        return 100 * milliseconds / self.train_step_ms
+
+    def worth(self, milliseconds: float) -> bool:
+        """Whether so much work is a part of the step worth a change."""
+        return self.share(milliseconds) >= WORTH_PCT
+
+    @property
+    def mapped(self) -> list[Apply]:
+        """The maps of the plan."""
+        return [step for step in self.plan.steps if isinstance(step, Apply)]
+
+    def per_example(self) -> Apply | None:
+        """The map that is called for single examples, if any."""
+        before = self.plan.steps[: next((place for place, step in enumerate(self.plan.steps) if isinstance(step, Batch)), 0)]
+        return next((step for step in before if isinstance(step, Apply)), None)
+
+    def work_ms(self, op: Op, *, batched: bool) -> float:
+        """Work of an op in a step, on one core."""
+        cost = self.costs.ops.get(op.name)
+        if cost is None:
+            return 0.0
+        return self.batch_size * (cost.batch_us if batched and cost.batch_us is not None else cost.example_us) / 1e3
+
+    def repeated_ms(self) -> float:
+        """Work of the deterministic ops, which give the same in every epoch, with the calls that they cause."""
+        alone = self.per_example()
+        ops = [op for step in self.mapped for op in step.ops if not op.random and op.name != "load"]
+        calls = self.batch_size * self.costs.call_us / 1e3 if alone else 0.0
+        return calls + sum(self.work_ms(op, batched=alone is None or op not in alone.ops) for op in ops)

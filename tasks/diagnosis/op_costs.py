@@ -1,0 +1,104 @@
+"""What the parts of an input pipeline cost on one core, measured on the data's own examples: what predictions are made of.
+
+Every figure is the difference of two drains of small data sets that tf.data runs call by call, with nothing at work beside them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.diagnosis.cost_model import Costs, OpCost
+from tasks.pipelines import streams
+from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.ops import Op
+from tasks.pipelines.plan import Plan, Work, make_plan
+from tasks.pipelines.steps import Apply, Read
+from tasks.settings import PipelineConfig, Shuffle
+
+SAMPLE = 256  # examples at most
+WARM, LEAST, MOST, SECONDS = 2, 6, 300, 0.08  # drains left out, at least, at most, and how long there may be more
+
+
+def measure_costs(pipeline: InputPipeline, config: PipelineConfig, work: Work) -> Costs:
+    """Measure what this configuration's parts cost, and those of the snapshot, which any configuration could read instead."""
+    count = min(SAMPLE, work.batch_size, pipeline.stored.shards.examples(pipeline.split))
+    late = (*work.augment[len(work.cuts) :], *work.finish)
+    bare = replace(work, augment=work.cuts, finish=())
+    gathering = _like(pipeline, make_plan(PipelineConfig(read="snapshot", shuffle=Shuffle(kind="global")), bare))
+    # The same few batches again and again: a later epoch finds its rows in memory, which a first look at them would not.
+    read_us = {"snapshot": _per_element(gathering.dataset().take(WARM)) / work.batch_size}
+    batch = next(iter(gathering.dataset()))
+    rows = _kept(tf.data.Dataset.from_tensor_slices(batch).take(count))
+    idle = _per_element(rows, count)
+    call_us = _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
+    stack_us = _per_element(rows.batch(count)) / count - idle
+    ops, _ = _op_costs(pipeline, rows, late, call_us, count)
+    if config.read != "snapshot" and work.windows is None:
+        reads = [Read(source=config.read), *([Read(source="shards")] if config.read == "gzip_shards" else [])]
+        for read in reads:
+            read_us[read.source] = _per_element(streams.read(read, pipeline.stored, pipeline.split, seed=0).take(4 * count), count)
+        stored = streams.read(reads[0], pipeline.stored, pipeline.split, seed=0).take(count)
+        first = _kept(stored.map(lambda element: {"record": element} if isinstance(element, tf.Tensor) else element))
+        early = [op for step in make_plan(config, bare).steps if isinstance(step, Apply) for op in step.ops]
+        found, _ = _op_costs(pipeline, first, early, call_us, count)
+        ops |= found
+    return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
+
+
+def _op_costs(
+    pipeline: InputPipeline, elements: tf.data.Dataset, ops: Sequence[Op], call_us: float, count: int
+) -> tuple[dict[str, OpCost], tf.data.Dataset]:
+    """Cost of each of a chain of ops, on the results of those before it; returns the last results, too."""
+    costs = {}
+    for op in ops:
+        run = _runner(pipeline, op)
+        batches = _kept(elements.batch(count)) if op.takes != "example" and _alike(pipeline, elements) else None
+        batch_us = None if batches is None else (_per_element(batches.map(run)) - _per_element(batches) - call_us) / count
+        if op.takes == "batch" and batches is not None:
+            example_us, results = batch_us or 0.0, batches.map(run).unbatch()
+        else:
+            example_us, results = _per_element(elements.map(run), count) - _per_element(elements, count) - call_us, elements.map(run)
+        costs[op.name] = OpCost(example_us=max(0.0, example_us), batch_us=None if batch_us is None else max(0.0, batch_us))
+        elements = _kept(results)
+    return costs, elements
+
+
+def _alike(pipeline: InputPipeline, elements: tf.data.Dataset) -> bool:
+    """Whether elements can be batched: all images have the same size, or have been given it."""
+    known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(elements.element_spec))
+    return known or pipeline.stored.shards.schema.shape is not None
+
+
+def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:
+    return lambda element: pipeline.applied([op], element, tf.constant(0, tf.int64))
+
+
+def _like(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
+    """The same data by another plan, as dicts that every op can work on."""
+    return InputPipeline(plan=plan, stored=pipeline.stored, split=pipeline.split, batch_size=pipeline.batch_size, seed=pipeline.seed, with_keys=True)
+
+
+def _kept(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The elements in memory, so that delivering them costs next to nothing."""
+    return dataset.cache()
+
+
+def _per_element(dataset: tf.data.Dataset, elements: int = 1) -> float:
+    """Time per element [µs], of `elements` at a time, which tf.data goes through by itself; the first times are left out."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    drained = iter(dataset.repeat().shard(elements, elements - 1).with_options(options))
+    taken: list[float] = []
+    begun = time.perf_counter()
+    while len(taken) < LEAST or (time.perf_counter() - begun < SECONDS and len(taken) < MOST):
+        start = time.perf_counter()
+        next(drained)
+        taken.append((time.perf_counter() - start) / elements * 1e6)
+    return float(np.percentile(taken[WARM:], 25))  # what disturbs only makes it longer

@@ -1,0 +1,45 @@
+"""An execution timeline from a trace: when each step of the plan was at work, on real time. Nothing is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.diagnosis.intervals import coarsened, common, spans
+from tasks.diagnosis.trace_breakdown import AUTOMATIC, activity
+from tasks.diagnosis.xspace import WAIT, Trace
+from tasks.reporting.plots import TRAIN_LANE, WAITING_LANE
+
+STEPS_SHOWN = 6
+RESOLUTION = 1500  # of a window: what lies closer together could not be told apart, and would only make pages heavy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Lanes from the training down to the disk; each a list of (begin, end) [ms] within a window of `length_ms`."""
+
+    length_ms: float
+    lanes: dict[str, list[tuple[float, float]]]
+
+
+def timeline_of(trace: Trace) -> Timeline | None:
+    """The last traced steps; None where the trace has no step."""
+    marks = [event for event in trace.host if event.step][-STEPS_SHOWN:]
+    if not marks:
+        return None
+    begin, end = marks[0].start_ms, marks[-1].end_ms
+    window = spans([(begin, end)])
+    lanes = {
+        TRAIN_LANE: spans((event.start_ms, event.end_ms) for event in marks),
+        WAITING_LANE: spans((event.start_ms, event.end_ms) for event in trace.host if event.name == WAIT),
+        **{step: at_work for step, at_work in activity(trace.host).items() if step and AUTOMATIC not in step and step != "prefetch"},
+    }
+    finest = (end - begin) / RESOLUTION
+    shown = {lane: common(at_work, window) - begin for lane, at_work in lanes.items()}
+    return Timeline(
+        length_ms=end - begin,
+        lanes={
+            lane: [(first, last) for first, last in (found if lane == TRAIN_LANE else coarsened(found, finest)).tolist()]
+            for lane, found in shown.items()
+            if len(found)
+        },
+    )

@@ -1,0 +1,265 @@
+"""What a trace says: how long each step waited for input, what each iterator worked, and which of them held the step up.
+
+An iterator's *work* is time spent in its own code and in the functions it calls, on whatever thread; waiting for others is no
+work. Its *critical* time is the part of the training's waits in which it was what everybody waited for: from the training
+down the tree, through a parallel map to the calls at work, through a prefetch to whatever filled it.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tasks.diagnosis.intervals import common, spans, total, without
+from tasks.diagnosis.xspace import WAIT, Event, Trace
+
+AUTOMATIC = "Dataset:"  # in the step name that TensorFlow gives iterators that the plan did not name
+_INSTANCE = re.compile(r"\[\d+\]")
+_EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run"
+_PRODUCES = "Produce"  # ends the name of what a thread of a prefetch or of a parallel map does for one element
+_KERNEL = re.compile(r"^(?:[\w.\-]+/)*?[\w.\-/]+:[A-Z_]\w*$")
+_COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
+
+
+Above = Callable[[Callable[[Event], object]], Event | None]  # finds the nearest span around one that meets a condition
+Nested = tuple[Event, Above]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IteratorTime:
+    """All calls of one iterator over the traced window. Times in ms, summed over calls and threads.
+
+    `total_ms` counts a call from beginning to end, `self_ms` only work; `call_ms_p50/p95` are those of the functions it calls (of the
+    calls themselves where it calls none). `parallelism` is how many threads were at work on average, `critical_pct` its
+    share of all waits, `ops` the work of kernels by op of the plan.
+    """
+
+    path: str
+    step: str
+    calls: int
+    total_ms: float
+    self_ms: float
+    call_ms_p50: float
+    call_ms_p95: float
+    parallelism: float
+    critical_pct: float
+    ops: Mapping[str, float] = field(default_factory=dict)
+    tuned: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Distance from the root of the pipeline."""
+        return self.path.count("::") - 1
+
+    @property
+    def named(self) -> bool:
+        """Whether it is a step of the plan, not something that tf.data put in between."""
+        return bool(self.step) and AUTOMATIC not in self.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """What a trace says: steps, wait per step [ms], iterators from the consumer to the disk; per step on a GPU, busy and copying [ms]."""
+
+    steps: int
+    step_ms_p50: float | None
+    wait_ms_p50: float | None
+    wait_ms_p95: float | None
+    wait_ms_mean: float | None
+    iterators: tuple[IteratorTime, ...]
+    gpu_busy_ms: float | None = None
+    gpu_copy_ms: float | None = None
+
+    def worst(self) -> IteratorTime | None:
+        """The step of the plan that held training up most; where nothing was waited for, the one that worked most."""
+        named = [item for item in self.iterators if item.named]
+        return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
+
+
+def break_down(trace: Trace) -> Breakdown:
+    """Sum up a trace. What it does not show is empty or None."""
+    steps = [event for event in trace.host if event.step]
+    waits = [event for event in trace.host if event.name == WAIT]
+    lengths = sorted(event.duration_ms for event in waits)
+    window = spans((event.start_ms, event.end_ms) for event in steps)
+    device = spans((event.start_ms, event.end_ms) for event in trace.device if not _COPY.search(event.name))
+    copies = spans((event.start_ms, event.end_ms) for event in trace.device if _COPY.search(event.name))
+    on_gpu = bool(trace.device and steps)
+    return Breakdown(
+        steps=len(steps),
+        step_ms_p50=statistics.median(event.duration_ms for event in steps) if steps else None,
+        wait_ms_p50=statistics.median(lengths) if lengths else None,
+        wait_ms_p95=lengths[int(0.95 * (len(lengths) - 1))] if lengths else None,
+        wait_ms_mean=statistics.fmean(lengths) if lengths else None,
+        iterators=tuple(_iterators(trace.host, spans((event.start_ms, event.end_ms) for event in waits), total(window) or float("nan"))),
+        gpu_busy_ms=total(common(device, window)) / len(steps) if on_gpu else None,
+        gpu_copy_ms=total(common(copies, window)) / len(steps) if on_gpu else None,
+    )
+
+
+def activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
+    """When each step of the plan was at work, as spans, from the consumer to the disk; its iterators are taken together."""
+    tallies = _tally(events)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for path in sorted(tallies, key=lambda path: path.count("::")):
+        tally = tallies[path]
+        at_work = spans(tally.worked() if tally.elsewhere else tally.called)
+        for child in (other for other in tallies if other.rpartition("::")[0] == path and not tally.elsewhere):
+            at_work = without(at_work, spans(tallies[child].called))
+        found.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
+    return {step: spans(pairs) for step, pairs in found.items()}
+
+
+@dataclass(kw_only=True)
+class _Tally:
+    """What is gathered about one iterator, over all threads."""
+
+    step: str = ""
+    tuned: int | None = None
+    called: list[tuple[float, float]] = field(default_factory=list)
+    own_ms: float = 0.0  # of its calls, without those of its inputs on the same thread
+    elsewhere: bool = False  # other threads work for it, so that its own calls only wait
+    functions: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))  # executions, by run
+    ops: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def worked(self) -> list[tuple[float, float]]:
+        """When its functions were executing."""
+        return [span for run in self.functions.values() for span in run]
+
+    def call_times(self) -> list[float]:
+        """How long each run of its function, or each of its calls, took, ascending."""
+        runs = [sum(end - begin for begin, end in run) for run in self.functions.values()]
+        return sorted(runs or [end - begin for begin, end in self.called])
+
+
+def _iterators(events: Sequence[Event], waits: np.ndarray, window_ms: float) -> Iterator[IteratorTime]:
+    """Sum up every iterator path; `[3]` and the like (which shard, which thread) are one iterator."""
+    tallies = _tally(events)
+    critical: dict[str, float] = defaultdict(float)
+    for root in (path for path in tallies if path.count("::") == 1):
+        _blame(root, waits, tallies, critical)
+    waited = sum(critical.values())
+    for path in sorted(tallies, key=lambda path: path.split("::")):
+        tally = tallies[path]
+        work = sum(end - begin for begin, end in tally.worked()) if tally.elsewhere else max(0.0, tally.own_ms)
+        each = tally.call_times()
+        yield IteratorTime(
+            path=path,
+            step=tally.step,
+            calls=len(tally.called),
+            total_ms=sum(end - begin for begin, end in tally.called),
+            self_ms=work,
+            call_ms_p50=statistics.median(each),
+            call_ms_p95=each[int(0.95 * (len(each) - 1))],
+            parallelism=work / window_ms,
+            critical_pct=100 * critical[path] / waited if waited else 0.0,
+            ops=dict(tally.ops),
+            tuned=tally.tuned,
+        )
+
+
+def _blame(path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]) -> None:
+    """Share out the instants in which everybody waited for `path`: to its functions at work, then to its inputs, the rest to itself."""
+    tally = tallies[path]
+    left = common(waits, spans(tally.called))
+    if tally.elsewhere:
+        worked = common(left, spans(tally.worked()))
+        critical[path] += total(worked)
+        left = without(left, worked)
+    for child in (other for other in tallies if other.rpartition("::")[0] == path):
+        _blame(child, left, tallies, critical)
+        left = without(left, spans(tallies[child].called))
+    critical[path] += total(left)
+
+
+def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
+    """Gather what every iterator did."""
+    tallies: dict[str, _Tally] = defaultdict(_Tally)
+    nested = list(_nested(events))
+    produced = _count_calls(nested, tallies)
+    _count_functions(nested, _owners(nested, produced), tallies)
+    return {path: tally for path, tally in tallies.items() if tally.called}
+
+
+def _count_calls(nested: Sequence[Nested], tallies: dict[str, _Tally]) -> dict[int, str]:
+    """Count the iterators' calls; returns for whom each producing span (by identity) produces."""
+    produced: dict[int, str] = {}
+    for event, above in nested:
+        if not event.iterator:
+            continue
+        path = _path(event)
+        tally = tallies[path]
+        tally.step = event.label
+        tally.tuned = event.tuned if event.tuned is not None else tally.tuned
+        tally.called.append((event.start_ms, event.end_ms))
+        tally.own_ms += event.duration_ms
+        around = above(_serves)
+        if around is not None and around.iterator:
+            tallies[_path(around)].own_ms -= event.duration_ms
+        elif path.count("::") > 1:
+            consumer = path.rpartition("::")[0]
+            tallies[consumer].elsewhere = True
+            if around is not None:
+                produced[id(around)] = consumer
+    return produced
+
+
+def _owners(nested: Sequence[Nested], produced: Mapping[int, str]) -> dict[int, str]:
+    """The iterator of each run of a function: the one that calls it, or that the producing thread works for."""
+    owners = {}
+    for event, above in nested:
+        if event.name.startswith(_CALLS) and event.run and (around := above(_serves)) is not None:
+            owners[event.run] = _path(around) if around.iterator else produced.get(id(around), "")
+    return {run: path for run, path in owners.items() if path}
+
+
+def _count_functions(nested: Sequence[Nested], owners: Mapping[int, str], tallies: dict[str, _Tally]) -> None:
+    """Add up the executions of functions, and the kernels within them by the op of the plan whose scope they are in."""
+    for event, above in nested:
+        if event.name == _EXECUTES and event.run in owners:
+            if above(lambda span, run=event.run: span.name == _EXECUTES and span.run == run) is None:
+                tallies[owners[event.run]].functions[event.run].append((event.start_ms, event.end_ms))
+        elif _KERNEL.match(event.name):
+            inside = above(lambda span: span.run in owners or span.iterator)
+            if inside is not None:
+                tallies[owners.get(inside.run) or _path(inside)].ops[event.name.partition(":")[0].partition("/")[0]] += event.duration_ms
+
+
+def _serves(span: Event) -> bool:
+    """Whether a span is a call of an iterator, or a thread's production of one element for an iterator."""
+    return span.iterator or span.name.endswith(_PRODUCES)
+
+
+def _path(event: Event) -> str:
+    return _INSTANCE.sub("", event.name)
+
+
+def _nested(events: Sequence[Event]) -> Iterator[Nested]:
+    """Every span with a function that finds the nearest span around it, on its thread, that meets a condition."""
+    by_thread: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        by_thread[event.thread].append(event)
+    for thread in by_thread.values():
+        chain: tuple | None = None  # (span, chain around it)
+        for event in sorted(thread, key=lambda span: (span.start_ms, -span.duration_ms)):
+            while chain is not None and chain[0].end_ms <= event.start_ms:
+                chain = chain[1]
+            yield event, _finder(chain)
+            chain = (event, chain)
+
+
+def _finder(chain: tuple | None) -> Above:
+    def find(meets: Callable[[Event], object]) -> Event | None:
+        link = chain
+        while link is not None:
+            if meets(link[0]):
+                return link[0]
+            link = link[1]
+        return None
+
+    return find

@@ -1,0 +1,47 @@
+"""Where the outputs of the stages are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the stages' outputs lie, relative to the folder of params.yaml."""
+
+    root: Path = Path()
+
+    @property
+    def manifest(self) -> Path:
+        """Folder of the manifest, written by ingest."""
+        return self.root / "data" / "manifest"
+
+    @property
+    def shards(self) -> Path:
+        """Folder of the TFRecord shards, written by shard."""
+        return self.root / "data" / "shards"
+
+    @property
+    def snapshot(self) -> Path:
+        """Folder of the mapped columns, written by snapshot."""
+        return self.root / "data" / "snapshot"
+
+    @property
+    def identities(self) -> Path:
+        """Folder of what decides results besides the program's files, written by identities."""
+        return self.root / "data" / "identities"
+
+    @property
+    def raw(self) -> Path:
+        """Folder of known data sets, written by fetch."""
+        return self.root / "data" / "raw"
+
+    def run(self, pipeline: str) -> Path:
+        """Folder of one configuration's results."""
+        return self.root / "runs" / pipeline
+
+    @property
+    def report(self) -> Path:
+        """Folder of the comparison."""
+        return self.root / "report"

@@ -1,0 +1,125 @@
+"""Which examples an epoch of training draws: one real epoch of the plan that trains, without the work on its values.
+
+The digest of examples is of a plan without shuffling and sampling. This is the other half of the proof: what shuffles, caches,
+interleaves, samples and distributes is the very plan of the training; only the ops on values are left out, for their time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.errors import UnequalConfigurations
+from tasks.measurement.equality import RowsByKey
+from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.mapped import labels_and_weights
+from tasks.pipelines.ops import Op, Parse
+from tasks.pipelines.plan import Plan
+from tasks.pipelines.steps import Apply, DrawByClass, Gather, Step, Windows
+
+SURE_ERRORS = 6  # standard errors of a class's count beyond which it is no chance
+STEPS_AT_ONCE = 1024
+
+
+class KeysAlone(Op):
+    """Leave nothing of an element but its key and label."""
+
+    name: ClassVar[str] = "keys"
+
+    def compute(self, element: Any, draw: Any) -> Any:
+        """The element without its values."""
+        return {name: element[name] for name in ("key", "label")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochDraws:
+    """How many examples an epoch has, how many different ones, and how often the most frequent one comes."""
+
+    examples: int
+    distinct: int
+    most_often: int
+
+
+def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None:
+    """Draw an epoch of the plan that trains and check how often each example comes; returns the rows drawn, too.
+
+    None for a stream of windows, whose order its examples are made of.
+
+    Raises:
+      UnequalConfigurations: an example is of no or of another split, or comes more or less often than it should.
+    """
+    if pipeline.plan.windows and not pipeline.plan.gathers:
+        return None
+    rows = _gathered_rows(pipeline) if pipeline.plan.gathers else _streamed_rows(pipeline)
+    counts = np.bincount(rows, minlength=_expected_rows(pipeline))
+    _check_counts(pipeline, rows, counts)
+    return EpochDraws(examples=len(rows), distinct=int((counts > 0).sum()), most_often=int(counts.max())), rows
+
+
+def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
+    """The rows of all steps of the first epoch; what fills up its last batch is no draw."""
+    chunks = [
+        pipeline.mapped.rows(tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64)).numpy()
+        for first in range(0, pipeline.steps, STEPS_AT_ONCE)
+    ]
+    return np.concatenate(chunks).reshape(-1)[: pipeline.examples]
+
+
+def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
+    """The rows of the snapshot whose keys come out of the first epoch of a stream."""
+    alone = dataclasses.replace(pipeline, plan=_keys_alone(pipeline.plan), with_keys=True)
+    batches = itertools.islice(alone.dataset().as_numpy_iterator(), pipeline.steps)
+    return RowsByKey(pipeline).find(np.concatenate([batch["key"] for batch in batches]))
+
+
+def _keys_alone(plan: Plan) -> Plan:
+    """The plan with nothing done to values: records are parsed for their keys, files are not even opened."""
+    steps: list[Step] = []
+    first = True
+    for step in plan.steps:
+        if isinstance(step, Apply):
+            parsing = tuple(op for op in step.ops if isinstance(op, Parse))
+            ops = (*parsing, KeysAlone()) if first else parsing
+            first = False
+            steps += [dataclasses.replace(step, ops=ops)] if ops else []
+        else:
+            steps.append(step)
+    return dataclasses.replace(plan, steps=tuple(steps), device_ops=())
+
+
+def _expected_rows(pipeline: InputPipeline) -> int:
+    windows: Windows | None = pipeline.plan.windows
+    stored = pipeline.stored.shards.examples(pipeline.split)
+    return windows.count(stored) if windows else stored
+
+
+def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray) -> None:
+    plan, service = pipeline.plan, pipeline.plan.service
+    if len(rows) != pipeline.examples or len(counts) > _expected_rows(pipeline):
+        raise UnequalConfigurations(f"{plan}: an epoch draws {len(rows):,} examples of {len(counts):,}, not {pipeline.examples:,}")
+    if plan.classwise:
+        _check_classes(pipeline, rows)
+    elif pipeline.host.count == 1 and (service is None or service.sharding == "static"):
+        missing, doubled = int((counts == 0).sum()), int((counts > 1).sum())
+        if missing or doubled:
+            raise UnequalConfigurations(
+                f"{plan}: in an epoch of training {missing:,} of {len(counts):,} examples never come and {doubled:,} come more than once"
+            )
+
+
+def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
+    """Compare how often each class is drawn with its weight."""
+    sample = next(step.sample for step in pipeline.plan.steps if isinstance(step, Gather | DrawByClass))
+    labels, weights = labels_and_weights(sample, pipeline.stored, pipeline.split)
+    drawn = np.bincount(np.asarray(labels)[rows], minlength=len(weights))
+    shares = np.asarray(weights) / np.sum(weights)
+    allowed = 1 + SURE_ERRORS * np.sqrt(len(rows) * shares * (1 - shares))
+    far = np.flatnonzero(np.abs(drawn - len(rows) * shares) > allowed)
+    if len(far):
+        name = pipeline.stored.shards.classes[far[0]]
+        raise UnequalConfigurations(f"{pipeline.plan}: class {name} is drawn {drawn[far[0]]:,} times an epoch, not {len(rows) * shares[far[0]]:,.0f}")

@@ -1,0 +1,93 @@
+"""Which model is the champion of a data set: the fastest configuration's, where its quality is not worse than what there is.
+
+Quality is the final metric on held-out examples. Chance is three standard errors, as everywhere where results are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tasks.measurement.held_out import HeldOut, standard_error
+
+SURE_ERRORS = 3
+PREFIX = "score."  # of the tags that a champion's version carries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A model's metric on `examples` held-out examples of a split, beside what a `constant` prediction gets, and that one's standard error."""
+
+    metric: str
+    value: float
+    split: str
+    examples: int
+    constant: float
+    error: float
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Of an accuracy; not of an error."""
+        return self.metric == "accuracy"
+
+    @property
+    def chance(self) -> float:
+        """Standard error of the value: that of a share, or, of a mean absolute error, about that of the constant prediction's."""
+        return standard_error(self.value, self.examples) if self.higher_is_better else self.error
+
+    def __str__(self) -> str:
+        return f"{self.split} {self.metric} {self.value:.4f} on {self.examples:,} examples"
+
+
+def score_of(row: Mapping[str, Any]) -> Score | None:
+    """The score of a configuration of a comparison; None where its results are of a version that did not say what they were judged on."""
+    if not row.get("judged"):
+        return None
+    found = HeldOut(**row["judged"])
+    value = row["val_metric"] if found.split == "validation" else row["test_metric"]
+    return Score(metric=row["metric"], value=value, **asdict(found))
+
+
+def tags_of(score: Score) -> dict[str, str]:
+    """The score as tags of a model's version."""
+    return {f"{PREFIX}{name}": str(value) for name, value in asdict(score).items()}
+
+
+def score_from(tags: Mapping[str, str]) -> Score | None:
+    """The score in the tags of a model's version; None where there is none."""
+    try:
+        kinds = {"metric": str, "value": float, "split": str, "examples": int, "constant": float, "error": float}
+        return Score(**{name: kind(tags[f"{PREFIX}{name}"]) for name, kind in kinds.items()})
+    except (KeyError, ValueError):
+        return None
+
+
+def objection(score: Score | None, others: Sequence[Score], present: Score | None) -> str | None:
+    """Why a model of this score may not become champion; None where it may.
+
+    `others` are the scores of its comparison, `present` is the champion's.
+    """
+    if score is None:
+        return "its results do not say what they were judged on; run it again"
+    if not math.isfinite(score.value):
+        return f"its {score.metric} is {score.value}"
+    if not _lead(score, score.constant) > SURE_ERRORS * score.error:
+        return f"{score} is not better than a constant prediction ({score.constant:.4f}) beyond chance"
+    middle = statistics.median(other.value for other in others) if others else score.value
+    if _lead(score, middle) < -SURE_ERRORS * math.sqrt(2) * score.chance:
+        return f"{score} is worse than the other configurations' ({middle:.4f}) beyond chance"
+    if (
+        present is not None
+        and present.metric == score.metric
+        and _lead(score, present.value) < -SURE_ERRORS * math.hypot(score.chance, present.chance)
+    ):
+        return f"{score} is worse than the present champion's beyond chance: {present}"
+    return None
+
+
+def _lead(score: Score, value: float) -> float:
+    """How much better a score is than a value; negative: worse."""
+    return score.value - value if score.higher_is_better else value - score.value

@@ -1,0 +1,141 @@
+"""The parent run of a comparison in MLflow: opened before its configurations run, closed with their table, view and champion."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.exceptions import MlflowException
+
+from tasks.layout import Layout
+from tasks.progress import say
+from tasks.tracking.champion import Score, objection, score_from, score_of, tags_of
+from tasks.tracking.experiments import PREFIX, Identity, experiment_id, identity_of
+from tasks.tracking.recorder import AWAY, Recorder, lineage, reason, use_store
+from tasks.tracking.saved_view import address_of, save_view
+
+CHAMPION = "champion"
+UNASKED = "unchanged, since a run with changes does not choose it unless asked to (crown: true, --crown)"
+
+
+def pages_of(run_id: str | None) -> tuple[str, str] | None:
+    """Addresses in the server's UI of a run, and of the view of a comparison's configurations; None without a server that answers."""
+    server = mlflow.get_tracking_uri()
+    if run_id is None or not server.startswith("http"):
+        return None
+    try:
+        experiment = mlflow.get_run(run_id).info.experiment_id
+    except AWAY:
+        return None
+    return f"{server}/#/experiments/{experiment}/runs/{run_id}", address_of(server, experiment, run_id)
+
+
+def data_set_of(root: Path, path: str) -> Identity:
+    """What a comparison in the project `root` is about, once its data at `path` has been prepared."""
+    return identity_of(Layout(root).manifest, path, pipeline="comparison")
+
+
+def open_comparison(identity: Identity, name: str) -> str | None:
+    """Start the parent run of a comparison and return its id, or None where the store cannot be reached."""
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    use_store()
+    try:
+        tags = {"pipeline": "comparison", **lineage()}
+        return mlflow.MlflowClient().create_run(experiment_id(identity), run_name=name, tags=tags).info.run_id
+    except AWAY as error:
+        say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); the comparison has no run there")
+        return None
+
+
+def close_comparison(run_id: str, identity: Identity, summary: Mapping[str, Any], report: Path, *, note: str, crowns: bool) -> None:
+    """Give the parent run its result, and every configuration a child run; where it `crowns`, the best one's model may become champion.
+
+    A configuration that was up to date has trained under an earlier comparison; it gets a child here with the same
+    metrics, which names the earlier run in the tag `reused_run_id`. `note` (Markdown) stands on the run's first page.
+    """
+    rows = summary["configurations"]
+    with Recorder(identity, run_id=run_id) as parent:
+        parent.metrics({f"speedup_vs_naive/{row['pipeline']}": row["speedup_vs_naive"] for row in rows})
+        parent.tags({"headline": summary["headline"], "best": summary["best"], "data.digest": summary["data_digest"], "mlflow.note.content": note})
+        parent.artifact(report, folder="report")
+        parent.call(lambda: _complete_children(run_id, rows))
+        parent.call(lambda: _save_view_of(run_id))
+
+        def decide() -> None:
+            decision = crown(run_id, rows, summary["best"]) if crowns else UNASKED
+            mlflow.set_tag(CHAMPION, decision)
+            say(f"champion: {decision}")
+
+        parent.call(decide)
+
+
+def crown(run_id: str, rows: Sequence[Mapping[str, Any]], best: str) -> str:
+    """Give the model of the best configuration the alias `champion`, unless there is an objection; returns what was decided, and why."""
+    client = mlflow.MlflowClient()
+    name = PREFIX.replace("/", "-") + _experiment_of(run_id).name.removeprefix(PREFIX)
+    scores = {row["pipeline"]: score_of(row) for row in rows}
+    row, score = next(row for row in rows if row["pipeline"] == best), scores[best]
+    present = _present(name)
+    if present is not None and present.run_id == row["mlflow_run_id"]:
+        return f"stays version {present.version}, {best} of the same training"
+    others = [other for pipeline, other in scores.items() if pipeline != best and other is not None]
+    against = objection(score, others, score_from(present.tags) if present else None)
+    if score is None or against is not None:
+        return f"unchanged, since {best} may not become it: {against}"
+    run = row["mlflow_run_id"]
+    models = client.search_logged_models([client.get_run(run).info.experiment_id], filter_string=f"source_run_id = '{run}'") if run else []
+    if not models:
+        return f"unchanged, since MLflow has no model of {best} that it could serve"
+    tags = {"pipeline": best, "plan": row["plan"], **tags_of(score)}
+    version = mlflow.register_model(models[0].model_uri, name, tags=tags)
+    client.set_registered_model_alias(name, CHAMPION, version.version)
+    return f"version {version.version} of {name}, {best}: {_in_words(score, present)}"
+
+
+def _in_words(score: Score, present: Any) -> str:
+    former = score_from(present.tags) if present else None
+    return f"{score}; before it {former or 'there was none'}"
+
+
+def _present(name: str) -> Any:
+    """The version that has the alias now; None where there is none."""
+    try:
+        return mlflow.MlflowClient().get_model_version_by_alias(name, CHAMPION)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def _experiment_of(run_id: str) -> Any:
+    return mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
+
+
+def _save_view_of(parent: str) -> None:
+    info = mlflow.get_run(parent).info
+    save_view(info.experiment_id, parent, str(info.run_name))
+
+
+def _complete_children(parent: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    client = mlflow.MlflowClient()
+    for row in rows:
+        run = client.get_run(row["mlflow_run_id"]) if row["mlflow_run_id"] else None
+        if run is None:
+            continue
+        own = run.data.tags.get("mlflow.parentRunId") == parent
+        target = run.info.run_id
+        if not own:
+            kept = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+            tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
+            target = client.create_run(run.info.experiment_id, run_name=row["pipeline"], tags=tags).info.run_id
+            for key, value in run.data.metrics.items():
+                client.log_metric(target, key, value)
+            for key, value in run.data.params.items():
+                client.log_param(target, key, value)
+        client.log_metric(target, "throughput/speedup_vs_naive", row["speedup_vs_naive"])
+        client.log_metric(target, "throughput/steady_examples_per_s", row["steady_examples_per_s"])
+        if not own:
+            client.set_terminated(target)

@@ -1,0 +1,272 @@
+"""MLflow: one run per configuration, a child of its comparison. Nothing that trains depends on the server being there.
+
+Every number is in the files of runs/NAME before it is sent. If the server goes away, one line says so, the rest of the
+training goes on, `sent` is false in runs/NAME/run.json, and `python -m tasks.tracking.recorder sync` sends what is missing later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import mlflow
+import numpy as np
+import requests
+from mlflow.data.numpy_dataset import from_numpy
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types import Schema, TensorSpec
+
+from tasks.files import read_json
+from tasks.progress import say
+from tasks.tracking.experiments import STORE_HOME, Identity, experiment_id, store_home
+from tasks.tracking.outbox import Unsent, discard, keep, kept
+
+__all__ = ["STORE_HOME", "Identity", "Recorder"]
+PARENT_RUN = "THROUGHLINE_PARENT_RUN"
+FLOW_RUN = "THROUGHLINE_FLOW_RUN"
+LONGEST_PARAM = 6000
+AWAY = (MlflowException, requests.RequestException, OSError)  # how a store shows that it cannot be reached or written
+REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")  # codes of answers, not of absence
+UNSENT = Path(".throughline") / "unsent"
+
+
+def use_store() -> None:
+    """Send runs to MLFLOW_TRACKING_URI, or to an SQLite file in the project's folder."""
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        mlflow.set_tracking_uri(f"sqlite:///{store_home() / 'mlflow.db'}")
+
+
+class Recorder:
+    """A run that is being written; use it with `with`, again if it is to go on. With `run_id` it goes on with an earlier run.
+
+    After the first failure to reach the store everything is kept in a file of .throughline/unsent/ instead, for `sync`.
+    """
+
+    def __init__(self, identity: Identity, *, run_id: str | None = None) -> None:
+        self.run_id = run_id
+        self.sent = True
+        self._identity = identity
+        self._unsent: list[list[Any]] = []
+
+    def __enter__(self) -> Recorder:
+        self._try(self._start, starts=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        status = "FINISHED" if kind is None else "KILLED" if kind in (KeyboardInterrupt, SystemExit) else "FAILED"
+        self._try(lambda: mlflow.end_run(status))
+        self._forget(status)
+        if not self.sent:
+            keep(
+                store_home() / UNSENT, Unsent(identity=asdict(self._identity), run_id=self.run_id, status=status, tags=lineage(), calls=self._unsent)
+            )
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Log nested parameters, flattened with dots."""
+        self._send("params", {key: str(value)[:LONGEST_PARAM] for key, value in flatten(values).items()})
+
+    def metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
+        """Log metrics; absent ones (None) stay absent."""
+        self._send("metrics", {key: float(value) for key, value in values.items() if value is not None}, step, time.time_ns() // 1_000_000)
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Set tags."""
+        self._send("tags", dict(values))
+
+    def artifact(self, path: Path, *, folder: str | None = None) -> None:
+        """Log a file or folder."""
+        self._send("artifact", str(path.resolve()), folder)
+
+    def model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
+        """Log a model from its .keras file, with a signature and requirements, so that it can be registered and served.
+
+        `objects` are the project's classes and functions that it needs, as module:name; they and their code go with it. A model that
+        cannot be logged is logged as a file.
+        """
+        self._send("model", str(path.resolve()), dict(objects or {}))
+
+    def dataset(self, name: str, digest: str) -> None:
+        """Log what the run trains on, by its name and digest; it is not kept for later."""
+        source = from_numpy(np.empty((0,)), name=name, digest=digest[:32])
+        self.call(lambda: mlflow.log_input(source, context="training"))
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Do anything else with the active run under the same protection; it is not kept for later."""
+        self._try(function)
+
+    def replay(self, calls: Sequence[Sequence[Any]]) -> None:
+        """Send what could not be sent before."""
+        for call in calls:
+            self._send(*call)
+
+    def _send(self, kind: str, *values: Any) -> None:
+        self._try(lambda: SENDS[kind](*values))
+        if not self.sent:
+            self._unsent.append([kind, *values])
+
+    def _start(self) -> None:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # a traceback of each failure that _try reports in one line
+        use_store()
+        tags = {"pipeline": self._identity.pipeline, "data.digest": self._identity.data_digest, **lineage()}
+        if self.run_id is not None and not _gone(self.run_id):
+            mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
+            return
+        if parent := os.environ.get(PARENT_RUN):
+            tags["mlflow.parentRunId"] = parent
+        experiment, name = experiment_id(self._identity), self._identity.pipeline
+        self.run_id = mlflow.start_run(experiment_id=experiment, run_name=name, tags=tags, log_system_metrics=True).info.run_id
+
+    def _forget(self, status: str) -> None:
+        """Leave no run active that could not be ended: MLflow would end it when the process exits, as finished, with a traceback if it cannot."""
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == self.run_id:
+            with contextlib.suppress(*AWAY):
+                mlflow.end_run(status)
+
+    def _try(self, function: Callable[[], Any], *, starts: bool = False) -> None:
+        """Do something with the store. If it is away, say so once and keep the rest for later; if it refuses this alone, say so and go on."""
+        if not self.sent:
+            return
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - nothing that trains depends on the server, or on what MLflow makes of a model
+            away = isinstance(error, AWAY) and getattr(error, "error_code", None) not in REFUSALS
+            if away or starts:
+                self.sent = False
+                say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); kept for `python -m tasks.tracking.recorder sync`")
+            else:
+                say(f"MLflow at {mlflow.get_tracking_uri()} does not take something, which is left out ({reason(error)})")
+
+
+def reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _gone(run_id: str) -> bool:
+    """Whether the store answers that it does not have a run, or that it has been deleted."""
+    try:
+        return mlflow.get_run(run_id).info.lifecycle_stage == "deleted"
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return True
+        raise
+
+
+def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
+    if not Path(path).exists():
+        say(f"{path} is gone and was left out")
+        return
+    import keras
+    import tensorflow as tf
+
+    from tasks.training.model_files import code_paths, imported, load_model
+
+    try:
+        own = imported(objects or {})
+        model: Any = load_model(Path(path), objects or {})
+    except Exception as error:  # noqa: BLE001 - whatever a layer of one's own makes Keras raise
+        say(f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})")
+        mlflow.log_artifact(path)
+        return
+    inputs = TensorSpec(np.dtype(model.inputs[0].dtype), (-1, *model.input_shape[1:]))
+    outputs = TensorSpec(np.dtype("float32"), (-1, *model.output_shape[1:]))
+    signature = ModelSignature(inputs=Schema([inputs]), outputs=Schema([outputs]))
+    needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]
+    if own:
+        needs.append(f"cloudpickle=={version('cloudpickle')}")
+    mlflow.tensorflow.log_model(
+        model, name="model", signature=signature, pip_requirements=needs, custom_objects=own or None, code_paths=code_paths(objects or {}) or None
+    )
+
+
+def _send_artifact(path: str, folder: str | None) -> None:
+    if not Path(path).exists():
+        say(f"{path} is gone and was left out")
+    elif Path(path).is_dir():
+        mlflow.log_artifacts(path, folder)
+    else:
+        mlflow.log_artifact(path, folder)
+
+
+SENDS: dict[str, Callable[..., Any]] = {
+    "params": mlflow.log_params,
+    "metrics": lambda values, step, moment: mlflow.log_metrics(values, step=step, timestamp=moment),
+    "tags": mlflow.set_tags,
+    "artifact": _send_artifact,
+    "model": _send_model,
+}
+
+
+def sync() -> tuple[int, int]:
+    """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are still to be."""
+    sent = 0
+    waiting = list(kept(store_home() / UNSENT))
+    for file, unsent in waiting:
+        recorder = Recorder(Identity(**unsent.identity), run_id=unsent.run_id)
+        with recorder:
+            recorder.tags(unsent.tags)
+            recorder.replay(unsent.calls)
+        discard(file)
+        if not recorder.sent or recorder.run_id is None:
+            break  # it has kept everything anew, in a file of its own
+        mlflow.MlflowClient().set_terminated(recorder.run_id, unsent.status)
+        sent += 1
+    return sent, len(waiting) - sent
+
+
+def run_of(folder: Path) -> str | None:
+    """The MLflow run of the results in runs/NAME; None where there is none."""
+    file = folder / "run.json"
+    return read_json(file)["mlflow_run_id"] if file.exists() else None
+
+
+def lineage() -> dict[str, str]:
+    """Tags that tie a run to its code, experiment and flow run."""
+    tags = {}
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    if commit:
+        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False).stdout.strip()
+        tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
+    for tag, variable in (("dvc.experiment", "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):
+        if os.environ.get(variable):
+            tags[tag] = os.environ[variable]
+    return tags
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings into dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        flat |= flatten(value, path) if isinstance(value, Mapping) and value else {path: value}
+    return flat
+
+
+def main() -> None:
+    """Send to MLflow what could not be sent while its server was away."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.tracking.recorder", description=inspect.getdoc(main))
+    parser.add_argument("what", choices=["sync"], help="send everything in .throughline/unsent/")
+    parser.parse_args()
+    use_store()
+    sent, left = sync()
+    say(f"{sent} of {sent + left} kept runs sent to {mlflow.get_tracking_uri()}")
+    if left:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Models by name: two small built-in ones, every keras.applications network without weights, or a builder of your own.
+
+A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one logit per class, or one number
+per value to predict. What is saved and served is always the whole: stored inputs (uint8 images), finishing ops, then the
+network; so serving needs no preprocessing code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+from keras import layers
+
+from tasks.errors import ImpossiblePlan, UnknownModel
+from tasks.pipelines.kernels import affine
+from tasks.pipelines.ops import Categories, Op, Rescale, Standardize
+from tasks.settings import ModelSettings, TrainSettings
+from tasks.training import emulation
+from tasks.training.emulation import Emulation, emulation_of
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is predicted: one of `shape[0]` classes (labels as numbers, or as vectors where they are mixed), or numbers of `shape`."""
+
+    kind: Literal["class", "vector", "numbers"]
+    shape: Shape
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric beside the loss."""
+        return "mae" if self.kind == "numbers" else "accuracy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """The network (finished inputs → outputs) and the whole (stored inputs → outputs); they share their weights.
+
+    `emulated` says how long a step of an accelerator takes that is not there; None where the model computes.
+    """
+
+    network: keras.Model
+    whole: keras.Model
+    target: Target
+    emulated: Emulation | None = None
+
+
+def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, target: Target, finish: Sequence[Op]) -> Models:
+    """Build the model that `settings` names for stored inputs of `input_shape` and `dtype`, without the batch axis.
+
+    Raises:
+      UnknownModel: there is no such builder, or it did not return a fitting Keras model.
+    """
+    stored = keras.Input(input_shape, dtype=dtype, name="image" if dtype == "uint8" else "features")
+    value: Any = stored
+    for op in finish:
+        value = value if op.on_labels else finished(op, value)
+    outputs = math.prod(target.shape)
+    network = _builder(settings.name)(tuple(value.shape[1:]), outputs, **settings.options)
+    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != (None, outputs):
+        found = getattr(network, "output_shape", type(network).__name__)
+        raise UnknownModel(f"model.name: {settings.name} returned {found}; needed is a keras.Model with outputs of shape (None, {outputs})")
+    if len(target.shape) > 1:
+        inputs = keras.Input(tuple(value.shape[1:]))
+        network = keras.Model(inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name)
+    emulated = emulation_of(settings.options) if settings.name == emulation.NAME else None
+    return Models(network=network, whole=keras.Model(stored, network(value), name="whole"), target=target, emulated=emulated)
+
+
+def trainable_model(models: Models, *, finished_inputs: bool, gather: Callable[[Any], Any] | None = None) -> keras.Model:
+    """What `fit` trains: the network on finished inputs or the whole on stored ones, which may `gather` its own batches.
+
+    An emulated accelerator takes any inputs.
+
+    Raises:
+      ImpossiblePlan: batches are to be gathered on an accelerator that is emulated.
+    """
+    if models.emulated:
+        if gather:
+            raise ImpossiblePlan("place: device needs the memory of an accelerator, and model.name: emulated has none; use place: host")
+        return emulation.EmulatedTraining(models.emulated, emulation.output_of(models.network), models.target.shape)
+    model = models.network if finished_inputs else models.whole
+    return Resident(model, gather) if gather else model
+
+
+def compile_model(model: keras.Model, settings: TrainSettings, *, target: Target, steps: int) -> None:
+    """Compile with Adam and cross-entropy on logits (squared error for numbers), unless the builder has compiled the model itself."""
+    if getattr(model, "compiled", False):
+        return
+    rate: Any = settings.learning_rate
+    if settings.schedule == "cosine":
+        rate = keras.optimizers.schedules.CosineDecay(settings.learning_rate, settings.epochs * steps)
+    losses = {
+        "class": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "vector": lambda: keras.losses.CategoricalCrossentropy(from_logits=True),
+        "numbers": keras.losses.MeanSquaredError,
+    }
+    model.compile(
+        optimizer=keras.optimizers.Adam(rate),
+        loss=losses[target.kind](),
+        metrics=[target.metric],
+        jit_compile=settings.jit_compile,  # pyright: ignore[reportArgumentType] - Keras takes a boolean, too
+        steps_per_execution=settings.steps_per_execution,
+    )
+
+
+class Resident(keras.Model):
+    """A model that gathers its training batches itself, on the device where the data lives; what it is fed are step numbers."""
+
+    def __init__(self, model: keras.Model, gather: Callable[[Any], Any]) -> None:
+        super().__init__(name="resident")
+        self._model, self._gather = model, gather
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """The model itself."""
+        return self._model(inputs, training=training)
+
+    def train_step(self, data: Any) -> Any:
+        """Fetch the batch, then train on it."""
+        return super().train_step(self._gather(data))
+
+
+def finished(op: Op, value: Any) -> Any:
+    """What a `finish` op does on the host, as Keras layers on the device."""
+    if isinstance(op, Rescale):
+        return layers.Rescaling(op.scale, op.offset, name="rescale")(value)
+    if isinstance(op, Standardize):
+        scale, offset = affine(op)
+        return layers.Rescaling(scale, offset, name="standardize")(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
+    if isinstance(op, Categories):
+        numeric = value.shape[-1] - len(op.sizes)
+        coded = [layers.CategoryEncoding(size, output_mode="one_hot")(value[:, numeric + place]) for place, size in enumerate(op.sizes)]
+        return layers.Concatenate(name="categories")([value[:, :numeric], *coded])
+    own = getattr(op, "layer", None)
+    if own is None:
+        raise UnknownModel(f"finish: {op.name} cannot be part of a model; give {type(op).__name__} a method layer() that returns a Keras layer")
+    return own()(value)
+
+
+def small_cnn(input_shape: Shape, outputs: int, *, width: int = 16, dropout: float = 0.2) -> keras.Model:
+    """Two strided convolutions and a dense layer: about 0.2 M weights for 28×28 images, quick even without an accelerator."""
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Conv2D(width, 5, strides=2, padding="same", activation="relu"),
+            layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="relu"),
+            *([layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="relu"), layers.AveragePooling2D(4)] if input_shape[0] > 64 else []),  # noqa: PLR2004
+            layers.Flatten(),
+            layers.Dropout(dropout, seed=0),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(outputs),
+        ],
+        name="small_cnn",
+    )
+
+
+def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
+    """One hidden layer; the least work a model can be."""
+    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(outputs)], name="mlp")
+
+
+def _application(name: str) -> Any:
+    def build(input_shape: Shape, outputs: int, **options: Any) -> keras.Model:
+        constructor = getattr(keras.applications, name)
+        return constructor(weights=None, input_shape=input_shape, classes=outputs, classifier_activation=None, **options)
+
+    return build
+
+
+def _builder(name: str) -> Any:
+    built_in = {"small_cnn": small_cnn, "mlp": mlp, emulation.NAME: emulation.emulated}
+    if name in built_in:
+        return built_in[name]
+    if ":" not in name:
+        if not hasattr(keras.applications, name):
+            raise UnknownModel(f"model.name: {name} is neither built in nor in keras.applications")
+        return _application(name)
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UnknownModel(f"model.name: {name} cannot be imported ({error}); expected package.module:function") from error

@@ -1,0 +1,179 @@
+"""What somebody who may start runs, and nothing else, tries with a run's parameters. A line of a list is a case."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import markdown_it
+import numpy as np
+import pytest
+
+from flows import artifacts, flow_run
+from flows.access_policy import CONFINED, Limits, Reach, load_limits
+from flows.deployments import OWN_SERVICE
+from flows.parameters import Changes
+from tasks.data.sources import arrays, table
+from tasks.errors import InvalidParams, UserError
+from tasks.params import apply_overrides
+from tasks.settings import DataSettings
+
+OWN = {
+    "data": {"path": "data/raw", "source": "image_folder"},
+    "model": {"name": "mlp"},
+    "preprocess": ["decode", {"their_ops:Cut": {"size": 3}}],
+    "pipelines": {"far": {"service": {"address": "grpc://known:5050"}}},
+}
+OUTSIDE, HIDDEN, FOREIGN, UNGRANTED = "is outside of what", "is hidden", "is no code of this project", "is not granted"
+
+REFUSED = [
+    ({"data": {"path": "/etc"}}, OUTSIDE),
+    ({"data": {"path": "../elsewhere"}}, OUTSIDE),
+    ({"data": {"path": "photos/../../elsewhere"}}, OUTSIDE),
+    ({"data": {"path": "way-out"}}, OUTSIDE),
+    ({"data": {"path": "way-out/passwd"}}, OUTSIDE),
+    ({"data": {"path": "photos\0"}}, OUTSIDE),
+    ({"data": {"path": "circle/x"}}, OUTSIDE),
+    ({"data": {"path": "infra/.env", "source": "table"}}, HIDDEN),
+    ({"data": {"path": ".dvc/config.local", "source": "table"}}, HIDDEN),
+    ({"data": {"path": ".git/config", "source": "table"}}, HIDDEN),
+    ({"data": {"path": "./photos/../.throughline/stack/environment", "source": "table"}}, HIDDEN),
+    ({"data": {"path": "plain-name", "source": "table"}}, HIDDEN),  # a link to a hidden file
+    ({"data": {"path": ".open/x", "source": "table"}}, HIDDEN),  # a hidden link to a plain file
+    ({"data": {"path": "photos", "source": "arrays", "features": "../../secret/x"}}, OUTSIDE),
+    ({"data": {"path": "photos", "source": "arrays", "features": "/etc/x"}}, OUTSIDE),
+    ({"data": {"path": "photos", "source": "arrays", "labels": "../.throughline/y"}}, HIDDEN),
+    ({"model": {"name": "subprocess:run"}}, FOREIGN),
+    ({"model": {"name": "subprocess:run", "options": {"args": ["sh"]}}}, FOREIGN),
+    ({"model": {"name": "keras.models:load_model"}}, FOREIGN),
+    ({"model": {"name": "my_models.os:system"}}, FOREIGN),
+    ({"model": {"name": "untracked:build"}}, FOREIGN),
+    ({"model": {"name": "mlartifacts.0.1.artifacts.evil:build"}}, FOREIGN),
+    ({"model": {"name": "flows.services:serving"}}, FOREIGN),
+    ({"model": {"name": "tasks.files:replace_folder"}}, FOREIGN),
+    ({"augment": ["os:system"]}, FOREIGN),
+    ({"augment": [{"os.path:a.b": None}]}, FOREIGN),
+    ({"augment": [{"my-mod:X": {}}]}, FOREIGN),
+    ({"augment": [{"..my_models:X": {}}]}, FOREIGN),
+    ({"augment": [{"my_models/../x:X": {}}]}, FOREIGN),
+    ({"finish": [":X"]}, FOREIGN),
+    ({"preprocess": [[["os:system"]]]}, FOREIGN),
+    ({"preprocess": {"x": {"y": ["os:system"]}}}, FOREIGN),
+    ({"pipelines": {"a": {"service": {"address": "grpc://169.254.169.254:80"}}}}, UNGRANTED),
+    ({"pipelines": {"a": {"service": {"address": "grpc://127.0.0.1:22"}}}}, UNGRANTED),
+    ({"pipelines": {"a": {"service": {"address": ["grpc://known:5050"]}}}}, UNGRANTED),
+]
+ALLOWED = [
+    {},
+    {"data": {"path": "photos"}},
+    {"data": {"path": "photos", "source": "arrays", "features": "x"}},
+    {"data": {"path": "granted/set"}},
+    {"model": {"name": "my_models:build"}},
+    {"model": {"name": "package.inner:build"}},
+    {"augment": [{"their_ops:Cut": {"size": 9}}]},
+    {"pipelines": {"a": {"service": {"address": "grpc://known:5050"}}, "b": {"service": {"workers": 3}}, "c": {}}},
+    {"pipelines": {"a": {"service": {"address": "grpc://granted:1"}}, "b": {"service": {"address": "grpc://ours:2"}}}},
+    {"pipelines": None, "data": 3, "model": "x"},  # wrong, which the check of the parameters says afterwards
+]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("reach") / "project"
+    for name in ("photos", "infra", ".throughline/stack", ".dvc", "package", "mlartifacts/0/1/artifacts", "granted/set", "tasks", "flows"):
+        (folder / name).mkdir(parents=True)
+    for name in ("infra/.env", ".throughline/stack/environment", ".dvc/config.local"):
+        (folder / name).write_text("PREFECT_AUTH=admin:secret\n")
+    (folder / "way-out").symlink_to("/etc")
+    (folder / "circle").symlink_to("circle")
+    (folder / "plain-name").symlink_to("infra/.env")
+    (folder / ".open").symlink_to("photos")
+    for name in ("my_models.py", "package/inner.py", "tasks/files.py", "flows/services.py"):
+        (folder / name).write_text("")
+    for command in (["init", "-q"], ["add", "my_models.py", "package", "tasks", "flows"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    for name in ("untracked.py", "mlartifacts/0/1/artifacts/evil.py"):
+        (folder / name).write_text("")
+    return folder
+
+
+def reach(project: Path) -> Reach:
+    return Reach(project=project, own=OWN, limits=Limits(data_roots=(Path("granted"),), service_addresses=("grpc://granted:1",)))
+
+
+@pytest.mark.parametrize(("asked", "why"), REFUSED, ids=lambda value: str(value)[:70])
+def test_it_is_refused_before_anything_is_opened_or_imported(project, asked, why):
+    before = set(sys.modules)
+    with pytest.raises(InvalidParams, match=why):
+        reach(project).check(OWN | asked)
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("asked", ALLOWED, ids=lambda value: str(value)[:70])
+def test_what_the_project_has_and_what_is_granted_may_be_used(project, monkeypatch, asked):
+    monkeypatch.setenv(OWN_SERVICE, "grpc://ours:2")
+    reach(project).check(OWN | asked)
+
+
+def test_the_environment_of_a_run_grants_nothing(project, monkeypatch):
+    monkeypatch.setenv("THROUGHLINE_DATA_ROOTS", "/")
+    with pytest.raises(InvalidParams, match=OUTSIDE):
+        Reach(project=project, own=OWN, limits=load_limits(project)).check(OWN | {"data": {"path": "/etc"}})
+
+
+def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(project, monkeypatch, tmp_path):
+    """An op of another folder of sys.path writes a file when it is imported."""
+    (tmp_path / "elsewhere.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(project)
+    (project / "params.yaml").write_text("data: {source: image_folder, path: photos}\npipelines: {naive: {}}\n")
+    for asked in ('augment=["elsewhere:Op"]', "model.name=elsewhere.inner:build"):
+        monkeypatch.setenv(CONFINED, "1")
+        with pytest.raises(InvalidParams, match=FOREIGN), flow_run.begin(Changes(overrides=[asked]), None):
+            pass
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[&a [x, x], *a]", "{a: &a {b: c}, d: {<<: *a}}", "[" * 100_000, "{a: " * 500, "x" * 50_000, "2024-13-45", "9" * 5_000],
+    ids=lambda value: value[:12],
+)
+def test_an_override_that_would_grow_or_never_end_is_refused_at_once(value):
+    with pytest.raises(InvalidParams, match="is not a YAML value"):
+        apply_overrides({}, [f"key={value}"])
+
+
+@pytest.mark.parametrize("name", [".env", "config.local", "environment", "key.txt"])
+def test_a_file_that_is_no_table_is_not_printed(tmp_path, name):
+    (tmp_path / name).write_text("PREFECT_AUTH=admin:secret,S3_SECRET=x\n1,2\n3,4\n")
+    with pytest.raises(UserError) as refused:
+        table.find(DataSettings(source="table", path=str(tmp_path / name)))
+    assert "secret" not in str(refused.value).replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("features", ["../secret/x", "sub/x", "/etc/x", "sub/../x"])
+def test_the_name_of_an_array_leads_to_no_other_folder(tmp_path, features):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "data" / "sub").mkdir(parents=True)
+    for folder in ("secret", "data/sub", "data"):
+        np.save(tmp_path / folder / "x.npy", np.zeros((3, 4, 4), np.uint8))
+        np.save(tmp_path / folder / "y.npy", np.arange(3))
+    with pytest.raises(UserError, match=r"data\.features"):
+        arrays.find(DataSettings(source="arrays", path=str(tmp_path / "data"), features=features))
+
+
+@pytest.mark.parametrize("text", ["a\n```\n# [click](http://evil)\n", "````\n~~~\n<img src=x>", "~~~\n# x", "`" * 500 + "\n# x"], ids=repr)
+def test_a_line_of_a_log_does_not_leave_the_fence_of_an_artifact(monkeypatch, text):
+    made: list[str] = []
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda key, markdown: made.append(markdown))
+    state = SimpleNamespace(name="Failed", message=text)
+    flow_run = SimpleNamespace(name="lively-owl", id="1")
+    artifacts.tell_failure(SimpleNamespace(name="training"), flow_run, state)
+    tokens = markdown_it.MarkdownIt().parse(made[0])
+    assert [token.type for token in tokens if token.type != "inline"] == [
+        *("heading_open", "heading_close", "fence", "paragraph_open", "paragraph_close")
+    ]
+    assert next(token.content for token in tokens if token.type == "fence").rstrip("\n") == text.rstrip("\n")

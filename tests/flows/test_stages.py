@@ -1,0 +1,28 @@
+"""A stage that takes longer than its deployment allows is ended with everything that belongs to it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+
+from flows.stages import TIMEOUT_S, Workplace, limited, supervised
+
+
+def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv(TIMEOUT_S, "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    begun = time.monotonic()
+    with supervised(["sh", "-c", "sleep 60 & sleep 60"], Workplace(tmp_path, frozenset())) as process, limited(process) as overdue:
+        process.wait()
+    assert overdue.is_set() and time.monotonic() - begun < 30
+    assert not [found for found in psutil.process_iter(["name", "cwd"]) if found.info["name"] == "sleep" and found.info["cwd"] == str(tmp_path)]
+
+
+def test_a_quick_process_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv(TIMEOUT_S, "60")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    with supervised(["true"], Workplace(tmp_path, frozenset())) as process, limited(process) as overdue:
+        assert process.wait() == 0
+    assert not overdue.is_set()

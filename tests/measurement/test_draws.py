@@ -1,0 +1,106 @@
+"""One real epoch of the plan that trains: every example of the split, each as often as it should come."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.data.shards import read_shard_index
+from tasks.errors import UnequalConfigurations
+from tasks.layout import Layout
+from tasks.measurement import draws
+from tasks.measurement.draws import check_epoch
+from tasks.params import check
+from tasks.pipelines.mapped import MappedSplit
+from tasks.snapshot import snapshot
+
+GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
+BUFFER = {"kind": "buffer", "size": 32}
+UNIFORM = {
+    "naive": {"read": "shards", "shuffle": {"kind": "none"}},
+    "buffer": {"read": "shards", "shuffle": BUFFER, "prefetch": 2},
+    "interleaved": {"read": "shards", "interleave": {"cycle_length": 3, "parallel": "auto"}, "map": {"parallel": "auto"}, "shuffle": BUFFER},
+    "unordered": {"read": "shards", "deterministic": False, "map": {"parallel": 4}, "shuffle": BUFFER},
+    "vectorized": {"read": "shards", "vectorize": True, "shuffle": BUFFER},
+    "cached": {"read": "shards", "cache": {"where": "memory", "after": "decode"}, "shuffle": BUFFER},
+    "cached_on_disk": {"read": "shards", "cache": {"where": "disk"}, "shuffle": BUFFER},
+    "gzip": {"read": "gzip_shards", "shuffle": BUFFER},
+    "arrays": {"read": "arrays", "shuffle": BUFFER},
+    "snapshot": {**GLOBAL, "prefetch": 2},
+    "window": {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
+    "device": {**GLOBAL, "place": "device"},
+}
+
+
+@pytest.fixture(scope="module")
+def layout(arrays, tmp_path_factory) -> Layout:
+    """Manifest, shards and snapshot of the small grey images."""
+    layout = Layout(tmp_path_factory.mktemp("draws"))
+    layout.manifest.parent.mkdir(parents=True, exist_ok=True)
+    layout.manifest.symlink_to(arrays / "manifest")
+    layout.shards.symlink_to(arrays / "shards")
+    snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=check(document({})).preprocess)
+    return layout
+
+
+def document(config):
+    return {
+        "data": {"source": "arrays", "path": "unused.npz"},
+        "preprocess": ["decode"],
+        "augment": ["flip"],
+        "batch_size": 32,
+        "shard": {"compression": "both"},
+        "pipelines": {"p": config or {"read": "shards"}},
+    }
+
+
+def pipeline_of(layout, config):
+    params = check(document(config))
+    return input_pipeline(params, "p", open_inputs(params, layout), split="train", purpose="train")
+
+
+@pytest.mark.parametrize("config", UNIFORM.values(), ids=UNIFORM)
+def test_an_epoch_draws_every_example_once(layout, config):
+    pipeline = pipeline_of(layout, config)
+    found, rows = check_epoch(pipeline)
+    assert (found.examples, found.distinct, found.most_often) == (pipeline.examples, pipeline.examples, 1)
+    assert sorted(rows) == list(range(pipeline.examples))
+
+
+def test_the_rows_are_those_that_training_gets_in_its_order(layout):
+    pipeline = pipeline_of(layout, {"read": "shards", "shuffle": BUFFER})
+    keyed = dataclasses.replace(pipeline, with_keys=True)
+    delivered = np.concatenate([batch["key"] for batch in keyed.dataset().as_numpy_iterator()])
+    _, rows = check_epoch(pipeline)
+    np.testing.assert_array_equal(np.asarray(pipeline.stored.mapped("train", "key"))[rows], delivered)
+
+
+@pytest.mark.parametrize("read", [GLOBAL, {"read": "shards", "shuffle": BUFFER}], ids=["snapshot", "stream"])
+def test_classes_come_as_often_as_their_weights_say(layout, read):
+    pipeline = pipeline_of(layout, {**read, "sample": {"kind": "weighted", "weights": {"0": 3.0}}})
+    _, rows = check_epoch(pipeline)
+    labels = np.bincount(np.asarray(pipeline.stored.mapped("train", "label"))[rows], minlength=4)
+    assert labels[0] > 1.5 * labels[1:].mean()
+
+
+def test_a_sampler_that_forgets_examples_is_caught(layout, monkeypatch):
+    monkeypatch.setattr(MappedSplit, "_sampled", lambda self, positions, epochs: positions // 2)
+    with pytest.raises(UnequalConfigurations, match=r"never come and .* come more than once"):
+        check_epoch(pipeline_of(layout, GLOBAL))
+
+
+def test_a_sampler_that_ignores_the_weights_is_caught(layout, monkeypatch):
+    monkeypatch.setattr(MappedSplit, "_sampled", lambda self, positions, epochs: positions)
+    with pytest.raises(UnequalConfigurations, match="class 0 is drawn"):
+        check_epoch(pipeline_of(layout, {**GLOBAL, "sample": {"kind": "weighted", "weights": {"0": 30.0}}}))
+
+
+def test_examples_of_another_split_are_caught(layout, monkeypatch):
+    pipeline = pipeline_of(layout, {"read": "shards", "shuffle": BUFFER})
+    own = np.asarray(pipeline.stored.mapped("train", "key"))
+    monkeypatch.setattr(type(pipeline.stored), "mapped", lambda self, split, name: own[5:])
+    with pytest.raises(UnequalConfigurations, match="are not of the train split"):
+        draws._streamed_rows(pipeline)

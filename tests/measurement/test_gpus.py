@@ -1,0 +1,143 @@
+"""Which GPUs a process may use and does use, and their figures, with stand-ins for NVIDIA's own libraries where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from project import ROOT
+from skips import need
+
+from tasks.measurement.gpus import used_gpus
+from tasks.measurement.hardware import Sampler
+
+ASK = """
+import json, time
+import pynvml
+from tasks.measurement.gpus import used_gpus, visible_gpus
+from tasks.measurement.hardware import Sampler, fingerprint
+handles, reason = visible_gpus()
+used = used_gpus({"/job:localhost/replica:0/task:0/device:GPU:0", "/device:CPU:0"})
+with Sampler(used) as sampler:
+    time.sleep(0.9)
+print(json.dumps({"gpus": fingerprint()["gpus"], "reason": reason, "used": [pynvml.nvmlDeviceGetName(h) for h in used], **vars(sampler.measured)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """Folders with the stand-ins: of both libraries, and of NVML alone."""
+    need("compiler")
+    folder = tmp_path_factory.mktemp("nvidia")
+    for part in ("both", "nvml"):
+        (folder / part).mkdir()
+        source = ROOT / "tests" / "evidence" / "nvidia.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", folder / part / "libnvidia-ml.so.1", source], check=True)
+    shutil.copy(folder / "both" / "libnvidia-ml.so.1", folder / "both" / "libcuda.so.1")
+    return folder
+
+
+def ask(folder, **environment):
+    """What a process finds, and what it printed before."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
+    environment = {**kept, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    *told, answer = done.stdout.splitlines()
+    return json.loads(answer), told
+
+
+CUDA = [
+    # What CUDA shows (the fastest first, by index, beginning of a UUID or slice, as it decides itself), then NVML's names.
+    ({"FAKE_CUDA": "201"}, ["GPU 2", "GPU 0", "GPU 1"]),
+    ({"FAKE_CUDA": "0", "CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ["GPU 0"]),
+    ({"FAKE_CUDA": "1", "CUDA_VISIBLE_DEVICES": "1"}, ["GPU 1"]),
+    ({"FAKE_CUDA": "m", "CUDA_VISIBLE_DEVICES": "MIG-5e6f7a8b-d72c-4106-c12f-20bd9faed9f6"}, ["GPU 3"]),
+    ({"FAKE_CUDA": "", "CUDA_VISIBLE_DEVICES": ""}, []),
+]
+BY_VARIABLE = [
+    # Where CUDA's driver does not answer, its documented rules for CUDA_VISIBLE_DEVICES are followed.
+    ({}, ["GPU 0", "GPU 1", "GPU 2"]),
+    ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ["GPU 0"]),
+    ({"CUDA_VISIBLE_DEVICES": "GPU-8932"}, []),
+    ({"CUDA_VISIBLE_DEVICES": "2,0"}, ["GPU 2", "GPU 0"]),
+    ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["GPU 1"]),
+    ({"CUDA_VISIBLE_DEVICES": "MIG-5e6f7a8b-d72c-4106-c12f-20bd9faed9f6"}, ["GPU 3"]),
+    ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("library", "environment", "names"), [*(("both", *case) for case in CUDA), *(("nvml", *case) for case in BY_VARIABLE)])
+def test_the_gpus_are_those_that_cuda_shows_in_its_order(libraries, library, environment, names):
+    answer, _ = ask(libraries / library, **environment)
+    assert answer["gpus"] == names and answer["used"] == names[:1]
+    assert (answer["reason"] is None) == bool(names)
+
+
+@pytest.mark.slow
+def test_utilization_is_that_of_the_gpu_that_trains(libraries):
+    answer, _ = ask(libraries / "both", FAKE_CUDA="201")
+    assert answer["gpu_utilization_pct_mean"] == 96 and answer["gpu_memory_mb_max"] == 3 and answer["gpu_power_w_mean"] == 50
+
+
+@pytest.mark.slow
+def test_what_nvml_does_not_measure_of_a_slice_is_absent(libraries):
+    answer, told = ask(libraries / "both", FAKE_CUDA="m")
+    assert answer["gpu_utilization_pct_mean"] is None and answer["gpu_power_w_mean"] is None and answer["gpu_memory_mb_max"] == 4
+    assert not told
+
+
+@pytest.mark.slow
+def test_readings_that_fail_are_reported_and_the_others_count(libraries):
+    answer, told = ask(libraries / "both", FAKE_CUDA="2", FAKE_NVML_LOST_AFTER="2")
+    assert answer["gpu_utilization_pct_mean"] == 96
+    assert len(told) == 1 and "readings of the GPU failed (NVML: GPU is lost)" in told[0]
+
+
+def test_without_a_gpu_nothing_is_used():
+    assert used_gpus({"/job:localhost/replica:0/task:0/device:CPU:0"}) == []
+
+
+def busy(seconds):
+    began = time.process_time()
+    while time.process_time() - began < seconds:
+        pass
+
+
+def test_what_happens_in_a_pause_is_not_measured():
+    with Sampler([], paused=True) as sampler:
+        busy(0.3)
+        sampler.resume()
+        busy(0.1)
+        sampler.pause()
+        busy(0.3)
+    assert 0.08 <= sampler.measured.cpu_s < 0.25, "in ticks of 10 ms"
+    assert sampler.measured.wall_s >= 0.1
+
+
+CHILD = """
+import sys, time
+sys.stdin.readline()
+began = time.process_time()
+while time.process_time() - began < 0.4:
+    pass
+print()
+sys.stdin.read()
+"""
+
+
+def test_the_work_of_child_processes_counts():
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with Sampler([]) as sampler:
+        child.stdin.write("\n")
+        child.stdin.flush()
+        child.stdout.readline()
+    spent = psutil.Process(child.pid).cpu_times()
+    child.communicate()
+    assert 0.35 <= sampler.measured.cpu_s <= spent.user + spent.system + 0.2

@@ -1,0 +1,65 @@
+"""Throughput counts examples, sets start-up apart, and gives a cache the whole epoch that it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import tensorflow as tf
+
+from tasks.errors import EmptyDataset
+from tasks.measurement.throughput import measure_input
+
+
+@dataclass
+class Plan:
+    caches: bool = False
+
+
+@dataclass
+class Slow:
+    """Something that iterates like an input pipeline: `count` batches of 10 examples, each made in 20 ms, kept if `caches`."""
+
+    count: int
+    plan: Plan = field(default_factory=Plan)
+    split: str = "train"
+
+    @property
+    def steps(self):
+        return max(1, self.count)
+
+    def batches(self, *, epochs=1):
+        def wait(number):
+            return tf.numpy_function(lambda value: (__import__("time").sleep(0.02), value)[1], [number], tf.int64)
+
+        made = tf.data.Dataset.range(self.count).map(wait)
+        made = made.cache() if self.plan.caches else made
+        return iter(made.map(lambda number: (tf.zeros((10, 2)), tf.zeros((10,), tf.int64))).repeat(epochs))
+
+
+def test_the_rate_is_that_of_the_examples():
+    result = measure_input(Slow(20), passes=2, max_seconds=5)
+    # A sleep is never shorter than asked for, and on a busy machine it is longer: the true rate is a bound from above alone.
+    assert 50 < result.input_examples_per_s <= 10 / 0.02
+    assert result.first_batch_s >= 0.02
+    assert result.passes == 2
+    assert result.epoch_gap_s >= 0.02
+
+
+def test_a_cache_is_filled_before_warm_passes_are_timed():
+    result = measure_input(Slow(20, Plan(caches=True)), passes=3, max_seconds=0.1)
+    assert result.cold_examples_per_s <= 10 / 0.02
+    assert result.input_examples_per_s > 5 * result.cold_examples_per_s
+    assert result.spread_examples_per_s[0] > 5 * result.cold_examples_per_s, "of the warm passes alone"
+
+
+def test_a_pass_that_was_cut_short_says_nothing_about_the_gap():
+    result = measure_input(Slow(50), passes=2, max_seconds=0.1)
+    assert result.epoch_gap_s is None
+    assert result.passes == 2, "the second goes on where the first was cut"
+
+
+def test_an_empty_data_set_is_told_plainly():
+    pipeline = Slow(0)
+    with pytest.raises(EmptyDataset, match="train split of this configuration delivers no batch"):
+        measure_input(pipeline, passes=1, max_seconds=1)

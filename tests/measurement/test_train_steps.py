@@ -1,0 +1,86 @@
+"""Real pipelines against an emulated accelerator: what prefetches is not taken for what keeps up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.assembly.model import models_of
+from tasks.data.shards import read_shard_index
+from tasks.layout import Layout
+from tasks.measurement.train_steps import TrainingLoop, reference_step, time_training
+from tasks.params import check
+from tasks.snapshot import snapshot
+
+pytestmark = pytest.mark.integration
+SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
+
+
+@pytest.fixture(scope="module")
+def layout(arrays, tmp_path_factory) -> Layout:
+    """Manifest, shards and snapshot of the small grey images."""
+    root = tmp_path_factory.mktemp("stepping")
+    layout = Layout(root)
+    layout.manifest.parent.mkdir(parents=True, exist_ok=True)
+    layout.manifest.symlink_to(arrays / "manifest")
+    layout.shards.symlink_to(arrays / "shards")
+    snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=check(document({})).preprocess)
+    return layout
+
+
+def document(config, *, input_ms=30.0, model_ms=1.0, model=None):
+    return {
+        "data": {"source": "arrays", "path": str(Path("unused.npz"))},
+        "preprocess": ["decode"],
+        "augment": [{"benchmarks.sleeping:Sleep": {"ms": input_ms}}],
+        "batch_size": 4,
+        "pipelines": {"p": config or {"read": "shards"}},
+        "model": model or {"name": "emulated", "options": {"step_ms": model_ms}},
+        "measure": {"rounds": 3, "stall_max_seconds": 4},
+    }
+
+
+def measured(layout, config, **more):
+    params = check(document(config, **more))
+    stored = open_inputs(params, layout)
+    pipeline = input_pipeline(params, "p", stored, split="train", purpose="train")
+    models = models_of(params, stored)
+    loop = TrainingLoop(models, pipeline, params.train)
+    return time_training(loop, models, pipeline, train=params.train, measure=params.measure)
+
+
+@pytest.mark.parametrize("prefetch", [8, 64, "auto"])
+def test_what_lies_prepared_hides_no_stall(layout, prefetch):
+    state = measured(layout, {**SNAPSHOT, "prefetch": prefetch}, input_ms=30, model_ms=2)
+    assert state.stall_pct > 50, "28 of 30 ms are spent waiting; a busy machine makes the model slower"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**SNAPSHOT, "prefetch": 64},
+        {**SNAPSHOT, "prefetch": "auto"},
+        {"read": "shards", "vectorize": True, "shuffle": {"kind": "none"}, "prefetch": 8},
+    ],
+    ids=["snapshot", "autotune", "stream"],
+)
+def test_an_input_that_keeps_up_shows_no_stall(layout, config):
+    state = measured(layout, config, input_ms=5, model_ms=25)
+    assert state.side in ("both", "full")
+    assert state.stall_interval_pct[0] < 20, "5 of 25 ms, on a machine that may be busy"
+
+
+def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finishes(layout):
+    """The network on finished floats: what `finish: device` adds to a step is no part of it."""
+    shapes = {}
+    for finish in ("host", "device"):
+        params = check(document({**SNAPSHOT, "finish": finish}, model={"name": "mlp", "options": {"width": 4}}))
+        stored = open_inputs(params, layout)
+        pipeline = input_pipeline(params, "p", stored, split="train", purpose="train")
+        models = models_of(params, stored)
+        loss = reference_step(models, pipeline, params.train)()
+        shapes[finish] = (loss, pipeline.dataset().element_spec[0].dtype)
+    assert [str(dtype)[9:14] for _, dtype in shapes.values()] == ["float", "uint8"]
+    assert shapes["host"][0] == pytest.approx(shapes["device"][0], rel=0.5), "the same examples, finished by the same op"

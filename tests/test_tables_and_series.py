@@ -1,0 +1,214 @@
+"""Tables and time series travel the same way as images: from the file to equal batches in every configuration, and to a trained model."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import prepared
+from project import ROOT, SMALL, run_stages, write_params
+from ruamel.yaml import YAML
+
+from tasks.assembly.inputs import input_pipeline, input_shape, open_inputs
+from tasks.assembly.model import models_of, target_of
+from tasks.data.shards import read_shard_index
+from tasks.errors import InvalidParams, UnreadableSource
+from tasks.ingest import ingest
+from tasks.layout import Layout
+from tasks.measurement.equality import digest_examples
+from tasks.params import check
+from tasks.settings import DataSettings
+from tasks.snapshot import snapshot
+
+STEPS, COLUMNS = 5000, 3
+
+
+def presets(kind):
+    return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())["pipelines!"]
+
+
+def opened(folder, params):
+    """Run the data stages in `folder` and open what they wrote."""
+    layout = Layout(folder)
+    prepared(params.data, folder / "data")
+    snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=params.preprocess)
+    return layout, open_inputs(params, layout)
+
+
+def series_document(path, **window):
+    document = copy.deepcopy(SMALL)
+    document |= {"augment": [], "finish": ["standardize"], "window": {"length": 8, "horizon": 2, "stride": 3, "targets": ["column_1"], **window}}
+    document["data"] |= {"source": "time_series", "path": str(path)}
+    document["pipelines"] = presets("time_series")
+    return document
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """A series whose every value says when it was and which column it is."""
+    folder = tmp_path_factory.mktemp("series")
+    values = np.arange(STEPS, dtype=np.float32)[:, None] + np.asarray([0.0, 0.25, 0.5], np.float32)
+    np.save(folder / "series.npy", values)
+    params = check(series_document(folder / "series.npy"))
+    return params, *opened(folder, params)
+
+
+@pytest.mark.integration
+def test_windows_are_the_same_in_every_configuration(series):
+    params, _, stored = series
+    digests = {
+        name: digest_examples(input_pipeline(params, name, stored, split=split, purpose="compare")).digest
+        for name in params.pipelines
+        for split in ("train",)
+    }
+    assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("name", ["naive", "windowed"])
+def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(series, name):
+    params, _, stored = series
+    bounds = {"train": (0, 3000), "validation": (3000, 4000), "test": (4000, 5000)}
+    for split, (begin, end) in bounds.items():
+        pipe = input_pipeline(params, name, stored, split=split, purpose="compare")
+        batches = list(pipe.dataset().as_numpy_iterator())
+        features, label, key = (np.concatenate([batch[part] for batch in batches]) for part in ("features", "label", "key"))
+        assert features.shape == (pipe.examples, 8, 3) and label.shape == (pipe.examples, 2, 1)
+        np.testing.assert_array_equal(key, np.arange(begin, end - 9, 3))
+        np.testing.assert_array_equal(features[:, :, 0], key[:, None] + np.arange(8))
+        np.testing.assert_array_equal(label[:, :, 0], key[:, None] + 8.25 + np.arange(2))
+        assert key.max() + 10 <= end
+
+
+def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.ingest.STEPS_PER_BLOCK", 100)
+    np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(COLUMNS, 1))
+    params = check(series_document(tmp_path / "series.npy"))
+    _, stored = opened(tmp_path, params)
+    assert len(stored.shards.of("train")) > 1
+    np.testing.assert_array_equal(stored.mapped("train", "key"), np.arange(600))
+    np.testing.assert_array_equal(stored.mapped("train", "features")[:, 1], np.arange(600))
+    np.testing.assert_allclose(stored.completed(params.finish)[0].deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
+
+
+def test_statistics_come_from_the_training_part_alone(series):
+    params, _, stored = series
+    train = np.arange(3000)
+    standardize = stored.completed(params.finish)[0]
+    np.testing.assert_allclose(standardize.mean, train.mean() + np.asarray([0, 0.25, 0.5]), rtol=1e-6)
+    np.testing.assert_allclose(standardize.deviation, [train.std()] * 3, rtol=1e-6)
+    assert target_of(params, stored).shape == (2, 1)
+    assert input_shape(params, stored) == (8, 3)
+    assert models_of(params, stored).whole.output_shape == (None, 2, 1)
+
+
+def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
+    _, layout, stored = series
+    too_long = check(series_document(layout.root / "series.npy", length=1000))
+    with pytest.raises(InvalidParams, match=r"the validation split has 1000 time steps, fewer than window.length \+ window.horizon = 1002"):
+        input_pipeline(too_long, "naive", stored, split="train", purpose="train")
+    unknown = check(series_document(layout.root / "series.npy", targets=["load"]))
+    with pytest.raises(InvalidParams, match="load is not a column"):
+        input_pipeline(unknown, "naive", stored, split="train", purpose="train")
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        ({"a": [1.0, np.nan, 3.0]}, "row 2, column a is nan"),
+        ({"a": [1.0, np.inf, 3.0]}, "row 2, column a is inf"),
+        ({"a": [1.0, 1e300, 3.0]}, "row 2, column a is inf"),
+        ({"t": [1, 3, 2], "a": [1.0, 2.0, 3.0]}, "t does not increase in row 3"),
+        ({"b": ["x", "y", "z"]}, "no numeric column"),
+    ],
+)
+def test_a_series_with_gaps_or_out_of_order_is_refused_with_its_place(tmp_path, frame, words):
+    pd.DataFrame(frame).to_csv(tmp_path / "series.csv", index=False)
+    settings = DataSettings(source="time_series", path=str(tmp_path / "series.csv"), time_column="t" if "t" in frame else "")
+    with pytest.raises(UnreadableSource, match=words):
+        ingest(settings, tmp_path / "manifest")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    draw = np.random.default_rng(5)
+    count = 600
+    frame = pd.DataFrame(
+        {"size": draw.normal(5, 2, count), "colour": draw.choice(["red", "green", "blue"], count), "age": draw.integers(1, 90, count)}
+    )
+    frame["label"] = np.where(frame["size"] + (frame["colour"] == "red") * 2 > 5.5, "big", "small")
+    frame.loc[7, "size"] = np.nan
+    frame.loc[8, "colour"] = None
+    frame["age"] = frame["age"].astype(object)
+    frame.loc[9, "age"] = "old"
+    frame.loc[10, "label"] = None
+    frame.to_csv(folder / "table.csv", index=False)
+    return folder
+
+
+def table_document(folder, **data):
+    document = copy.deepcopy(SMALL)
+    document |= {"augment": [], "finish": ["standardize", "categories"], "shard": {"compression": "both"}, "pipelines": presets("images")}
+    document["data"] |= {"source": "table", "path": str(folder / "table.csv"), "numeric": ["size", "age"], "max_reject_fraction": 0.1, **data}
+    return document
+
+
+@pytest.mark.integration
+def test_rows_of_a_table_are_the_same_in_every_configuration(table):
+    params = check(table_document(table))
+    _, stored = opened(table, params)
+    digests = {
+        name: digest_examples(input_pipeline(params, name, stored, split="train", purpose="compare")).digest
+        for name in params.pipelines
+        if params.pipelines[name].service is None
+    }
+    assert len(set(digests.values())) == 1, digests
+    assert stored.shards.schema.columns == ("size", "age", "colour")
+    assert stored.shards.schema.categories == (("blue", "green", "red"),)
+    features, label = next(iter(input_pipeline(params, "optimized", stored, split="train", purpose="train").dataset()))
+    assert features.shape == (32, 3) and label.dtype == "int64"
+    whole = models_of(params, stored).whole
+    assert whole.input_shape == (None, 3) and whole.output_shape == (None, 2)
+
+
+def test_rows_with_missing_or_impossible_values_are_listed_with_their_reason(table, tmp_path):
+    manifest = ingest(check(table_document(table)).data, tmp_path / "manifest")
+    assert dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True)) == {
+        "row 8": "size is missing or no number",
+        "row 9": "colour is missing or no number",
+        "row 10": "age is missing or no number",
+        "row 11": "label missing",
+    }
+
+
+def test_a_number_to_predict_is_a_regression(table, tmp_path):
+    document = table_document(table, label_column="size", numeric=["age"], categorical=["colour"])
+    params = check(document)
+    _, stored = opened(tmp_path, params)
+    assert stored.shards.schema.label == "number"
+    assert target_of(params, stored).metric == "mae"
+    _, label = next(iter(input_pipeline(params, "naive", stored, split="train", purpose="train").dataset()))
+    assert label.dtype == "float32"
+
+
+@pytest.mark.integration
+def test_a_series_goes_through_every_stage(tmp_path):
+    """From the file to the report, by a model that predicts the next step of a sine from the last sixteen."""
+    document = series_document("source/series.csv", length=16, horizon=1, stride=1, targets=["load"])
+    document["pipelines"] = {name: document["pipelines"][name] for name in ("naive", "optimized")}
+    document["model"] = {"name": "mlp", "options": {"width": 16}}
+    document["train"] |= {"epochs": 6}
+    folder = tmp_path / "project"
+    (folder / "source").mkdir(parents=True)
+    write_params(folder, document)
+    moments = np.arange(3000)
+    pd.DataFrame({"hour": moments, "load": np.sin(moments / 20), "wind": np.cos(moments / 7)}).to_csv(folder / "source" / "series.csv", index=False)
+    run_stages(folder, "fetch", "ingest", "shard", "snapshot", "build@naive", "build@optimized")
+    run_stages(folder, "train@naive", "train@optimized", "profiling@naive", "profiling@optimized", "report")
+    trained = {name: json.loads((folder / "runs" / name / "train.json").read_text()) for name in ("naive", "optimized")}
+    assert trained["optimized"]["metric"] == "mae"
+    assert trained["optimized"]["test"]["mae"] < 0.25
+    assert "mae" in (folder / "report" / "index.html").read_text()

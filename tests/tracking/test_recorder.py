@@ -1,0 +1,108 @@
+"""A tracking server that goes away in the middle of a run: nothing is lost, and everything is sent once it is there again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import keras
+import mlflow
+import numpy as np
+import pytest
+from project import ROOT
+from stack import wait_for
+
+from flows.services import answers, free_port
+from tasks.tracking.recorder import STORE_HOME, UNSENT, Identity, Recorder
+
+
+@contextmanager
+def server(folder: Path, port: int) -> Iterator[None]:
+    store = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 180)
+        yield
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # MLflow's about its own functions
+def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch):
+    port = free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
+    passing = tmp_path / "worktree"
+    passing.mkdir()
+    (passing / "train.json").write_text("{}")
+    network = keras.Sequential([keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)])
+    network.save(passing / "model.keras")
+    recorder = Recorder(Identity(data_set="lost", pipeline="naive", data_digest="d"))
+    alive = ExitStack()
+    alive.enter_context(server(tmp_path, port))
+    with recorder:
+        recorder.params({"model": {"width": 8}})
+        recorder.metrics({"train/loss": 2.0}, step=0)
+        alive.close()
+        recorder.metrics({"train/loss": 1.0}, step=1)
+        recorder.metrics({"train/loss": 0.5}, step=2)
+        recorder.artifact(passing / "train.json")
+        recorder.model(passing / "model.keras")
+    assert not recorder.sent and recorder.run_id
+    shutil.rmtree(passing)  # as the worktree of a run that nobody named goes at its end
+    kept = list((tmp_path / UNSENT).glob("*.json"))
+    assert [call[0] for call in json.loads(kept[0].read_text())["calls"]] == ["metrics", "metrics", "artifact", "model"]
+    sync = [sys.executable, "-m", "tasks.tracking.recorder", "sync"]
+    early = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert early.returncode == 1 and "0 of 1 kept runs sent" in early.stdout and len(list((tmp_path / UNSENT).glob("*.json"))) == 1
+    with server(tmp_path, port):
+        later = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert later.returncode == 0 and "1 of 1 kept runs sent" in later.stdout, later.stdout + later.stderr
+        client = mlflow.MlflowClient()
+        run = client.get_run(recorder.run_id)
+        assert run.info.status == "FINISHED"
+        assert [(point.step, point.value) for point in client.get_metric_history(recorder.run_id, "train/loss")] == [(0, 2.0), (1, 1.0), (2, 0.5)]
+        assert [found.path for found in client.list_artifacts(recorder.run_id)] == ["train.json"]
+        model = client.search_logged_models([run.info.experiment_id], filter_string=f"source_run_id = '{recorder.run_id}'")[0]
+        expected = network(np.array([[0, 51, 102, 255]], np.uint8)).numpy()
+        found = mlflow.pyfunc.load_model(model.model_uri).predict(np.array([[0, 51, 102, 255]], np.uint8))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        again = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "0 of 0 kept runs sent" in again.stdout
+    assert not list((tmp_path / UNSENT).iterdir())
+
+
+LOSING_ITS_STORE = """
+import shutil, sys
+from tasks.tracking.recorder import STORE_HOME, Identity, Recorder
+import os
+os.environ[STORE_HOME] = sys.argv[1]
+import mlflow
+with Recorder(Identity(data_set="lost", pipeline="naive", data_digest="d")) as recorder:
+    shutil.rmtree(sys.argv[1])
+    recorder.metrics({"train/loss": 1.0}, step=0)
+print("sent", recorder.sent, "active", mlflow.active_run())
+"""
+
+
+@pytest.mark.integration
+def test_a_store_that_vanished_is_one_line_and_none_when_the_process_exits(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    command = [sys.executable, "-c", LOSING_ITS_STORE, str(home)]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "sent False active None" in done.stdout
+    assert (done.stdout + done.stderr).count("cannot be written") == 1
+    assert "Traceback" not in done.stderr and "ERROR" not in done.stderr, done.stderr

@@ -1,0 +1,114 @@
+"""An emulated accelerator takes its time, occupies no core while it does, and can be trained, saved and planned for."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.errors import ImpossiblePlan, UnknownModel
+from tasks.measurement.accelerators import ACCELERATORS, find_accelerator
+from tasks.pipelines.ops import Rescale
+from tasks.settings import ModelSettings, TrainSettings
+from tasks.training.emulation import Emulation, emulation_of
+from tasks.training.models import Target, build_models, compile_model, trainable_model
+
+CLASSES = Target(kind="class", shape=(4,))
+
+
+def models(target=CLASSES, **options):
+    settings = ModelSettings(name="emulated", options=options)
+    return build_models(settings, input_shape=(8, 8, 1), dtype="uint8", target=target, finish=[Rescale()])
+
+
+def batches(count, labels=(0, 0, 0, 1)):
+    images = np.zeros((len(labels), 8, 8, 1), np.uint8)
+    return iter(tf.data.Dataset.from_tensors((images, np.asarray(labels))).repeat(count))
+
+
+def trained(built, feed, steps, **settings):
+    model = trainable_model(built, finished_inputs=False)
+    compile_model(model, TrainSettings(learning_rate=0.5, schedule="constant", **settings), target=built.target, steps=steps)
+    model.make_train_function()
+    for _ in range(steps):
+        model.train_function(feed)
+    return model
+
+
+def test_a_step_takes_its_time_and_no_core():
+    built = models(step_ms=50)
+    feed = batches(30)
+    trained(built, feed, 2)  # traces
+    model = trainable_model(built, finished_inputs=False)
+    compile_model(model, TrainSettings(), target=built.target, steps=20)
+    model.make_train_function()
+    model.train_function(feed)
+    started, cpu = time.perf_counter(), time.process_time()
+    for _ in range(20):
+        model.train_function(feed)
+    assert time.perf_counter() - started >= 20 * 0.050
+    assert time.process_time() - cpu < 20 * 0.010, "the graph of a few numbers, no more"
+
+
+def test_varying_steps_are_drawn_from_their_seed_around_the_mean():
+    drawn = np.array([next(durations) for durations in [Emulation(step_ms=10, spread=0.5).durations_s()] for _ in range(2000)])
+    again = np.array([next(durations) for durations in [Emulation(step_ms=10, spread=0.5).durations_s()] for _ in range(2000)])
+    np.testing.assert_array_equal(drawn, again)
+    assert drawn.min() >= 0.005 and drawn.max() <= 0.015
+    assert drawn.mean() == pytest.approx(0.010, rel=0.03)
+
+
+def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_path):
+    built = models(step_ms=0.1)
+    model = trained(built, batches(60), 60)
+    built.whole.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    inputs = np.zeros((3, 8, 8, 1), np.uint8)
+    logits = loaded.predict(inputs, verbose=0)
+    np.testing.assert_allclose(logits, model(inputs), rtol=1e-5)
+    assert logits.argmax(axis=1).tolist() == [0, 0, 0]
+
+
+def test_targets_keep_their_shape():
+    built = models(Target(kind="numbers", shape=(2, 3)), step_ms=0.1)
+    model = trainable_model(built, finished_inputs=True)
+    assert model(np.zeros((5, 8, 8, 1), np.float32)).shape == (5, 2, 3)
+
+
+def test_several_steps_per_execution_take_several_batches_and_their_time():
+    feed = batches(8)
+    trained(models(step_ms=1), feed, 2, steps_per_execution=4)
+    assert next(feed, None) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "needs step_ms"),
+        ({"step_ms": -1}, "-1 is not a number from 0.01"),
+        ({"step_ms": "58"}, "'58' is not a number"),
+        ({"step_ms": True}, "True is not a number"),
+        ({"step_ms": 5, "spread": 2}, "model.options.spread: 2"),
+        ({"step_ms": 5, "jiter": 0.1}, "model.options.jiter"),
+    ],
+)
+def test_options_are_checked(options, problem):
+    with pytest.raises(UnknownModel, match=problem):
+        emulation_of(options)
+
+
+def test_what_needs_the_accelerators_memory_is_refused():
+    with pytest.raises(ImpossiblePlan, match="place: host"):
+        trainable_model(models(step_ms=1), finished_inputs=False, gather=lambda step: step)
+
+
+def test_every_accelerator_of_the_table_has_a_source_and_scales_with_the_batch():
+    for name, accelerator in ACCELERATORS.items():
+        assert accelerator.source and name.endswith("-" + accelerator.model.lower().replace("-", ""))
+        assert accelerator.step_ms(accelerator.batch_size) == pytest.approx(1e3 * accelerator.step_s)
+    assert find_accelerator("h100-resnet50").examples_per_s == pytest.approx(1786, abs=1)
+    with pytest.raises(UnknownModel, match="did you mean"):
+        find_accelerator("h100-resnet5")

@@ -1,0 +1,80 @@
+"""Several steps per execution are the same steps: as many, in the same order, an epoch never into the next one."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.training.executions import Executions
+from tasks.training.step_timer import StepTimer
+
+STEPS, EPOCHS = 5, 3
+
+
+class Seen(keras.callbacks.Callback):
+    """What a training that follows its executions sees; begins each epoch as the train stage does."""
+
+    def __init__(self, executions):
+        super().__init__()
+        self.executions, self.timer = executions, StepTimer()
+        self.losses = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.executions.begin(STEPS)
+        self.timer.begin()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.timer.tick(self.executions.steps)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.timer.end()
+        self.losses.append(logs["loss"])
+
+
+def train(count):
+    """Train on batches that say which step they are for; returns what was seen, the steps and the model."""
+    order = []
+
+    def numbered(step):
+        order.append(int(step))
+        value = np.float32(step)
+        return np.full((4, 2), value / 15, np.float32), np.full((4, 1), np.sin(value), np.float32)
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dropout(0.5, seed=3), keras.layers.Dense(1)])
+    rate = keras.optimizers.schedules.CosineDecay(0.1, STEPS * EPOCHS)
+    model.compile(optimizer=keras.optimizers.Adam(rate), loss="mse", steps_per_execution=count)
+    batches = tf.data.Dataset.range(STEPS * EPOCHS).map(lambda step: tf.numpy_function(numbered, [step], [tf.float32, tf.float32]))
+    batches = batches.map(lambda value, label: (tf.ensure_shape(value, (4, 2)), tf.ensure_shape(label, (4, 1))))
+    seen = Seen(Executions(model))
+    model.fit(batches.repeat(), steps_per_epoch=STEPS, epochs=EPOCHS, callbacks=[seen], verbose=0)
+    return seen, order, model
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return train(1)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("count", "sizes"), [(2, [2, 2, 1]), (4, [4, 1]), (5, [5]), (8, [5])])
+def test_the_same_steps_losses_and_weights_whatever_the_number_per_execution(alone, count, sizes):
+    one, order, model = alone
+    assert order[: STEPS * EPOCHS] == list(range(STEPS * EPOCHS))
+    several, order, other = train(count)
+    assert order[: STEPS * EPOCHS] == list(range(STEPS * EPOCHS))
+    assert int(other.optimizer.iterations) == STEPS * EPOCHS
+    assert several.losses == one.losses
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), other.get_weights(), strict=True))
+    assert [epoch.steps.tolist() for epoch in several.timer.epochs] == [sizes] * EPOCHS
+    assert several.timer.step_times().count == STEPS, "steps, not executions"
+
+
+def test_a_rate_counts_steps_and_not_executions():
+    timer = StepTimer()
+    timer._moments, timer._steps = [0.0, 4.0, 5.0], [4, 1]
+    timer.end()
+    assert timer.rates == [1.0]
+    assert timer.epochs[0].step_ms.tolist() == [1000.0, 1000.0]

@@ -1,0 +1,163 @@
+"""Models with layers and functions of one's own: what cannot be saved is refused before the first epoch, all else is logged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import keras
+import mlflow
+import numpy as np
+import pytest
+
+from tasks.errors import UnsavableModel
+from tasks.tracking.recorder import STORE_HOME, Identity, Recorder
+from tasks.training.model_files import check_savable, load_model, save_model
+
+HEAD = "import keras\nfrom keras import layers\n\n\n"
+SCALE = """class Scale(layers.Layer):
+    def __init__(self, factor=2.0, **options):
+        super().__init__(**options)
+        self.factor = factor
+
+    def call(self, value):
+        return value * self.factor
+"""
+BLOCK = "def block():\n    return "
+REGISTERED = "@keras.saving.register_keras_serializable(package='{}')\n"
+DOUBLE = "def double(value):\n    return 2 * value\n\n\n"
+OWN = {
+    # Code of a module that gives a layer: what is said about it before the first epoch (nothing: ""), or why it is refused.
+    "plain": (SCALE + "\n\n" + BLOCK + "Scale(3.0)", "model.keras needs Scale: load it with custom_objects="),
+    "registered": (REGISTERED + SCALE + "\n\n" + BLOCK + "Scale(3.0)", ""),
+    "activation": (DOUBLE + BLOCK + "layers.Dense(4, activation=double)", "model.keras needs double"),
+    "named_lambda": (DOUBLE + BLOCK + "layers.Lambda(double)", "model.keras needs double"),
+    "lambda": (BLOCK + "layers.Lambda(lambda value: 2 * value)", "cannot serve it"),
+    "keras_only": (BLOCK + "layers.Dense(4)", ""),
+}
+REFUSED = {
+    "argument_without_config": (
+        SCALE + "\n\n" + BLOCK + "Scale(factor=keras.Variable(2.0))",
+        r"cannot be saved: Object Scale(.|\n)*get_config\(\) that returns its constructor's arguments(.|\n)*register_keras_serializable",
+    ),
+    "config_lacks_an_argument": (
+        SCALE.replace("factor=2.0", "factor") + "\n    def get_config(self):\n        return super().get_config()\n\n\n" + BLOCK + "Scale(2.0)",
+        r"not loaded again: .*missing 1 required positional argument: 'factor'(.|\n)*get_config\(\) that returns its constructor's",
+    ),
+    "local_class": (
+        "def block():\n" + "".join(f"    {line}\n" if line else "\n" for line in SCALE.splitlines()) + "    return Scale(2.0)",
+        r"not loaded again: (.|\n)*top level of its module",
+    ),
+}
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch, request):
+    """A function from code to the name of a module of the project with it, and a model of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"own_{abs(hash(request.node.name))}"
+
+    def made(code):
+        (tmp_path / f"{name}.py").write_text(HEAD + code.replace("{}", name) + "\n")
+        module = __import__(name)
+        inputs = keras.Input((4,))
+        network = keras.Sequential([keras.Input((4,)), module.block(), keras.layers.Dense(3)])
+        return name, keras.Model(inputs, network(inputs), name="whole")
+
+    yield made
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_model_of_ones_own_is_saved_and_loaded(own, tmp_path, kind):
+    code, said = OWN[kind]
+    module, model = own(code)
+    form = check_savable(model, [module])
+    assert (said in form.hint()) if said else form.hint() is None
+    save_model(model, tmp_path / "model.keras")
+    again = load_model(tmp_path / "model.keras", form.objects, safe=form.safe)
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(again(values), model(values))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_that_cannot_be_saved_is_refused_with_what_to_do(own, kind):
+    code, said = REFUSED[kind]
+    module, model = own(code)
+    with pytest.raises(UnsavableModel, match=said):
+        check_savable(model, [module])
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    yield tmp_path
+    mlflow.set_tracking_uri(None)
+
+
+def logged(run_id):
+    """The models of a run."""
+    client = mlflow.MlflowClient()
+    experiment = client.get_run(run_id).info.experiment_id
+    return client.search_logged_models([experiment], filter_string=f"source_run_id = '{run_id}'")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # MLflow's about its own functions
+def test_what_can_be_logged_is_served_where_the_project_is_not_and_the_rest_does_not_end_the_training(own, store, tmp_path, capsys):
+    recorder = Recorder(Identity(data_set="own", pipeline="p", data_digest="d"))
+    module, model = own(OWN["plain"][0])
+    save_model(model, tmp_path / "model.keras")
+    with recorder:
+        recorder.model(tmp_path / "model.keras", check_savable(model, [module]).objects)
+        recorder.metrics({"after": 1.0})
+    served = logged(recorder.run_id)[0].model_uri
+    assert recorder.sent and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
+    code = f"import mlflow, numpy as np; print(mlflow.pyfunc.load_model({served!r}).predict(np.ones((1, 4), np.float32)).tolist())"
+    (away := tmp_path / "away").mkdir()
+    address = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    environment = {"MLFLOW_TRACKING_URI": address, "PATH": "/usr/bin", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=away, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(eval(done.stdout.splitlines()[-1]), model(np.ones((1, 4), np.float32)), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_path, capsys):
+    recorder = Recorder(Identity(data_set="own", pipeline="p", data_digest="d"))
+    module, model = own(OWN["lambda"][0])
+    save_model(model, tmp_path / "model.keras")
+    with recorder:
+        recorder.model(tmp_path / "model.keras", check_savable(model, [module]).objects)
+        recorder.metrics({"after": 1.0})
+    assert recorder.sent and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
+    assert [found.path for found in mlflow.MlflowClient().list_artifacts(recorder.run_id)] == ["model.keras"]
+    assert "MLflow gets the file of the model" in capsys.readouterr().out and not logged(recorder.run_id)
+
+
+@pytest.mark.slow
+def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
+    recorder = Recorder(Identity(data_set="own", pipeline="p", data_digest="d"))
+    with recorder:
+        recorder.params({"memory": 1})
+    with recorder:  # resumed on a machine with more memory
+        recorder.params({"memory": 2})
+        recorder.call(lambda: 1 / 0)
+        recorder.metrics({"after": 1.0})
+    run = mlflow.get_run(recorder.run_id)
+    assert recorder.sent and run.data.metrics == {"after": 1.0} and run.data.params == {"memory": "1"} and run.info.status == "FINISHED"
+    assert capsys.readouterr().out.count("does not take something, which is left out") == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_was_deleted_is_followed_by_a_new_one(store):
+    recorder = Recorder(Identity(data_set="own", pipeline="p", data_digest="d"))
+    with recorder:
+        pass
+    first = recorder.run_id
+    mlflow.MlflowClient().delete_run(first)
+    with recorder:
+        recorder.metrics({"after": 1.0})
+    assert recorder.run_id != first and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
