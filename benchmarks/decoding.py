@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from tasks.data.decoder import Decoder
-from tasks.data.images import Examined, Unusable, examine
+from tasks.data.images import ImageInfo, RejectedImage, inspect_image
 
 MAX_PIXELS = 1_000_000
 Mutation = Callable[[bytearray, random.Random], bytes]
@@ -146,8 +146,8 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
             path = folder / name
             path.write_bytes(data)
             try:
-                examined: Examined | None = examine(path, root=folder, max_pixels=MAX_PIXELS, converted=converted, decoder=decoder)
-            except Unusable:
+                examined: ImageInfo | None = inspect_image(path, root=folder, max_pixels=MAX_PIXELS, converted=converted, decoder=decoder)
+            except RejectedImage:
                 examined = None
             try:
                 image = tf.io.decode_image((examined.path if examined else path).read_bytes(), channels=3, expand_animations=False)

@@ -80,32 +80,34 @@ PHOTOS = (
 
 def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     """Profile a case, mend what it names first, and train both by turns."""
-    from tasks.allocator import keep_freed_memory
-    from tasks.assembly.inputs import input_pipeline, open_inputs, work_of
-    from tasks.assembly.model import models_of
-    from tasks.cli import Entered
+    from tasks.allocator import raise_malloc_thresholds
+    from tasks.assembly.inputs import input_pipeline, open_inputs, pipeline_spec
+    from tasks.assembly.model import build_models_for
+    from tasks.cli import StageContext
     from tasks.measurement.throughput import measure_input
     from tasks.measurement.train_steps import TrainingLoop
     from tasks.params import check
     from tasks.profiling import profile
 
     document = {**workload.document, "model": case.model, "augment": ["flip"], "measure": {"max_seconds": 2}, "pipelines": {"faulty": case.config}}
-    params, kept = check(document), keep_freed_memory()
+    params, kept = check(document), raise_malloc_thresholds()
     stored = open_inputs(params, workload.layout)
     pipeline = input_pipeline(params, "faulty", stored, split="train", purpose="train")
     alone = measure_input(pipeline, passes=2, max_seconds=1)
-    entered = Entered(params=params, name="faulty", options=argparse.Namespace(), keeps_freed_memory=kept)
+    context = StageContext(params=params, name="faulty", options=argparse.Namespace(), malloc_tuned=kept)
     with tempfile.TemporaryDirectory() as folder:
-        found = profile(entered, pipeline, work_of(params, stored, "train"), Path(folder) / "profile", built={"throughput": vars(alone)}, trained={})
+        found = profile(
+            context, pipeline, pipeline_spec(params, stored, "train"), Path(folder) / "profile", built={"throughput": vars(alone)}, trained={}
+        )
     diagnosis = found.diagnosis
     bound = diagnosis.verdict != "compute-bound"
     first = next((finding for finding in diagnosis.findings if bound and (finding.predicted_gain or 0) > 1), None)
     result = {"verdict": diagnosis.verdict, "named": first.rule if first else HEALTHY, "stall_pct": round(diagnosis.stall_pct, 1)}
     if first is None:
         return result
-    mended = check({**document, "pipelines": {"mended": case.config | {key.split(".", 2)[2]: value for key, value in first.change.items()}}})
-    after = input_pipeline(mended, "mended", stored, split="train", purpose="train")
-    loops = [TrainingLoop(models_of(given, stored), fed, given.train) for given, fed in ((params, pipeline), (mended, after))]
+    repaired = check({**document, "pipelines": {"repaired": case.config | {key.split(".", 2)[2]: value for key, value in first.change.items()}}})
+    after = input_pipeline(repaired, "repaired", stored, split="train", purpose="train")
+    loops = [TrainingLoop(build_models_for(given, stored), fed, given.train) for given, fed in ((params, pipeline), (repaired, after))]
     for loop in loops:
         loop.start()
     steps = [loop.step for loop in loops]

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import data
-from tasks.allocator import keep_freed_memory
+from tasks.allocator import raise_malloc_thresholds
 
 KINDS = ("photos", "crops", "fashion_mnist", "windows")
 ROUNDS = 5
@@ -38,14 +38,14 @@ LONGEST_EPOCH_S = 5.0  # of an epoch whose gap is measured: it takes four of the
 
 def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
     """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an epoch lost between epochs."""
-    from tasks.assembly.inputs import input_service, open_inputs, work_of
+    from tasks.assembly.inputs import input_service, open_inputs, pipeline_spec
     from tasks.pipelines.dataset import InputPipeline
     from tasks.pipelines.plan import make_plan
 
-    keep_freed_memory()
+    raise_malloc_thresholds()
     params, config = workload.params, workload.params.pipelines[name]
     stored = open_inputs(params, workload.layout)
-    wanted = work_of(params, stored, "train")
+    wanted = pipeline_spec(params, stored, "train")
     wide = name.endswith("_float")
     if not wide and wanted.windows is None:
         wanted = type(wanted)(**{**vars(wanted), "finish": ()})

@@ -26,12 +26,12 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
     import mlflow
 
     from tasks.assembly.inputs import input_pipeline, open_inputs
-    from tasks.assembly.model import models_of
+    from tasks.assembly.model import build_models_for
     from tasks.measurement.hardware import Sampler
     from tasks.params import check
-    from tasks.tracking.recorder import Identity, Recorder
+    from tasks.tracking.recorder import Recorder, RunKey
     from tasks.training.checkpoint_store import CheckpointStore
-    from tasks.training.checkpoints import Progress
+    from tasks.training.checkpoints import CheckpointCallback
     from tasks.training.executions import Executions
     from tasks.training.models import compile_model
 
@@ -41,11 +41,11 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
     stored = open_inputs(params, workload.layout)
     pipeline = input_pipeline(params, "snapshot", stored, split="train", purpose="train")
     validation = input_pipeline(params, "snapshot", stored, split="validation", purpose="evaluate")
-    models = models_of(params, stored)
+    models = build_models_for(params, stored)
     compile_model(models.network, params.train, target=models.target, steps=pipeline.steps)
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    recorder = Recorder(Identity(data_set="overhead", pipeline="snapshot", data_digest=""))
-    progress = Progress(pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder)
+    recorder = Recorder(RunKey(data_set="overhead", pipeline="snapshot", data_digest=""))
+    progress = CheckpointCallback(pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder)
     executions = Executions(models.network)
 
     def epoch(callbacks: list) -> float:

@@ -23,17 +23,17 @@ from benchmarks.stall import eaten_core
 
 def profiled(workload: data.Workload, name: str, config: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """The figures of one configuration that ranking needs, from a process of its own."""
-    from tasks.allocator import keep_freed_memory
+    from tasks.allocator import raise_malloc_thresholds
     from tasks.assembly.inputs import input_pipeline, open_inputs
-    from tasks.assembly.model import models_of
+    from tasks.assembly.model import build_models_for
     from tasks.measurement.train_steps import TrainingLoop, time_training
     from tasks.params import check
 
-    keep_freed_memory()
+    raise_malloc_thresholds()
     params = check({**document, "data": workload.document["data"], "pipelines": {name: config}})
     stored = open_inputs(params, workload.layout)
     pipeline = input_pipeline(params, name, stored, split="train", purpose="train")
-    models = models_of(params, stored)
+    models = build_models_for(params, stored)
     loop = TrainingLoop(models, pipeline, params.train)
     state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
     return {

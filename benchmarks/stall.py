@@ -168,7 +168,7 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
     That is the time of an emulated model's step alone [ms], or the stalls of two long runs of a real model, before and after [%].
     """
     from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
-    from tasks.assembly.model import models_of
+    from tasks.assembly.model import build_models_for
     from tasks.measurement.train_steps import TrainingLoop, model_only_step, settle, time_training
     from tasks.params import check
 
@@ -176,7 +176,7 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
     stored = open_inputs(params, workload.layout)
     with input_service(params.pipelines["p"]) as address:
         pipeline = input_pipeline(params, "p", stored, split="train", purpose="train", address=address)
-        models = models_of(params, stored)
+        models = build_models_for(params, stored)
         loop = TrainingLoop(models, pipeline, params.train)
         model = model_only_step(models, pipeline, params.train)
 
@@ -222,9 +222,9 @@ REAL = {
 
 def measure_real(workload: data.Workload, name: str, eater: bool) -> dict[str, Any]:
     """One real configuration against its reference runs; with `eater` another program eats a core meanwhile."""
-    from tasks.allocator import keep_freed_memory
+    from tasks.allocator import raise_malloc_thresholds
 
-    keep_freed_memory()
+    raise_malloc_thresholds()
     document = {**workload.document, "augment": ["flip"], "model": {"name": "small_cnn"}, "pipelines": {"p": REAL[name]}}
     with eaten_core() if eater else _nothing():
         state, references = measured(document, workload)

@@ -25,17 +25,17 @@ MODEL = {"name": "mlp", "options": {"width": 64}}
 
 def against(workload: data.Workload, other: str) -> dict[str, Any]:
     """Train `optimized` and `other` by turns: examples per second of both, and the ratio with its extremes."""
-    from tasks.allocator import keep_freed_memory
+    from tasks.allocator import raise_malloc_thresholds
     from tasks.assembly.inputs import input_pipeline, open_inputs
-    from tasks.assembly.model import models_of
+    from tasks.assembly.model import build_models_for
     from tasks.measurement.train_steps import TrainingLoop
     from tasks.params import check
 
-    keep_freed_memory()
+    raise_malloc_thresholds()
     params = check({**workload.document, "model": MODEL})
     stored = open_inputs(params, workload.layout)
     loops = [
-        TrainingLoop(models_of(params, stored), input_pipeline(params, name, stored, split="train", purpose="train"), params.train)
+        TrainingLoop(build_models_for(params, stored), input_pipeline(params, name, stored, split="train", purpose="train"), params.train)
         for name in (other, "optimized")
     ]
     for loop in loops:

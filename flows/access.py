@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from flows.workspace import HOME
+from flows.workspace import STATE_DIR
 from tasks.errors import ServiceFailed
 from tasks.files import atomic_file
 
@@ -26,7 +26,7 @@ ENVIRONMENT = "environment"
 _SECRETS, _MLFLOW_USERS, _MLFLOW_CONFIG, _LOCK = "secrets.json", "mlflow-users.db", "mlflow-auth.ini", "in-use.lock"
 
 
-def draw() -> str:
+def random_secret() -> str:
     """A new secret of 128 bits."""
     return secrets.token_hex(16)
 
@@ -45,19 +45,19 @@ def private_folder(folder: Path) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys:
+class Secrets:
     """Secrets of `make ui`: the password of both UIs, and what MLflow signs its sessions with."""
 
-    password: str = field(default_factory=draw)
-    mlflow_secret: str = field(default_factory=draw)
+    password: str = field(default_factory=random_secret)
+    mlflow_secret: str = field(default_factory=random_secret)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doors:
+class Credentials:
     """The private folder of `make ui` in a project, and the secrets in it."""
 
     folder: Path
-    keys: Keys
+    keys: Secrets
 
     @property
     def server(self) -> dict[str, str]:
@@ -84,30 +84,30 @@ class Doors:
         }
 
 
-def open_doors(project: Path) -> Doors:
+def load_credentials(project: Path) -> Credentials:
     """Open the private folder of `make ui` in a project, with the secrets of last time or new ones."""
-    folder = private_folder(project / HOME / "ui").resolve()
+    folder = private_folder(project / STATE_DIR / "ui").resolve()
     file = folder / _SECRETS
     try:
-        keys = Keys(**json.loads(file.read_text()))
+        keys = Secrets(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):  # the first start, or damaged: MLflow then makes its users again, too
-        keys = Keys()
+        keys = Secrets()
         (folder / _MLFLOW_USERS).unlink(missing_ok=True)
         write_private(file, json.dumps(asdict(keys)))
     users = f"sqlite:///{folder / _MLFLOW_USERS}".replace("%", "%%")
     known = {"default_permission": "READ", "database_uri": users, "auth_cache_ttl_seconds": "60"}
     write_private(folder / _MLFLOW_CONFIG, "[mlflow]\n" + "".join(f"{key} = {value}\n" for key, value in known.items()))
-    return Doors(folder=folder, keys=keys)
+    return Credentials(folder=folder, keys=keys)
 
 
 @contextmanager
-def alone(project: Path) -> Iterator[None]:
+def exclusive(project: Path) -> Iterator[None]:
     """Keep every other start of servers out of this project for as long as the block.
 
     Raises:
       ServiceFailed: its servers run already.
     """
-    folder = private_folder(project / HOME / "ui")
+    folder = private_folder(project / STATE_DIR / "ui")
     try:
         with FileLock(folder / _LOCK, timeout=0):
             (folder / ENVIRONMENT).unlink(missing_ok=True)  # of a start that was killed
@@ -117,9 +117,9 @@ def alone(project: Path) -> Iterator[None]:
 
 
 @contextmanager
-def published(project: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Have what clients need in a file for its owner alone, for as long as the block, which is within `alone`; yields the file."""
-    file = project / HOME / "ui" / ENVIRONMENT
+def published_environment(project: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Have what clients need in a file for its owner alone, for as long as the block, which is within `exclusive`; yields the file."""
+    file = project / STATE_DIR / "ui" / ENVIRONMENT
     write_private(file, exports(environment))
     try:
         yield file
@@ -134,7 +134,7 @@ def exports(environment: Mapping[str, str]) -> str:
 
 def find_running(project: Path) -> dict[str, str]:
     """Return what clients of the running `make ui` of a project need; nothing where it does not run, or is another user's."""
-    folder = project / HOME / "ui"
+    folder = project / STATE_DIR / "ui"
     try:
         if (folder / ENVIRONMENT).stat().st_uid != os.geteuid():
             return {}
@@ -149,7 +149,7 @@ def find_running(project: Path) -> dict[str, str]:
 
 
 @contextmanager
-def joined(project: Path) -> Iterator[None]:
+def use_running_servers(project: Path) -> Iterator[None]:
     """Let flows of the block, and their stages, use the running `make ui` of this project, unless the user has named servers."""
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 

@@ -53,7 +53,7 @@ def load_limits(project: Path) -> Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class AccessPolicy:
     """The project of a run, its parameters as params.yaml has them, and what its worker grants."""
 
     project: Path

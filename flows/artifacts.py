@@ -20,14 +20,14 @@ from prefect.artifacts import (
 
 from tasks.tracking import comparison_run, recorder
 
-SHOWN = (
+COLUMNS = (
     "pipeline", "steady_examples_per_s", "speedup_vs_naive", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s",
     "stall_pct", "val_metric", "verdict",
 )  # fmt: skip
 UI_URL = "PREFECT_UI_URL"
 
 
-class Progress:
+class StageProgress:
     """A bar on the run's page: how many of its stages are done."""
 
     def __init__(self, stages: int) -> None:
@@ -42,12 +42,12 @@ class Progress:
 
 def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None) -> None:
     """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow run."""
-    table = [{column: _rounded(row[column]) for column in SHOWN} for row in summary["configurations"]]
+    table = [{column: _rounded(row[column]) for column in COLUMNS} for row in summary["configurations"]]
     create_table_artifact(key="comparison", table=table, description=summary["headline"])
-    create_markdown_artifact(key="comparison-report", markdown=in_words(summary))
+    create_markdown_artifact(key="comparison-report", markdown=to_markdown(summary))
     _show_picture("comparison-throughput", report / "plots" / "throughput.png", summary["headline"])
     _show_picture("comparison-timelines", report / "plots" / "timelines.png", f"{summary['baseline']} and {summary['best']}, real steps")
-    if pages := comparison_run.pages_of(run_id):
+    if pages := comparison_run.run_urls(run_id):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=summary["headline"])
         create_link_artifact(key="mlflow-comparison", link=pages[1], link_text="its configurations side by side in MLflow, fastest first")
 
@@ -65,19 +65,19 @@ def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> Non
         key="training", table=[{"figure": key, "value": value} for key, value in plain.items()], description=f"{pipeline}: {result['verdict']}"
     )
     _show_picture("training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps")
-    if pages := comparison_run.pages_of(recorder.run_of(folder)):
+    if pages := comparison_run.run_urls(recorder.run_of(folder)):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 
 
-def in_words(summary: Mapping[str, Any]) -> str:
+def to_markdown(summary: Mapping[str, Any]) -> str:
     """The comparison as Markdown."""
-    head = ["| " + " | ".join(SHOWN) + " |", "|" + "---|" * len(SHOWN)]
-    rows = ["| " + " | ".join(str(_rounded(row[column])) for column in SHOWN) + " |" for row in summary["configurations"]]
+    head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    rows = ["| " + " | ".join(str(_rounded(row[column])) for column in COLUMNS) + " |" for row in summary["configurations"]]
     fixes = [f"- **{row['pipeline']}** ({row['verdict']}): {row['cause']}. Fix: `{row['fix']}`" for row in summary["configurations"]]
     return "\n".join([f"# {summary['headline']}", "", *head, *rows, "", "## Cause and fix", "", *fixes])
 
 
-def tell_failure(flow: Any, flow_run: Any, state: Any) -> None:
+def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
     """Say on the run's page what failed and where its log is."""
     place = f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}" if os.environ.get(UI_URL) else f"`prefect flow-run logs {flow_run.id}`"
     said = f"# {flow_run.name}: {state.name}\n\n{fenced((state.message or 'no message')[:4000])}"

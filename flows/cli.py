@@ -10,16 +10,20 @@ from typing import Annotated
 import typer
 
 from flows.parameters import Changes
-from flows.workspace import check_name, overridden_params
-from tasks.errors import InvalidParams, UserError, nearest
+from flows.workspace import check_name, resolve_params
+from tasks.errors import InvalidParams, UserError, did_you_mean
 from tasks.params import PARAMS_FILE, Params, read_document
 
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")]
-Overlay = Annotated[Path | None, typer.Option("--overlay", metavar="FILE", help="a YAML file laid over params.yaml")]
-Name = Annotated[str | None, typer.Option("--name", help="name of the isolated workspace and of the DVC experiment; default: the flow run's name")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")
+]
+OverlayOption = Annotated[Path | None, typer.Option("--overlay", metavar="FILE", help="a YAML file laid over params.yaml")]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="name of the isolated workspace and of the DVC experiment; default: the flow run's name")
+]
 
 
-def asked(overrides: list[str] | None, overlay: Path | None, name: str | None, pipelines: list[str] | None = None) -> Changes:
+def parse_changes(overrides: list[str] | None, overlay: Path | None, name: str | None, pipelines: list[str] | None = None) -> Changes:
     """What a command asks for, checked as a whole before a flow starts.
 
     Raises:
@@ -32,11 +36,11 @@ def asked(overrides: list[str] | None, overlay: Path | None, name: str | None, p
     if name is not None:
         check_name(name)
     changes = Changes(overrides=overrides or [], overlay=read_document(overlay) if overlay else {})
-    known_pipelines(overridden_params(Path.cwd(), changes.settings(), changes.overlays()), pipelines or [])
+    check_pipelines_exist(resolve_params(Path.cwd(), changes.settings(), changes.overlays()), pipelines or [])
     return changes
 
 
-def known_pipelines(params: Params, names: list[str]) -> list[str]:
+def check_pipelines_exist(params: Params, names: list[str]) -> list[str]:
     """Return the names if all are configurations.
 
     Raises:
@@ -44,11 +48,11 @@ def known_pipelines(params: Params, names: list[str]) -> list[str]:
     """
     unknown = [name for name in names if name not in params.pipelines]
     if unknown:
-        raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {nearest(name, list(params.pipelines))}" for name in unknown])
+        raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {did_you_mean(name, list(params.pipelines))}" for name in unknown])
     return names
 
 
-def quiet() -> None:
+def configure_logging() -> None:
     """Set Prefect's defaults for running without a server set up by hand; what the user has set stays."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")

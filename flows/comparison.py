@@ -12,20 +12,20 @@ from prefect import flow, get_run_logger
 from rich.console import Console
 from rich.table import Table
 
-from flows.access import joined
-from flows.artifacts import in_words, link_to_report, show_comparison, tell_failure
-from flows.cli import Name, Overlay, Set, asked, quiet
-from flows.flow_run import PREPARATION, Run, begin
+from flows.access import use_running_servers
+from flows.artifacts import link_to_report, report_failure, show_comparison, to_markdown
+from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, parse_changes
+from flows.flow_run import PREPARATION, Run, start_run
 from flows.parameters import UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
-from tasks.errors import told_plainly
+from tasks.errors import report_user_errors
 from tasks.layout import Layout
 from tasks.tracking import comparison_run
-from tasks.tracking.experiments import Identity
+from tasks.tracking.experiments import RunKey
 
 
-@flow(name="comparison", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
+@flow(name="comparison", log_prints=True, on_failure=[report_failure], on_crashed=[report_failure], on_cancellation=[report_failure])
 def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHANGED, name: RunName = None, crown: bool = False) -> Path | None:
     """Run configurations through every stage and compare them; returns the folder of the report.
 
@@ -35,15 +35,15 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
       crown: let a run with changes choose MLflow's `champion`, too; one without changes does. Either way its quality must not be worse
     """
-    with begin(changes, name, only=list(pipelines or [])) as run:
+    with start_run(changes, name, only=list(pipelines or [])) as run:
         chosen = list(pipelines or run.params.pipelines)
         measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
         complete = set(chosen) == set(run.params.pipelines)
-        run = run.showing(len(PREPARATION) + len(measured) + complete)
+        run = run.with_progress_bar(len(PREPARATION) + len(measured) + complete)
         prepared = run.chain(PREPARATION)
         identity = comparison_run.data_set_of(run.workspace.root, run.params.data.path)
         parent = open_parent(run, chosen, identity, prepared=prepared)
-        run = run.below(parent)
+        run = run.with_parent_run(parent)
         ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
         if not complete:
             get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
@@ -53,17 +53,17 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
         summary = json.loads((report / "summary.json").read_text())
         if parent:
             crowns = crown or not run.workspace.isolated
-            comparison_run.close_comparison(parent, identity, summary, report, note=in_words(summary), crowns=crowns)
+            comparison_run.close_comparison(parent, identity, summary, report, note=to_markdown(summary), crowns=crowns)
         show_comparison(summary, report, parent)
-        report = (run.keep([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
+        report = (run.save_experiment([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
         link_to_report(report)
         return report
 
 
-def open_parent(run: Run, chosen: list[str], identity: Identity, *, prepared: bool) -> str | None:
+def open_parent(run: Run, chosen: list[str], identity: RunKey, *, prepared: bool) -> str | None:
     """Open the MLflow run that the configurations' runs belong to, unless everything is up to date."""
     concerned = {*PREPARATION, "report", *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen)}
-    return comparison_run.open_comparison(identity, run.name) if prepared or concerned & run.place.stale else None
+    return comparison_run.open_comparison(identity, run.name) if prepared or concerned & run.stage_env.stale else None
 
 
 def show(summary: dict[str, Any], report: Path) -> None:
@@ -93,15 +93,15 @@ def show(summary: dict[str, Any], report: Path) -> None:
 
 def command(
     pipeline: Annotated[list[str] | None, typer.Option("--pipeline", help="only this configuration; repeatable")] = None,
-    set_: Set = None,
-    overlay: Overlay = None,
-    name: Name = None,
+    set_: SetOption = None,
+    overlay: OverlayOption = None,
+    name: NameOption = None,
     crown: Annotated[bool, typer.Option("--crown", help="let a run with changes choose MLflow's champion, too")] = False,
 ) -> None:
     """Run every configuration of params.yaml (or those given) through all stages, then write report/index.html."""
-    quiet()
-    with told_plainly(), joined(Path.cwd()):
-        changes = asked(set_, overlay, name, pipeline)
+    configure_logging()
+    with report_user_errors(), use_running_servers(Path.cwd()):
+        changes = parse_changes(set_, overlay, name, pipeline)
         with prefect_server():
             report = comparison(pipelines=pipeline, changes=changes, name=name, crown=crown)
         if report:

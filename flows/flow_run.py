@@ -11,14 +11,14 @@ from pathlib import Path
 from prefect import get_run_logger
 from prefect.runtime import deployment, flow_run
 
-from flows.access_policy import CONFINED, Reach, load_limits
-from flows.artifacts import Progress
-from flows.cli import known_pipelines, quiet
+from flows.access_policy import CONFINED, AccessPolicy, load_limits
+from flows.artifacts import StageProgress
+from flows.cli import check_pipelines_exist, configure_logging
 from flows.dvc_calls import stale_stages
 from flows.locks import hold
 from flows.parameters import Changes
-from flows.stages import Workplace, run_stage
-from flows.workspace import Workspace, open_workspace, overridden, remove_workspace, save_experiment, unknown_code
+from flows.stages import StageEnvironment, run_stage
+from flows.workspace import Workspace, merge_params, open_workspace, remove_workspace, save_experiment, untracked_python_files
 from tasks.errors import WorkspaceProblem, disk_errors
 from tasks.identities import watch_own_code
 from tasks.params import PARAMS_FILE, Params, check, load_params, read_document
@@ -36,32 +36,32 @@ class Run:
     name: str
     workspace: Workspace
     params: Params
-    place: Workplace
-    progress: Progress | None = None
-    passing: bool  # nobody gave it a name to come back to, so its worktree goes when it is kept as an experiment
+    stage_env: StageEnvironment
+    progress: StageProgress | None = None
+    ephemeral: bool  # nobody gave it a name to come back to, so its worktree goes when it is kept as an experiment
 
-    def below(self, parent: str | None) -> Run:
+    def with_parent_run(self, parent: str | None) -> Run:
         """The same run with its configurations' MLflow runs below the run `parent`."""
         if parent is None:
             return self
-        environment = {**self.place.environment, recorder.PARENT_RUN: parent}
-        return replace(self, place=replace(self.place, environment=environment))
+        environment = {**self.stage_env.environment, recorder.PARENT_RUN: parent}
+        return replace(self, stage_env=replace(self.stage_env, environment=environment))
 
-    def showing(self, stages: int) -> Run:
+    def with_progress_bar(self, stages: int) -> Run:
         """The same run with a bar on its page that is full after so many stages."""
-        return replace(self, progress=Progress(stages))
+        return replace(self, progress=StageProgress(stages))
 
     def chain(self, stages: Sequence[str], *, upstream_ran: bool = False) -> bool:
         """Run stages one after another; once one has run, the later ones ask DVC. Returns whether any ran."""
         ran = upstream_ran
         for stage in stages:
-            outcome = run_stage(stage, self.place, upstream_ran=ran, return_state=True)
+            outcome = run_stage(stage, self.stage_env, upstream_ran=ran, return_state=True)
             ran = bool(outcome.result()) or ran  # raises what the stage raised
             if self.progress:
                 self.progress.advance(stage)
         return ran
 
-    def keep(self, stages: Sequence[str]) -> Path | None:
+    def save_experiment(self, stages: Sequence[str]) -> Path | None:
         """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves nothing else behind but its report.
 
         `stages` are those it was to bring up to date. Returns where the report has moved to, if it has.
@@ -71,22 +71,22 @@ class Run:
         """
         if not self.workspace.isolated:
             return None
-        stale = _stale_stages(self.workspace, self.place.environment) & set(stages)
+        stale = _stale_stages(self.workspace, self.stage_env.environment) & set(stages)
         if stale:
             raise WorkspaceProblem(f"{self.name} is not kept as an experiment, since {', '.join(sorted(stale))} would not be what dvc.lock says")
         failure = save_experiment(self.workspace, self.name)
         if failure is not None:
             raise WorkspaceProblem(f"{self.name} could not be kept as an experiment: {failure}; its worktree {self.workspace.root} stays")
         get_run_logger().info(f"kept as DVC experiment {self.name}: `dvc exp show`, `dvc exp apply {self.name}`")
-        return self.leave()
+        return self.cleanup()
 
-    def leave(self) -> Path | None:
+    def cleanup(self) -> Path | None:
         """Remove the worktree of a run that nobody named. Returns where the report has moved to, if it has."""
-        return remove_workspace(self.workspace) if self.workspace.isolated and self.passing else None
+        return remove_workspace(self.workspace) if self.workspace.isolated and self.ephemeral else None
 
 
 @contextmanager
-def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Iterator[Run]:
+def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Iterator[Run]:
     """Open the workspace of the current flow run, ask DVC once what is out of date there, and hold it for the block.
 
     `only` are the configurations that the run is about; none: all. In a workspace of its own there are no others, since an
@@ -95,12 +95,12 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> It
     Raises:
       InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the UI reaches out of the project.
     """
-    quiet()
+    configure_logging()
     project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
-    document = overridden(project, overrides, overlays)
+    document = merge_params(project, overrides, overlays)
     if os.environ.get(CONFINED) or deployment.id:  # before the check below, which imports what the parameters name
-        Reach(project=project, own=read_document(project / PARAMS_FILE), limits=load_limits(project)).check(document)
-    chosen = known_pipelines(check(document), list(only))
+        AccessPolicy(project=project, own=read_document(project / PARAMS_FILE), limits=load_limits(project)).check(document)
+    chosen = check_pipelines_exist(check(document), list(only))
     run_name = name or str(flow_run.name)
     opened = open_workspace(
         project,
@@ -116,10 +116,10 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> It
         environment = {recorder.STORE_HOME: str(workspace.project), recorder.FLOW_RUN: str(flow_run.id or "")}
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
-            if unknown := unknown_code(project):
+            if unknown := untracked_python_files(project):
                 get_run_logger().warning(f"this run has a git worktree of its own, which lacks what git does not know: `git add {' '.join(unknown)}`")
         params = load_params(workspace.root / PARAMS_FILE)
-        place = Workplace(
+        stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),
             environment,
@@ -127,11 +127,11 @@ def begin(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> It
             held=workspace.held,
             holder=workspace.holder,
         )
-        if IDENTITIES in place.stale:
-            run_stage(IDENTITIES, place, upstream_ran=False)
-            place = replace(place, stale=_stale_stages(workspace, environment))
+        if IDENTITIES in stage_env.stale:
+            run_stage(IDENTITIES, stage_env, upstream_ran=False)
+            stage_env = replace(stage_env, stale=_stale_stages(workspace, environment))
         try:
-            yield Run(name=run_name, workspace=workspace, params=params, place=place, passing=name is None)
+            yield Run(name=run_name, workspace=workspace, params=params, stage_env=stage_env, ephemeral=name is None)
         finally:
             clear_scratch(workspace.root)  # of stages that were ended
 

@@ -36,19 +36,19 @@ def _overlays() -> tuple[str, ...]:
 
 
 _OWN = _configurations(PARAMS_FILE)
-_KNOWN = _configurations(PARAMS_FILE, *_overlays())
-USUAL = "optimized"  # offered first where there is one of that name
+_PIPELINE_NAMES = _configurations(PARAMS_FILE, *_overlays())
+PREFERRED = "optimized"  # offered first where there is one of that name
 
 # The names are offered by the form, and checked by the server, but no part of the type: an overlay can bring
 # configurations of its own, so that the run alone, when it has its parameters, knows them all.
-Pipeline = Annotated[str, Field(json_schema_extra={"enum": list(_KNOWN)} if _KNOWN else None)]
+Pipeline = Annotated[str, Field(json_schema_extra={"enum": list(_PIPELINE_NAMES)} if _PIPELINE_NAMES else None)]
 
 if TYPE_CHECKING:
-    SUGGESTED: str
+    DEFAULT_PIPELINE: str
     Overlay = str
 else:
     Overlay = Literal[names] if (names := _overlays()) else str
-    SUGGESTED = USUAL if USUAL in _OWN or not _OWN else _OWN[-1]
+    DEFAULT_PIPELINE = PREFERRED if PREFERRED in _OWN or not _OWN else _OWN[-1]
 
 RunName = Annotated[str | None, Field(pattern=NAME_PATTERN)]
 

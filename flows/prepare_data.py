@@ -7,16 +7,16 @@ from pathlib import Path
 import typer
 from prefect import flow
 
-from flows.access import joined
-from flows.artifacts import tell_failure
-from flows.cli import Name, Overlay, Set, asked, quiet
-from flows.flow_run import PREPARATION, begin
+from flows.access import use_running_servers
+from flows.artifacts import report_failure
+from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, parse_changes
+from flows.flow_run import PREPARATION, start_run
 from flows.parameters import UNCHANGED, Changes, RunName
 from flows.temporary_server import prefect_server
-from tasks.errors import told_plainly
+from tasks.errors import report_user_errors
 
 
-@flow(name="ingest-and-shard", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
+@flow(name="ingest-and-shard", log_prints=True, on_failure=[report_failure], on_crashed=[report_failure], on_cancellation=[report_failure])
 def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool:
     """Fetch, ingest, shard and snapshot, so that later runs find the data in DVC's cache; returns whether anything had to be done.
 
@@ -24,17 +24,17 @@ def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool
       changes: what differs from params.yaml in this run only; without a configuration's results it is no experiment
       name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
     """
-    with begin(changes, name) as run:
-        ran = run.showing(len(PREPARATION)).chain(PREPARATION)
-        run.leave()
+    with start_run(changes, name) as run:
+        ran = run.with_progress_bar(len(PREPARATION)).chain(PREPARATION)
+        run.cleanup()
     return ran
 
 
-def command(set_: Set = None, overlay: Overlay = None, name: Name = None) -> None:
+def command(set_: SetOption = None, overlay: OverlayOption = None, name: NameOption = None) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
-    quiet()
-    with told_plainly(), joined(Path.cwd()):
-        changes = asked(set_, overlay, name)
+    configure_logging()
+    with report_user_errors(), use_running_servers(Path.cwd()):
+        changes = parse_changes(set_, overlay, name)
         with prefect_server():
             ingest_and_shard(changes=changes, name=name)
 

@@ -17,7 +17,7 @@ import requests
 from tasks.errors import ServiceFailed
 
 HOST = "127.0.0.1"
-PATIENCE_S = 120.0
+STARTUP_TIMEOUT_S = 120.0
 LAST_LINES = 15
 
 
@@ -84,15 +84,15 @@ def _started(service: Service, log: Path) -> Running:
 
 
 def _wait_until(running: Running) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + STARTUP_TIMEOUT_S
     while not running.service.healthy():
         running.check()
         if time.monotonic() > deadline:
-            raise ServiceFailed(f"{running.service.name} was not healthy within {PATIENCE_S:.0f} s; its log is {running.log}")
+            raise ServiceFailed(f"{running.service.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log is {running.log}")
         time.sleep(0.3)
 
 
-def answers(url: str) -> bool:
+def responds(url: str) -> bool:
     """Whether a GET of the address succeeds."""
     try:
         return requests.get(url, timeout=2).ok
@@ -107,7 +107,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Whether something accepts connections at a port of this machine's loopback."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
@@ -116,5 +116,5 @@ def listens(port: int) -> bool:
 def check_free(ports: Mapping[str, int]) -> None:
     """Raise ServiceFailed if something listens at one of the ports; they are named by the options that set them."""
     for option, port in ports.items():
-        if listens(port):
+        if is_listening(port):
             raise ServiceFailed(f"port {port} is taken, perhaps by another stack; choose another with --{option}")

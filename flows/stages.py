@@ -36,7 +36,7 @@ _NOISE = re.compile(
 
 
 @dataclass(frozen=True)
-class Workplace:
+class StageEnvironment:
     """Where stages run and with which environment; `stale` are the stages that DVC held for out of date at the start.
 
     `lock`: the file to lock around each call of DVC, where runs share the folder; `held`: file descriptors of locks
@@ -56,39 +56,39 @@ class Workplace:
     cache_policy=NO_CACHE,
     retries=2,
     retry_delay_seconds=[5, 30],
-    retry_condition_fn=lambda task, run, state: _may_help(run.name, state.message or ""),
+    retry_condition_fn=lambda task, run, state: _should_retry(run.name, state.message or ""),
 )
-def run_stage(stage: str, place: Workplace, *, upstream_ran: bool) -> State:
+def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_ran: bool) -> State:
     """Bring one DVC stage up to date. The state is named Cached when it already was.
 
     Raises:
       StageFailed: the stage ended with an error; the last lines of its log are repeated.
     """
-    if not upstream_ran and stage not in place.stale:
+    if not upstream_ran and stage not in stage_env.stale:
         return Completed(name="Cached", message=f"{stage} is up to date", data=False)
-    ran = run_dvc(stage, place)
+    ran = run_dvc(stage, stage_env)
     return Completed(message=f"{stage} ran", data=True) if ran else Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
 
 
 @contextmanager
-def turn(stage: str, place: Workplace) -> Iterator[tuple[int, ...]]:
+def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[int, ...]]:
     """Wait until the stage may run: no other run on this machine measures, if it does, and none is at work in the folder.
 
     Yields the file descriptors of all locks; they are the kernel's, so they hold without a server, too, and are free
     when nothing of the stage is left, even by kill -9.
     """
     logger = get_run_logger()
-    held = list(place.held)
+    held = list(stage_env.held)
     with ExitStack() as locks:
         # First the machine's: the folder is then not locked in vain while another folder's run measures.
         if stage.partition("@")[0] in MEASURED:
             held.append(locks.enter_context(hold_machine(lambda who: logger.info(f"{stage} waits: {who} is measuring on this machine"))))
-        if place.lock:
-            held.append(locks.enter_context(hold(place.lock, place.holder, lambda who: logger.info(f"{stage} waits: {who} is at work here"))))
+        if stage_env.lock:
+            held.append(locks.enter_context(hold(stage_env.lock, stage_env.holder, lambda who: logger.info(f"{stage} waits: {who} is at work here"))))
         yield tuple(held)
 
 
-def run_dvc(stage: str, place: Workplace) -> bool:
+def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
     """Run `dvc repro --single-item` and stream its output to the task's log; returns whether the stage's command ran.
 
     Tried again for as long as another DVC process, such as one started by hand, is at work on the same files.
@@ -98,10 +98,10 @@ def run_dvc(stage: str, place: Workplace) -> bool:
     """
     tail: deque[str] = deque(maxlen=LAST_LINES)
     code = 0
-    with turn(stage, place) as held:
-        for _ in attempts(place.root, get_run_logger().info):
+    with measurement_lock(stage, stage_env) as held:
+        for _ in attempts(stage_env.root, get_run_logger().info):
             tail.clear()
-            code, ran = _run_once(stage, place, held, tail)
+            code, ran = _run_once(stage, stage_env, held, tail)
             if code == 0:
                 return ran
             if ran or not BUSY.search("\n".join(tail)):
@@ -109,10 +109,10 @@ def run_dvc(stage: str, place: Workplace) -> bool:
     raise StageFailed(f"{stage} ended with exit code {code}. Its last lines:\n" + "\n".join(tail))
 
 
-def _run_once(stage: str, place: Workplace, held: tuple[int, ...], tail: deque[str]) -> tuple[int, bool]:
+def _run_once(stage: str, stage_env: StageEnvironment, held: tuple[int, ...], tail: deque[str]) -> tuple[int, bool]:
     logger = get_run_logger()
     ran = False
-    with supervised([*DVC, "repro", "--single-item", stage], place, held) as process, limited(process) as overdue:
+    with supervised([*DVC, "repro", "--single-item", stage], stage_env, held) as process, with_timeout(process) as timed_out:
         # Ends when no process is left that could write, not already with the supervisor: a killed one leaves that to another.
         for line in process.stdout or ():
             text = line.rstrip()
@@ -122,18 +122,18 @@ def _run_once(stage: str, place: Workplace, held: tuple[int, ...], tail: deque[s
             tail.append(text)
             logger.info(text)
         code = process.wait()
-    if overdue.is_set():
+    if timed_out.is_set():
         raise StageFailed(f"{stage} was ended after {os.environ[TIMEOUT_S]} s, which {TIMEOUT_S} allows; what it has finished is kept")
     return code, ran
 
 
 @contextmanager
-def limited(process: subprocess.Popen) -> Iterator[threading.Event]:
+def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
     """End a supervised process that takes longer than THROUGHLINE_STAGE_TIMEOUT_S; yields what is set when that has happened."""
-    overdue = threading.Event()
+    timed_out = threading.Event()
 
     def end() -> None:
-        overdue.set()
+        timed_out.set()
         process.terminate()
 
     allowed = os.environ.get(TIMEOUT_S)
@@ -141,22 +141,22 @@ def limited(process: subprocess.Popen) -> Iterator[threading.Event]:
     if timer:
         timer.start()
     try:
-        yield overdue
+        yield timed_out
     finally:
         if timer:
             timer.cancel()
 
 
 @contextmanager
-def supervised(command: list[str], place: Workplace, held: tuple[int, ...] = ()) -> Iterator[subprocess.Popen]:
+def supervised(command: list[str], stage_env: StageEnvironment, held: tuple[int, ...] = ()) -> Iterator[subprocess.Popen]:
     """Start a command under the supervisors; however the block is left, nothing of it stays.
 
     `held` are file descriptors of locks that stay locked for as long as anything of the command is left.
     """
     process = subprocess.Popen(
         [*SUPERVISE, *command],
-        cwd=place.root,
-        env=dvc_environment(place.environment),
+        cwd=stage_env.root,
+        env=dvc_environment(stage_env.environment),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -176,6 +176,6 @@ def supervised(command: list[str], place: Workplace, held: tuple[int, ...] = ())
         process.wait()
 
 
-def _may_help(stage: str, message: str) -> bool:
+def _should_retry(stage: str, message: str) -> bool:
     """Whether trying again can help: not where a user must act first (exit code 2), nor where a measurement would be repeated."""
     return stage in RETRIED and "exited with 2" not in message

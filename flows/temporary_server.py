@@ -19,10 +19,10 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL, get_current_settings, temporary_settings
 
-from flows.access import USER, draw
+from flows.access import USER, random_secret
 from flows.dvc_calls import SUPERVISE
 from flows.locks import hold
-from flows.services import HOST, answers, free_port
+from flows.services import HOST, free_port, responds
 from tasks.errors import ServiceFailed
 
 ATTEMPTS = 3  # another process may take the port first
@@ -46,7 +46,7 @@ def prefect_server() -> Iterator[None]:
         url = f"http://{HOST}:{port}/api"
         with ExitStack() as server:
             # One at a time: the first ever makes the tables, and two that do it together fail.
-            password = f"{USER}:{draw()}"  # other users of the machine reach the port, too
+            password = f"{USER}:{random_secret()}"  # other users of the machine reach the port, too
             with hold(PREFECT_HOME.value() / "throughline.lock", "a start of Prefect's server", lambda who: None):
                 process = server.enter_context(_server(port, password))
                 healthy = _becomes_healthy(process, url)
@@ -105,7 +105,7 @@ def _server(port: int, password: str) -> Iterator[subprocess.Popen]:
 def _becomes_healthy(process: subprocess.Popen, url: str) -> bool:
     deadline = time.monotonic() + STARTUP_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
-        if answers(f"{url}/health"):
+        if responds(f"{url}/health"):
             return True
         time.sleep(POLL_S)
     return False

@@ -9,19 +9,19 @@ from typing import Annotated, Any
 import typer
 from prefect import flow
 
-from flows.access import joined
-from flows.artifacts import show_training, tell_failure
-from flows.cli import Name, Overlay, Set, asked, quiet
-from flows.flow_run import PREPARATION, begin
-from flows.parameters import SUGGESTED, UNCHANGED, Changes, Pipeline, RunName
+from flows.access import use_running_servers
+from flows.artifacts import report_failure, show_training
+from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, parse_changes
+from flows.flow_run import PREPARATION, start_run
+from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
-from tasks.errors import told_plainly
+from tasks.errors import report_user_errors
 from tasks.layout import Layout
 
 
-@flow(name="training", log_prints=True, on_failure=[tell_failure], on_crashed=[tell_failure], on_cancellation=[tell_failure])
-def training(pipeline: Pipeline = SUGGESTED, changes: Changes = UNCHANGED, name: RunName = None) -> dict[str, Any]:
+@flow(name="training", log_prints=True, on_failure=[report_failure], on_crashed=[report_failure], on_cancellation=[report_failure])
+def training(pipeline: Pipeline = DEFAULT_PIPELINE, changes: Changes = UNCHANGED, name: RunName = None) -> dict[str, Any]:
     """Run one configuration through every stage and return its result.
 
     Args:
@@ -29,30 +29,30 @@ def training(pipeline: Pipeline = SUGGESTED, changes: Changes = UNCHANGED, name:
       changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
     """
-    with begin(changes, name, only=[pipeline]) as run:
+    with start_run(changes, name, only=[pipeline]) as run:
         # An experiment is complete with the report, which is then about this configuration alone.
         stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED), *(["report"] if run.workspace.isolated else [])]
-        ran = run.showing(len(stages)).chain(stages)
+        ran = run.with_progress_bar(len(stages)).chain(stages)
         folder = Layout(run.workspace.root).run(pipeline)
         trained, profiled = (json.loads((folder / file).read_text()) for file in ("train.json", "profile.json"))
         test = {f"test_{key}": value for key, value in trained.get("test", {}).items()}
         result = {**trained["throughput"], **trained["train"], **test, **profiled}
         show_training(pipeline, result, folder)
         if ran:
-            run.keep(stages)
+            run.save_experiment(stages)
     return result
 
 
 def command(
     pipeline: Annotated[str, typer.Option("--pipeline", help="a key of `pipelines:` in params.yaml")],
-    set_: Set = None,
-    overlay: Overlay = None,
-    name: Name = None,
+    set_: SetOption = None,
+    overlay: OverlayOption = None,
+    name: NameOption = None,
 ) -> None:
     """Run one configuration through all stages."""
-    quiet()
-    with told_plainly(), joined(Path.cwd()):
-        changes = asked(set_, overlay, name, [pipeline])
+    configure_logging()
+    with report_user_errors(), use_running_servers(Path.cwd()):
+        changes = parse_changes(set_, overlay, name, [pipeline])
         with prefect_server():
             result = training(pipeline=pipeline, changes=changes, name=name)
         typer.echo(json.dumps(result, indent=2))

@@ -19,19 +19,19 @@ from typing import Annotated
 import requests
 import typer
 
-from flows.access import USER, alone, open_doors, published
-from flows.cli import quiet
+from flows.access import USER, exclusive, load_credentials, published_environment
+from flows.cli import configure_logging
 from flows.deployments import POOL, deploy
-from flows.services import HOST, Service, answers, check_free, serving
-from flows.workspace import HOME
-from tasks.errors import told_plainly
+from flows.services import HOST, Service, check_free, responds, serving
+from flows.workspace import STATE_DIR
+from tasks.errors import report_user_errors
 
-LOGS = Path(HOME) / "logs"
+LOGS = Path(STATE_DIR) / "logs"
 MLFLOW_SQLITE = "sqlite:///mlflow.db"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class Endpoints:
     """Where the servers listen and keep their state, and what their environments hold: databases, secrets.
 
     `server` goes to the Prefect server alone, `tracking` to MLflow alone, `worker` to the worker and its runs alone, `client` to everybody who
@@ -81,7 +81,7 @@ class Access:
 
 
 @contextmanager
-def servers(access: Access, *, runs_at_once: int) -> Iterator[Callable[[], None]]:
+def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[], None]]:
     """Both servers and a worker with the deployments; yields a function that looks after them, to be called now and then.
 
     It starts a worker that has died again; what it was running can be retried. Without its servers nothing goes on.
@@ -89,35 +89,35 @@ def servers(access: Access, *, runs_at_once: int) -> Iterator[Callable[[], None]
     Raises:
       ServiceFailed: a port is taken, or something did not start.
     """
-    check_free({"prefect-port": access.prefect_port, "mlflow-port": access.mlflow_port})
+    check_free({"prefect-port": endpoints.prefect_port, "mlflow-port": endpoints.mlflow_port})
     python = [sys.executable, "-m"]
-    artifacts = access.artifacts if "://" in access.artifacts else str(Path(access.artifacts).resolve())
+    artifacts = endpoints.artifacts if "://" in endpoints.artifacts else str(Path(endpoints.artifacts).resolve())
     listening = ["--host", HOST, "--port"]
     server = Service(
         name="prefect-server",
-        command=[*python, "flows.prefect_server", *listening, str(access.prefect_port)],
-        healthy=lambda: answers(f"{access.prefect}/api/health"),
-        environment={**access.environment, **access.own_pages_only, **access.server},
+        command=[*python, "flows.prefect_server", *listening, str(endpoints.prefect_port)],
+        healthy=lambda: responds(f"{endpoints.prefect}/api/health"),
+        environment={**endpoints.environment, **endpoints.own_pages_only, **endpoints.server},
     )
-    stores = ["--backend-store-uri", access.store, "--artifacts-destination", artifacts]
+    stores = ["--backend-store-uri", endpoints.store, "--artifacts-destination", artifacts]
     tracking = Service(
         name="mlflow",
-        command=[*python, "flows.tracking_server", *listening, str(access.mlflow_port), *stores, "--workers", "1", *access.mlflow_options],
-        healthy=lambda: answers(f"{access.mlflow}/health"),
-        environment={**access.environment, **access.tracking},
+        command=[*python, "flows.tracking_server", *listening, str(endpoints.mlflow_port), *stores, "--workers", "1", *endpoints.mlflow_options],
+        healthy=lambda: responds(f"{endpoints.mlflow}/health"),
+        environment={**endpoints.environment, **endpoints.tracking},
     )
     worker = Service(
         name="worker",
         command=[*python, "flows.worker", "--limit", str(runs_at_once)],
-        healthy=lambda: _has_worker(access),
-        environment={**access.environment, **access.worker},
+        healthy=lambda: _has_worker(endpoints),
+        environment={**endpoints.environment, **endpoints.worker},
     )
     with ExitStack() as open_services:
         running = open_services.enter_context(serving(server, tracking, logs=LOGS))
-        deploy(access.environment)
+        deploy(endpoints.environment)
         running += open_services.enter_context(serving(worker, logs=LOGS))
 
-        def look_after() -> None:
+        def check_services() -> None:
             for place, one in enumerate(running):
                 if one.service is worker and one.process.poll() is not None:
                     typer.echo(f"the worker ended with exit code {one.process.returncode}; starting it again")
@@ -125,26 +125,26 @@ def servers(access: Access, *, runs_at_once: int) -> Iterator[Callable[[], None]
                 else:
                     one.check()
 
-        yield look_after
+        yield check_services
 
 
-def _has_worker(access: Access) -> bool:
+def _has_worker(endpoints: Endpoints) -> bool:
     """Whether the pool has a worker that is online; its state is asked for, which needs no CSRF token as a search would."""
-    user, _, password = access.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
+    user, _, password = endpoints.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
     try:
-        found = requests.get(f"{access.prefect}/api/work_pools/{POOL}", auth=(user, password) if user else None, timeout=2)
+        found = requests.get(f"{endpoints.prefect}/api/work_pools/{POOL}", auth=(user, password) if user else None, timeout=2)
     except requests.RequestException:
         return False
     return found.ok and found.json()["status"] == "READY"
 
 
-def until_stopped(look_after: Callable[[], None]) -> None:
+def run_until_interrupted(check_services: Callable[[], None]) -> None:
     """Look after what runs, once a second, until Ctrl-C or SIGTERM."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     while not ended.wait(1.0):
-        look_after()
+        check_services()
 
 
 PrefectPort = Annotated[int, typer.Option(help="of the Prefect server and its UI")]
@@ -160,32 +160,36 @@ def command(
     open_: Annotated[bool, typer.Option("--open", help="ask for no password: every user of this machine may do everything")] = False,
 ) -> None:
     """Start the Prefect server, a worker with the deployments, and MLflow; print where they are; stop them on Ctrl-C."""
-    quiet()
+    configure_logging()
     os.umask(0o077)  # databases, logs and results are their owner's
-    with told_plainly():
-        doors = open_doors(Path.cwd())
+    with report_user_errors():
+        credentials = load_credentials(Path.cwd())
         take_from_others(Path.cwd())
-        access = Access(
+        endpoints = Endpoints(
             prefect_port=prefect_port,
             mlflow_port=mlflow_port,
             store=store,
             mlflow_options=() if open_ else ("--app-name", "basic-auth"),
-            server={} if open_ else doors.server,
-            tracking={} if open_ else doors.tracking,
-            client={} if open_ else doors.clients,
+            server={} if open_ else credentials.server,
+            tracking={} if open_ else credentials.tracking,
+            client={} if open_ else credentials.clients,
         )
         typer.echo("starting the Prefect server, MLflow and a worker …")
         here = Path.cwd()
-        with alone(here), servers(access, runs_at_once=runs_at_once) as look_after, published(here, access.environment) as file:
-            tell_addresses(access, runs_at_once)
+        with (
+            exclusive(here),
+            servers(endpoints, runs_at_once=runs_at_once) as check_services,
+            published_environment(here, endpoints.environment) as file,
+        ):
+            print_urls(endpoints, runs_at_once)
             if open_:
                 typer.echo("  OPEN      without a password: every user of this machine can start runs, read all results and delete them")
             else:
-                typer.echo(f"  password  Prefect asks for {doors.clients['PREFECT_API_AUTH_STRING']}")
-                typer.echo(f"            MLflow asks for user {USER}, password {doors.keys.password}")
+                typer.echo(f"  password  Prefect asks for {credentials.clients['PREFECT_API_AUTH_STRING']}")
+                typer.echo(f"            MLflow asks for user {USER}, password {credentials.keys.password}")
             typer.echo(f"Flows from a terminal in this folder use these servers by themselves; other programs: source {file.relative_to(here)}")
             typer.echo("Ctrl-C stops all three.")
-            until_stopped(look_after)
+            run_until_interrupted(check_services)
         typer.echo("stopped")
 
 
@@ -197,10 +201,10 @@ def take_from_others(project: Path) -> None:
             path.chmod(path.stat().st_mode & 0o700)
 
 
-def tell_addresses(access: Access, runs_at_once: int) -> None:
+def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
     """Print where both UIs are and what runs."""
-    typer.echo(f"  Prefect   {access.prefect}/deployments   start a run here: training, comparison, ingest-and-shard")
-    typer.echo(f"  MLflow    {access.mlflow}               compare runs here")
+    typer.echo(f"  Prefect   {endpoints.prefect}/deployments   start a run here: training, comparison, ingest-and-shard")
+    typer.echo(f"  MLflow    {endpoints.mlflow}               compare runs here")
     typer.echo(f"  worker    pool {POOL}, {runs_at_once} runs at once      logs in {LOGS}/")
 
 

@@ -28,7 +28,7 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, Proc
 
 from flows.access_policy import CONFINED, Limits, load_limits
 from flows.deployments import FILE, POOL, deploy, read_entrypoints
-from tasks.errors import ServiceFailed, told_plainly
+from tasks.errors import ServiceFailed, report_user_errors
 from tasks.scratch import temporary_files_in_scratch
 
 with warnings.catch_warnings():
@@ -107,7 +107,7 @@ def command(
     healthcheck: Annotated[bool, typer.Option(help="answer at /health of PREFECT_WORKER_WEBSERVER_PORT")] = False,
 ) -> None:
     """Take flow runs of this project's deployments from the server that PREFECT_API_URL names, until it is stopped."""
-    with told_plainly(), temporary_files_in_scratch(Path.cwd()):  # Prefect makes a folder for each worker
+    with report_user_errors(), temporary_files_in_scratch(Path.cwd()):  # Prefect makes a folder for each worker
         load_limits(Path.cwd())
         if with_deployments:
             deploy({})

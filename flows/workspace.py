@@ -26,7 +26,7 @@ from tasks.files import atomic_file
 from tasks.layout import Layout
 from tasks.params import PARAMS_FILE, Params, apply_overrides, check, read_document
 
-HOME = ".throughline"
+STATE_DIR = ".throughline"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # of a run: it becomes a folder and a git reference
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
 NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))  # commits what is on no branch
@@ -81,12 +81,12 @@ def open_workspace(
       WorkspaceProblem: the project is no git repository with a commit, or the name could lead out of it.
     """
     check_name(name)
-    overridden_params(project, overrides, overlays)
+    resolve_params(project, overrides, overlays)
     holder = f"run {name}"
     if not overrides and not overlays:
         yield Workspace(root=project, project=project, holder=holder)
         return
-    root = project / HOME / "workspaces" / name
+    root = project / STATE_DIR / "workspaces" / name
     with hold(lock_path(project, f"workspace.{name}"), holder, on_wait) as held:
         with _exclusive(project, "git", holder):
             _check_out(project, root)
@@ -97,7 +97,7 @@ def open_workspace(
 
 def lock_path(project: Path, name: str) -> Path:
     """File of one of the project's locks."""
-    return project / HOME / "locks" / f"{name}.lock"
+    return project / STATE_DIR / "locks" / f"{name}.lock"
 
 
 def _check_out(project: Path, root: Path) -> None:
@@ -138,7 +138,7 @@ def _commit_changes(project: Path) -> str:
     if not _git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
     index = Path(project, _git(project, "rev-parse", "--git-path", "index"))
-    folder = project / HOME / "index"
+    folder = project / STATE_DIR / "index"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     own = {"GIT_INDEX_FILE": str(folder / "index")}
@@ -150,7 +150,7 @@ def _commit_changes(project: Path) -> str:
     return _git(project, "commit-tree", tree, "-p", head, "-m", "uncommitted changes", environment=who)
 
 
-def unknown_code(project: Path) -> list[str]:
+def untracked_python_files(project: Path) -> list[str]:
     """Python files of the project that git does not know, and that a worktree therefore lacks."""
     return _git(project, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
 
@@ -165,21 +165,21 @@ def check_name(name: str) -> None:
         raise WorkspaceProblem(f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most")
 
 
-def overridden_params(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> Params:
+def resolve_params(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> Params:
     """The project's parameters with overlays and overrides applied, in this order, checked.
 
     Raises:
       InvalidParams: all problems at once.
     """
-    return check(overridden(project, overrides, overlays))
+    return check(merge_params(project, overrides, overlays))
 
 
-def overridden(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_params(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The project's params.yaml with overlays and overrides applied, in this order, not checked yet."""
-    return _laid_over(read_document(project / PARAMS_FILE), overrides, overlays)
+    return _merged(read_document(project / PARAMS_FILE), overrides, overlays)
 
 
-def _laid_over(document: dict[str, Any], overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merged(document: dict[str, Any], overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for overlay in overlays:
         merge(document, overlay)
     apply_overrides(document, overrides)
@@ -203,7 +203,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
 
     What the run made is in DVC's cache. Returns where the report is.
     """
-    report, kept = Layout(workspace.root).report, workspace.project / HOME / "reports" / workspace.root.name
+    report, kept = Layout(workspace.root).report, workspace.project / STATE_DIR / "reports" / workspace.root.name
     if report.exists():
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
@@ -219,7 +219,7 @@ def _write_params(project: Path, root: Path, overrides: list[str], overlays: Seq
     """
     yaml = YAML()
     yaml.width = 160
-    document = _laid_over(yaml.load((project / PARAMS_FILE).read_text()), overrides, overlays)
+    document = _merged(yaml.load((project / PARAMS_FILE).read_text()), overrides, overlays)
     for other in [key for key in document["pipelines"] if only and key not in only]:
         del document["pipelines"][other]
     source = Path(document["data"]["path"])

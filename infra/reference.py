@@ -49,7 +49,7 @@ def rules(kept: str) -> str:
     lines = [begin, "", "| rule | blames | because | asks for | change |", "|---|---|---|---|---|"]
     for rule in RULES:
         values = {**rule.change.config, **rule.change.other}
-        change = ", ".join(f"`{key}: {_plain(value)}`" for key, value in values.items()) or "none"
+        change = ", ".join(f"`{key}: {_flow_yaml(value)}`" for key, value in values.items()) or "none"
         lines.append(f"| `{rule.name}` | `{rule.key}` | {rule.cause} | {rule.effort.name.lower()} | {change} |")
     before, after = kept.split(begin)[0], kept.split(end)[1]
     return before + "\n".join([*lines, "", end]) + after
@@ -90,10 +90,10 @@ def _range(field: Any) -> str:
     return ", ".join(str(item) for item in field.metadata)
 
 
-def _plain(value: Any) -> str:
+def _flow_yaml(value: Any) -> str:
     """A value as it stands in params.yaml."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_flow_yaml(item)}" for key, item in value.items()) + "}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -16,7 +16,7 @@ KEPT_BYTES = 1 << 30
 _VARIABLES = {M_MMAP_THRESHOLD: "MALLOC_MMAP_THRESHOLD_", M_TRIM_THRESHOLD: "MALLOC_TRIM_THRESHOLD_"}
 
 
-def keep_freed_memory() -> bool:
+def raise_malloc_thresholds() -> bool:
     """Let this process reuse blocks of up to a gibibyte; says whether glibc agreed. Elsewhere than under glibc nothing happens."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.assembly.inputs import damage_named, exact_pipeline, input_pipeline, input_service, open_inputs
-from tasks.cli import pipeline_door
+from tasks.assembly.inputs import explain_read_errors, input_pipeline, input_service, open_inputs, reference_pipeline
+from tasks.cli import pipeline_stage_cli
 from tasks.files import write_json
 from tasks.layout import Layout
 from tasks.measurement.draws import check_epoch
@@ -21,7 +21,7 @@ from tasks.measurement.equality import difference, digest_examples
 from tasks.measurement.hardware import Sampler, fingerprint
 from tasks.measurement.throughput import measure_input
 from tasks.pipelines.dataset import InputPipeline
-from tasks.progress import say
+from tasks.progress import echo
 from tasks.settings import MeasureSettings
 
 
@@ -54,7 +54,7 @@ def build(
         result["epoch"] = asdict(draws)
         if training.plan.classwise:
             result["class_frequencies"] = class_frequencies(training, rows)
-    write_json(out / "plan.json", {**describe(training), **about})
+    write_json(out / "plan.json", {**summarize_plan(training), **about})
     write_json(out / "input.json", result)
     return result
 
@@ -66,7 +66,7 @@ def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, fl
     return dict(zip(classes, (np.bincount(labels, minlength=len(classes)) / len(rows)).tolist(), strict=True))
 
 
-def describe(pipeline: InputPipeline) -> dict[str, Any]:
+def summarize_plan(pipeline: InputPipeline) -> dict[str, Any]:
     """Everything that was resolved: the steps in order, the element and the sizes."""
     spec = pipeline.dataset().element_spec
     value, label = spec
@@ -85,24 +85,26 @@ def describe(pipeline: InputPipeline) -> dict[str, Any]:
 
 def main() -> None:
     """Lay out one configuration, check that it delivers the right examples, measure its input-only throughput."""
-    with pipeline_door(main) as entered, input_service(entered.params.pipelines[entered.name]) as address:
-        params, name = entered.params, entered.name
+    with pipeline_stage_cli(main) as context, input_service(context.params.pipelines[context.name]) as address:
+        params, name = context.params, context.name
         stored = open_inputs(params, Layout())
         training = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
         plain = input_pipeline(params, name, stored, split="train", purpose="compare", address=address)
         about = {"pipeline": name, "config": params.pipelines[name].model_dump(), "data_digest": stored.shards.data_digest}
-        with damage_named(stored):
-            result = build(training, plain, exact_pipeline(params, stored, split="train"), Layout().run(name), measure=params.measure, about=about)
+        with explain_read_errors(stored):
+            result = build(
+                training, plain, reference_pipeline(params, stored, split="train"), Layout().run(name), measure=params.measure, about=about
+            )
         throughput, equality = result["throughput"], result["equality"]
-        say(f"build {name}: {result['plan']}")
-        say(
+        echo(f"build {name}: {result['plan']}")
+        echo(
             f"  input-only {throughput['input_examples_per_s']:,.0f} examples/s (first pass {throughput['cold_examples_per_s']:,.0f}), "
             f"first batch {throughput['first_batch_s'] * 1e3:,.0f} ms, {equality['examples']:,} examples, digest {equality['digest'][:12]}"
         )
         if apart := result.get("difference"):
-            say(f"  approximate: pixels differ by {apart['mean']:.2f} of 256 levels on average, by {apart['max']:.0f} at most")
+            echo(f"  approximate: pixels differ by {apart['mean']:.2f} of 256 levels on average, by {apart['max']:.0f} at most")
         for label, share in result.get("class_frequencies", {}).items():
-            say(f"  {label}: {share:.1%} of what is delivered")
+            echo(f"  {label}: {share:.1%} of what is delivered")
 
 
 if __name__ == "__main__":

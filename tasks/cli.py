@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.allocator import keep_freed_memory
-from tasks.errors import InvalidParams, nearest, told_plainly
+from tasks.allocator import raise_malloc_thresholds
+from tasks.errors import InvalidParams, did_you_mean, report_user_errors
 from tasks.files import clear_leftovers
 from tasks.layout import Layout
 from tasks.libraries import check_versions
@@ -19,19 +19,19 @@ from tasks.scratch import clear_scratch, temporary_files_in_scratch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entered:
-    """What a stage of one configuration begins with; `keeps_freed_memory`: whether the allocator agreed to (see `allocator.py`)."""
+class StageContext:
+    """What a stage of one configuration begins with; `malloc_tuned`: whether the allocator agreed to (see `allocator.py`)."""
 
     params: Params
     name: str
     options: argparse.Namespace
-    keeps_freed_memory: bool
+    malloc_tuned: bool
 
 
 @contextmanager
-def door(command: Callable[[], None]) -> Iterator[Params]:
+def stage_cli(command: Callable[[], None]) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and tell user errors plainly. Imports no TensorFlow."""
-    with told_plainly():
+    with report_user_errors():
         parse_command(command)
         check_versions(_stage_of(command), root=Path())
         params = load_params()
@@ -41,9 +41,9 @@ def door(command: Callable[[], None]) -> Iterator[Params]:
 
 
 @contextmanager
-def pipeline_door(command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None) -> Iterator[Entered]:
+def pipeline_stage_cli(command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None) -> Iterator[StageContext]:
     """As `door`, for a stage that runs once per configuration; `add` declares options of its own."""
-    with told_plainly():
+    with report_user_errors():
         parser = _parser(command)
         parser.add_argument("--pipeline", required=True, metavar="NAME", help="a key of `pipelines:` in params.yaml")
         if add:
@@ -52,10 +52,10 @@ def pipeline_door(command: Callable[[], None], add: Callable[[argparse.ArgumentP
         check_versions(_stage_of(command), root=Path())
         params, name = load_params(), options.pipeline
         if name not in params.pipelines:
-            raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {nearest(name, list(params.pipelines))}"])
+            raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {did_you_mean(name, list(params.pipelines))}"])
         clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):
-            yield Entered(params=params, name=name, options=options, keeps_freed_memory=keep_freed_memory())
+            yield StageContext(params=params, name=name, options=options, malloc_tuned=raise_malloc_thresholds())
 
 
 def parse_command(command: Callable[[], None]) -> None:

@@ -96,7 +96,7 @@ class StageFailed(UserError):
     """A stage run by a flow ended with a non-zero exit code; its last lines are repeated."""
 
 
-class ConditionMet(UserError):
+class ThresholdExceeded(UserError):
     """`--fail-if` asked for an error exit should a measured figure be like this, and it is."""
 
 
@@ -123,7 +123,7 @@ _DISK = {
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def report_user_errors() -> Iterator[None]:
     """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2; the door of every command is wrapped in it."""
     try:
         yield
@@ -140,7 +140,7 @@ def told_plainly() -> Iterator[None]:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Make a `UserError` of what a full, read-only or forbidden disk raises, where a traceback would be shown before `told_plainly` is reached.
+    """Make a `UserError` of what a full, read-only or forbidden disk raises, where a traceback would be shown before `report_user_errors` is reached.
 
     Raises:
       DiskRefused: with the paragraph.
@@ -179,7 +179,7 @@ _WRITERS = {
 
 
 @contextmanager
-def known_form(path: Path, stage: str | None = None) -> Iterator[None]:
+def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None]:
     """Say plainly where a file of a stage, which is read within, is not as that stage writes it.
 
     Raises:
@@ -200,15 +200,15 @@ def known_form(path: Path, stage: str | None = None) -> Iterator[None]:
     except (ValueError, EOFError, RecursionError) as error:
         empty = path.is_file() and path.stat().st_size == 0
         reason = "is empty" if empty else f"is damaged ({next(iter(str(error).splitlines()), type(error).__name__)})"
-        raise DamagedFile(f"{path} {reason}; {made_anew(path, stage) if stage else f'delete it and {run}'}") from error
+        raise DamagedFile(f"{path} {reason}; {rebuild_hint(path, stage) if stage else f'delete it and {run}'}") from error
 
 
-def made_anew(path: Path, stage: str) -> str:
+def rebuild_hint(path: Path, stage: str) -> str:
     """What to do about a damaged output of a stage."""
     return f"delete {path} and run `dvc repro {stage}`"
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
+def did_you_mean(word: str, known: Sequence[str]) -> str:
     """Return a hint that names the known word closest to a mistyped one, or all of them when none is close."""
     import difflib
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.cli import door
+from tasks.cli import stage_cli
 from tasks.data.known_datasets import fetch_fashion_mnist, make_photos
-from tasks.errors import ForeignFiles, known_form
+from tasks.errors import ForeignFiles, expect_current_schema
 from tasks.files import digest_file, digest_json, read_json, resumable_folder, write_json
 from tasks.layout import Layout
 from tasks.libraries import program_digest
-from tasks.progress import say
+from tasks.progress import echo
 
 FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos}
 ORIGIN = "origin.json"
@@ -45,7 +45,7 @@ def _check_replaceable(target: Path, new: Path) -> None:
         return
     known = set((_digests(new) | {ORIGIN: ""}).items())
     if (target / ORIGIN).is_file():
-        with known_form(target / ORIGIN):
+        with expect_current_schema(target / ORIGIN):
             known |= set(read_json(target / ORIGIN)["files"].items())
     foreign = sorted(name for name, digest in _digests(target).items() if (name, digest) not in known)
     if foreign:
@@ -65,8 +65,8 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def main() -> None:
     """Put a known data set (data.fetch) into data/raw/NAME."""
-    with door(main) as params:
-        say(f"fetch: {fetch(params.data.fetch, Layout().raw)}")
+    with stage_cli(main) as params:
+        echo(f"fetch: {fetch(params.data.fetch, Layout().raw)}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from tasks.errors import known_form
+from tasks.errors import expect_current_schema
 
 KEY_FILE = ".key"
 PARTIAL = ".partial"
@@ -58,7 +58,7 @@ def digest_file(path: Path, *, block: int = 1 << 20) -> str:
     return state.hexdigest(length=16)
 
 
-class DigestedFile(io.FileIO):
+class HashingWriter(io.FileIO):
     """A new file whose digest, as `digest_file`, is known when it has been written, without reading it again."""
 
     def __init__(self, path: Path) -> None:
@@ -111,7 +111,7 @@ def clear_leftovers(folder: Path) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value (dataclasses included) as indented JSON, atomically."""
     with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, default=_plain) + "\n")
+        temporary.write_text(json.dumps(value, indent=2, default=_to_jsonable) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -120,7 +120,7 @@ def read_json(path: Path) -> Any:
     Raises:
       MissingInput, DamagedFile: it is not there, empty or cut off; names what makes it again.
     """
-    with known_form(path):
+    with expect_current_schema(path):
         return json.loads(path.read_bytes())
 
 
@@ -224,7 +224,7 @@ def _key_of(partial: Path) -> str | None:
     return key_file.read_text() if key_file.exists() else None
 
 
-def _plain(value: Any) -> Any:
+def _to_jsonable(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, Path):

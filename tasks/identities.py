@@ -18,13 +18,13 @@ from ruamel.yaml import YAML
 from tasks import settings
 from tasks.cli import parse_command
 from tasks.code_identity import code_digest, imported_packages, project_files
-from tasks.errors import InvalidParams, told_plainly
+from tasks.errors import InvalidParams, report_user_errors
 from tasks.files import atomic_file, digest_bytes, digest_file, write_json
 from tasks.layout import Layout
 from tasks.libraries import LIBRARIES, check_versions, distributions_of, installed_versions
 from tasks.params import PARAMS_FILE, Document, check, read_document
 from tasks.pipelines.ops import PROGRAM
-from tasks.progress import say
+from tasks.progress import echo
 
 PIPELINE_FILE = Path("dvc.yaml")
 OPS = ("preprocess", "augment", "finish")
@@ -140,11 +140,11 @@ def _rules() -> str:
 
 def main() -> None:
     """Write what decides results beyond the program's files: one small file per stage in data/identities/."""
-    with told_plainly():
+    with report_user_errors():
         parse_command(main)
         sys.path.insert(0, str(Path.cwd()))
         for name in watch_own_code(Path()):
-            say(f"identities: {name} is listed in {PIPELINE_FILE} now")
+            echo(f"identities: {name} is listed in {PIPELINE_FILE} now")
         write_identities(Path(), Layout().identities)
 
 

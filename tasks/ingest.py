@@ -15,18 +15,18 @@ from typing import BinaryIO
 import numpy as np
 import pandas as pd
 
-from tasks.cli import door
+from tasks.cli import stage_cli
 from tasks.data import sources
 from tasks.data.decoder import Decoder
-from tasks.data.images import Examined, Unusable, examine
+from tasks.data.images import ImageInfo, RejectedImage, inspect_image
 from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
 from tasks.data.records import RecordSchema, example_key
-from tasks.data.splits import split_of
+from tasks.data.splits import assign_split
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_bytes, digest_json, resumable_folder
 from tasks.layout import Layout
 from tasks.libraries import program_digest
-from tasks.progress import in_threads, progress, say
+from tasks.progress import echo, in_threads, progress
 from tasks.settings import DataSettings, SplitSettings
 
 REJECTS_SHOWN = 5
@@ -122,10 +122,10 @@ def _from_files(
     converted = folder / "converted"
     converted.mkdir(exist_ok=True)
 
-    def look(file: sources.ImageFile) -> Examined | sources.Rejected:
+    def look(file: sources.ImageFile) -> ImageInfo | sources.Rejected:
         try:
-            return examine(file.path, root=found.root, max_pixels=max_pixels, converted=converted, decoder=decoder)
-        except Unusable as reason:
+            return inspect_image(file.path, root=found.root, max_pixels=max_pixels, converted=converted, decoder=decoder)
+        except RejectedImage as reason:
             return sources.Rejected(id=file.id, reason=str(reason))
 
     rows, rejected, notes, sizes = [], list(found.rejected), Counter(), Counter()
@@ -217,7 +217,7 @@ def _table(rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, 
     """Number examples and classes and deal the splits; where the source brings a test split, only validation is dealt."""
     number = {name: index for index, name in enumerate(classes)}
     shares = {"validation": split.validation} | ({} if "test" in rows["split"].tolist() else {"test": split.test})
-    dealt = [given or split_of(digest, shares=shares, seed=split.seed) for given, digest in zip(rows["split"], rows["digest"], strict=True)]
+    dealt = [given or assign_split(digest, shares=shares, seed=split.seed) for given, digest in zip(rows["split"], rows["digest"], strict=True)]
     labels = [number[label] for label in rows["label"]] if classes else rows["label"]
     keys = rows["row"].tolist() if series else [example_key(identity) for identity in rows["id"]]
     _check_unique(keys, rows["id"].tolist())
@@ -269,16 +269,16 @@ def _check_usable(stats: dict, schema: RecordSchema, classes: Sequence[str], giv
 
 def main() -> None:
     """Look at every example of the source, refuse the unusable ones with a reason, write data/manifest/."""
-    with door(main) as params:
+    with stage_cli(main) as params:
         manifest = ingest(params.data, Layout().manifest)
         stats = manifest.stats
         counts = ", ".join(f"{count:,} {split}" for split, count in stats["examples"].items())
         kind = f"{len(manifest.classes)} classes" if manifest.classes else f"columns {', '.join(manifest.schema.columns)}"
-        say(f"ingest: {counts}; {kind}, {stats['bytes'] / 1e6:,.1f} MB, {stats['rejected']} rejected")
+        echo(f"ingest: {counts}; {kind}, {stats['bytes'] / 1e6:,.1f} MB, {stats['rejected']} rejected")
         for reason, count in {**stats["reject_reasons"], **stats["notes"]}.items():
-            say(f"  {count} × {reason}")
+            echo(f"  {count} × {reason}")
         for name in stats["empty_classes"]:
-            say(f"  class folder {name} holds no image and is left out")
+            echo(f"  class folder {name} holds no image and is left out")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 
-from tasks.errors import InvalidParams, nearest
+from tasks.errors import InvalidParams, did_you_mean
 from tasks.pipelines.ops import Op, parse_op
 from tasks.pipelines.refusals import refusals
 from tasks.settings import (
@@ -149,7 +149,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     try:
         parsed = Document.model_validate(document)
     except ValidationError as error:
-        problems = [_problem(item) for item in error.errors() if item["loc"][:1] not in [(s,) for s, p in ops.items() if p is None]] + problems
+        problems = [_format_error(item) for item in error.errors() if item["loc"][:1] not in [(s,) for s, p in ops.items() if p is None]] + problems
         raise InvalidParams([f"{name}: {problem}" for problem in dict.fromkeys(problems)]) from error
     preprocess = ops["preprocess"] if "preprocess" in document else _parse_ops(parsed.preprocess, "preprocess", problems)
     finish = ops["finish"] if "finish" in document else _parse_ops(parsed.finish, "finish", problems)
@@ -159,7 +159,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
         augment=tuple(ops["augment"] or ()),
         finish=tuple(finish or ()),
     )
-    problems += _combinations(params)
+    problems += _cross_field_problems(params)
     if problems:
         raise InvalidParams([f"{name}: {problem}" for problem in problems])
     return params
@@ -189,7 +189,7 @@ def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None
     return ops
 
 
-def _combinations(params: Params) -> list[str]:
+def _cross_field_problems(params: Params) -> list[str]:
     """Problems that concern more than one key."""
     names = [op.name for op in params.preprocess]
     found = [f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment" for op in params.preprocess if op.random]
@@ -251,7 +251,7 @@ def _source_problems(params: Params) -> list[str]:
 def _model_problems(name: str) -> list[str]:
     if ":" not in name:
         known = model_names()
-        return [] if name in known else [f"model.name: {name} is not a model; {nearest(name, known)} Your own: package.module:function"]
+        return [] if name in known else [f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own: package.module:function"]
     module = name.partition(":")[0]
     try:
         missing = importlib.util.find_spec(module) is None
@@ -260,14 +260,14 @@ def _model_problems(name: str) -> list[str]:
     return [f"model.name: module {module} cannot be found; run from the folder that holds it, or install it"] if missing else []
 
 
-def _problem(item: Any) -> str:
+def _format_error(item: Any) -> str:
     """One pydantic error as one line with its path; unknown keys get the nearest valid one."""
     loc = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(("function-", "literal", "constrained")))]
     where = ""
     for part in loc:
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
     if item["type"] == "extra_forbidden":
-        return f"{where} is not a field; {nearest(str(loc[-1]), _fields_at(loc[:-1]))}"
+        return f"{where} is not a field; {did_you_mean(str(loc[-1]), _fields_at(loc[:-1]))}"
     if item["type"] == "missing":
         return f"{where} is missing"
     message = item["msg"].removeprefix("Value error, ")

@@ -20,9 +20,9 @@ import keras
 import psutil
 import tensorflow as tf
 
-from tasks.assembly.inputs import input_pipeline, input_service, open_inputs, work_of
-from tasks.assembly.model import models_of
-from tasks.cli import Entered, pipeline_door
+from tasks.assembly.inputs import input_pipeline, input_service, open_inputs, pipeline_spec
+from tasks.assembly.model import build_models_for
+from tasks.cli import StageContext, pipeline_stage_cli
 from tasks.diagnosis.cost_model import Consumer, load_of
 from tasks.diagnosis.diagnose import Ceilings, Diagnosis, diagnose
 from tasks.diagnosis.facts import Facts
@@ -37,11 +37,11 @@ from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, settle, time_training
-from tasks.measurement.verdict import Stall, Witness, witness_of
+from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.plan import Work
-from tasks.progress import say
+from tasks.progress import echo
 from tasks.reporting.plots import plot_steps, plot_timelines
 from tasks.settings import MeasureSettings, ModelSettings
 from tasks.tracking.experiments import identity_of
@@ -61,22 +61,24 @@ class Profile:
     state: SteadyState
     breakdown: Breakdown
     diagnosis: Diagnosis
-    witness: Witness | None
+    witness: CrossCheck | None
 
 
-def profile(entered: Entered, pipeline: InputPipeline, work: Work, out: Path, *, built: Mapping[str, Any], trained: Mapping[str, Any]) -> Profile:
+def profile(
+    context: StageContext, pipeline: InputPipeline, work: Work, out: Path, *, built: Mapping[str, Any], trained: Mapping[str, Any]
+) -> Profile:
     """Time and trace real steps of the model on `pipeline` and judge them; results go to `out`."""
-    params, measure = entered.params, entered.params.measure
-    models = models_of(params, pipeline.stored)
+    params, measure = context.params, context.params.measure
+    models = build_models_for(params, pipeline.stored)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.trace_after)
     state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with resumable_folder(out, key=str(time.time_ns())) as folder:
         events = _traced(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
-        witness = witness_of(state, trained, batch_size=pipeline.batch_size, steps=pipeline.steps)
+        witness = cross_check_from(state, trained, batch_size=pipeline.batch_size, steps=pipeline.steps)
         accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
         measured = Measured(state=state, breakdown=breakdown, witness=witness, accelerator=accelerator)
-        facts = facts_of(entered, pipeline, work, measured, built=built, trained=trained)
+        facts = collect_facts(context, pipeline, work, measured, built=built, trained=trained)
         consumer = Consumer(step_ms=state.model_step_ms, core_ms=state.model_core_ms, accelerator=accelerator)
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
@@ -84,7 +86,7 @@ def profile(entered: Entered, pipeline: InputPipeline, work: Work, out: Path, *,
             train_examples_per_s=trained.get("throughput", {}).get("train_examples_per_s", float("nan")),
             accelerator=accelerator,
         )
-        diagnosis = diagnose(entered.name, facts, ceilings, consumer, work)
+        diagnosis = diagnose(context.name, facts, ceilings, consumer, work)
         write_json(folder / "breakdown.json", asdict(breakdown))
         write_json(folder / "diagnosis.json", {**asdict(diagnosis), "costs": asdict(facts.costs)})
         write_json(folder / "steps.json", _rounds(state))
@@ -102,7 +104,7 @@ class Measured:
 
     state: SteadyState
     breakdown: Breakdown
-    witness: Witness | None
+    witness: CrossCheck | None
     accelerator: bool
 
 
@@ -129,12 +131,12 @@ def _traced(loop: TrainingLoop, state: SteadyState, folder: Path, measure: Measu
     try:
         return read_trace(folder)
     except MissingInput as error:
-        say(f"  no breakdown: {error}")
+        echo(f"  no breakdown: {error}")
         return Trace(host=[], device=[])
 
 
-def facts_of(
-    entered: Entered,
+def collect_facts(
+    context: StageContext,
     pipeline: InputPipeline,
     work: Work,
     measured: Measured,
@@ -143,10 +145,10 @@ def facts_of(
     trained: Mapping[str, Any],
 ) -> Facts:
     """Everything that the rules look at."""
-    config, stored, cores = entered.params.pipelines[entered.name], pipeline.stored, len(os.sched_getaffinity(0))
+    config, stored, cores = context.params.pipelines[context.name], pipeline.stored, len(os.sched_getaffinity(0))
     state, breakdown = measured.state, measured.breakdown
     costs = measure_costs(pipeline, config, work)
-    shards = stored.shards.of(pipeline.split)
+    shards = stored.shards.for_split(pipeline.split)
     alone, gap = built["throughput"], built["throughput"]["epoch_gap_s"]
     waited = breakdown.wait_ms_mean
     return Facts(
@@ -169,7 +171,7 @@ def facts_of(
         memory_mib=psutil.virtual_memory().available / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,
-        keeps_freed_memory=entered.keeps_freed_memory,
+        malloc_tuned=context.malloc_tuned,
         epoch_gap_ms=None if gap is None else gap * 1e3,
         epoch_ms=state.train_step_ms * pipeline.steps,
         cold_examples_per_s=alone["cold_examples_per_s"],
@@ -178,7 +180,7 @@ def facts_of(
     )
 
 
-def tree(breakdown: Breakdown) -> list[str]:
+def iterator_table(breakdown: Breakdown) -> list[str]:
     """The iterators as an indented table, the consumer first."""
     rows = [f"{'iterator (step)':<50}{'calls':>8}{'work ms':>10}{'ms/call':>9}{'threads':>9}{'critical':>10}"]
     for item in breakdown.iterators[:TREE_ROWS]:
@@ -243,39 +245,39 @@ def record(out: Path, params: Params, name: str, data_digest: str, profiled: Pro
         recorder.artifact(out / "profile", folder="profile")
 
 
-def tell(name: str, profiled: Profile) -> None:
+def print_summary(name: str, profiled: Profile) -> None:
     """Print verdict, cause, fix and the tree."""
     diagnosis, state = profiled.diagnosis, profiled.state
     spread = "{:.0f} to {:.0f} %".format(*state.stall_interval_pct)
     sides = {"both": "from full buffers and from empty ones alike", "drained": "from empty buffers, since full ones run down"}
     seen = sides.get(state.side, "from full buffers, which stay full" if state.side == "full" else "full and empty buffers disagree")
     rounds = f"{spread} over {len(state.rounds)} rounds, {seen}"
-    say(f"profile {name}: {diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} % ({rounds}); {diagnosis.evidence}")
+    echo(f"profile {name}: {diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} % ({rounds}); {diagnosis.evidence}")
     gain = "" if diagnosis.predicted_gain is None else f" (predicted: {diagnosis.predicted_gain:.2f} × the throughput)"
-    say(f"  cause: {diagnosis.cause}\n  fix: {diagnosis.fix}{gain}")
+    echo(f"  cause: {diagnosis.cause}\n  fix: {diagnosis.fix}{gain}")
     for finding in diagnosis.findings:
         worth = "gain not known" if finding.predicted_gain is None else f"{finding.predicted_gain:.2f} ×, confidence {finding.confidence}"
-        say(f"  finding {finding.rule}: {finding.fix} ({worth})")
-    for row in tree(profiled.breakdown):
-        say(f"  {row}")
+        echo(f"  finding {finding.rule}: {finding.fix} ({worth})")
+    for row in iterator_table(profiled.breakdown):
+        echo(f"  {row}")
 
 
-def plan_for(entered: Entered, accelerator: Accelerator, *, address: str) -> None:
+def plan_for(context: StageContext, accelerator: Accelerator, *, address: str) -> None:
     """Profile the configuration with an emulated accelerator as its model, and print how many of them this host feeds.
 
     Nothing of runs/NAME changes; the profile goes to .throughline/accelerators/NAME.
     """
-    params = entered.params
+    params = context.params
     emulated = ModelSettings(name=EMULATED, options={"step_ms": accelerator.step_ms(params.batch_size)})
-    entered = replace(entered, params=replace(params, model=emulated))
-    stored, built = open_inputs(params, Layout()), read_json(Layout().run(entered.name) / "input.json")
-    pipeline = input_pipeline(params, entered.name, stored, split="train", purpose="train", address=address)
-    out = Path(".throughline") / "accelerators" / entered.name
-    profiled = profile(entered, pipeline, work_of(params, stored, "train"), out, built=built, trained={})
-    tell(f"{entered.name} ({accelerator.model} of {entered.options.accelerator}, emulated)", profiled)
+    context = replace(context, params=replace(params, model=emulated))
+    stored, built = open_inputs(params, Layout()), read_json(Layout().run(context.name) / "input.json")
+    pipeline = input_pipeline(params, context.name, stored, split="train", purpose="train", address=address)
+    out = Path(".throughline") / "accelerators" / context.name
+    profiled = profile(context, pipeline, pipeline_spec(params, stored, "train"), out, built=built, trained={})
+    print_summary(f"{context.name} ({accelerator.model} of {context.options.accelerator}, emulated)", profiled)
     fed = built["throughput"]["input_examples_per_s"] / accelerator.examples_per_s
-    say(f"  this host feeds {fed:.1f} of them: the input alone delivers {built['throughput']['input_examples_per_s']:,.0f} examples/s, one")
-    say(f"  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for {accelerator.batch_size}; {accelerator.source})")
+    echo(f"  this host feeds {fed:.1f} of them: the input alone delivers {built['throughput']['input_examples_per_s']:,.0f} examples/s, one")
+    echo(f"  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for {accelerator.batch_size}; {accelerator.source})")
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
@@ -286,17 +288,17 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Measure the model alone, trace real steps, and say what holds this configuration's training up."""
-    with pipeline_door(main, declare_options) as entered, input_service(entered.params.pipelines[entered.name]) as address:
-        params, name, options = entered.params, entered.name, entered.options
+    with pipeline_stage_cli(main, declare_options) as context, input_service(context.params.pipelines[context.name]) as address:
+        params, name, options = context.params, context.name, context.options
         condition = parse_condition(options.fail_if) if options.fail_if else None
         keras.utils.set_random_seed(params.train.seed)
         if options.accelerator:
-            return plan_for(entered, find_accelerator(options.accelerator), address=address)
+            return plan_for(context, find_accelerator(options.accelerator), address=address)
         out, stored = Layout().run(name), open_inputs(params, Layout())
         built, trained = read_json(out / "input.json"), read_json(out / "train.json")
         pipeline = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
-        profiled = profile(entered, pipeline, work_of(params, stored, "train"), out / "profile", built=built, trained=trained)
-        tell(name, profiled)
+        profiled = profile(context, pipeline, pipeline_spec(params, stored, "train"), out / "profile", built=built, trained=trained)
+        print_summary(name, profiled)
         write_json(out / "profile.json", summary(profiled, params.batch_size))
         record(out, params, name, stored.shards.data_digest, profiled)
         if condition:

@@ -26,7 +26,7 @@ def progress(items: Iterable[T], *, total: int, label: str, unit: str = "example
         yield item
         now = time.monotonic()
         if now - last >= LINE_EVERY_S:
-            say(f"{label}: {count:,} of {total:,} {unit}, {count / (now - begun):,.0f}/s")
+            echo(f"{label}: {count:,} of {total:,} {unit}, {count / (now - begun):,.0f}/s")
             last = now
 
 
@@ -39,6 +39,6 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) 
         pool.shutdown(cancel_futures=True)
 
 
-def say(message: str) -> None:
+def echo(message: str) -> None:
     """Print one line of progress or result at once, so that a flow sees it while the stage still runs."""
     print(message, flush=True)

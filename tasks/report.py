@@ -14,14 +14,15 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from tasks.cli import door
+from tasks.cli import stage_cli
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.files import read_json, resumable_folder, write_json
 from tasks.layout import Layout
-from tasks.progress import say
+from tasks.progress import echo
 from tasks.reporting.checklist import checklist
 from tasks.reporting.plots import plot_throughput, plot_timelines
 from tasks.reporting.ranking import (
+    accuracy_warning,
     baseline,
     best,
     break_even_epoch,
@@ -32,10 +33,9 @@ from tasks.reporting.ranking import (
     relative_interval,
     relative_rate,
     tied,
-    unlike_results,
 )
 
-INPUTS = (
+RESULT_FILES = (
     "plan.json",
     "input.json",
     "train.json",
@@ -56,7 +56,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
       MissingInput: no configuration has been built, trained and profiled.
       UnequalConfigurations: two configurations delivered different examples; nothing is compared.
     """
-    missing = {name: lacking for name in names if (lacking := _lacking(layout.run(name)))}
+    missing = {name: lacking for name in names if (lacking := _missing_files(layout.run(name)))}
     results = {name: _results(layout.run(name)) for name in names if name not in missing}
     if not results:
         raise MissingInput(
@@ -73,7 +73,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
         "drift_pct": drift_pct(rows),
         "baseline": base["pipeline"],
         "metric": rows[0]["metric"],
-        "warning": unlike_results(rows),
+        "warning": accuracy_warning(rows),
         "missing": missing,
         "machine": shown["input"]["machine"],
         "examples_digest": next((r["input"]["equality"]["digest"] for r in results.values() if "difference" not in r["input"]), "none"),
@@ -105,12 +105,12 @@ def _snapshot_seconds(layout: Layout) -> float:
     return read_json(file)["seconds"] if file.exists() else 0.0
 
 
-def _lacking(folder: Path) -> list[str]:
-    return [name for name in INPUTS if not (folder / name).exists()]
+def _missing_files(folder: Path) -> list[str]:
+    return [name for name in RESULT_FILES if not (folder / name).exists()]
 
 
 def _results(folder: Path) -> dict[str, Any]:
-    return {Path(name).stem: read_json(folder / name) for name in INPUTS}
+    return {Path(name).stem: read_json(folder / name) for name in RESULT_FILES}
 
 
 def _check_equal(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -196,19 +196,19 @@ def _svg(path: Path) -> str:
 
 def main() -> None:
     """Put all configurations side by side and write report/."""
-    with door(main) as params:
+    with stage_cli(main) as params:
         summary = report(list(params.pipelines), Layout(), Layout().report)
-        say(summary["headline"])
+        echo(summary["headline"])
         columns = {"steady": 10, "×naive": 8, "epochs": 10, "input": 12, "model": 10, "stall": 8, summary["metric"]: 10}
-        say(f"{'configuration':<24}" + "".join(f"{name:>{width}}" for name, width in columns.items()) + "  verdict")
+        echo(f"{'configuration':<24}" + "".join(f"{name:>{width}}" for name, width in columns.items()) + "  verdict")
         for row in summary["configurations"]:
             quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
-            say(
+            echo(
                 f"{row['pipeline']:<24}{row['steady_examples_per_s']:>10,.0f}{row['speedup_vs_naive']:>8.2f}"
                 f"{row['train_examples_per_s']:>10,.0f}{row['input_examples_per_s']:>12,.0f}{row['model_examples_per_s']:>10,.0f}"
                 f"{row['stall_pct']:>7.0f}%{quality:>10.4f}  {row['verdict']}"
             )
-        say("steady: training relative to the model alone in the same moments; epochs, input (alone) and model (alone) as measured; examples/s")
+        echo("steady: training relative to the model alone in the same moments; epochs, input (alone) and model (alone) as measured; examples/s")
 
 
 if __name__ == "__main__":

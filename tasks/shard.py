@@ -17,28 +17,28 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks.cli import door
+from tasks.cli import stage_cli
 from tasks.data.manifest import SPLITS, Manifest, map_values, read_manifest
-from tasks.data.records import RecordSchema, encode_around, encode_example, encode_examples
+from tasks.data.records import RecordSchema, encode_example, encode_examples, encode_head_and_tail
 from tasks.data.shards import Shard, ShardIndex, write_shard_index
 from tasks.data.splits import shard_bounds, shard_order
 from tasks.data.tfds_metadata import write_tfds_metadata
-from tasks.data.tfrecord import Compression, frame, framed, room_for, shard_name, write_frames
+from tasks.data.tfrecord import Compression, frame, frame_buffer, seal_frames, shard_name, write_frames
 from tasks.errors import DataNotFound
 from tasks.files import digest_bytes, digest_file, digest_json, resumable_folder
 from tasks.layout import Layout
 from tasks.libraries import program_digest
-from tasks.progress import in_threads, progress, say
+from tasks.progress import echo, in_threads, progress
 from tasks.settings import ShardSettings
 
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
-NEEDED = ("key", "row", "label", "bytes", "id", "uri", "digest")  # of the manifest's columns; the last three where examples are files
-_READING = threading.Lock()
+MANIFEST_COLUMNS = ("key", "row", "label", "bytes", "id", "uri", "digest")  # of the manifest's columns; the last three where examples are files
+_READ_LOCK = threading.Lock()
 COMPRESSIONS: dict[str, tuple[Compression, ...]] = {"none": ("none",), "gzip": ("gzip",), "both": ("none", "gzip")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardWork:
+class ShardJob:
     """What one writer needs to write one shard. `values` is the mapped array of all examples, empty where they are files."""
 
     path: Path
@@ -57,46 +57,46 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
     """
     same_work = digest_json({"data": manifest.digest, "settings": settings.model_dump(exclude={"writers"}), "program": program_digest("shard")})
     with resumable_folder(out, key=same_work) as folder:
-        works = list(_works(manifest, folder, settings))
+        jobs = list(_plan_jobs(manifest, folder, settings))
         # Threads, not processes: reading, hashing and writing happen outside Python's lock, and records of one size are made as arrays.
-        written = in_threads(write_shard, works, workers=settings.writers)
-        shards = tuple(progress(written, total=len(works), label="shard", unit="shards"))
+        written = in_threads(write_shard, jobs, workers=settings.writers)
+        shards = tuple(progress(written, total=len(jobs), label="shard", unit="shards"))
         index = ShardIndex(schema=manifest.schema, classes=manifest.classes, data_digest=manifest.digest, shards=shards)
         write_tfds_metadata(folder, index)
         write_shard_index(folder, index)
     return index
 
 
-def write_shard(work: ShardWork) -> Shard:
+def write_shard(job: ShardJob) -> Shard:
     """Write one shard, unless an interrupted run has already finished it."""
-    kept = work.path.exists()
-    digest = digest_file(work.path) if kept else write_frames(work.path, _frames(work), compression=work.compression)
-    records = len(work.rows)
+    exists = job.path.exists()
+    digest = digest_file(job.path) if exists else write_frames(job.path, _frames(job), compression=job.compression)
+    records = len(job.rows)
     return Shard(
-        name=work.path.name,
-        split=work.split,
+        name=job.path.name,
+        split=job.split,
         records=records,
-        examples=sum(work.rows["label"].tolist()) if work.schema.payload == "series" else records,
-        bytes=work.path.stat().st_size,
+        examples=sum(job.rows["label"].tolist()) if job.schema.payload == "series" else records,
+        bytes=job.path.stat().st_size,
         digest=digest,
-        compression=work.compression,
+        compression=job.compression,
     )
 
 
-def _works(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterator[ShardWork]:
+def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterator[ShardJob]:
     schema = manifest.schema
     values = np.empty(0) if schema.payload == "encoded" else map_values(manifest.folder)
     for split in SPLITS:
-        rows = manifest.of(split)
+        rows = manifest.for_split(split)
         if rows.empty:
             continue
         # A series keeps the order of time.
         order = np.argsort(rows["row"]) if schema.payload == "series" else shard_order(rows)
-        rows = rows[list(NEEDED if schema.payload == "encoded" else NEEDED[:4])].iloc[order]
+        rows = rows[list(MANIFEST_COLUMNS if schema.payload == "encoded" else MANIFEST_COLUMNS[:4])].iloc[order]
         bounds = shard_bounds(rows["bytes"].tolist(), target_bytes=settings.target_size_mib * 2**20, min_shards=settings.min_shards)
         for compression in COMPRESSIONS[settings.compression]:
             for number, (start, stop) in enumerate(bounds):
-                yield ShardWork(
+                yield ShardJob(
                     path=folder / shard_name(split, number, len(bounds), compression),
                     split=split,
                     rows=rows.iloc[start:stop],
@@ -106,42 +106,42 @@ def _works(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterato
                 )
 
 
-def _frames(work: ShardWork) -> Iterable[bytes | memoryview]:
+def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
     """The framed records of one shard, in order, in parts."""
-    if work.schema.payload == "raw":
-        return _framed_rows(work)
-    return chain.from_iterable(_framed_blocks(work) if work.schema.payload == "series" else _framed_files(work))
+    if job.schema.payload == "raw":
+        return _framed_rows(job)
+    return chain.from_iterable(_framed_blocks(job) if job.schema.payload == "series" else _framed_files(job))
 
 
-def _framed_rows(work: ShardWork) -> Iterator[memoryview]:
+def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
     """Examples of one size: whole arrays of records, without a Python call for each of their parts."""
-    labels = work.rows["label"].to_numpy(work.schema.label_dtype)
-    keys = work.rows["key"].to_numpy()
-    places = work.rows["row"].to_numpy()
-    size = len(encode_example(key=0, label=labels[0].item(), value=work.values[0].tobytes(), feature=work.schema.feature))
-    room = room_for(max(1, min(len(places), BLOCK_BYTES // size)), size)
-    for start in range(0, len(places), len(room)):
-        part = slice(start, start + len(room))
-        block = room[: len(places[part])]
-        encode_examples(block["record"], keys=keys[part], labels=labels[part], values=work.values[places[part]], feature=work.schema.feature)
-        yield framed(block)
+    labels = job.rows["label"].to_numpy(job.schema.label_dtype)
+    keys = job.rows["key"].to_numpy()
+    rows_in_order = job.rows["row"].to_numpy()
+    size = len(encode_example(key=0, label=labels[0].item(), value=job.values[0].tobytes(), feature=job.schema.feature))
+    buffer = frame_buffer(max(1, min(len(rows_in_order), BLOCK_BYTES // size)), size)
+    for start in range(0, len(rows_in_order), len(buffer)):
+        part = slice(start, start + len(buffer))
+        block = buffer[: len(rows_in_order[part])]
+        encode_examples(block["record"], keys=keys[part], labels=labels[part], values=job.values[rows_in_order[part]], feature=job.schema.feature)
+        yield seal_frames(block)
 
 
-def _framed_blocks(work: ShardWork) -> Iterator[tuple[bytes, ...]]:
+def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
     """Blocks of consecutive time steps."""
-    for key, row, steps in work.rows[["key", "row", "label"]].itertuples(index=False):
-        yield frame(encode_example(key=key, label=steps, value=work.values[row : row + steps].tobytes(), feature=work.schema.feature))
+    for key, row, steps in job.rows[["key", "row", "label"]].itertuples(index=False):
+        yield frame(encode_example(key=key, label=steps, value=job.values[row : row + steps].tobytes(), feature=job.schema.feature))
 
 
-def _framed_files(work: ShardWork) -> Iterator[tuple[bytes, ...]]:
+def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
     # By turns: two threads that read and digest small files hand Python's lock to and fro, which takes longer than that. The others
     # flush meanwhile.
-    with _READING:
-        for identity, key, label, uri, size, digest in work.rows[["id", "key", "label", "uri", "bytes", "digest"]].itertuples(index=False):
+    with _READ_LOCK:
+        for identity, key, label, uri, size, digest in job.rows[["id", "key", "label", "uri", "bytes", "digest"]].itertuples(index=False):
             value = _file_bytes(uri, size, identity)
             if digest_bytes(value) != digest:
                 raise DataNotFound(f"{uri} (example {identity}) has other contents than at ingest; run `dvc repro`")
-            head, tail = encode_around(len(value), key=key, label=label)
+            head, tail = encode_head_and_tail(len(value), key=key, label=label)
             yield frame(head, value, tail)
 
 
@@ -164,16 +164,16 @@ def _file_bytes(uri: str, size: int, identity: str) -> bytes:
 
 def main() -> None:
     """Write the examples of data/manifest/ into TFRecord files in data/shards/."""
-    with door(main) as params:
+    with stage_cli(main) as params:
         layout = Layout()
         manifest = read_manifest(layout.manifest)
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         index = shard(manifest, layout.shards, settings=params.shard)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         examples, size = len(manifest.examples), sum(item.bytes for item in index.shards) / 1e6
         rate = f"{size / seconds:,.0f} MB/s, {examples / seconds:,.0f} examples/s"
         what = "blocks of time steps" if index.schema.payload == "series" else "examples"
-        say(f"shard: {examples:,} {what} in {len(index.shards)} shards, {size:,.1f} MB, {rate}")
+        echo(f"shard: {examples:,} {what} in {len(index.shards)} shards, {size:,.1f} MB, {rate}")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.cli import door
+from tasks.cli import stage_cli
 from tasks.data import ragged
-from tasks.data.channel_stats import Moments, combined, moments
+from tasks.data.channel_stats import Moments, merge_moments, moments
 from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, column_path, flush, write_index, write_rows
 from tasks.data.manifest import read_manifest
-from tasks.data.repair import MENDED, Damage, damages, mend, shard_path
+from tasks.data.repair import REPAIRED, Damage, find_damaged_shards, repair_shards, shard_path
 from tasks.data.shards import Shard, ShardIndex, read_shard_index
 from tasks.errors import CorruptShard
 from tasks.files import atomic_file, digest_content, digest_json, read_json, resumable_folder, write_json
@@ -31,7 +31,7 @@ from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.shapes import output_shape, resolve, stored_shape
 from tasks.pipelines.stored import snapshot_key
 from tasks.pipelines.undecodable import find_undecodable, run_ops
-from tasks.progress import in_threads, progress, say
+from tasks.progress import echo, in_threads, progress
 from tasks.settings import SnapshotSettings
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ STATISTICS_OF = "train"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing:
+class WriteContext:
     """What writing one shard's rows needs to know of the whole."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Writing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class ShardRows:
     """The rows of one shard: its chunks, the moments of the training split's values, and of a ragged column their shapes (rows, rank)."""
 
     chunks: Sequence[Chunk]
@@ -97,14 +97,14 @@ def snapshot(
     """
     settings = settings or SnapshotSettings()
     skips = settings.on_corrupt == "skip"
-    damage = Damage(problems=damages(shards, shards_folder) if skips else {})
+    damage = Damage(problems=find_damaged_shards(shards, shards_folder) if skips else {})
     for problem in itertools.chain.from_iterable(damage.problems.values()):
-        say(f"snapshot: damaged, {problem}")
+        echo(f"snapshot: damaged, {problem}")
     try:
         return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
     except _NotDecoded as error:
         ops = (Parse(feature=shards.schema.feature, label=shards.schema.label), *resolve(preprocess, shards.schema))
-        searched = [shard for split in shards.splits for shard in shards.of(split) if skips or shard.name == error.shard]
+        searched = [shard for split in shards.splits for shard in shards.for_split(split) if skips or shard.name == error.shard]
         damage = find_undecodable(searched, shards_folder, ops, damage, names())
         if not damage.unusable:
             raise CorruptShard(str(error)) from error
@@ -114,7 +114,7 @@ def snapshot(
             remedy = "remove the file or get it right and run `dvc repro`, or set snapshot.on_corrupt to skip"
             raise CorruptShard(f"{first}{more}; {remedy}") from error
     for problem in damage.unusable.values():
-        say(f"snapshot: {problem}")
+        echo(f"snapshot: {problem}")
     return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
 
 
@@ -132,26 +132,26 @@ def _write_snapshot(
     key = snapshot_key(shards, preprocess)
     ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
     with resumable_folder(out, key=digest_json({"key": key, "problems": damage.problems, "program": program_digest("snapshot")})) as folder:
-        mended = mend(shards, shards_folder, damage, folder, most=settings.max_corrupt_fraction)
-        whole, shards = shards, shards.with_mended(mended)
-        if mended:
+        repaired = repair_shards(shards, shards_folder, damage, folder, max_lost_fraction=settings.max_corrupt_fraction)
+        whole, shards = shards, shards.with_repaired(repaired)
+        if repaired:
             left_out = sum(whole.examples(split) - shards.examples(split) for split in shards.splits)
-            say(f"snapshot: {left_out:,} examples left out; every configuration reads the shards mended in {out / MENDED}")
+            echo(f"snapshot: {left_out:,} examples left out; every configuration reads the shards repaired in {out / REPAIRED}")
         # A compressed set beside the plain one holds the same records.
-        chosen = [shard for split in shards.splits for shard in shards.of(split)]
+        chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
         counts = {split: shards.examples(split) for split in shards.splits}
         for split, count in counts.items():
             allocate(folder, split, columns, count)
-        writing = Writing(folder=folder, shards_folder=shards_folder, columns=columns, ops=ops, series=schema.payload == "series")
-        written = in_threads(lambda place: _rows_of(writing, *place), _starts(chosen), workers=os.cpu_count() or 1)
+        context = WriteContext(folder=folder, shards_folder=shards_folder, columns=columns, ops=ops, series=schema.payload == "series")
+        written = in_threads(lambda place: _write_or_resume(context, *place), _with_row_offsets(chosen), workers=os.cpu_count() or 1)
         done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
         by_split = {split: [rows for shard, rows in zip(chosen, done, strict=True) if shard.split == split] for split in counts}
         index = SnapshotIndex(
             key=key,
-            statistics=combined(part for rows in done for part in rows.moments),
+            statistics=merge_moments(part for rows in done for part in rows.moments),
             columns=columns,
-            splits={split: _joined(writing, split, found) for split, found in by_split.items()},
-            mended=mended,
+            splits={split: _finish_split(context, split, found) for split, found in by_split.items()},
+            repaired=repaired,
         )
         for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
             left.unlink()
@@ -159,7 +159,7 @@ def _write_snapshot(
     return index
 
 
-def _starts(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
+def _with_row_offsets(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
     """Each shard with its first row within its split."""
     passed = dict.fromkeys((shard.split for shard in shards), 0)
     for shard in shards:
@@ -167,32 +167,32 @@ def _starts(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
         passed[shard.split] += shard.examples
 
 
-def _rows_of(writing: Writing, shard: Shard, start: int) -> Written:
+def _write_or_resume(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     """Write the rows of one shard, unless an interrupted run has already done it; the note that says so is written last."""
-    note = writing.folder / f".done-{shard.name}.json"
+    note = context.folder / f".done-{shard.name}.json"
     if note.exists():
         stored = read_json(note)
         parts = [Moments(**item) for item in stored["moments"]]
-        return Written(chunks=[Chunk(**item) for item in stored["chunks"]], moments=parts, shapes=stored["shapes"])
-    written = _write_shard(writing, shard, start)
-    flush(writing.folder, shard.split, writing.fixed)
+        return ShardRows(chunks=[Chunk(**item) for item in stored["chunks"]], moments=parts, shapes=stored["shapes"])
+    written = _write_shard(context, shard, start)
+    flush(context.folder, shard.split, context.fixed)
     write_json(note, written)
     return written
 
 
-def _write_shard(writing: Writing, shard: Shard, start: int) -> Written:
+def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     import tensorflow as tf
 
-    path = shard_path(writing.shards_folder, writing.folder, shard)
+    path = shard_path(context.shards_folder, context.folder, shard)
     chunks, parts, shapes, count = [], [], [], 0
     try:
-        for values in _preprocessed(path, shard, writing):
-            chunk = write_rows(writing.folder, shard.split, writing.fixed, start=start + count, values=values)
-            inputs = values[writing.columns[0].name]
+        for values in _preprocessed(path, shard, context):
+            chunk = write_rows(context.folder, shard.split, context.fixed, start=start + count, values=values)
+            inputs = values[context.columns[0].name]
             if isinstance(inputs, list):
-                chunk = _write_part(writing, shard, chunk, inputs)
+                chunk = _write_part(context, shard, chunk, inputs)
                 shapes += [value.shape for value in inputs]
-                inputs = ragged.pixels(inputs)
+                inputs = ragged.flatten_pixels(inputs)
             chunks.append(chunk)
             parts += [moments(inputs)] if shard.split == STATISTICS_OF else []
             count += chunk.count
@@ -200,58 +200,58 @@ def _write_shard(writing: Writing, shard: Shard, start: int) -> Written:
         raise _NotDecoded(f"{path}: cannot be read or decoded after record {count}: {error.message}", shard.name) from error
     if count != shard.examples:
         raise CorruptShard(f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro --force shard`")
-    return Written(chunks=chunks, moments=parts, shapes=shapes)
+    return ShardRows(chunks=chunks, moments=parts, shapes=shapes)
 
 
-def _write_part(writing: Writing, shard: Shard, chunk: Chunk, values: list[np.ndarray]) -> Chunk:
+def _write_part(context: WriteContext, shard: Shard, chunk: Chunk, values: list[np.ndarray]) -> Chunk:
     """Write the values of a chunk of the ragged column where they wait for those before them; returns the chunk with their digest."""
-    data = ragged.packed(values)
-    with atomic_file(writing.part(shard.split, chunk.start)) as temporary:
+    data = ragged.pack(values)
+    with atomic_file(context.part(shard.split, chunk.start)) as temporary:
         temporary.write_bytes(data)
-    return replace(chunk, digests={writing.columns[0].name: digest_content(data), **chunk.digests})
+    return replace(chunk, digests={context.columns[0].name: digest_content(data), **chunk.digests})
 
 
-def _joined(writing: Writing, split: str, written: Sequence[Written]) -> SplitColumns:
+def _finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
     """The rows of a split: all chunks, and the parts of a ragged column joined in their order, with the extents of its values."""
     chunks = [chunk for rows in written for chunk in rows.chunks]
     count = sum(chunk.count for chunk in chunks)
-    if not writing.columns[0].ragged:
+    if not context.columns[0].ragged:
         return SplitColumns(count=count, chunks=tuple(chunks))
-    column = writing.columns[0]
+    column = context.columns[0]
     shapes = np.asarray([shape for rows in written for shape in rows.shapes], np.int64).reshape(-1, len(column.shape))
-    extents = ragged.extents(shapes, np.dtype(column.dtype).itemsize)
-    ragged.join([writing.part(split, chunk.start) for chunk in chunks], column_path(writing.folder, split, column.name))
+    extents = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
+    ragged.concatenate_parts([context.part(split, chunk.start) for chunk in chunks], column_path(context.folder, split, column.name))
     for number, chunk in enumerate(chunks):
         values = {column.extent.name: extents[chunk.start : chunk.start + chunk.count]}
-        placed = write_rows(writing.folder, split, (column.extent,), start=chunk.start, values=values)
+        placed = write_rows(context.folder, split, (column.extent,), start=chunk.start, values=values)
         chunks[number] = replace(chunk, digests={**chunk.digests, **placed.digests})
-    flush(writing.folder, split, (column.extent,))
-    return SplitColumns(count=count, chunks=tuple(chunks), ragged={column.name: ragged.end_of(extents, np.dtype(column.dtype).itemsize)})
+    flush(context.folder, split, (column.extent,))
+    return SplitColumns(count=count, chunks=tuple(chunks), ragged={column.name: ragged.end_offset(extents, np.dtype(column.dtype).itemsize)})
 
 
-def _preprocessed(path: Path, shard: Shard, writing: Writing) -> Iterator[dict[str, Any]]:
+def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[dict[str, Any]]:
     """The preprocessed examples of one shard in order, about ROWS_BYTES at a time; values that differ in size as a list."""
     import tensorflow as tf
 
     def run(record: tf.Tensor) -> dict[str, tf.Tensor]:
-        return run_ops(writing.ops, record)
+        return run_ops(context.ops, record)
 
     records: tf.data.Dataset = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if shard.compression == "gzip" else "")
-    if writing.series:
+    if context.series:
         for block in records.map(run).as_numpy_iterator():
             steps = np.arange(len(block["features"]), dtype=np.int64)
             yield {"features": block["features"], "key": block["key"] + steps}
-    elif writing.columns[0].ragged:
-        yield from _grouped(records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator(), writing.columns[0].name)
+    elif context.columns[0].ragged:
+        yield from _batch_by_bytes(records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator(), context.columns[0].name)
     else:
-        rows = max(1, ROWS_BYTES // writing.columns[0].stride)
-        if all(op.takes != "example" for op in writing.ops):
+        rows = max(1, ROWS_BYTES // context.columns[0].stride)
+        if all(op.takes != "example" for op in context.ops):
             yield from records.batch(rows).map(run).as_numpy_iterator()
         else:
             yield from records.map(run, num_parallel_calls=tf.data.AUTOTUNE).batch(rows).as_numpy_iterator()
 
 
-def _grouped(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
     """Examples whose value `name` differs in size, about ROWS_BYTES at a time: that value as a list, the others as arrays."""
     passed = 0
 
@@ -275,23 +275,23 @@ def _names(manifest: Path) -> Mapping[int, str]:
 
 def main() -> None:
     """Preprocess every example of data/shards/ once and keep the results as mapped columns in data/snapshot/."""
-    with door(main) as params:
+    with stage_cli(main) as params:
         layout = Layout()
         shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
         output_shape((*params.preprocess, *params.augment), shards.schema)  # refuse now what could not be batched in the end
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         index = snapshot(
             shards, layout.shards, layout.snapshot, preprocess=params.preprocess, settings=params.snapshot, names=lambda: _names(layout.manifest)
         )
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         examples = sum(split.count for split in index.splits.values())
         size = sum(map(index.bytes, index.splits))
-        read = sum(shard.bytes for split in shards.splits for shard in shards.of(split))
+        read = sum(shard.bytes for split in shards.splits for shard in shards.for_split(split))
         image, mean = index.columns[0], size / examples
         sizes = "×".join(str(length or "any") for length in image.shape)
         # A file of its own: what follows depends on what was written, not on how long that took.
         write_json(layout.snapshot.with_suffix(".json"), {"seconds": seconds, "examples_per_s": examples / seconds, "bytes_per_example": mean})
-        say(
+        echo(
             f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {sizes}, {mean:,.0f} bytes each, "
             f"{size / max(1, read):.2f} × the shards, {size / 1e6 / seconds:,.0f} MB/s"
         )

@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.assembly.inputs import damage_named, host_of, input_pipeline, input_service, open_inputs, windows_of
-from tasks.assembly.model import models_of
-from tasks.cli import pipeline_door
+from tasks.assembly.inputs import explain_read_errors, host_from_tf_config, input_pipeline, input_service, open_inputs, series_windows
+from tasks.assembly.model import build_models_for
+from tasks.cli import pipeline_stage_cli
 from tasks.code_identity import code_digest
 from tasks.errors import ImpossiblePlan
 from tasks.files import atomic_file, digest_json, read_json, write_json
@@ -31,19 +31,19 @@ from tasks.measurement.held_out import held_out
 from tasks.params import Params
 from tasks.pipelines.dataset import InputPipeline
 from tasks.pipelines.stored import Stored
-from tasks.progress import say
+from tasks.progress import echo
 from tasks.settings import TrainSettings
 from tasks.tracking.experiments import identity_of
 from tasks.tracking.recorder import Recorder
 from tasks.training.checkpoint_store import CheckpointStore
-from tasks.training.checkpoints import FOLDER, Position, Progress
+from tasks.training.checkpoints import FOLDER, CheckpointCallback, Position
 from tasks.training.executions import Executions
 from tasks.training.model_files import check_savable, save_model
 from tasks.training.models import Models, compile_model, trainable_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feeds:
+class SplitPipelines:
     """The input pipelines of one configuration for the three splits; `test` is None where there is none."""
 
     train: InputPipeline
@@ -52,7 +52,7 @@ class Feeds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainResult:
     """What a training gave: one row per epoch, timing, usage and the final test metrics."""
 
     rows: list[dict[str, float]]
@@ -60,55 +60,55 @@ class Trained:
     usage: Usage
 
 
-def train(models: Models, feeds: Feeds, progress: Progress, *, settings: TrainSettings) -> Trained:
+def train(models: Models, pipelines: SplitPipelines, progress: CheckpointCallback, *, settings: TrainSettings) -> TrainResult:
     """Train, going on from where `progress` says that an interrupted training was, and evaluate on the held-out splits."""
-    plan = feeds.train.plan
-    gather = feeds.train.gatherer() if plan.resident else None
+    plan = pipelines.train.plan
+    gather = pipelines.train.gatherer() if plan.resident else None
     model = trainable_model(models, finished_inputs=not plan.device_ops, gather=gather)
-    compile_model(model, settings, target=models.target, steps=feeds.train.steps)
-    begun, executions = progress.restore(model), Executions(model)
-    if begun != Position():
-        say(f"train: going on from step {begun.step:,} of epoch {begun.epoch + 1} of an interrupted training")
+    compile_model(model, settings, target=models.target, steps=pipelines.train.steps)
+    start, executions = progress.restore(model), Executions(model)
+    if start != Position():
+        echo(f"train: going on from step {start.step:,} of epoch {start.epoch + 1} of an interrupted training")
     with Sampler(used_gpus(device_names(model)), paused=True) as sampler:
         progress.attach(executions, sampler)
-        if begun.step:
+        if start.step:
             # Keras makes the variables of its metrics with the first batch it sees, and they are to go on from their values.
-            model.evaluate(feeds.validation.dataset().take(1), verbose=0)  # pyright: ignore[reportArgumentType]
-            fit(model, feeds, progress, begun=begun, until=begun.epoch + 1)
-            begun = Position(epoch=begun.epoch + 1)
-        fit(model, feeds, progress, begun=begun, until=settings.epochs)
+            model.evaluate(pipelines.validation.dataset().take(1), verbose=0)  # pyright: ignore[reportArgumentType]
+            fit(model, pipelines, progress, start=start, until=start.epoch + 1)
+            start = Position(epoch=start.epoch + 1)
+        fit(model, pipelines, progress, start=start, until=settings.epochs)
     usage, timer = sampler.measured, progress.timer
     result: dict[str, Any] = {"train": {name: value for name, value in progress.rows[-1].items() if name != "epoch"}}
-    if feeds.test is not None:
-        scores = model.evaluate(feeds.test.dataset(), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
+    if pipelines.test is not None:
+        scores = model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
         result["test"] = {name: float(value) for name, value in scores.items()}
     if timer.epochs:
-        per_step = feeds.train.examples / feeds.train.steps
+        per_step = pipelines.train.examples / pipelines.train.steps
         rates = [rate * per_step for rate in timer.rates]
         result["throughput"] = {"train_examples_per_s": float(np.median(rates[1:] or rates)), "cold_examples_per_s": rates[0]}
         result["step"] = asdict(timer.step_times())
-    measured = progress.measured_steps * feeds.train.examples / feeds.train.steps
+    measured = progress.measured_steps * pipelines.train.examples / pipelines.train.steps
     result["cpu_seconds_per_1k_examples"] = usage.cpu_s / measured * 1000 if measured else None
     result["usage"] = asdict(usage)
-    return Trained(rows=progress.rows, result=result, usage=usage)
+    return TrainResult(rows=progress.rows, result=result, usage=usage)
 
 
-def fit(model: keras.Model, feeds: Feeds, progress: Progress, *, begun: Position, until: int) -> None:
+def fit(model: keras.Model, pipelines: SplitPipelines, progress: CheckpointCallback, *, start: Position, until: int) -> None:
     """Run Keras' own training loop from a position to the end of epoch `until` (counted from 0, excluded)."""
-    if begun.epoch >= until:
+    if start.epoch >= until:
         return
-    pipeline = feeds.train
-    first = begun.epoch * pipeline.steps + begun.step
+    pipeline = pipelines.train
+    first = start.epoch * pipeline.steps + start.step
     resident = pipeline.plan.resident
     batches = tf.data.Dataset.range(first, until * pipeline.steps) if resident else pipeline.dataset(first_step=first, epochs=until)
     model.fit(
         # Endless for Keras, which counts whole executions, and would begin the sequence again too early where the last one of an epoch is cut.
         batches.repeat(),
         # One sequence over all epochs: the next epoch's first batch is ready in time.
-        steps_per_epoch=pipeline.steps - begun.step,
-        initial_epoch=begun.epoch,
+        steps_per_epoch=pipeline.steps - start.step,
+        initial_epoch=start.epoch,
         epochs=until,
-        validation_data=feeds.validation.dataset(),
+        validation_data=pipelines.validation.dataset(),
         callbacks=[progress],
         verbose=0,  # pyright: ignore[reportArgumentType]
         shuffle=False,
@@ -128,7 +128,7 @@ def write_history(path: Path, rows: list[dict[str, float]]) -> None:
         writer.writerows(rows)
 
 
-def metrics_of(trained: Trained, built: Mapping[str, Any]) -> dict[str, float | None]:
+def metrics_of(trained: TrainResult, built: Mapping[str, Any]) -> dict[str, float | None]:
     """Everything that build and train measured, under its MLflow name."""
     result, usage = trained.result, trained.usage
     throughput, step, test, alone = result.get("throughput", {}), result.get("step", {}), result.get("test", {}), built["throughput"]
@@ -149,7 +149,7 @@ def metrics_of(trained: Trained, built: Mapping[str, Any]) -> dict[str, float | 
     }
 
 
-def describe(recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline) -> None:
+def log_inputs(recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline) -> None:
     """Log the resolved configuration, the data set and, where it is so, the absence of a GPU."""
     config = params.pipelines[name].model_dump()
     ops = {section: [op.identity for op in getattr(params, section)] for section in ("preprocess", "augment", "finish")}
@@ -159,20 +159,20 @@ def describe(recorder: Recorder, params: Params, name: str, *, data_digest: str,
     recorder.dataset(params.data.source, data_digest)
 
 
-def feeds_of(params: Params, name: str, stored: Stored, *, address: str) -> Feeds:
+def split_pipelines(params: Params, name: str, stored: Stored, *, address: str) -> SplitPipelines:
     """Open the configuration for training, and the plain reading of the held-out splits."""
 
     def held_out(split: str) -> InputPipeline:
         return input_pipeline(params, name, stored, split=split, purpose="evaluate")
 
-    return Feeds(
+    return SplitPipelines(
         train=input_pipeline(params, name, stored, split="train", purpose="train", address=address),
         validation=held_out("validation"),
         test=held_out("test") if "test" in stored.shards.splits else None,
     )
 
 
-def work_key(params: Params, name: str, stored: Stored) -> dict[str, str]:
+def training_fingerprint(params: Params, name: str, stored: Stored) -> dict[str, str]:
     """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is not gone on from.
 
     How often checkpoints are kept is no part of it. `code` is that of the model's builder, of the ops and of the input pipelines, with
@@ -205,7 +205,7 @@ def own_modules(params: Params) -> set[str]:
     return builder | {module for module in ops if module.partition(".")[0] != "tasks"}
 
 
-def prepare(settings: TrainSettings) -> None:
+def configure_process(settings: TrainSettings) -> None:
     """Seeds, determinism and precision of this process."""
     keras.utils.set_random_seed(settings.seed)
     if settings.deterministic:
@@ -216,37 +216,37 @@ def prepare(settings: TrainSettings) -> None:
 
 def main() -> None:
     """Train the model through one configuration's input pipeline."""
-    with pipeline_door(main) as entered, input_service(entered.params.pipelines[entered.name]) as address:
-        params, name = entered.params, entered.name
-        if (hosts := host_of(os.environ).count) > 1:
+    with pipeline_stage_cli(main) as context, input_service(context.params.pipelines[context.name]) as address:
+        params, name = context.params, context.name
+        if (hosts := host_from_tf_config(os.environ).count) > 1:
             raise ImpossiblePlan(
                 f"TF_CONFIG names {hosts} hosts; this stage trains on one, which would see its slice of each batch alone: "
                 "unset TF_CONFIG, or train with a loop of your own (docs/training.md, several hosts)"
             )
-        prepare(params.train)
+        configure_process(params.train)
         out, stored = Layout().run(name), open_inputs(params, Layout())
-        feeds = feeds_of(params, name, stored, address=address)
-        models = models_of(params, stored)
+        pipelines = split_pipelines(params, name, stored, address=address)
+        models = build_models_for(params, stored)
         kept = out / FOLDER
-        store = CheckpointStore(kept, work_key(params, name, stored))
+        store = CheckpointStore(kept, training_fingerprint(params, name, stored))
         identity = identity_of(Layout().manifest, params.data.path, pipeline=name, data_digest=stored.shards.data_digest)
-        say(f"train {name}: {feeds.train.plan}; {models.network.count_params():,} weights, {feeds.train.examples:,} examples")
+        echo(f"train {name}: {pipelines.train.plan}; {models.network.count_params():,} weights, {pipelines.train.examples:,} examples")
         if visible_gpus()[1]:
-            say(f"  {visible_gpus()[1]}")
+            echo(f"  {visible_gpus()[1]}")
         objects: dict[str, str] = {}
         if own := own_modules(params):
             form = check_savable(models.whole, sorted(own))
             objects = dict(form.objects)
             if form.hint():
-                say(f"  {form.hint()}")
-        with damage_named(stored), Recorder(identity, run_id=store.run_id) as recorder:
-            describe(recorder, params, name, data_digest=stored.shards.data_digest, pipeline=feeds.train)
-            trained = train(models, feeds, Progress(feeds.train, store, params.train, recorder), settings=params.train)
-            windows = windows_of(params, stored)
-            judged = held_out(stored, targets=windows.targets if windows else None)
+                echo(f"  {form.hint()}")
+        with explain_read_errors(stored), Recorder(identity, run_id=store.run_id) as recorder:
+            log_inputs(recorder, params, name, data_digest=stored.shards.data_digest, pipeline=pipelines.train)
+            trained = train(models, pipelines, CheckpointCallback(pipelines.train, store, params.train, recorder), settings=params.train)
+            windows = series_windows(params, stored)
+            baseline = held_out(stored, targets=windows.targets if windows else None)
             save_model(models.whole, out / "model.keras")
             write_history(out / "history.csv", trained.rows)
-            write_json(out / "train.json", {"metric": models.target.metric, "held_out": asdict(judged), **trained.result})
+            write_json(out / "train.json", {"metric": models.target.metric, "held_out": asdict(baseline), **trained.result})
             recorder.metrics(metrics_of(trained, read_json(out / "input.json")))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.artifact(out / file)
@@ -255,7 +255,7 @@ def main() -> None:
         shutil.rmtree(kept, ignore_errors=True)
         test, metric = trained.result.get("test", {}), models.target.metric
         throughput = trained.result.get("throughput", {}).get("train_examples_per_s", float("nan"))
-        say(f"  {throughput:,.0f} examples/s" + (f", test {metric} {test[metric]:.4f}" if test else ""))
+        echo(f"  {throughput:,.0f} examples/s" + (f", test {metric} {test[metric]:.4f}" if test else ""))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from queue import SimpleQueue
 
-from tasks.progress import in_threads, say
+from tasks.progress import echo, in_threads
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAST_CAUGHT = 0.9  # share of the faults
@@ -96,7 +96,7 @@ FAULTS = (
     Fault("a foreign shard is passed over", "if path.name not in listed", "if not path.name", SHARD),
     Fault("a shard that is too long is taken", "size and found != shard.bytes", "size and found < shard.bytes", SHARD),
     Fault("an image that changed since ingest is stored", "if digest_bytes(value) != digest:", "if not value:", ODD_FILES),
-    Fault("a finished shard is written again", "kept = work.path.exists()", "kept = False", SHARD),
+    Fault("a finished shard is written again", "exists = job.path.exists()", "exists = False", SHARD),
     Fault("an interrupted shard stage goes on with other data", '{"data": manifest.digest, "settings"', '{"settings"', SHARD),
     Fault(
         "what was lost does not count as other data",
@@ -106,8 +106,8 @@ FAULTS = (
     ),
     Fault(
         "of two twins the worse is used",
-        "best = max(twins",
-        "best = min(twins",
+        "best = max(replicas",
+        "best = min(replicas",
         (DATASET + "test_a_compressed_twin_makes_good_for_a_damaged_shard",),
     ),
     Fault("only the last shard's losses count", "lost += missing", "lost = missing", UNDECODABLE),
@@ -121,7 +121,7 @@ FAULTS = (
     # The snapshot
     Fault(
         "a note says done before the rows are flushed",
-        "flush(writing.folder, shard.split, writing.fixed)",
+        "flush(context.folder, shard.split, context.fixed)",
         "pass",
         (DATASET + "test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done",),
     ),
@@ -230,7 +230,7 @@ FAULTS = (
     Fault("fetch replaces files that were edited", "if (name, digest) not in known)", "if name not in dict(known))", FETCH),
     Fault("a training copy wins over a held-out one", "rank = [-SPLITS.index(split)", "rank = [SPLITS.index(split)", INGEST),
     Fault("one more reject than allowed", "len(rejects) <= limit * total", "len(rejects) <= limit * total + 1", INGEST),
-    Fault("the source's own split is ignored", "[given or split_of(digest", "[split_of(digest", INGEST),
+    Fault("the source's own split is ignored", "[given or assign_split(digest", "[assign_split(digest", INGEST),
     Fault("a test split is dealt beside the source's own", '{} if "test" in rows["split"].tolist() else', "{} if False else", INGEST),
     Fault("kept duplicates may be listed twice", ' | rows.duplicated("id").to_numpy()', "", LEAKS),
     Fault("examples may share a key", "is not identity:", "is None:", LEAKS),
@@ -304,7 +304,7 @@ FAULTS = (
     Fault("spans end with the later one", "min(end, other[place, 1])", "max(end, other[place, 1])", ("tests/diagnosis/test_intervals.py",)),
     Fault(
         "a wait is blamed twice",
-        "        left = without(left, worked)\n",
+        "        left = difference(left, worked)\n",
         "",
         ("tests/diagnosis/test_trace_breakdown.py::test_every_instant_of_a_wait_is_blamed_on_one_iterator",),
     ),
@@ -312,7 +312,7 @@ FAULTS = (
     Fault("what is worth a change is not", "self.share(milliseconds) >= WORTH_PCT", "self.share(milliseconds) <= WORTH_PCT", DIAGNOSIS),
     Fault("a parallel map works on the training's own thread", "if threads == 1:", "if threads >= 1:", DIAGNOSIS),
     Fault("an accelerator's input needs no cores", "slowest, load.work_ms / cores)", "slowest)", DIAGNOSIS),
-    Fault("the largest gain comes first whatever it asks for", "gain * AS_GOOD >= most", "gain >= most", DIAGNOSIS),
+    Fault("the largest gain comes first whatever it asks for", "gain * TIE_FACTOR >= most", "gain >= most", DIAGNOSIS),
     Fault(
         "input and model share no cores",
         "1 / (1 / self.input_examples_per_s + 1 / self.model_examples_per_s)",
@@ -333,7 +333,7 @@ FAULTS = (
     Fault("other options of a model are the same work", '"model": params.model.model_dump(),', "", RESUME),
     Fault("another version of Keras is the same work", "[keras.__version__, tf.__version__]", "[tf.__version__]", RESUME),
     Fault("how often checkpoints are kept is other work", 'exclude={"checkpoint_every"}', "exclude=set()", RESUME),
-    Fault("a resumed epoch begins with its first batch", "begun.epoch * pipeline.steps + begun.step", "begun.epoch * pipeline.steps", STOPPING),
+    Fault("a resumed epoch begins with its first batch", "start.epoch * pipeline.steps + start.step", "start.epoch * pipeline.steps", STOPPING),
     Fault("metrics of a resumed epoch begin at zero", "if self._metrics and resumed:", "if False:", STOPPING),
     Fault("the optimizer begins anew", "(*model.variables, *model.optimizer.variables)", "model.variables", STOPPING),
     Fault(
@@ -377,7 +377,7 @@ FAULTS = (
         'site in ("cross-site",)',
         ("tests/flows/test_tracking_server.py",),
     ),
-    Fault("an overdue stage goes on", "overdue.set()\n        process.terminate()", "overdue.set()", ("tests/flows/test_stages.py",)),
+    Fault("an overdue stage goes on", "timed_out.set()\n        process.terminate()", "timed_out.set()", ("tests/flows/test_stages.py",)),
 )
 
 
@@ -465,7 +465,7 @@ def try_all(faults: Sequence[Fault], copies: Sequence[Path]) -> list[Outcome]:
             outcome = try_fault(root, fault)
         finally:
             free.put(root)
-        say(f"{outcome.state:<15}{outcome.seconds:>6.1f} s  {outcome.name}")
+        echo(f"{outcome.state:<15}{outcome.seconds:>6.1f} s  {outcome.name}")
         return outcome
 
     return list(in_threads(attempt, faults, workers=len(copies)))
@@ -494,10 +494,10 @@ def main() -> None:
         check_without_faults(copies[0], faults)
         outcomes = try_all(faults, copies)
     counts = Counter(outcome.state for outcome in outcomes)
-    say(f"\n{len(outcomes)} faults: " + ", ".join(f"{counts[state]} {state}" for state in ("caught", "survived", "does not apply")))
+    echo(f"\n{len(outcomes)} faults: " + ", ".join(f"{counts[state]} {state}" for state in ("caught", "survived", "does not apply")))
     for outcome in outcomes:
         if outcome.state != "caught":
-            say(f"  {outcome.state}: {outcome.name}")
+            echo(f"  {outcome.state}: {outcome.name}")
     if options.json:
         options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")
     sys.exit(bool(counts["does not apply"] or counts["caught"] < LEAST_CAUGHT * len(outcomes)))

@@ -178,7 +178,7 @@ def definition_of(stage: str) -> dict:
 def test_dvc_depends_on_the_modules_that_decide_a_stage(stage):
     definition, module = definition_of(stage), ROOT / "tasks" / f"{stage}.py"
     listed = [dependency for dependency in definition["deps"] if dependency.startswith("tasks/")]
-    files = closure(module, set()) | ({ALLOCATOR} if "pipeline_door" in module.read_text() else set())
+    files = closure(module, set()) | ({ALLOCATOR} if "pipeline_stage_cli" in module.read_text() else set())
     needed = {path.relative_to(ROOT).as_posix() for path in files if path.stat().st_size > 0}
     missing = sorted(path for path in needed if not any(path == entry or path.startswith(entry + "/") for entry in listed))
     foreign = sorted(entry for entry in listed if not any(path == entry or path.startswith(entry + "/") for path in needed) and entry.endswith(".py"))

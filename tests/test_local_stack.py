@@ -26,7 +26,7 @@ from stack import Stack, processes_of, started
 
 from flows.services import free_port
 from infra.local.s3 import BUCKETS
-from infra.local.stack_config import Home, open_home
+from infra.local.stack_config import StackConfig, load_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -37,7 +37,7 @@ class Local:
     def __init__(self, project: Path, folder: Path) -> None:
         self.project, self.folder = project, folder
         self.prefect, self.tracking, base = free_port(), free_port(), random.randrange(20_000, 30_000, 10)
-        self.home: Home = open_home(folder, postgres_port=free_port(), s3_port=base, input_port=base + 5)
+        self.home: StackConfig = load_stack(folder, postgres_port=free_port(), s3_port=base, input_port=base + 5)
         self.environment = environment(project) | self.home.clients | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
 
     def up(self, input_workers: int = 0):

@@ -29,23 +29,23 @@ def problems(**changes):
 
 def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
     from flows.parameters import Changes
-    from flows.workspace import overridden_params
+    from flows.workspace import resolve_params
 
     assert {"naive", "prefetch", "map_parallel", "vectorized", "cache_memory", "snapshot", "optimized"} <= set(
         load_params(ROOT / "params.yaml").pipelines
     )
     monkeypatch.chdir(ROOT)
     for overlay in (*(ROOT / "infra" / "demo").glob("*.yaml"), ROOT / "infra" / "presets" / "images.yaml"):
-        assert overridden_params(ROOT, [], Changes(preset=str(overlay.relative_to(ROOT))).overlays())
+        assert resolve_params(ROOT, [], Changes(preset=str(overlay.relative_to(ROOT))).overlays())
 
 
 def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(monkeypatch):
     from flows.parameters import Changes
-    from flows.workspace import overridden_params
+    from flows.workspace import resolve_params
 
     monkeypatch.chdir(ROOT)
     changes = Changes(preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=2)
-    params = overridden_params(ROOT, changes.settings(), changes.overlays())
+    params = resolve_params(ROOT, changes.settings(), changes.overlays())
     assert list(params.pipelines) == ["naive", "vectorized", "optimized"], "those of the preset alone"
     assert (params.pipelines["naive"].prefetch, params.train.epochs) == (3, 2)
 

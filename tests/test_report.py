@@ -11,7 +11,7 @@ from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.layout import Layout
 from tasks.report import _check_equal, report
 from tasks.reporting.checklist import checklist, failed
-from tasks.reporting.ranking import best, break_even_epoch, drift_pct, headline, ratio_interval, tied, unlike_results
+from tasks.reporting.ranking import accuracy_warning, best, break_even_epoch, drift_pct, headline, ratio_interval, tied
 from tasks.settings import PipelineConfig
 
 
@@ -74,8 +74,8 @@ def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
 
 def test_results_that_differ_by_more_than_chance_are_warned_of():
     scores = [row(name, 1, 1, metric="accuracy", val_metric=score, held_out=5000) for name, score in (("a", 0.9), ("b", 0.905), ("c", 0.9))]
-    assert unlike_results(scores) is None
-    warning = unlike_results([*scores, row("broken", 1, 1, metric="accuracy", val_metric=0.7, held_out=5000)])
+    assert accuracy_warning(scores) is None
+    warning = accuracy_warning([*scores, row("broken", 1, 1, metric="accuracy", val_metric=0.7, held_out=5000)])
     assert "broken 0.7000" in warning
 
 

@@ -59,7 +59,7 @@ def test_tfds_reads_raw_pixels(arrays):
 def test_every_example_is_in_exactly_one_shard(photos):
     index = read_shard_index(photos / "shards")
     for kind in ("none", "gzip"):
-        shards = [item for split in index.splits for item in index.of(split, kind)]
+        shards = [item for split in index.splits for item in index.for_split(split, kind)]
         records = [record for item in shards for record in read_records(photos / "shards" / item.name, compression=kind)]
         assert len(records) == len(set(records)) == len(read_manifest(photos / "manifest").examples)
 

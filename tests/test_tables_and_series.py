@@ -13,7 +13,7 @@ from project import ROOT, SMALL, run_stages, write_params
 from ruamel.yaml import YAML
 
 from tasks.assembly.inputs import input_pipeline, input_shape, open_inputs
-from tasks.assembly.model import models_of, target_of
+from tasks.assembly.model import build_models_for, infer_target
 from tasks.data.shards import read_shard_index
 from tasks.errors import InvalidParams, UnreadableSource
 from tasks.ingest import ingest
@@ -87,7 +87,7 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
     np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(COLUMNS, 1))
     params = check(series_document(tmp_path / "series.npy"))
     _, stored = opened(tmp_path, params)
-    assert len(stored.shards.of("train")) > 1
+    assert len(stored.shards.for_split("train")) > 1
     np.testing.assert_array_equal(stored.mapped("train", "key"), np.arange(600))
     np.testing.assert_array_equal(stored.mapped("train", "features")[:, 1], np.arange(600))
     np.testing.assert_allclose(stored.completed(params.finish)[0].deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
@@ -99,9 +99,9 @@ def test_statistics_come_from_the_training_part_alone(series):
     standardize = stored.completed(params.finish)[0]
     np.testing.assert_allclose(standardize.mean, train.mean() + np.asarray([0, 0.25, 0.5]), rtol=1e-6)
     np.testing.assert_allclose(standardize.deviation, [train.std()] * 3, rtol=1e-6)
-    assert target_of(params, stored).shape == (2, 1)
+    assert infer_target(params, stored).shape == (2, 1)
     assert input_shape(params, stored) == (8, 3)
-    assert models_of(params, stored).whole.output_shape == (None, 2, 1)
+    assert build_models_for(params, stored).whole.output_shape == (None, 2, 1)
 
 
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
@@ -170,7 +170,7 @@ def test_rows_of_a_table_are_the_same_in_every_configuration(table):
     assert stored.shards.schema.categories == (("blue", "green", "red"),)
     features, label = next(iter(input_pipeline(params, "optimized", stored, split="train", purpose="train").dataset()))
     assert features.shape == (32, 3) and label.dtype == "int64"
-    whole = models_of(params, stored).whole
+    whole = build_models_for(params, stored).whole
     assert whole.input_shape == (None, 3) and whole.output_shape == (None, 2)
 
 
@@ -189,7 +189,7 @@ def test_a_number_to_predict_is_a_regression(table, tmp_path):
     params = check(document)
     _, stored = opened(tmp_path, params)
     assert stored.shards.schema.label == "number"
-    assert target_of(params, stored).metric == "mae"
+    assert infer_target(params, stored).metric == "mae"
     _, label = next(iter(input_pipeline(params, "naive", stored, split="train", purpose="train").dataset()))
     assert label.dtype == "float32"
 

@@ -15,21 +15,21 @@ from typing import Annotated
 
 import typer
 
-from flows.access import USER, alone, exports, published, write_private
-from flows.cli import quiet
+from flows.access import USER, exclusive, exports, published_environment, write_private
+from flows.cli import configure_logging
 from flows.deployments import OWN_SERVICE
-from flows.services import HOST, Service, check_free, listens, serving
-from flows.ui import Access, MlflowPort, PrefectPort, RunsAtOnce, servers, tell_addresses, until_stopped
-from flows.workspace import HOME
+from flows.services import HOST, Service, check_free, is_listening, serving
+from flows.ui import Endpoints, MlflowPort, PrefectPort, RunsAtOnce, print_urls, run_until_interrupted, servers
+from flows.workspace import STATE_DIR
 from infra.local import postgres, s3
-from infra.local.stack_config import SETTINGS, Home, open_home
-from tasks.errors import ServiceFailed, told_plainly
+from infra.local.stack_config import SETTINGS, StackConfig, load_stack
+from tasks.errors import ServiceFailed, report_user_errors
 
 REMOTE = "stack"
 ENVIRONMENT_FILE = "environment"
 AUTH = Path(__file__).parents[1] / "mlflow-auth.ini"
 Folder = Annotated[Path, typer.Option("--home", help="where the stack keeps its data, logs and secrets")]
-HOME_FOLDER = Path(HOME) / "stack"
+HOME_FOLDER = Path(STATE_DIR) / "stack"
 
 HELP = "Postgres, an S3 store, Prefect, MLflow, a worker and a tf.data service as processes of this machine, with passwords."
 
@@ -56,36 +56,36 @@ def up(  # noqa: PLR0913 - each is an option of the command
     home: Folder = HOME_FOLDER,
 ) -> None:
     """Start everything, print where it is, and stop it on Ctrl-C."""
-    quiet()
-    with told_plainly():
-        opened = open_home(home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port)
-        access = _access(opened, prefect_port, mlflow_port)
+    configure_logging()
+    with report_user_errors():
+        opened = load_stack(home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port)
+        endpoints = _access(opened, prefect_port, mlflow_port)
         here = Path.cwd()
         if input_workers:
-            access = replace(access, worker={OWN_SERVICE: f"grpc://{_input_address(opened)}"})
+            endpoints = replace(endpoints, worker={OWN_SERVICE: f"grpc://{_input_address(opened)}"})
         typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow and a worker …")
         with ExitStack() as running:
-            for part in (opened.alone(), alone(here), stores(opened)):
+            for part in (opened.exclusive(), exclusive(here), stores(opened)):
                 running.enter_context(part)
             postgres.let_administrator_in(opened)
-            look_after = running.enter_context(servers(access, runs_at_once=runs_at_once))
+            check_services = running.enter_context(servers(endpoints, runs_at_once=runs_at_once))
             running.enter_context(input_service(opened, input_workers))
-            running.enter_context(published(here, access.environment))
-            _tell_clients(opened, access)
-            tell_addresses(access, runs_at_once)
+            running.enter_context(published_environment(here, endpoints.environment))
+            _tell_clients(opened, endpoints)
+            print_urls(endpoints, runs_at_once)
             typer.echo(f"  S3        {opened.objects['AWS_ENDPOINT_URL']}               buckets {', '.join(s3.BUCKETS)}; DVC's remote `{REMOTE}`")
             if input_workers:
                 typer.echo(f"  tf.data   grpc://{_input_address(opened)}                {input_workers} workers; for `service: {{address: …}}`")
             typer.echo(f"Users and passwords, and all a terminal needs: source {opened.folder / ENVIRONMENT_FILE}")
             typer.echo("Ctrl-C stops all of it.")
-            until_stopped(look_after)
+            run_until_interrupted(check_services)
         typer.echo("stopped")
 
 
 @app.command()
 def backup(folder: Annotated[Path, typer.Argument(help="is made; must not exist")], home: Folder = HOME_FOLDER) -> None:
     """Copy the databases, the objects and the passwords into a folder for its owner alone. Runs go on meanwhile."""
-    with told_plainly(), _using(open_home(home)) as opened:
+    with report_user_errors(), _using(load_stack(home)) as opened:
         if folder.exists():
             raise ServiceFailed(f"{folder} is there already; a backup is never overwritten")
         partial = folder.with_name(f"{folder.name}.partial")
@@ -104,20 +104,20 @@ def restore(folder: Annotated[Path, typer.Argument(help="written by `backup`")],
 
     A home that has no passwords yet takes those of the backup; another one goes on with its own.
     """
-    with told_plainly():
+    with report_user_errors():
         missing = [name for name in (*(f"{name}.dump" for name in postgres.DATABASES), *s3.BUCKETS) if not (folder / name).exists()]
         if missing:
             raise ServiceFailed(f"{folder} is no backup of this stack: it has no {', '.join(missing)}")
         kept = folder / SETTINGS
-        opened = open_home(home, adopted=kept if kept.exists() else None)
-        with opened.alone(), stores(opened):
+        opened = load_stack(home, adopted=kept if kept.exists() else None)
+        with opened.exclusive(), stores(opened):
             s3.upload(opened, folder)
             postgres.restore(opened, folder.resolve())
         typer.echo(f"restored from {folder}; `python -m infra.local up` starts the stack")
 
 
 @contextmanager
-def stores(home: Home) -> Iterator[None]:
+def stores(home: StackConfig) -> Iterator[None]:
     """Postgres and the S3 store, for as long as the block."""
     own = home.settings
     check_free({"postgres-port": own.postgres_port, "s3-port": own.s3_port})
@@ -126,7 +126,7 @@ def stores(home: Home) -> Iterator[None]:
 
 
 @contextmanager
-def input_service(home: Home, workers: int) -> Iterator[None]:
+def input_service(home: StackConfig, workers: int) -> Iterator[None]:
     """A dispatcher of the tf.data service and its workers, for as long as the block; nothing for no workers."""
     if not workers:
         yield
@@ -139,7 +139,7 @@ def input_service(home: Home, workers: int) -> Iterator[None]:
     roles |= {f"input-worker-{place}": [*joining, str(port)] for place, port in enumerate(ports, start=1)}
     with serving(
         *(
-            Service(name=name, command=[sys.executable, "-m", "tasks.pipelines.service", *role], healthy=partial(listens, port), environment={})
+            Service(name=name, command=[sys.executable, "-m", "tasks.pipelines.service", *role], healthy=partial(is_listening, port), environment={})
             for (name, role), port in zip(roles.items(), (first, *ports), strict=True)
         ),
         logs=home.logs,
@@ -147,23 +147,23 @@ def input_service(home: Home, workers: int) -> Iterator[None]:
         yield
 
 
-def _input_address(home: Home) -> str:
+def _input_address(home: StackConfig) -> str:
     return f"{HOST}:{home.settings.input_port}"
 
 
 @contextmanager
-def _using(home: Home) -> Iterator[Home]:
+def _using(home: StackConfig) -> Iterator[StackConfig]:
     """The stack's stores: those of the running stack, or else started for the block."""
-    if listens(home.settings.postgres_port) and listens(home.settings.s3_port):
+    if is_listening(home.settings.postgres_port) and is_listening(home.settings.s3_port):
         yield home
     else:
-        with home.alone(), stores(home):
+        with home.exclusive(), stores(home):
             yield home
 
 
-def _access(home: Home, prefect_port: int, mlflow_port: int) -> Access:
+def _access(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoints:
     own = home.settings
-    return Access(
+    return Endpoints(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
         store="postgresql+psycopg2:///mlflow",
@@ -186,9 +186,9 @@ def _access(home: Home, prefect_port: int, mlflow_port: int) -> Access:
     )
 
 
-def _tell_clients(home: Home, access: Access) -> None:
+def _tell_clients(home: StackConfig, endpoints: Endpoints) -> None:
     """Write what a terminal needs into a file for its owner alone, and make the store a DVC remote of this checkout."""
-    write_private(home.folder / ENVIRONMENT_FILE, exports(access.environment))
+    write_private(home.folder / ENVIRONMENT_FILE, exports(endpoints.environment))
     dvc = [sys.executable, "-m", "dvc", "remote"]
     settings = (["add", "--local", "--force", REMOTE, "s3://dvc"], ["modify", "--local", REMOTE, "endpointurl", home.objects["AWS_ENDPOINT_URL"]])
     for command in settings:

@@ -13,7 +13,7 @@ from pathlib import Path
 from werkzeug.security import check_password_hash, generate_password_hash  # as MLflow keeps passwords
 
 from flows.services import HOST, Service, serving
-from infra.local.stack_config import USER, Home
+from infra.local.stack_config import USER, StackConfig
 from tasks.errors import ServiceFailed
 
 DATABASES = ("prefect", "mlflow", "mlflow_auth")
@@ -21,7 +21,7 @@ _UNPRIVILEGED = "postgres"  # Postgres refuses to run as root; root runs it as t
 
 
 @contextmanager
-def postgres(home: Home) -> Iterator[None]:
+def postgres(home: StackConfig) -> Iterator[None]:
     """Run the stack's Postgres, with its databases made if they are not there.
 
     Raises:
@@ -44,13 +44,13 @@ def postgres(home: Home) -> Iterator[None]:
         yield
 
 
-def dump(home: Home, folder: Path) -> None:
+def dump(home: StackConfig, folder: Path) -> None:
     """Write each database to NAME.dump in a folder, consistent in itself, while it is used."""
     for name in DATABASES:
         _do(home, "pg_dump", "--format=custom", f"--file={folder / f'{name}.dump'}", name)
 
 
-def restore(home: Home, folder: Path) -> None:
+def restore(home: StackConfig, folder: Path) -> None:
     """Put each database back as it was dumped: all are read under other names first, and then change places in one transaction.
 
     Killed at any moment, either all databases are as they were or all are as in the dumps.
@@ -69,7 +69,7 @@ def restore(home: Home, folder: Path) -> None:
         _do(home, "dropdb", "--force", f"{name}_replaced")
 
 
-def let_administrator_in(home: Home) -> None:
+def let_administrator_in(home: StackConfig) -> None:
     """Make MLflow's administrator have the password of this home, whatever password the database was backed up with.
 
     MLflow takes the password from its environment only when it makes its first user.
@@ -83,7 +83,7 @@ def let_administrator_in(home: Home) -> None:
         _do(home, "psql", "-d", "mlflow_auth", "-q", said=f"UPDATE users SET password_hash = '{changed}' WHERE username = '{USER}';")
 
 
-def _lay_out(home: Home, folder: Path) -> None:
+def _lay_out(home: StackConfig, folder: Path) -> None:
     """Make the cluster under another name and rename it when it is complete, so that a kill leaves none."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -128,12 +128,12 @@ def _tool(name: str) -> str:
     return found
 
 
-def _ask(home: Home, tool: str, *arguments: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
+def _ask(home: StackConfig, tool: str, *arguments: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **home.databases}
     return subprocess.run([_tool(tool), *arguments], env=environment, input=said, capture_output=True, text=True, check=False)
 
 
-def _do(home: Home, tool: str, *arguments: str, said: str | None = None) -> str:
+def _do(home: StackConfig, tool: str, *arguments: str, said: str | None = None) -> str:
     """Run one of Postgres' programs, with `said` as its input, which no other user of the machine sees, unlike arguments."""
     done = _ask(home, tool, *arguments, said=said)
     if done.returncode != 0:

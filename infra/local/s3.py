@@ -11,14 +11,14 @@ from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
 from flows.access import private_folder
-from flows.services import Service, listens, serving
-from infra.local.stack_config import Home
+from flows.services import Service, is_listening, serving
+from infra.local.stack_config import StackConfig
 
 BUCKETS = ("dvc", "mlflow")
 
 
 @contextmanager
-def object_store(home: Home) -> Iterator[None]:
+def object_store(home: StackConfig) -> Iterator[None]:
     """Run the stack's S3 store, with its buckets made if they are not there.
 
     Raises:
@@ -29,7 +29,7 @@ def object_store(home: Home) -> Iterator[None]:
     service = Service(
         name="objects",
         command=[sys.executable, "-m", "infra.store", "--data", str(folder), "--port", str(first)],
-        healthy=lambda: listens(first) and _made_buckets(home),
+        healthy=lambda: is_listening(first) and _made_buckets(home),
         environment=home.objects,
     )
     try:
@@ -41,7 +41,7 @@ def object_store(home: Home) -> Iterator[None]:
                 left.unlink(missing_ok=True)
 
 
-def download(home: Home, folder: Path) -> None:
+def download(home: StackConfig, folder: Path) -> None:
     """Copy every object into BUCKET/ of a folder."""
     client = _client(home)
     for bucket in BUCKETS:
@@ -50,7 +50,7 @@ def download(home: Home, folder: Path) -> None:
             client.get(f"{bucket}/", f"{folder / bucket}/", recursive=True)
 
 
-def upload(home: Home, folder: Path) -> None:
+def upload(home: StackConfig, folder: Path) -> None:
     """Put the objects of a folder that `download` has written back; objects that came later stay."""
     client = _client(home)
     for bucket in BUCKETS:
@@ -58,7 +58,7 @@ def upload(home: Home, folder: Path) -> None:
             client.put(f"{folder / bucket}/", f"{bucket}/", recursive=True)
 
 
-def _client(home: Home) -> S3FileSystem:
+def _client(home: StackConfig) -> S3FileSystem:
     own = home.objects
     return S3FileSystem(
         key=own["AWS_ACCESS_KEY_ID"],
@@ -69,7 +69,7 @@ def _client(home: Home) -> S3FileSystem:
     )
 
 
-def _made_buckets(home: Home) -> bool:
+def _made_buckets(home: StackConfig) -> bool:
     client = _client(home)
     try:
         for bucket in set(BUCKETS) - set(client.ls("")):

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from flows.access import USER, draw, write_private
+from flows.access import USER, random_secret, write_private
 from flows.services import HOST
 from tasks.errors import ServiceFailed
 
@@ -26,15 +26,15 @@ class Settings:
     postgres_port: int = 5433
     s3_port: int = 8333
     input_port: int = 5050
-    postgres_password: str = field(default_factory=draw)
-    prefect_password: str = field(default_factory=draw)
-    mlflow_password: str = field(default_factory=draw)
-    mlflow_secret: str = field(default_factory=draw)
-    s3_secret: str = field(default_factory=draw)
+    postgres_password: str = field(default_factory=random_secret)
+    prefect_password: str = field(default_factory=random_secret)
+    mlflow_password: str = field(default_factory=random_secret)
+    mlflow_secret: str = field(default_factory=random_secret)
+    s3_secret: str = field(default_factory=random_secret)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Home:
+class StackConfig:
     """The folder of a stack and what is in it."""
 
     folder: Path
@@ -75,7 +75,7 @@ class Home:
         }
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Keep everybody else from running this stack for as long as the block.
 
         Raises:
@@ -88,7 +88,7 @@ class Home:
             raise ServiceFailed(f"the stack in {self.folder} is running; stop it first (Ctrl-C where it was started)") from None
 
 
-def open_home(folder: Path, *, adopted: Path | None = None, **ports: int | None) -> Home:
+def load_stack(folder: Path, *, adopted: Path | None = None, **ports: int | None) -> StackConfig:
     """Open a stack's folder, or make it with new secrets; ports that are given replace those of last time.
 
     `adopted`: settings of a backup, for a folder that has none yet, so that everybody's passwords stay as they were.
@@ -108,7 +108,7 @@ def open_home(folder: Path, *, adopted: Path | None = None, **ports: int | None)
     if not file.exists() or asdict(settings) != known:
         write_private(file, json.dumps(asdict(settings), indent=2))
     file.chmod(0o600)
-    return Home(folder=folder, settings=settings)
+    return StackConfig(folder=folder, settings=settings)
 
 
 def _make_folder(folder: Path) -> None:

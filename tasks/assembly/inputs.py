@@ -32,7 +32,7 @@ def open_inputs(params: Params, layout: Layout) -> Stored:
     return open_stored(manifest=layout.manifest, shards=layout.shards, snapshot=layout.snapshot, preprocess=params.preprocess)
 
 
-def work_of(params: Params, stored: Stored, purpose: Purpose) -> Work:
+def pipeline_spec(params: Params, stored: Stored, purpose: Purpose) -> Work:
     """What is to be computed. train: everything. evaluate: nothing random. compare: the preprocessing, and no more than batches need besides."""
     augment = stored.completed(params.augment)
     if purpose != "train":
@@ -43,12 +43,12 @@ def work_of(params: Params, stored: Stored, purpose: Purpose) -> Work:
         augment=augment,
         finish=stored.completed(params.finish),
         batch_size=params.batch_size,
-        windows=windows_of(params, stored),
+        windows=series_windows(params, stored),
     )
     return replace(work, augment=work.aligning, finish=()) if purpose == "compare" else work
 
 
-def windows_of(params: Params, stored: Stored) -> Windows | None:
+def series_windows(params: Params, stored: Stored) -> Windows | None:
     """The windows of a time series, None for other data.
 
     Raises:
@@ -74,12 +74,12 @@ def windows_of(params: Params, stored: Stored) -> Windows | None:
 
 def input_shape(params: Params, stored: Stored) -> tuple[int, ...]:
     """Shape of one example as it reaches the model, before the finishing that may happen there."""
-    work = work_of(params, stored, "evaluate")
+    work = pipeline_spec(params, stored, "evaluate")
     return output_shape((*work.preprocess, *work.augment), work.schema, work.windows)
 
 
 @contextmanager
-def damage_named(stored: Stored) -> Iterator[None]:
+def explain_read_errors(stored: Stored) -> Iterator[None]:
     """Say which record of which shard is damaged, or which file is not there, where TensorFlow's reader stumbled over one.
 
     Raises:
@@ -127,9 +127,9 @@ def input_pipeline(params: Params, name: str, stored: Stored, *, split: str, pur
     config = params.pipelines[name]
     if purpose == "evaluate":
         config = in_order(config).model_copy(update={"service": None})
-    plan = make_plan(in_order(config) if purpose == "compare" else config, work_of(params, stored, purpose))
+    plan = make_plan(in_order(config) if purpose == "compare" else config, pipeline_spec(params, stored, purpose))
     _check_memory(plan, stored, split)
-    host = host_of(os.environ) if purpose == "train" else Host()
+    host = host_from_tf_config(os.environ) if purpose == "train" else Host()
     if host.count > 1 and not plan.gathers:
         raise ImpossiblePlan(f"pipelines.{name}: {host.count} hosts can share a snapshot only, not a stream; use `read: snapshot`")
     pipeline = InputPipeline(
@@ -146,13 +146,13 @@ def input_pipeline(params: Params, name: str, stored: Stored, *, split: str, pur
     return pipeline
 
 
-def exact_pipeline(params: Params, stored: Stored, *, split: str) -> InputPipeline:
+def reference_pipeline(params: Params, stored: Stored, *, split: str) -> InputPipeline:
     """The examples of a split as the snapshot holds them, in order, to compare others with."""
-    plan = make_plan(in_order(PipelineConfig(read="snapshot")), work_of(params, stored, "compare"))
+    plan = make_plan(in_order(PipelineConfig(read="snapshot")), pipeline_spec(params, stored, "compare"))
     return InputPipeline(plan=plan, stored=stored, split=split, batch_size=params.batch_size, seed=params.train.seed, with_keys=True)
 
 
-def host_of(environment: Mapping[str, str]) -> Host:
+def host_from_tf_config(environment: Mapping[str, str]) -> Host:
     """Which of several hosts this is, as tf.distribute is told by TF_CONFIG: the chief first, then the workers. The only one where it is not set.
 
     Raises:
@@ -181,7 +181,7 @@ def host_of(environment: Mapping[str, str]) -> Host:
 
 def _check_memory(plan: Plan, stored: Stored, split: str) -> None:
     """Refuse to keep more in memory than there is."""
-    records = sum(shard.bytes for shard in stored.shards.of(split))
+    records = sum(shard.bytes for shard in stored.shards.for_split(split))
     rows = stored.snapshot.bytes(split)
     kept = [rows for step in plan.steps if isinstance(step, Keep) and step.where == "memory"]
     kept += [records for step in plan.steps if isinstance(step, Read) and step.source == "arrays"]

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from tasks.assembly.inputs import input_shape, windows_of, work_of
+from tasks.assembly.inputs import input_shape, pipeline_spec, series_windows
 from tasks.params import Params
 from tasks.pipelines.stored import Stored
 from tasks.training.models import Models, Target, build_models
 
 
-def models_of(params: Params, stored: Stored) -> Models:
+def build_models_for(params: Params, stored: Stored) -> Models:
     """Build the model that `params` names for the inputs and labels that are stored."""
     return build_models(
         params.model,
         input_shape=input_shape(params, stored),
         dtype=stored.shards.schema.dtype,
-        target=target_of(params, stored),
-        finish=work_of(params, stored, "train").finish,
+        target=infer_target(params, stored),
+        finish=pipeline_spec(params, stored, "train").finish,
     )
 
 
-def target_of(params: Params, stored: Stored) -> Target:
+def infer_target(params: Params, stored: Stored) -> Target:
     """What is to be predicted: a class, the number that labels a row, or the horizon of a series."""
-    windows = windows_of(params, stored)
+    windows = series_windows(params, stored)
     if windows is not None:
         return Target(kind="numbers", shape=(windows.horizon, len(windows.targets)))
     if stored.shards.schema.label == "number":

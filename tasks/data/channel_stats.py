@@ -35,7 +35,7 @@ def moments(values: np.ndarray) -> Moments:
     return Moments(count=len(flat), mean=tuple(mean.tolist()), squares=tuple(squares.tolist()))
 
 
-def combined(parts: Iterable[Moments]) -> Statistics:
+def merge_moments(parts: Iterable[Moments]) -> Statistics:
     """Statistics of all parts together. Source: Chan, Golub and LeVeque, 1979."""
     count, mean, squares = 0, np.zeros(1), np.zeros(1)
     for part in parts:

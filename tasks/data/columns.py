@@ -25,7 +25,7 @@ import psutil
 
 from tasks.data import ragged
 from tasks.data.shards import Shard
-from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot, known_form, made_anew
+from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot, expect_current_schema, rebuild_hint
 from tasks.files import digest_content, write_json
 
 INDEX = "index.json"
@@ -91,14 +91,14 @@ class Statistics:
 class SnapshotIndex:
     """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op versions.
 
-    `mended`: what is read in the place of damaged shards, by whatever reads shards.
+    `repaired`: what is read in the place of damaged shards, by whatever reads shards.
     """
 
     key: str
     statistics: Statistics
     columns: tuple[Column, ...]
     splits: Mapping[str, SplitColumns]
-    mended: tuple[Shard, ...] = ()
+    repaired: tuple[Shard, ...] = ()
 
     def bytes(self, split: str) -> int:
         """Size of all columns of a split."""
@@ -163,7 +163,7 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
-    with known_form(folder / INDEX, "snapshot"):
+    with expect_current_schema(folder / INDEX, "snapshot"):
         stored = json.loads((folder / INDEX).read_bytes())
         index = SnapshotIndex(
             key=stored["key"],
@@ -172,20 +172,20 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
             splits={
                 name: SplitColumns(**{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}) for name, item in stored["splits"].items()
             },
-            mended=tuple(Shard(**item) for item in stored["mended"]),
+            repaired=tuple(Shard(**item) for item in stored["repaired"]),
         )
     if key is not None and index.key != key:
         raise StaleSnapshot(
             f"{folder} was made from other shards, by other preprocessing or code, or with another TensorFlow; run `dvc repro snapshot`"
         )
-    with known_form(folder / INDEX, "snapshot"):
+    with expect_current_schema(folder / INDEX, "snapshot"):
         for split, rows in index.splits.items():
             for column in index.columns:
                 path, needed = column_path(folder, split, column.name), rows.bytes(column)
                 found = path.stat().st_size if path.exists() else None
                 if found != needed:
                     state = "is missing" if found is None else f"has {found} bytes"
-                    raise CorruptColumn(f"{path} {state}, the index says {needed}; {made_anew(folder, 'snapshot')}")
+                    raise CorruptColumn(f"{path} {state}, the index says {needed}; {rebuild_hint(folder, 'snapshot')}")
     return index
 
 
@@ -206,7 +206,7 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
                 if digest_content(data) != chunk.digests[column.name]:
                     last = chunk.start + chunk.count - 1
                     raise CorruptColumn(
-                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its digest; {made_anew(folder, 'snapshot')}"
+                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its digest; {rebuild_hint(folder, 'snapshot')}"
                     )
 
 
@@ -216,7 +216,7 @@ def _span(folder: Path, split: str, column: Column, chunk: Chunk, count: int) ->
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
     extents = map_column(folder, split, column.extent, count)[chunk.start : chunk.start + chunk.count]
     itemsize = np.dtype(column.dtype).itemsize
-    return int(extents[0, 0]) * itemsize, ragged.end_of(extents, itemsize)
+    return int(extents[0, 0]) * itemsize, ragged.end_offset(extents, itemsize)
 
 
 def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarray:

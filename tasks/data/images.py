@@ -35,12 +35,12 @@ _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L
 Image.MAX_IMAGE_PIXELS = None
 
 
-class Unusable(Exception):
+class RejectedImage(Exception):
     """The reason why a file cannot be used as an example."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examined:
+class ImageInfo:
     """A usable image: the file to read it from, its size and the digest of that file's bytes."""
 
     path: Path
@@ -52,7 +52,7 @@ class Examined:
     note: str | None
 
 
-def examine(path: Path, *, root: Path, max_pixels: int, converted: Path, decoder: Decoder) -> Examined:
+def inspect_image(path: Path, *, root: Path, max_pixels: int, converted: Path, decoder: Decoder) -> ImageInfo:
     """Decode an image completely and make sure that TensorFlow will see the same picture.
 
     A conversion is written into the folder `converted`, named by the digest of the original. Memory is bounded by
@@ -63,22 +63,22 @@ def examine(path: Path, *, root: Path, max_pixels: int, converted: Path, decoder
     """
     try:
         if not path.resolve().is_relative_to(root.resolve()):
-            raise Unusable("leads outside the data root")
+            raise RejectedImage("leads outside the data root")
         data = _read(path, max_pixels)
     except RuntimeError as error:  # of Python 3.11 and 3.12
-        raise Unusable("cannot be read: a loop of links") from error
+        raise RejectedImage("cannot be read: a loop of links") from error
     except OSError as error:
-        raise Unusable(f"cannot be read: {error.strerror}") from error
+        raise RejectedImage(f"cannot be read: {error.strerror}") from error
     with _opened(io.BytesIO(data)) as image:
         _check_pixels(image, max_pixels)
         kind = image.format or "?"
         image.load()
-        plain = _is_plain(image)
-        upright = image if plain else _as_plain(image)
+        plain = _decodes_as_is(image)
+        upright = image if plain else _to_8_bit(image)
     height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
     problem = decoder.find_problem(data, height=height, width=width) if plain and not is_sound(data) else None
     if problem:
-        raise Unusable(f"damaged image: {problem}")
+        raise RejectedImage(f"damaged image: {problem}")
     note = None if path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}" else f"content is {kind}"
     if not plain:
         path = converted / f"{digest_bytes(data)}.png"
@@ -86,20 +86,20 @@ def examine(path: Path, *, root: Path, max_pixels: int, converted: Path, decoder
             with atomic_file(path) as temporary:
                 upright.save(temporary, format="PNG")
         data = path.read_bytes()
-    return Examined(path=path, bytes=len(data), digest=digest_bytes(data), height=height, width=width, channels=channels, note=note)
+    return ImageInfo(path=path, bytes=len(data), digest=digest_bytes(data), height=height, width=width, channels=channels, note=note)
 
 
 def _read(path: Path, max_pixels: int) -> bytes:
     """The bytes of a regular file that is no larger than an image of its size can be."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise Unusable("is no regular file")
+        raise RejectedImage("is no regular file")
     # What has become a pipe since then is opened without waiting for whoever writes to it.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise Unusable("is no regular file")
+            raise RejectedImage("is no regular file")
         if status.st_size == 0:
-            raise Unusable("empty file")
+            raise RejectedImage("empty file")
         _check_bytes(status.st_size, max_pixels)
         if status.st_size > BESIDES_PIXELS:
             with _opened(file) as image:
@@ -111,12 +111,12 @@ def _read(path: Path, max_pixels: int) -> bytes:
 
 def _check_bytes(size: int, pixels: int) -> None:
     if size > BESIDES_PIXELS + pixels * LARGEST_PIXEL:
-        raise Unusable(f"{size:,} bytes are more than an image of {pixels:,} pixels takes")
+        raise RejectedImage(f"{size:,} bytes are more than an image of {pixels:,} pixels takes")
 
 
 def _check_pixels(image: Image.Image, max_pixels: int) -> None:
     if image.height * image.width > max_pixels:
-        raise Unusable(f"{image.width}×{image.height} pixels exceed data.max_pixels ({max_pixels})")
+        raise RejectedImage(f"{image.width}×{image.height} pixels exceed data.max_pixels ({max_pixels})")
 
 
 @contextmanager
@@ -125,21 +125,21 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     try:
         with Image.open(file, formats=FORMATS) as image:
             yield image
-    except Unusable:
+    except RejectedImage:
         raise
     except UnidentifiedImageError as error:
-        raise Unusable("not an image in JPEG, PNG, GIF, BMP or WebP format") from error
+        raise RejectedImage("not an image in JPEG, PNG, GIF, BMP or WebP format") from error
     except Exception as error:  # parsers of hostile bytes raise anything
-        raise Unusable(f"damaged image: {error or type(error).__name__}") from error
+        raise RejectedImage(f"damaged image: {error or type(error).__name__}") from error
 
 
-def _is_plain(image: Image.Image) -> bool:
+def _decodes_as_is(image: Image.Image) -> bool:
     """Whether TensorFlow decodes the file to the upright 8-bit picture as it stands."""
     deep = image.format == "PNG" and image.info.get("transparency") is not None
     return image.format in ("JPEG", "PNG") and image.mode in ("L", "RGB") and not deep and image.getexif().get(_ORIENTATION) in _UPRIGHT
 
 
-def _as_plain(image: Image.Image) -> Image.Image:
+def _to_8_bit(image: Image.Image) -> Image.Image:
     """Turn any mode into upright 8-bit grey or RGB; transparency is laid over white."""
     upright = ImageOps.exif_transpose(image)
     if upright.mode in ("I", "F", "I;16", "I;16B", "I;16L"):

@@ -50,14 +50,14 @@ def fetch_fashion_mnist(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     origins, problems = [], []
     for get in (_copy, _download, _unpack):
-        missing = [name for name, digest in FASHION_MNIST.items() if not _holds(folder / name, digest)]
+        missing = [name for name, digest in FASHION_MNIST.items() if not _is_valid_copy(folder / name, digest)]
         if not missing:
             break
         try:
             origins.append(get(missing, folder))
         except Unreachable as reason:
             problems.append(str(reason))
-    missing = [name for name, digest in FASHION_MNIST.items() if not _holds(folder / name, digest)]
+    missing = [name for name, digest in FASHION_MNIST.items() if not _is_valid_copy(folder / name, digest)]
     if missing:
         raise DataNotFound(
             f"Fashion-MNIST ({missing[0]}) is not to be had. Tried: {'; '.join(problems)}. Put the four published files into "
@@ -70,7 +70,7 @@ def _copy(missing: Sequence[str], folder: Path) -> str:
     """Copy the files from this machine."""
     copied = []
     for name in missing:
-        copies = [root / name for root in FASHION_MNIST_COPIES if _holds(root / name, FASHION_MNIST[name])]
+        copies = [root / name for root in FASHION_MNIST_COPIES if _is_valid_copy(root / name, FASHION_MNIST[name])]
         if copies:
             shutil.copyfile(copies[0], folder / name)
             copied.append(str(copies[0].parent))
@@ -84,7 +84,7 @@ def _download(missing: Sequence[str], folder: Path) -> str:
     for name in missing:
         with atomic_file(folder / name) as temporary:
             temporary.write_bytes(download(FASHION_MNIST_ADDRESS + name))
-        if not _holds(folder / name, FASHION_MNIST[name]):
+        if not _is_valid_copy(folder / name, FASHION_MNIST[name]):
             (folder / name).unlink()
             raise Unreachable(f"{FASHION_MNIST_ADDRESS + name} is not the published file, its SHA-256 differs")
     return FASHION_MNIST_ADDRESS
@@ -94,7 +94,7 @@ def _unpack(missing: Sequence[str], folder: Path) -> str:
     """Take the files out of Debian's package."""
     with unpacked_packages([FASHION_MNIST_PACKAGE], scratch=folder) as files:
         for name in missing:
-            unpacked = next((path for path in files.rglob(name) if _holds(path, FASHION_MNIST[name])), None)
+            unpacked = next((path for path in files.rglob(name) if _is_valid_copy(path, FASHION_MNIST[name])), None)
             if unpacked is None:
                 raise Unreachable(f"Debian's {FASHION_MNIST_PACKAGE} does not hold the published {name}")
             shutil.copyfile(unpacked, folder / name)
@@ -163,7 +163,7 @@ def _wide(path: Path) -> bool:
         return image.width >= 3 * PHOTO_SIZE[0] and image.height >= 2 * PHOTO_SIZE[1]
 
 
-def _holds(path: Path, digest: str) -> bool:
+def _is_valid_copy(path: Path, digest: str) -> bool:
     """Whether a GZIP file is there, complete, and has the published content."""
     try:
         return hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest() == digest

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from tasks.data.records import RecordSchema
-from tasks.errors import MissingInput, known_form
+from tasks.errors import MissingInput, expect_current_schema
 from tasks.files import digest_bytes, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
@@ -40,7 +40,7 @@ class Manifest:
     stats: dict[str, Any]
     folder: Path
 
-    def of(self, split: str) -> pd.DataFrame:
+    def for_split(self, split: str) -> pd.DataFrame:
         """The examples of one split."""
         return pd.DataFrame(self.examples[self.examples["split"] == split])
 
@@ -74,7 +74,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     if not (folder / "manifest.json").exists():
         raise MissingInput(f"{folder} holds no complete manifest; run `dvc repro ingest`")
-    with known_form(folder / "manifest.json"):
+    with expect_current_schema(folder / "manifest.json"):
         summary = read_json(folder / "manifest.json")
         stats, schema, classes = summary["stats"], RecordSchema.from_json(summary["schema"]), tuple(summary["classes"])
         count, rejects = sum(stats["examples"].values()), stats["rejected"]
@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFrame:
     """Read a table of the manifest, which must have as many rows as the summary says."""
-    with known_form(path):
+    with expect_current_schema(path):
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=str, keep_default_na=False)
         if len(table) != rows:
             raise ValueError(f"{len(table)} rows, manifest.json says {rows}")
@@ -99,5 +99,5 @@ def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFram
 
 def map_values(folder: Path) -> np.ndarray:
     """Map the values of all examples of a manifest that is not of files, without reading them."""
-    with known_form(folder / VALUES):
+    with expect_current_schema(folder / VALUES):
         return np.load(folder / VALUES, mmap_mode="r", allow_pickle=False)

@@ -19,14 +19,14 @@ ALIGNMENT = 64  # bytes, as TensorFlow aligns its tensors
 COPY_BYTES = 1 << 24
 
 
-def extents(shapes: np.ndarray, itemsize: int) -> np.ndarray:
+def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
     """Where values of `shapes` (values, rank) lie when they follow each other: (values, 1 + rank) int64, begin [elements] and shape."""
     aligned = ALIGNMENT // itemsize
     sizes = -(-shapes.prod(axis=1) // aligned) * aligned
     return np.column_stack([np.cumsum(sizes) - sizes, shapes]).astype(np.int64)
 
 
-def end_of(found: np.ndarray, itemsize: int) -> int:
+def end_offset(found: np.ndarray, itemsize: int) -> int:
     """Bytes up to where the next value would begin, behind the last of `found` (values, 1 + rank)."""
     if len(found) == 0:
         return 0
@@ -34,17 +34,17 @@ def end_of(found: np.ndarray, itemsize: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def packed(values: Sequence[np.ndarray]) -> bytes:
+def pack(values: Sequence[np.ndarray]) -> bytes:
     """The bytes of values of one dtype, each filled up to a multiple of the alignment."""
     return b"".join(value.tobytes() + bytes(-value.nbytes % ALIGNMENT) for value in values)
 
 
-def pixels(values: Sequence[np.ndarray]) -> np.ndarray:
+def flatten_pixels(values: Sequence[np.ndarray]) -> np.ndarray:
     """All pixels of images (height, width, channels) of unlike sizes: (pixels, channels)."""
     return np.concatenate([value.reshape(-1, value.shape[-1]) for value in values])
 
 
-def join(parts: Sequence[Path], path: Path) -> None:
+def concatenate_parts(parts: Sequence[Path], path: Path) -> None:
     """Put the parts into `path`, one behind the other; what stood there is overwritten, and the parts stay."""
     with path.open("wb") as whole:
         for part in parts:

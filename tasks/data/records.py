@@ -67,21 +67,21 @@ def example_key(example_id: str) -> int:
 
 def encode_example(*, key: int, label: float, value: bytes, feature: str = "image") -> bytes:
     """Serialize one tf.train.Example with the features key, label (int64 if it is an int, else float) and `feature`."""
-    head, tail = encode_around(len(value), key=key, label=label, feature=feature)
+    head, tail = encode_head_and_tail(len(value), key=key, label=label, feature=feature)
     return b"".join((head, value, tail))
 
 
-def encode_around(size: int, *, key: int, label: float, feature: str = "image") -> tuple[bytes, bytes]:
+def encode_head_and_tail(size: int, *, key: int, label: float, feature: str = "image") -> tuple[bytes, bytes]:
     """What stands before and behind a value of `size` bytes in `encode_example`, so that a large value need not be copied."""
     if isinstance(label, float):
-        number = _entry_head("label", 2, 4) + np.float32(label).tobytes()
+        number = _entry_prefix("label", 2, 4) + np.float32(label).tobytes()
     else:
         varint = _varint(label, _LABEL_BYTES)
-        number = _entry_head("label", 3, len(varint)) + varint
-    tail = _entry_head("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
+        number = _entry_prefix("label", 3, len(varint)) + varint
+    tail = _entry_prefix("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
     head = b""
     # From the inside: the list, the feature, the map entry with its name, the features; each begins with the size of what is in it.
-    for lead in (_FIRST, _FIRST, _feature_lead(feature), _FIRST):
+    for lead in (_FIRST, _FIRST, _feature_prefix(feature), _FIRST):
         head = lead + _varint(len(head) + size) + head
     return _FIRST + _varint(len(head) + size + len(tail)) + head, tail
 
@@ -94,8 +94,8 @@ def encode_examples(records: np.ndarray, *, keys: np.ndarray, labels: np.ndarray
     count = len(keys)
     raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)
     size, numbers = raw.shape[1], labels.dtype.kind == "f"
-    head, tail = encode_around(size, key=0, label=0.0 if numbers else 0, feature=feature)
-    key_at = len(head) + size + len(_entry_head("key", 3, _KEY_BYTES))
+    head, tail = encode_head_and_tail(size, key=0, label=0.0 if numbers else 0, feature=feature)
+    key_at = len(head) + size + len(_entry_prefix("key", 3, _KEY_BYTES))
     number = labels.astype("<f4").view(np.uint8).reshape(count, 4) if numbers else _varints(labels.astype(np.uint64), _LABEL_BYTES)
     records[:, : len(head)] = np.frombuffer(head, np.uint8)
     records[:, len(head) : len(head) + size] = raw
@@ -105,19 +105,19 @@ def encode_examples(records: np.ndarray, *, keys: np.ndarray, labels: np.ndarray
 
 
 @cache
-def _feature_lead(name: str) -> bytes:
+def _feature_prefix(name: str) -> bytes:
     """What stands before the size of a feature in its map entry."""
     return _delimited(1, name.encode()) + _SECOND
 
 
 @cache
-def _entry_head(name: str, kind: int, width: int) -> bytes:
+def _entry_prefix(name: str, kind: int, width: int) -> bytes:
     """What stands before a number of `width` bytes in its map<string, Feature> entry.
 
     The name is the entry's field 1; the feature, a list of numbers of field `kind`, is its field 2.
     """
     feature = _delimited(kind, _delimited(1, bytes(width)))
-    return _delimited(1, _feature_lead(name) + _varint(len(feature)) + feature)[:-width]
+    return _delimited(1, _feature_prefix(name) + _varint(len(feature)) + feature)[:-width]
 
 
 def _delimited(field: int, payload: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Damaged shards written anew without what cannot be read, so that every configuration goes on with the same examples.
 
-The new files lie beside the snapshot, in `mended/`; its index lists them. Where a plain and a compressed set hold the same
+The new files lie beside the snapshot, in `repaired/`; its index lists them. Where a plain and a compressed set hold the same
 records, the one of two twins that can be read makes good for the other.
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tasks.data.shards import Shard, ShardIndex, damage
 from tasks.data.tfrecord import frame, read_records, write_frames
-from tasks.errors import CorruptShard, made_anew
+from tasks.errors import CorruptShard, rebuild_hint
 from tasks.files import digest_content
 
-MENDED = "mended"
+REPAIRED = "repaired"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,59 +28,59 @@ class Damage:
 
 def shard_path(shards_folder: Path, snapshot_folder: Path, shard: Shard) -> Path:
     """Where a shard is to be read from."""
-    return (snapshot_folder / MENDED if shard.mended else shards_folder) / shard.name
+    return (snapshot_folder / REPAIRED if shard.repaired else shards_folder) / shard.name
 
 
-def damages(shards: ShardIndex, folder: Path) -> dict[str, list[str]]:
+def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]]:
     """What is wrong with each shard that is damaged, by its name; reads every byte."""
     found = {shard.name: damage(folder / shard.name, shard) for shard in shards.shards}
     return {name: problems for name, problems in found.items() if problems}
 
 
-def mend(shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, most: float) -> tuple[Shard, ...]:
+def repair_shards(shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, max_lost_fraction: float) -> tuple[Shard, ...]:
     """Write the usable records of damaged shards and of their twins into `out`.
 
     Raises:
       CorruptShard: more than the share `most` of all examples is lost, or a block of a series, whose steps must not have gaps; or
         a file is whole, but another one than its index describes.
     """
-    made: list[Shard] = []
+    repaired: list[Shard] = []
     problems, lost = damage.problems, 0
     for split in shards.splits:
-        for twins in zip(*(shards.of(split, compression) for compression in shards.compressions), strict=True):
-            if not any(twin.name in problems for twin in twins):
+        for replicas in zip(*(shards.for_split(split, compression) for compression in shards.compressions), strict=True):
+            if not any(replica.name in problems for replica in replicas):
                 continue
-            usable = {twin.name: _usable(folder, twin, damage) for twin in twins}
-            best = max(twins, key=lambda twin: usable[twin.name])
+            usable = {replica.name: _count_usable(folder, replica, damage) for replica in replicas}
+            best = max(replicas, key=lambda replica: usable[replica.name])
             missing = best.records - usable[best.name]
             if missing and shards.schema.payload == "series":
-                raise CorruptShard(f"{problems[best.name][0]}; a series with a gap is no series: {made_anew(folder, 'shard')}")
+                raise CorruptShard(f"{problems[best.name][0]}; a series with a gap is no series: {rebuild_hint(folder, 'shard')}")
             lost += missing
-            made += [_written(twin, best, missing, (folder, out), damage) for twin in twins]
+            repaired += [_write_repaired(replica, best, missing, (folder, out), damage) for replica in replicas]
     total = sum(shards.examples(split) for split in shards.splits)
-    if lost > most * total:
+    if lost > max_lost_fraction * total:
         raise CorruptShard(
-            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%}; snapshot.max_corrupt_fraction allows {most:.2%}; "
-            f"{made_anew(folder, 'shard')}"
+            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%}; snapshot.max_corrupt_fraction allows {max_lost_fraction:.2%}; "
+            f"{rebuild_hint(folder, 'shard')}"
         )
-    return tuple(made)
+    return tuple(repaired)
 
 
-def _written(shard: Shard, source: Shard, missing: int, folders: tuple[Path, Path], damage: Damage) -> Shard:
-    path = folders[1] / MENDED / shard.name
+def _write_repaired(shard: Shard, source: Shard, missing: int, folders: tuple[Path, Path], damage: Damage) -> Shard:
+    path = folders[1] / REPAIRED / shard.name
     frames = (part for record in _usable_records(folders[0], source, damage, []) for part in frame(record))
     digest = write_frames(path, frames, compression=shard.compression)
-    left = {"records": shard.records - missing, "examples": shard.examples - missing}
-    return replace(shard, **left, bytes=path.stat().st_size, digest=digest, mended=True)
+    counts = {"records": shard.records - missing, "examples": shard.examples - missing}
+    return replace(shard, **counts, bytes=path.stat().st_size, digest=digest, repaired=True)
 
 
-def _usable(folder: Path, shard: Shard, damage: Damage) -> int:
+def _count_usable(folder: Path, shard: Shard, damage: Damage) -> int:
     """Number of records that can be read and decoded."""
     damaged: list[str] = []
     problems = damage.problems.get(shard.name, ())
     count = sum(1 for _ in _usable_records(folder, shard, damage, damaged))
     if problems and not damaged and count >= shard.records:
-        raise CorruptShard(f"{problems[0]}; {made_anew(folder, 'shard')}")
+        raise CorruptShard(f"{problems[0]}; {rebuild_hint(folder, 'shard')}")
     return count
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasks.data.records import RecordSchema
 from tasks.data.tfrecord import Compression, read_records
-from tasks.errors import CorruptShard, MissingInput, known_form, made_anew
+from tasks.errors import CorruptShard, MissingInput, expect_current_schema, rebuild_hint
 from tasks.files import digest_file, digest_json, write_json
 
 INDEX = "index.json"
@@ -19,7 +19,7 @@ INDEX = "index.json"
 class Shard:
     """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE3 digest.
 
-    A record of a series holds many time steps, and these are what `examples` counts. `mended`: what could be read of a damaged one (`repair.py`).
+    A record of a series holds many time steps, and these are what `examples` counts. `repaired`: what could be read of a damaged one (`repair.py`).
     """
 
     name: str
@@ -29,7 +29,7 @@ class Shard:
     bytes: int
     digest: str
     compression: Compression
-    mended: bool = False
+    repaired: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class ShardIndex:
     data_digest: str
     shards: tuple[Shard, ...]
 
-    def with_mended(self, mended: Sequence[Shard]) -> ShardIndex:
+    def with_repaired(self, repaired: Sequence[Shard]) -> ShardIndex:
         """The same set, with these shards in the place of those of the same name; where records were lost, it is other data."""
-        named = {shard.name: shard for shard in mended}
+        named = {shard.name: shard for shard in repaired}
         lost = [named[shard.name].digest for shard in self.shards if shard.name in named and named[shard.name].records < shard.records]
         data = digest_json([self.data_digest, lost]) if lost else self.data_digest
         return replace(self, data_digest=data, shards=tuple(named.get(shard.name, shard) for shard in self.shards))
@@ -63,14 +63,14 @@ class ShardIndex:
         """The sets there are; the first is read unless another is asked for."""
         return tuple(dict.fromkeys(shard.compression for shard in self.shards))
 
-    def of(self, split: str, compression: Compression | None = None) -> tuple[Shard, ...]:
+    def for_split(self, split: str, compression: Compression | None = None) -> tuple[Shard, ...]:
         """The shards of a split in order, of one set."""
         wanted = compression or self.compressions[0]
         return tuple(shard for shard in self.shards if (shard.split, shard.compression) == (split, wanted))
 
     def examples(self, split: str) -> int:
         """Number of examples in a split; of a series, of time steps."""
-        return sum(shard.examples for shard in self.of(split))
+        return sum(shard.examples for shard in self.for_split(split))
 
 
 def write_shard_index(folder: Path, index: ShardIndex) -> None:
@@ -87,7 +87,7 @@ def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")
-    with known_form(folder / INDEX, "shard"):
+    with expect_current_schema(folder / INDEX, "shard"):
         stored = json.loads((folder / INDEX).read_bytes())
         index = ShardIndex(
             schema=RecordSchema.from_json(stored["schema"]),
@@ -96,9 +96,9 @@ def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
             shards=tuple(Shard(**item) for item in stored["shards"]),
         )
     listed = {shard.name for shard in index.shards}
-    foreign = sorted(path.name for path in folder.glob("*.tfrecord*") if path.name not in listed)
-    if foreign:
-        raise CorruptShard(f"{folder / foreign[0]} is not in the index; remove it, or run `dvc repro --force shard`")
+    unexpected = sorted(path.name for path in folder.glob("*.tfrecord*") if path.name not in listed)
+    if unexpected:
+        raise CorruptShard(f"{folder / unexpected[0]} is not in the index; remove it, or run `dvc repro --force shard`")
     for shard in index.shards:
         check_shard(folder / shard.name, shard, size=sizes)
     return index
@@ -109,12 +109,12 @@ def check_shard(path: Path, shard: Shard, *, size: bool = True) -> None:
     found = path.stat().st_size if path.exists() else None
     if found is None or (size and found != shard.bytes):
         state = "is missing" if found is None else f"has {found} bytes"
-        raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {remedy(path, shard)}")
+        raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {fix_hint(path, shard)}")
 
 
-def remedy(path: Path, shard: Shard) -> str:
+def fix_hint(path: Path, shard: Shard) -> str:
     """What to do about a damaged shard."""
-    return made_anew(path.parent, "snapshot" if shard.mended else "shard")
+    return rebuild_hint(path.parent, "snapshot" if shard.repaired else "shard")
 
 
 def damage(path: Path, shard: Shard) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 
-def split_of(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
+def assign_split(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
     """Deal an example to a split by its content digest.
 
     `shares` maps each split but `train` to its share in [0, 1]; the rest is train. Equal content always lands in the

@@ -27,8 +27,8 @@ def write_tfds_metadata(folder: Path, index: ShardIndex) -> None:
                 {
                     "filepathTemplate": "{SPLIT}-{SHARD_X_OF_Y}.{FILEFORMAT}",
                     "name": split,
-                    "numBytes": str(sum(shard.bytes for shard in index.of(split))),
-                    "shardLengths": [str(shard.examples) for shard in index.of(split)],
+                    "numBytes": str(sum(shard.bytes for shard in index.for_split(split))),
+                    "shardLengths": [str(shard.examples) for shard in index.for_split(split)],
                 }
                 for split in sorted(index.splits)
             ],

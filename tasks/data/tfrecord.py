@@ -18,8 +18,8 @@ from typing import BinaryIO, Literal
 import google_crc32c
 import numpy as np
 
-from tasks.errors import CorruptShard, made_anew
-from tasks.files import DigestedFile, atomic_file
+from tasks.errors import CorruptShard, rebuild_hint
+from tasks.files import HashingWriter, atomic_file
 
 Compression = Literal["none", "gzip"]
 _HEAD = struct.Struct("<QI")
@@ -38,15 +38,15 @@ def frame(*parts: bytes) -> tuple[bytes, ...]:
     return length + _CRC.pack(_masked(length)), *parts, _CRC.pack(_masked(*parts))
 
 
-def room_for(count: int, size: int) -> np.ndarray:
+def frame_buffer(count: int, size: int) -> np.ndarray:
     """Room for framed records of one size, which can be used again and again: (count,) with the fields head, record (size,) uint8 and check."""
     room = np.empty(count, np.dtype([("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]))
     room["head"] = np.void(frame(bytes(size))[0])
     return room
 
 
-def framed(room: np.ndarray) -> memoryview:
-    """Give the records that stand in `room` (as `room_for` makes it) their checksums; returns its bytes, without a copy."""
+def seal_frames(room: np.ndarray) -> memoryview:
+    """Give the records that stand in `room` (as `frame_buffer` makes it) their checksums; returns its bytes, without a copy."""
     whole = np.dtype([("head", np.void, _HEAD.size), ("record", np.void, room["record"].shape[1]), ("check", "<u4")])
     plain = np.fromiter(map(google_crc32c.value, room.view(whole)["record"].tolist()), np.uint32, len(room))
     room["check"] = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
@@ -55,7 +55,7 @@ def framed(room: np.ndarray) -> memoryview:
 
 def write_frames(path: Path, frames: Iterable[bytes | memoryview], *, compression: Compression) -> str:
     """Write framed records as one TFRecord file, atomically, and return its digest. The same records give the same bytes."""
-    with atomic_file(path) as temporary, DigestedFile(temporary) as file, io.BufferedWriter(file, 1 << 20) as plain:
+    with atomic_file(path) as temporary, HashingWriter(temporary) as file, io.BufferedWriter(file, 1 << 20) as plain:
         if compression == "gzip":
             # No name and no time in the header: the file is a pure function of its records.
             with gzip.GzipFile(filename="", mode="wb", fileobj=plain, compresslevel=6, mtime=0) as packed:
@@ -81,7 +81,7 @@ def read_records(path: Path, *, compression: Compression, damaged: list[str] | N
             while head := opened.read(_HEAD.size):
                 data, problem = _one_record(opened, head)
                 if problem and damaged is None:
-                    raise CorruptShard(f"{path}: record {number} at byte {offset}: {problem}; {made_anew(path, 'shard')}")
+                    raise CorruptShard(f"{path}: record {number} at byte {offset}: {problem}; {rebuild_hint(path, 'shard')}")
                 if problem and damaged is not None:
                     damaged.append(f"{path}: record {number} at byte {offset}: {problem}")
                 if data is None:
@@ -92,7 +92,7 @@ def read_records(path: Path, *, compression: Compression, damaged: list[str] | N
                 number += 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             if damaged is None:
-                raise CorruptShard(f"{path}: GZIP stream broken after record {number} ({error}); {made_anew(path, 'shard')}") from error
+                raise CorruptShard(f"{path}: GZIP stream broken after record {number} ({error}); {rebuild_hint(path, 'shard')}") from error
             damaged.append(f"{path}: GZIP stream broken after record {number} ({error})")
 
 

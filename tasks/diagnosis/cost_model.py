@@ -18,9 +18,9 @@ from tasks.pipelines.plan import Plan
 from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Windows
 
 HALVINGS = 50
-CROWDING = 1.5  # cores that a model loses to one that works beside it: the threads of a kernel wait for the slowest. Measured on 2 cores
-LEAST_STRETCH, MOST_STRETCH = 0.8, 3.0
-MIX_US = 0.3  # drawing an example from a shuffle's reservoir
+CONTENTION = 1.5  # cores that a model loses to one that works beside it: the threads of a kernel wait for the slowest. Measured on 2 cores
+MIN_CALIBRATION, MAX_CALIBRATION = 0.8, 3.0
+SHUFFLE_US = 0.3  # drawing an example from a shuffle's reservoir
 CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}  # delivering an element that was kept
 
 
@@ -67,32 +67,32 @@ class Load:
     """What a plan lays on the training's own thread and beside it."""
 
     serial_ms: float = 0.0
-    beside: tuple[Segment, ...] = field(default=())
+    overlapped: tuple[Segment, ...] = field(default=())
 
     @property
     def work_ms(self) -> float:
         """All the input's work in a step, on one core."""
-        return self.serial_ms + sum(segment.work_ms for segment in self.beside)
+        return self.serial_ms + sum(segment.work_ms for segment in self.overlapped)
 
-    def plus(self, work_ms: float, threads: int) -> Load:
+    def add_work(self, work_ms: float, threads: int) -> Load:
         """Add work: to the thread that is there, or, with several threads, as a segment of its own."""
         if threads == 1:
-            return Load(serial_ms=self.serial_ms + work_ms, beside=self.beside)
+            return Load(serial_ms=self.serial_ms + work_ms, overlapped=self.overlapped)
         # The thread that feeds the parallel calls runs beside the training, too.
-        return self.aside(1).then(Segment(work_ms=work_ms, threads=threads))
+        return self.overlap(1).append(Segment(work_ms=work_ms, threads=threads))
 
-    def times(self, factor: float) -> Load:
+    def scale(self, factor: float) -> Load:
         """All work longer by a factor."""
-        beside = tuple(Segment(work_ms=factor * segment.work_ms, threads=segment.threads) for segment in self.beside)
-        return Load(serial_ms=factor * self.serial_ms, beside=beside)
+        overlapped = tuple(Segment(work_ms=factor * segment.work_ms, threads=segment.threads) for segment in self.overlapped)
+        return Load(serial_ms=factor * self.serial_ms, overlapped=overlapped)
 
-    def aside(self, threads: int) -> Load:
+    def overlap(self, threads: int) -> Load:
         """Let what is on the training's thread run beside it."""
-        return Load(beside=(*self.beside, Segment(work_ms=self.serial_ms, threads=threads)))
+        return Load(overlapped=(*self.overlapped, Segment(work_ms=self.serial_ms, threads=threads)))
 
-    def then(self, segment: Segment) -> Load:
+    def append(self, segment: Segment) -> Load:
         """Add a segment."""
-        return Load(serial_ms=self.serial_ms, beside=(*self.beside, segment))
+        return Load(serial_ms=self.serial_ms, overlapped=(*self.overlapped, segment))
 
 
 def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
@@ -101,8 +101,8 @@ def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
     Where the model computes on the host, its step has a part that one core does and a part that all free cores share (Amdahl), and
     what runs beside it leaves it fewer of them.
     """
-    beside = sum(segment.work_ms for segment in load.beside)
-    slowest = max((segment.work_ms / min(segment.threads, cores) for segment in load.beside), default=0.0)
+    overlapped = sum(segment.work_ms for segment in load.overlapped)
+    slowest = max((segment.work_ms / min(segment.threads, cores) for segment in load.overlapped), default=0.0)
     if consumer.accelerator:
         return max(consumer.step_ms + load.serial_ms, slowest, load.work_ms / cores)
     work = min(max(consumer.core_ms, consumer.step_ms), cores * consumer.step_ms)
@@ -110,21 +110,21 @@ def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
     least, most = max(consumer.step_ms + load.serial_ms, slowest), consumer.step_ms + work + load.work_ms
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        free = max(1e-6, cores - CROWDING * beside / middle)
+        free = max(1e-6, cores - CONTENTION * overlapped / middle)
         needed = (work - shared) / min(1.0, free) + shared / free + load.serial_ms
         least, most = (middle, most) if needed > middle else (least, middle)
     return most
 
 
-def stretch_of(load: Load, consumer: Consumer, cores: int, *, measured_ms: float) -> float:
+def calibration_factor(load: Load, consumer: Consumer, cores: int, *, measured_ms: float) -> float:
     """How much more the input's work costs within a training than alone, so that the model gives the step that was measured.
 
     Caches, memory and clocks are shared there; within sane bounds, since where input hardly matters any factor would do.
     """
-    least, most = LEAST_STRETCH, MOST_STRETCH
+    least, most = MIN_CALIBRATION, MAX_CALIBRATION
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        least, most = (middle, most) if step_ms(load.times(middle), consumer, cores) < measured_ms else (least, middle)
+        least, most = (middle, most) if step_ms(load.scale(middle), consumer, cores) < measured_ms else (least, middle)
     return (least + most) / 2
 
 
@@ -136,13 +136,13 @@ def load_of(plan: Plan, costs: Costs, *, batch_size: int, cores: int) -> Load | 
         return None
     load, batched = Load(), False
     for step in plan.steps:
-        load = laid(step, load, Setting(costs=costs, batch_size=batch_size, cores=cores, batched=batched))
+        load = add_step_cost(step, load, CostContext(costs=costs, batch_size=batch_size, cores=cores, batched=batched))
         batched = batched or isinstance(step, Batch)
     return load
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class CostContext:
     """What a step's work depends on besides the step: costs, examples per batch, cores, and whether batches are made already."""
 
     costs: Costs
@@ -157,49 +157,49 @@ class Setting:
 
 
 @singledispatch
-def laid(step: object, load: Load, setting: Setting) -> Load:
+def add_step_cost(step: object, load: Load, context: CostContext) -> Load:
     """Add what a step of a plan lays on the host; by default nothing."""
     return load
 
 
-@laid.register
-def _(step: Gather, load: Load, setting: Setting) -> Load:
-    work = setting.batch_size * (setting.costs.read_us.get("snapshot", 0.0) + setting.ops_us(step.ops[step.alone :], batched=True))
-    return load.plus((work + setting.costs.call_us) / 1e3, threads_of(step.parallel, setting.cores))
+@add_step_cost.register
+def _(step: Gather, load: Load, context: CostContext) -> Load:
+    work = context.batch_size * (context.costs.read_us.get("snapshot", 0.0) + context.ops_us(step.ops[step.alone :], batched=True))
+    return load.add_work((work + context.costs.call_us) / 1e3, threads_of(step.parallel, context.cores))
 
 
-@laid.register
-def _(step: Read, load: Load, setting: Setting) -> Load:
-    turns = step.interleave
-    threads = min(turns.cycle_length, threads_of(turns.parallel, setting.cores)) if turns else 1
-    return load.plus(setting.batch_size * setting.costs.read_us[step.source] / 1e3, threads)
+@add_step_cost.register
+def _(step: Read, load: Load, context: CostContext) -> Load:
+    interleave = step.interleave
+    threads = min(interleave.cycle_length, threads_of(interleave.parallel, context.cores)) if interleave else 1
+    return load.add_work(context.batch_size * context.costs.read_us[step.source] / 1e3, threads)
 
 
-@laid.register
-def _(step: Apply, load: Load, setting: Setting) -> Load:
-    calls = 1 if setting.batched else setting.batch_size
-    work = setting.batch_size * setting.ops_us(step.ops, batched=setting.batched) + calls * setting.costs.call_us
-    return load.plus(work / 1e3, threads_of(step.parallel, setting.cores))
+@add_step_cost.register
+def _(step: Apply, load: Load, context: CostContext) -> Load:
+    calls = 1 if context.batched else context.batch_size
+    work = context.batch_size * context.ops_us(step.ops, batched=context.batched) + calls * context.costs.call_us
+    return load.add_work(work / 1e3, threads_of(step.parallel, context.cores))
 
 
-@laid.register
-def _(step: Keep, load: Load, setting: Setting) -> Load:
-    return Load(serial_ms=setting.batch_size * CACHED_US[step.where] / 1e3)
+@add_step_cost.register
+def _(step: Keep, load: Load, context: CostContext) -> Load:
+    return Load(serial_ms=context.batch_size * CACHED_US[step.where] / 1e3)
 
 
-@laid.register
-def _(step: Mix, load: Load, setting: Setting) -> Load:
-    return load.plus(setting.batch_size * MIX_US / 1e3, 1)
+@add_step_cost.register
+def _(step: Mix, load: Load, context: CostContext) -> Load:
+    return load.add_work(context.batch_size * SHUFFLE_US / 1e3, 1)
 
 
-@laid.register
-def _(step: Batch, load: Load, setting: Setting) -> Load:
-    return load.plus(setting.batch_size * setting.costs.stack_us / 1e3, 1)
+@add_step_cost.register
+def _(step: Batch, load: Load, context: CostContext) -> Load:
+    return load.add_work(context.batch_size * context.costs.stack_us / 1e3, 1)
 
 
-@laid.register
-def _(step: Prefetch, load: Load, setting: Setting) -> Load:
-    return load.aside(1)
+@add_step_cost.register
+def _(step: Prefetch, load: Load, context: CostContext) -> Load:
+    return load.overlap(1)
 
 
 def threads_of(parallel: str | int, cores: int) -> int:

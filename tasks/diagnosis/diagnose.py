@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.diagnosis.cost_model import Consumer, OpCost, load_of, step_ms, stretch_of
+from tasks.diagnosis.cost_model import Consumer, OpCost, calibration_factor, load_of, step_ms
 from tasks.diagnosis.facts import WORTH_PCT, Facts
 from tasks.diagnosis.rules import RULES, Effort, Rule
 from tasks.errors import ImpossiblePlan
@@ -19,9 +19,9 @@ from tasks.pipelines.plan import Plan, Work, make_plan
 from tasks.settings import PipelineConfig
 
 GOOD_UTILIZATION_PCT = 80.0
-EXPLAINING = ("slow_service", "gpu_idle")  # rules that explain a wait whose end nothing here can predict
-AS_GOOD = 1.05  # predictions within this factor are alike: then the smaller change comes first
-SURE, FAIR = 1.3, 2.0  # how far the input's work may be stretched for high and for medium confidence
+UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")  # rules that explain a wait whose end nothing here can predict
+TIE_FACTOR = 1.05  # predictions within this factor are alike: then the smaller change comes first
+HIGH_CONFIDENCE_MAX, MEDIUM_CONFIDENCE_MAX = 1.3, 2.0  # how far the input's work may be stretched for high and for medium confidence
 ADVICE = (
     "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision, train.jit_compile or a faster accelerator help now"
 )
@@ -84,10 +84,10 @@ class Diagnosis:
 def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer, work: Work) -> Diagnosis:
     """Judge the configuration `name` from what was measured; findings come with the one to act on first."""
     verdict = judge(facts.stall, facts.witness, accelerator=facts.accelerator)
-    found = ranked([finding for rule in RULES if (finding := _found(rule, name, facts, consumer, work))])
+    found = rank_findings([finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, consumer, work))])
     bound = verdict.name != COMPUTE_BOUND
     gaining = [finding for finding in found if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100]
-    first = gaining[0] if gaining else next((finding for finding in found if finding.rule in EXPLAINING), None)
+    first = gaining[0] if gaining else next((finding for finding in found if finding.rule in UNPREDICTABLE_RULES), None)
     shared = "" if facts.accelerator else "; input and model share the cores, so the attainable rate is that of their added work"
     low = "" if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT else f"; utilisation is below {GOOD_UTILIZATION_PCT:.0f} %"
     unknown = "input and model compete for the same cores" if not facts.accelerator else "no rule explains it; look at the timeline"
@@ -112,13 +112,13 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer, wo
     )
 
 
-def ranked(findings: list[Finding]) -> list[Finding]:
+def rank_findings(findings: list[Finding]) -> list[Finding]:
     """The smallest change among those that gain as much as the best, then the rest by gain; what gains nothing known comes last."""
     most = max((finding.predicted_gain or 1.0 for finding in findings), default=1.0)
 
     def place(finding: Finding) -> tuple[bool, int, float]:
         gain = finding.predicted_gain or 1.0
-        enough = gain * AS_GOOD >= most
+        enough = gain * TIE_FACTOR >= most
         return not enough, Effort[finding.effort.upper()] if enough else 0, -gain
 
     return sorted(findings, key=place)
@@ -129,9 +129,9 @@ def changed(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig
     return PipelineConfig.model_validate({**config.model_dump(), **values})
 
 
-def _found(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) -> Finding | None:
+def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) -> Finding | None:
     """The rule's finding, if it holds and its change is possible."""
-    evidence = rule.holds(facts)
+    evidence = rule.detect(facts)
     if evidence is None:
         return None
     before = facts.config.model_dump()
@@ -141,7 +141,7 @@ def _found(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) 
     except ImpossiblePlan:
         return None
     gain = _gain(rule, facts, consumer, plan)
-    change = {f"pipelines.{name}.{key}": value for key, value in _shortest(values).items()} | dict(rule.change.other)
+    change = {f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()} | dict(rule.change.other)
     worst = facts.breakdown.worst()
     return Finding(
         rule=rule.name,
@@ -149,7 +149,7 @@ def _found(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) 
         key=f"pipelines.{name}.{rule.key}" if rule.change.config else rule.key,
         evidence=evidence,
         cause=rule.cause,
-        fix=", ".join(f"{key.removeprefix(f'pipelines.{name}.')}: {_written(value)}" for key, value in change.items()) or rule.advice,
+        fix=", ".join(f"{key.removeprefix(f'pipelines.{name}.')}: {_to_yaml(value)}" for key, value in change.items()) or rule.advice,
         change=change,
         effort=rule.effort.name.lower(),
         predicted_gain=gain,
@@ -159,8 +159,8 @@ def _found(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) 
 
 def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | None:
     """Predicted training throughput after the change, as a factor; from the measured step where the model does not know the plan as it is."""
-    if rule.change.saves is not None:
-        return facts.train_step_ms / max(1e-9, facts.train_step_ms - rule.change.saves(facts))
+    if rule.change.saved_ms is not None:
+        return facts.train_step_ms / max(1e-9, facts.train_step_ms - rule.change.saved_ms(facts))
     if not rule.change.config:
         return None
     cheaper = {
@@ -171,9 +171,9 @@ def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | N
         return None
     stretch, before = 1.0, facts.train_step_ms
     if facts.load:
-        stretch = stretch_of(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
-        before = step_ms(facts.load.times(stretch), consumer, facts.cores)
-    return before / step_ms(after.times(stretch), _consumer_of(plan, facts, consumer), facts.cores)
+        stretch = calibration_factor(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
+        before = step_ms(facts.load.scale(stretch), consumer, facts.cores)
+    return before / step_ms(after.scale(stretch), _consumer_of(plan, facts, consumer), facts.cores)
 
 
 def _consumer_of(plan: Plan, facts: Facts, consumer: Consumer) -> Consumer:
@@ -188,11 +188,11 @@ def _confidence(facts: Facts, consumer: Consumer) -> str:
     """How well the model explains the step as it is: by how much the input's work had to be stretched."""
     if facts.load is None:
         return "low"
-    stretch = stretch_of(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
-    return "high" if stretch <= SURE else "medium" if stretch <= FAIR else "low"
+    stretch = calibration_factor(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
+    return "high" if stretch <= HIGH_CONFIDENCE_MAX else "medium" if stretch <= MEDIUM_CONFIDENCE_MAX else "low"
 
 
-def _shortest(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values without what is a default anyway."""
     plain = PipelineConfig().model_dump()
     return {
@@ -203,8 +203,8 @@ def _shortest(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _written(value: Any) -> str:
+def _to_yaml(value: Any) -> str:
     """A value as it stands in params.yaml."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_written(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_to_yaml(item)}" for key, item in value.items()) + "}"
     return {None: "null", True: "true", False: "false"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)

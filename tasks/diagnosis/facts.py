@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tasks.diagnosis.cost_model import Costs, Load
 from tasks.diagnosis.trace_breakdown import Breakdown
-from tasks.measurement.verdict import Stall, Witness
+from tasks.measurement.verdict import CrossCheck, Stall
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.steps import Apply, Batch
@@ -36,12 +36,12 @@ class Facts:
     memory_mib: float
     shard_count: int
     shard_mib: float  # a shard on average
-    keeps_freed_memory: bool
+    malloc_tuned: bool
     epoch_gap_ms: float | None  # of the input alone
     epoch_ms: float
     cold_examples_per_s: float
     input_examples_per_s: float
-    witness: Witness | None = None
+    witness: CrossCheck | None = None
     gpu_utilization_pct: float | None = None
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 EMPTY = np.empty((0, 2))
 
 
-def spans(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
+def union(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
     """The instants that are in any of the (begin, end) pairs, which may overlap and come in any order."""
     array = np.asarray(sorted(pairs), float).reshape(-1, 2)
     if not len(array):
@@ -20,7 +20,7 @@ def spans(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
     return np.stack([array[first, 0], np.maximum.reduceat(array[:, 1], first)], axis=1)
 
 
-def common(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def intersection(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The instants that are in both."""
     if not len(one) or not len(other):
         return EMPTY
@@ -36,19 +36,19 @@ def common(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.asarray(found, float).reshape(-1, 2)
 
 
-def without(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def difference(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The instants that are in `one` and not in `other`."""
     if not len(one) or not len(other):
         return one
     outside = np.concatenate([[-np.inf], other.ravel(), [np.inf]]).reshape(-1, 2)
-    return common(one, outside)
+    return intersection(one, outside)
 
 
-def coarsened(array: np.ndarray, gap: float) -> np.ndarray:
+def close_gaps(array: np.ndarray, gap: float) -> np.ndarray:
     """The same instants, with gaps that are shorter than `gap` filled."""
-    return spans((begin, end + gap) for begin, end in array.tolist()) - (0, gap) if len(array) else EMPTY
+    return union((begin, end + gap) for begin, end in array.tolist()) - (0, gap) if len(array) else EMPTY
 
 
-def total(array: np.ndarray) -> float:
+def total_length(array: np.ndarray) -> float:
     """How long all spans last together."""
     return float((array[:, 1] - array[:, 0]).sum())

@@ -22,7 +22,7 @@ from tasks.pipelines.steps import Apply, Read
 from tasks.settings import PipelineConfig, Shuffle
 
 SAMPLE = 256  # examples at most
-WARM, LEAST, MOST, SECONDS = 2, 6, 300, 0.08  # drains left out, at least, at most, and how long there may be more
+WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.08  # drains left out, at least, at most, and how long there may be more
 
 
 def measure_costs(pipeline: InputPipeline, config: PipelineConfig, work: Work) -> Costs:
@@ -30,11 +30,11 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig, work: Work) -
     count = min(SAMPLE, work.batch_size, pipeline.stored.shards.examples(pipeline.split))
     late = (*work.augment[len(work.cuts) :], *work.finish)
     bare = replace(work, augment=work.cuts, finish=())
-    gathering = _like(pipeline, make_plan(PipelineConfig(read="snapshot", shuffle=Shuffle(kind="global")), bare))
+    gathering = _with_plan(pipeline, make_plan(PipelineConfig(read="snapshot", shuffle=Shuffle(kind="global")), bare))
     # The same few batches again and again: a later epoch finds its rows in memory, which a first look at them would not.
-    read_us = {"snapshot": _per_element(gathering.dataset().take(WARM)) / work.batch_size}
+    read_us = {"snapshot": _per_element(gathering.dataset().take(WARM_UP_RUNS)) / work.batch_size}
     batch = next(iter(gathering.dataset()))
-    rows = _kept(tf.data.Dataset.from_tensor_slices(batch).take(count))
+    rows = _cached_in_memory(tf.data.Dataset.from_tensor_slices(batch).take(count))
     idle = _per_element(rows, count)
     call_us = _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
     stack_us = _per_element(rows.batch(count)) / count - idle
@@ -44,7 +44,7 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig, work: Work) -
         for read in reads:
             read_us[read.source] = _per_element(streams.read(read, pipeline.stored, pipeline.split, seed=0).take(4 * count), count)
         stored = streams.read(reads[0], pipeline.stored, pipeline.split, seed=0).take(count)
-        first = _kept(stored.map(lambda element: {"record": element} if isinstance(element, tf.Tensor) else element))
+        first = _cached_in_memory(stored.map(lambda element: {"record": element} if isinstance(element, tf.Tensor) else element))
         early = [op for step in make_plan(config, bare).steps if isinstance(step, Apply) for op in step.ops]
         found, _ = _op_costs(pipeline, first, early, call_us, count)
         ops |= found
@@ -58,14 +58,14 @@ def _op_costs(
     costs = {}
     for op in ops:
         run = _runner(pipeline, op)
-        batches = _kept(elements.batch(count)) if op.takes != "example" and _alike(pipeline, elements) else None
+        batches = _cached_in_memory(elements.batch(count)) if op.takes != "example" and _alike(pipeline, elements) else None
         batch_us = None if batches is None else (_per_element(batches.map(run)) - _per_element(batches) - call_us) / count
         if op.takes == "batch" and batches is not None:
             example_us, results = batch_us or 0.0, batches.map(run).unbatch()
         else:
             example_us, results = _per_element(elements.map(run), count) - _per_element(elements, count) - call_us, elements.map(run)
         costs[op.name] = OpCost(example_us=max(0.0, example_us), batch_us=None if batch_us is None else max(0.0, batch_us))
-        elements = _kept(results)
+        elements = _cached_in_memory(results)
     return costs, elements
 
 
@@ -79,12 +79,12 @@ def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:
     return lambda element: pipeline.applied([op], element, tf.constant(0, tf.int64))
 
 
-def _like(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
+def _with_plan(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
     """The same data by another plan, as dicts that every op can work on."""
     return InputPipeline(plan=plan, stored=pipeline.stored, split=pipeline.split, batch_size=pipeline.batch_size, seed=pipeline.seed, with_keys=True)
 
 
-def _kept(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _cached_in_memory(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The elements in memory, so that delivering them costs next to nothing."""
     return dataset.cache()
 
@@ -97,8 +97,8 @@ def _per_element(dataset: tf.data.Dataset, elements: int = 1) -> float:
     drained = iter(dataset.repeat().shard(elements, elements - 1).with_options(options))
     taken: list[float] = []
     begun = time.perf_counter()
-    while len(taken) < LEAST or (time.perf_counter() - begun < SECONDS and len(taken) < MOST):
+    while len(taken) < MIN_RUNS or (time.perf_counter() - begun < BUDGET_S and len(taken) < MAX_RUNS):
         start = time.perf_counter()
         next(drained)
         taken.append((time.perf_counter() - start) / elements * 1e6)
-    return float(np.percentile(taken[WARM:], 25))  # what disturbs only makes it longer
+    return float(np.percentile(taken[WARM_UP_RUNS:], 25))  # what disturbs only makes it longer

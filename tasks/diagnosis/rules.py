@@ -33,7 +33,7 @@ class Change:
     config: Mapping[str, Any] = field(default_factory=dict)
     other: Mapping[str, Any] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
-    saves: Callable[[Facts], float] | None = None  # ms per step, where it is known without the model
+    saved_ms: Callable[[Facts], float] | None = None  # ms per step, where it is known without the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Rule:
     name: str
     key: str
     cause: str
-    holds: Callable[[Facts], str | None]
+    detect: Callable[[Facts], str | None]
     change: Change
     effort: Effort = Effort.SETTING
     advice: str = "nothing to change"  # where the change is none of params.yaml
@@ -192,7 +192,7 @@ def _copies(facts: Facts) -> str | None:
 
 
 def _allocates(facts: Facts) -> str | None:
-    if facts.keeps_freed_memory or facts.batch_mib <= MMAP_MIB:
+    if facts.malloc_tuned or facts.batch_mib <= MMAP_MIB:
         return None
     return f"a batch takes {facts.batch_mib:,.0f} MiB, above malloc's {MMAP_MIB} MiB: it is mapped, faulted in and unmapped anew each time"
 
@@ -240,39 +240,43 @@ RULES = (
         name="no_prefetch",
         key="prefetch",
         cause="nothing is prepared while the model computes",
-        holds=_no_prefetch,
+        detect=_no_prefetch,
         change=Change(config={"prefetch": 2}),
     ),
     Rule(
         name="sequential_map",
         key="map.parallel",
         cause="one call runs at a time",
-        holds=_sequential_map,
+        detect=_sequential_map,
         change=Change(config={"map": {"parallel": "cores"}}),
     ),
     Rule(
         name="costly_calls",
         key="vectorize",
         cause="the functions are cheaper than calling them for single examples",
-        holds=_costly_calls,
+        detect=_costly_calls,
         change=Change(config={"vectorize": True, "map": {"parallel": "none"}}),
     ),
     Rule(
         name="sequential_read",
         key="interleave",
         cause="shards are read one after another",
-        holds=_sequential_read,
+        detect=_sequential_read,
         change=Change(config={"interleave": {"cycle_length": 4, "block_length": 16, "parallel": "cores"}}),
     ),
     Rule(
-        name="compressed_reads", key="read", cause="every epoch unpacks the shards again", holds=_compressed, change=Change(config={"read": "shards"})
+        name="compressed_reads",
+        key="read",
+        cause="every epoch unpacks the shards again",
+        detect=_compressed,
+        change=Change(config={"read": "shards"}),
     ),
-    Rule(name="repeated_work", key="read", cause="every epoch repeats the preprocessing", holds=_repeated_work, change=SNAPSHOT, effort=Effort.DISK),
+    Rule(name="repeated_work", key="read", cause="every epoch repeats the preprocessing", detect=_repeated_work, change=SNAPSHOT, effort=Effort.DISK),
     Rule(
         name="no_cache",
         key="cache",
         cause="every epoch repeats the preprocessing",
-        holds=_could_cache,
+        detect=_could_cache,
         change=Change(config={"cache": {"where": "memory", "after": "preprocess"}}),
         effort=Effort.MEMORY,
     ),
@@ -280,7 +284,7 @@ RULES = (
         name="decode_bound",
         key="decode.scale",
         cause="images are decoded at full size and then made smaller",
-        holds=_decodes,
+        detect=_decodes,
         change=Change(config={"decode": {"scale": 2}}, factors={"decode": 0.6}),
         effort=Effort.RESULTS,
     ),
@@ -288,43 +292,43 @@ RULES = (
         name="host_widening",
         key="finish",
         cause="numbers are widened on the host, where they cost cores, memory and the way to the device",
-        holds=_widens,
+        detect=_widens,
         change=Change(config={"finish": "device"}),
     ),
     Rule(
         name="copy_to_device",
         key="finish",
         cause="more bytes cross to the device than the model needs",
-        holds=_copies,
-        change=Change(config={"finish": "device"}, saves=lambda facts: 0.75 * (facts.breakdown.gpu_copy_ms or 0.0)),
+        detect=_copies,
+        change=Change(config={"finish": "device"}, saved_ms=lambda facts: 0.75 * (facts.breakdown.gpu_copy_ms or 0.0)),
     ),
     Rule(
         name="epoch_gap",
         key="read",
         cause="every epoch starts its iterator, buffers and readers anew",
-        holds=_gap,
-        change=Change(config=SNAPSHOT.config, saves=lambda facts: (facts.epoch_gap_ms or 0.0) / facts.epoch_ms * facts.train_step_ms),
+        detect=_gap,
+        change=Change(config=SNAPSHOT.config, saved_ms=lambda facts: (facts.epoch_gap_ms or 0.0) / facts.epoch_ms * facts.train_step_ms),
         effort=Effort.DISK,
     ),
     Rule(
         name="variable_cost",
         key="deterministic",
         cause="a parallel map that keeps the order waits for its slowest call",
-        holds=_varies,
+        detect=_varies,
         change=Change(config={"deterministic": False}),
     ),
     Rule(
         name="service_on_one_host",
         key="service",
         cause="tf.data service brings cores of other hosts; on one host it only adds copies",
-        holds=_served_here,
+        detect=_served_here,
         change=Change(config={"service": None}),
     ),
     Rule(
         name="slow_service",
         key="service.address",
         cause="the service's workers do not keep up with the training",
-        holds=_served_slowly,
+        detect=_served_slowly,
         change=Change(),
         advice="more workers on other hosts, or `service: null`",
     ),
@@ -332,21 +336,21 @@ RULES = (
         name="too_parallel",
         key="map.parallel",
         cause="more calls than cores only compete",
-        holds=_too_parallel,
+        detect=_too_parallel,
         change=Change(config={"map": {"parallel": "cores"}}),
     ),
     Rule(
         name="few_threads",
         key="threads",
         cause="the private pool is smaller than the machine",
-        holds=_few_threads,
+        detect=_few_threads,
         change=Change(config={"threads": "shared"}),
     ),
     Rule(
         name="buffer_memory",
         key="shuffle",
         cause="examples are shuffled by holding them",
-        holds=_buffers,
+        detect=_buffers,
         change=Change(config=SNAPSHOT.config),
         effort=Effort.DISK,
     ),
@@ -354,29 +358,29 @@ RULES = (
         name="few_shards",
         key="shard.min_shards",
         cause="there are fewer files than readers",
-        holds=_few_shards,
+        detect=_few_shards,
         change=Change(other={"shard.min_shards": 16}),
     ),
     Rule(
         name="small_shards",
         key="shard.target_size_mib",
         cause="shards are too small",
-        holds=_small_shards,
+        detect=_small_shards,
         change=Change(other={"shard.target_size_mib": 128, "shard.min_shards": 8}),
     ),
     Rule(
         name="allocator",
         key="MALLOC_MMAP_THRESHOLD_",
         cause="large batches are given back to the kernel and asked for again",
-        holds=_allocates,
+        detect=_allocates,
         change=Change(other={"MALLOC_MMAP_THRESHOLD_": 1 << 30, "MALLOC_TRIM_THRESHOLD_": 1 << 30}),
     ),
-    Rule(name="cold_start", key="train.epochs", cause="only the first epoch is slow", holds=_cold, change=Change()),
+    Rule(name="cold_start", key="train.epochs", cause="only the first epoch is slow", detect=_cold, change=Change()),
     Rule(
         name="gpu_idle",
         key="train.steps_per_execution",
         cause="the GPU waits for Python and for kernels to be launched",
-        holds=_idles,
+        detect=_idles,
         change=Change(other={"train.steps_per_execution": 8, "train.jit_compile": True}),
     ),
 )

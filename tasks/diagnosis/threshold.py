@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.errors import ConditionMet, InvalidParams, nearest
+from tasks.errors import InvalidParams, ThresholdExceeded, did_you_mean
 
 _COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
@@ -29,15 +29,15 @@ class Condition:
         """Compare the figure.
 
         Raises:
-          ConditionMet: it is so, or it was not measured, so that nobody can say it is not.
+          ThresholdExceeded: it is so, or it was not measured, so that nobody can say it is not.
           InvalidParams: there is no such figure, or it is of another kind.
         """
         known = [name for name, figure in figures.items() if not isinstance(figure, Mapping)]
         if self.key not in known:
-            raise InvalidParams([f"--fail-if: {self.key} is no figure of a profile; {nearest(self.key, known)}"])
+            raise InvalidParams([f"--fail-if: {self.key} is no figure of a profile; {did_you_mean(self.key, known)}"])
         value = figures[self.key]
         if value is None or value != value:  # NaN compares as false with everything
-            raise ConditionMet(f"{self.key} was not measured here, so `{self}` cannot be ruled out")
+            raise ThresholdExceeded(f"{self.key} was not measured here, so `{self}` cannot be ruled out")
         try:
             limit = type(value)(self.wanted)
         except ValueError:
@@ -45,7 +45,7 @@ class Condition:
         if limit != limit:
             raise InvalidParams([f"--fail-if: {self.wanted} compares with nothing; give a number"])
         if _COMPARISONS[self.sign](value, limit):
-            raise ConditionMet(f"{self} holds: it is {f'{value:.4g}' if isinstance(value, float) else value}")
+            raise ThresholdExceeded(f"{self} holds: it is {f'{value:.4g}' if isinstance(value, float) else value}")
 
 
 def parse_condition(text: str) -> Condition:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.diagnosis.intervals import coarsened, common, spans
+from tasks.diagnosis.intervals import close_gaps, intersection, union
 from tasks.diagnosis.trace_breakdown import AUTOMATIC, activity
 from tasks.diagnosis.xspace import WAIT, Trace
 from tasks.reporting.plots import TRAIN_LANE, WAITING_LANE
@@ -27,18 +27,18 @@ def timeline_of(trace: Trace) -> Timeline | None:
     if not marks:
         return None
     begin, end = marks[0].start_ms, marks[-1].end_ms
-    window = spans([(begin, end)])
+    window = union([(begin, end)])
     lanes = {
-        TRAIN_LANE: spans((event.start_ms, event.end_ms) for event in marks),
-        WAITING_LANE: spans((event.start_ms, event.end_ms) for event in trace.host if event.name == WAIT),
+        TRAIN_LANE: union((event.start_ms, event.end_ms) for event in marks),
+        WAITING_LANE: union((event.start_ms, event.end_ms) for event in trace.host if event.name == WAIT),
         **{step: at_work for step, at_work in activity(trace.host).items() if step and AUTOMATIC not in step and step != "prefetch"},
     }
     finest = (end - begin) / RESOLUTION
-    shown = {lane: common(at_work, window) - begin for lane, at_work in lanes.items()}
+    shown = {lane: intersection(at_work, window) - begin for lane, at_work in lanes.items()}
     return Timeline(
         length_ms=end - begin,
         lanes={
-            lane: [(first, last) for first, last in (found if lane == TRAIN_LANE else coarsened(found, finest)).tolist()]
+            lane: [(first, last) for first, last in (found if lane == TRAIN_LANE else close_gaps(found, finest)).tolist()]
             for lane, found in shown.items()
             if len(found)
         },

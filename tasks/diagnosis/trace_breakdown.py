@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tasks.diagnosis.intervals import common, spans, total, without
+from tasks.diagnosis.intervals import difference, intersection, total_length, union
 from tasks.diagnosis.xspace import WAIT, Event, Trace
 
 AUTOMATIC = "Dataset:"  # in the step name that TensorFlow gives iterators that the plan did not name
@@ -26,8 +26,8 @@ _KERNEL = re.compile(r"^(?:[\w.\-]+/)*?[\w.\-/]+:[A-Z_]\w*$")
 _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
 
 
-Above = Callable[[Callable[[Event], object]], Event | None]  # finds the nearest span around one that meets a condition
-Nested = tuple[Event, Above]
+FindAncestor = Callable[[Callable[[Event], object]], Event | None]  # finds the nearest span around one that meets a condition
+NestedSpan = tuple[Event, FindAncestor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +86,9 @@ def break_down(trace: Trace) -> Breakdown:
     steps = [event for event in trace.host if event.step]
     waits = [event for event in trace.host if event.name == WAIT]
     lengths = sorted(event.duration_ms for event in waits)
-    window = spans((event.start_ms, event.end_ms) for event in steps)
-    device = spans((event.start_ms, event.end_ms) for event in trace.device if not _COPY.search(event.name))
-    copies = spans((event.start_ms, event.end_ms) for event in trace.device if _COPY.search(event.name))
+    window = union((event.start_ms, event.end_ms) for event in steps)
+    device = union((event.start_ms, event.end_ms) for event in trace.device if not _COPY.search(event.name))
+    copies = union((event.start_ms, event.end_ms) for event in trace.device if _COPY.search(event.name))
     on_gpu = bool(trace.device and steps)
     return Breakdown(
         steps=len(steps),
@@ -96,9 +96,9 @@ def break_down(trace: Trace) -> Breakdown:
         wait_ms_p50=statistics.median(lengths) if lengths else None,
         wait_ms_p95=lengths[int(0.95 * (len(lengths) - 1))] if lengths else None,
         wait_ms_mean=statistics.fmean(lengths) if lengths else None,
-        iterators=tuple(_iterators(trace.host, spans((event.start_ms, event.end_ms) for event in waits), total(window) or float("nan"))),
-        gpu_busy_ms=total(common(device, window)) / len(steps) if on_gpu else None,
-        gpu_copy_ms=total(common(copies, window)) / len(steps) if on_gpu else None,
+        iterators=tuple(_iterators(trace.host, union((event.start_ms, event.end_ms) for event in waits), total_length(window) or float("nan"))),
+        gpu_busy_ms=total_length(intersection(device, window)) / len(steps) if on_gpu else None,
+        gpu_copy_ms=total_length(intersection(copies, window)) / len(steps) if on_gpu else None,
     )
 
 
@@ -108,11 +108,11 @@ def activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
     found: dict[str, list[tuple[float, float]]] = {}
     for path in sorted(tallies, key=lambda path: path.count("::")):
         tally = tallies[path]
-        at_work = spans(tally.worked() if tally.elsewhere else tally.called)
+        at_work = union(tally.worked() if tally.elsewhere else tally.called)
         for child in (other for other in tallies if other.rpartition("::")[0] == path and not tally.elsewhere):
-            at_work = without(at_work, spans(tallies[child].called))
+            at_work = difference(at_work, union(tallies[child].called))
         found.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
-    return {step: spans(pairs) for step, pairs in found.items()}
+    return {step: union(pairs) for step, pairs in found.items()}
 
 
 @dataclass(kw_only=True)
@@ -142,7 +142,7 @@ def _iterators(events: Sequence[Event], waits: np.ndarray, window_ms: float) -> 
     tallies = _tally(events)
     critical: dict[str, float] = defaultdict(float)
     for root in (path for path in tallies if path.count("::") == 1):
-        _blame(root, waits, tallies, critical)
+        _attribute_wait(root, waits, tallies, critical)
     waited = sum(critical.values())
     for path in sorted(tallies, key=lambda path: path.split("::")):
         tally = tallies[path]
@@ -163,33 +163,33 @@ def _iterators(events: Sequence[Event], waits: np.ndarray, window_ms: float) -> 
         )
 
 
-def _blame(path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]) -> None:
+def _attribute_wait(path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]) -> None:
     """Share out the instants in which everybody waited for `path`: to its functions at work, then to its inputs, the rest to itself."""
     tally = tallies[path]
-    left = common(waits, spans(tally.called))
+    left = intersection(waits, union(tally.called))
     if tally.elsewhere:
-        worked = common(left, spans(tally.worked()))
-        critical[path] += total(worked)
-        left = without(left, worked)
+        worked = intersection(left, union(tally.worked()))
+        critical[path] += total_length(worked)
+        left = difference(left, worked)
     for child in (other for other in tallies if other.rpartition("::")[0] == path):
-        _blame(child, left, tallies, critical)
-        left = without(left, spans(tallies[child].called))
-    critical[path] += total(left)
+        _attribute_wait(child, left, tallies, critical)
+        left = difference(left, union(tallies[child].called))
+    critical[path] += total_length(left)
 
 
 def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
     """Gather what every iterator did."""
     tallies: dict[str, _Tally] = defaultdict(_Tally)
-    nested = list(_nested(events))
-    produced = _count_calls(nested, tallies)
-    _count_functions(nested, _owners(nested, produced), tallies)
+    spans_with_ancestors = list(_with_ancestors(events))
+    produced = _count_calls(spans_with_ancestors, tallies)
+    _count_functions(spans_with_ancestors, _owners(spans_with_ancestors, produced), tallies)
     return {path: tally for path, tally in tallies.items() if tally.called}
 
 
-def _count_calls(nested: Sequence[Nested], tallies: dict[str, _Tally]) -> dict[int, str]:
+def _count_calls(spans_with_ancestors: Sequence[NestedSpan], tallies: dict[str, _Tally]) -> dict[int, str]:
     """Count the iterators' calls; returns for whom each producing span (by identity) produces."""
     produced: dict[int, str] = {}
-    for event, above in nested:
+    for event, ancestor in spans_with_ancestors:
         if not event.iterator:
             continue
         path = _path(event)
@@ -198,34 +198,34 @@ def _count_calls(nested: Sequence[Nested], tallies: dict[str, _Tally]) -> dict[i
         tally.tuned = event.tuned if event.tuned is not None else tally.tuned
         tally.called.append((event.start_ms, event.end_ms))
         tally.own_ms += event.duration_ms
-        around = above(_serves)
-        if around is not None and around.iterator:
-            tallies[_path(around)].own_ms -= event.duration_ms
+        caller = ancestor(_serves)
+        if caller is not None and caller.iterator:
+            tallies[_path(caller)].own_ms -= event.duration_ms
         elif path.count("::") > 1:
             consumer = path.rpartition("::")[0]
             tallies[consumer].elsewhere = True
-            if around is not None:
-                produced[id(around)] = consumer
+            if caller is not None:
+                produced[id(caller)] = consumer
     return produced
 
 
-def _owners(nested: Sequence[Nested], produced: Mapping[int, str]) -> dict[int, str]:
+def _owners(spans_with_ancestors: Sequence[NestedSpan], produced: Mapping[int, str]) -> dict[int, str]:
     """The iterator of each run of a function: the one that calls it, or that the producing thread works for."""
     owners = {}
-    for event, above in nested:
-        if event.name.startswith(_CALLS) and event.run and (around := above(_serves)) is not None:
-            owners[event.run] = _path(around) if around.iterator else produced.get(id(around), "")
+    for event, ancestor in spans_with_ancestors:
+        if event.name.startswith(_CALLS) and event.run and (caller := ancestor(_serves)) is not None:
+            owners[event.run] = _path(caller) if caller.iterator else produced.get(id(caller), "")
     return {run: path for run, path in owners.items() if path}
 
 
-def _count_functions(nested: Sequence[Nested], owners: Mapping[int, str], tallies: dict[str, _Tally]) -> None:
+def _count_functions(spans_with_ancestors: Sequence[NestedSpan], owners: Mapping[int, str], tallies: dict[str, _Tally]) -> None:
     """Add up the executions of functions, and the kernels within them by the op of the plan whose scope they are in."""
-    for event, above in nested:
+    for event, ancestor in spans_with_ancestors:
         if event.name == _EXECUTES and event.run in owners:
-            if above(lambda span, run=event.run: span.name == _EXECUTES and span.run == run) is None:
+            if ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run) is None:
                 tallies[owners[event.run]].functions[event.run].append((event.start_ms, event.end_ms))
         elif _KERNEL.match(event.name):
-            inside = above(lambda span: span.run in owners or span.iterator)
+            inside = ancestor(lambda span: span.run in owners or span.iterator)
             if inside is not None:
                 tallies[owners.get(inside.run) or _path(inside)].ops[event.name.partition(":")[0].partition("/")[0]] += event.duration_ms
 
@@ -239,7 +239,7 @@ def _path(event: Event) -> str:
     return _INSTANCE.sub("", event.name)
 
 
-def _nested(events: Sequence[Event]) -> Iterator[Nested]:
+def _with_ancestors(events: Sequence[Event]) -> Iterator[NestedSpan]:
     """Every span with a function that finds the nearest span around it, on its thread, that meets a condition."""
     by_thread: dict[int, list[Event]] = defaultdict(list)
     for event in events:
@@ -249,11 +249,11 @@ def _nested(events: Sequence[Event]) -> Iterator[Nested]:
         for event in sorted(thread, key=lambda span: (span.start_ms, -span.duration_ms)):
             while chain is not None and chain[0].end_ms <= event.start_ms:
                 chain = chain[1]
-            yield event, _finder(chain)
+            yield event, _ancestor_finder(chain)
             chain = (event, chain)
 
 
-def _finder(chain: tuple | None) -> Above:
+def _ancestor_finder(chain: tuple | None) -> FindAncestor:
     def find(meets: Callable[[Event], object]) -> Event | None:
         link = chain
         while link is not None:

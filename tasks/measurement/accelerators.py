@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.errors import UnknownModel, nearest
+from tasks.errors import UnknownModel, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,5 +41,5 @@ def find_accelerator(name: str) -> Accelerator:
       UnknownModel: there is none; names the nearest.
     """
     if name not in ACCELERATORS:
-        raise UnknownModel(f"--accelerator: {name} is not in the table; {nearest(name, list(ACCELERATORS))}")
+        raise UnknownModel(f"--accelerator: {name} is not in the table; {did_you_mean(name, list(ACCELERATORS))}")
     return ACCELERATORS[name]

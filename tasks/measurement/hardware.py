@@ -19,7 +19,7 @@ import psutil
 import pynvml
 
 from tasks.measurement.gpus import visible_gpus
-from tasks.progress import say
+from tasks.progress import echo
 
 SAMPLE_EVERY_S = 0.2
 NOT_MEASURED = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_INVALID_ARGUMENT)  # by this device, ever
@@ -88,7 +88,7 @@ class Sampler:
             self._thread.join()
         if self._failures:
             counted = f"{len(self._failures)} of {len(self._failures) + len(self._samples)} readings of the GPU failed"
-            say(f"  {counted} (NVML: {self._failures[-1]}); GPU metrics are those of the others")
+            echo(f"  {counted} (NVML: {self._failures[-1]}); GPU metrics are those of the others")
         utilization = sorted(_known(sample.utilization_pct for sample in self._samples))
         memory = _known(sample.memory_mb for sample in self._samples)
         power = _known(sample.power_w for sample in self._samples)

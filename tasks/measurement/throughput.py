@@ -15,7 +15,7 @@ from tasks.pipelines.dataset import InputPipeline
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class EpochTiming:
     """One pass over the data, or as much of it as the time allowed.
 
     `first_batch_s` runs from asking for the iterator, or the last batch before, to the first one here; `steady_examples_per_s` is everything
@@ -62,37 +62,39 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
     )
 
 
-def _passes(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[Pass]:
+def _passes(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[EpochTiming]:
     """Time pass after pass over one sequence of epochs; one that was cut short is followed by one from there on."""
-    asked, ended = time.perf_counter(), None
-    batches, left = pipeline.batches(epochs=passes), pipeline.steps
+    requested_at, previous_end = time.perf_counter(), None
+    batches, steps_left = pipeline.batches(epochs=passes), pipeline.steps
     for number in range(passes):
         limit = math.inf if number == 0 and pipeline.plan.caches else max_seconds
-        timing, steps, now = _one_pass(batches, pipeline, left=left, asked=asked, ended=ended, max_seconds=limit)
+        timing, steps, now = _one_pass(
+            batches, pipeline, steps_left=steps_left, requested_at=requested_at, previous_end=previous_end, max_seconds=limit
+        )
         yield timing
-        left = left - steps or pipeline.steps
-        asked, ended = now, now if left == pipeline.steps else None
+        steps_left = steps_left - steps or pipeline.steps
+        requested_at, previous_end = now, now if steps_left == pipeline.steps else None
 
 
 def _one_pass(
-    batches: Iterator, pipeline: InputPipeline, *, left: int, asked: float, ended: float | None, max_seconds: float
-) -> tuple[Pass, int, float]:
+    batches: Iterator, pipeline: InputPipeline, *, steps_left: int, requested_at: float, previous_end: float | None, max_seconds: float
+) -> tuple[EpochTiming, int, float]:
     """A pass over the `left` steps of an epoch, and how many steps it took until when. `ended`: when the epoch before had ended."""
     first = next(batches, None)
-    begun = now = time.perf_counter()
+    first_batch_at = now = time.perf_counter()
     if first is None:
         raise EmptyDataset(f"the {pipeline.split} split of this configuration delivers no batch; its plan is {pipeline.plan}")
     first_size, count, steps = _examples(first), 0, 1
     # A short rest of an epoch would make a pass too short to count.
-    while steps < left and (now - begun < max_seconds or left - steps < steps / 2):
+    while steps < steps_left and (now - first_batch_at < max_seconds or steps_left - steps < steps / 2):
         count += _examples(next(batches))
         steps += 1
         now = time.perf_counter()
-    timing = Pass(
+    timing = EpochTiming(
         examples=first_size + count,
-        first_batch_s=begun - asked,
-        steady_examples_per_s=count / (now - begun) if count else first_size / max(begun - asked, 1e-9),
-        gap_s=None if ended is None else begun - ended,
+        first_batch_s=first_batch_at - requested_at,
+        steady_examples_per_s=count / (now - first_batch_at) if count else first_size / max(first_batch_at - requested_at, 1e-9),
+        gap_s=None if previous_end is None else first_batch_at - previous_end,
     )
     return timing, steps, now
 

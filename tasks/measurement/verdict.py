@@ -38,7 +38,7 @@ class Stall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Witness:
+class CrossCheck:
     """What the training's own warm epochs say of the stall [%].
 
     `low_pct` takes every step of an epoch as measured; `high_pct` takes those as free whose batches lay prepared while the
@@ -65,7 +65,7 @@ def verdict_of(stall_pct: float, *, accelerator: bool) -> str:
     return COMPUTE_BOUND if stall_pct < least else INPUT_BOUND if stall_pct >= HIGHLY_BOUND_PCT else SLIGHTLY_BOUND
 
 
-def witness_of(state: SteadyState, trained: Mapping[str, Any], *, batch_size: int, steps: int) -> Witness | None:
+def cross_check_from(state: SteadyState, trained: Mapping[str, Any], *, batch_size: int, steps: int) -> CrossCheck | None:
     """Read the second witness from train.json; None where the training had one epoch only, which starts cold."""
     rates = trained.get("throughput", {})
     rate = rates.get("train_examples_per_s")
@@ -74,10 +74,10 @@ def witness_of(state: SteadyState, trained: Mapping[str, Any], *, batch_size: in
     step_ms = 1e3 * batch_size / rate
     free = min(state.prepared, steps - 1)
     low, high = (max(0.0, 100 * (1 - state.model_step_ms / ms)) for ms in (step_ms, step_ms * steps / (steps - free)))
-    return Witness(low_pct=low, high_pct=high, step_ms=step_ms)
+    return CrossCheck(low_pct=low, high_pct=high, step_ms=step_ms)
 
 
-def judge(stall: Stall, witness: Witness | None, *, accelerator: bool) -> Verdict:
+def judge(stall: Stall, witness: CrossCheck | None, *, accelerator: bool) -> Verdict:
     """Give the verdict, or say why none can be given.
 
     Undecided is what lies on both sides of a threshold (by more than `MARGIN_PCT` each, where both sides of the measurement
@@ -102,7 +102,7 @@ def judge(stall: Stall, witness: Witness | None, *, accelerator: bool) -> Verdic
     return Verdict(name=name)
 
 
-def _within_drift(stall: Stall, witness: Witness) -> float:
+def _within_drift(stall: Stall, witness: CrossCheck) -> float:
     """What the witness, after all drift, says at least that the interval does not hold; where they agree, the stall itself."""
     if witness.low_pct - DRIFT_PCT > stall.high_pct:
         return witness.low_pct - DRIFT_PCT

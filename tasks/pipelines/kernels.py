@@ -89,7 +89,7 @@ def _(op: Parse, element: Element, draw: Draw) -> Element:
 def _(op: DecodeImage, element: Element, draw: Draw) -> Element:
     encoded = element["image"]
 
-    def plainly() -> tf.Tensor:
+    def generic_decode() -> tf.Tensor:
         image = tf.io.decode_image(encoded, channels=op.channels, expand_animations=False)
         image.set_shape((None, None, op.channels))
         return image if op.crop is None else tf.image.resize_with_crop_or_pad(image, *op.crop)
@@ -101,11 +101,11 @@ def _(op: DecodeImage, element: Element, draw: Draw) -> Element:
         size = tf.io.extract_jpeg_shape(encoded)
         window = tf.stack([(size[0] - op.crop[0]) // 2, (size[1] - op.crop[1]) // 2, *op.crop])
         fits = tf.reduce_all(size[:2] >= op.crop)
-        return tf.cond(fits, lambda: tf.image.decode_and_crop_jpeg(encoded, window, channels=op.channels, dct_method=method), plainly)
+        return tf.cond(fits, lambda: tf.image.decode_and_crop_jpeg(encoded, window, channels=op.channels, dct_method=method), generic_decode)
 
     if (op.dct, op.scale, op.crop) == ("fast", 1, None):
-        return {**element, "image": plainly()}
-    image = tf.cond(tf.io.is_jpeg(encoded), as_jpeg, plainly)
+        return {**element, "image": generic_decode()}
+    image = tf.cond(tf.io.is_jpeg(encoded), as_jpeg, generic_decode)
     image.set_shape((*(op.crop or (None, None)), op.channels))
     return {**element, "image": image}
 
@@ -144,7 +144,7 @@ def _(op: RandomCrop, element: Element, draw: Draw) -> Element:
     size = tf.shape(image)
     tall, wide = size[-3], size[-2]
     if image.shape[-3] is None or image.shape[-2] is None or image.shape[-3] < op.height or image.shape[-2] < op.width:
-        image = _grown(image, op.height, op.width)
+        image = _pad_to(image, op.height, op.width)
         tall, wide = tf.maximum(tall, op.height), tf.maximum(wide, op.width)
     top = tf.cast(draw.uniform(element["key"], 0) * tf.cast(tall - op.height + 1, tf.float32), tf.int32)
     left = tf.cast(draw.uniform(element["key"], 1) * tf.cast(wide - op.width + 1, tf.float32), tf.int32)
@@ -163,7 +163,7 @@ def _(op: Flip, element: Element, draw: Draw) -> Element:
     heads = draw.uniform(element["key"]) < 0.5  # noqa: PLR2004
     if image.shape.rank == len(_PIXELS):
         return {**element, "image": tf.cond(heads, lambda: tf.reverse(image, [-2]), lambda: image)}
-    return {**element, "image": _either(heads, _mirrored(image), image)}
+    return {**element, "image": _where_per_example(heads, _flip_horizontal(image), image)}
 
 
 @compute.register
@@ -306,20 +306,20 @@ def _rectangle(image: tf.Tensor, key: tf.Tensor, draw: Draw, *, height: tf.Tenso
     return inside[0][..., :, None, None] & inside[1][..., None, :, None]
 
 
-def _grown(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
+def _pad_to(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
     """Pad with zeros at the bottom and on the right up to at least (height, width)."""
     size = tf.shape(image)
     lead = [[0, 0]] * (image.shape.rank - len(_PIXELS))
     return tf.pad(image, [*lead, [0, tf.maximum(0, height - size[-3])], [0, tf.maximum(0, width - size[-2])], [0, 0]])
 
 
-def _mirrored(images: tf.Tensor) -> tf.Tensor:
+def _flip_horizontal(images: tf.Tensor) -> tf.Tensor:
     """Images (batch, height, width, channels), each turned round. TensorFlow is quick at this for one image only, so they become one."""
     shape = tf.shape(images)
     return tf.reshape(tf.reverse(tf.reshape(images, tf.stack([-1, shape[2], shape[3]])), [1]), shape)
 
 
-def _either(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+def _where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     """For each of a batch (batch, …): the one of `images` where `first` (batch,) is true, else that of `others`.
 
     By rows of memory: a condition that is broadcast over four dimensions takes six times as long.

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tasks.data.columns import column_path, read_ahead
 from tasks.data.splits import steps_per_epoch
-from tasks.errors import ImpossiblePlan, nearest
+from tasks.errors import ImpossiblePlan, did_you_mean
 from tasks.pipelines.kernels import Element
 from tasks.pipelines.samplers import ClassIndex, class_index, drawn_by_class, permuted, permuted_within_windows
 from tasks.pipelines.steps import Gather, mixed_together
@@ -172,7 +172,7 @@ def labels_and_weights(sample: Sample, stored: Stored, split: str) -> tuple[np.n
     labels = np.asarray(stored.mapped(split, "label"))
     for name in sample.weights:
         if name not in classes:
-            raise ImpossiblePlan(f"sample.weights: {name} is not a class; {nearest(name, list(classes))}")
+            raise ImpossiblePlan(f"sample.weights: {name} is not a class; {did_you_mean(name, list(classes))}")
     weights = np.asarray([sample.weights.get(name, 1.0) for name in classes], np.float64)
     counts = np.bincount(labels, minlength=len(classes))
     missing = [name for name, weight, count in zip(classes, weights, counts, strict=True) if weight > 0 and count == 0]

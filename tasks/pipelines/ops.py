@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.code_identity import code_digest
-from tasks.errors import nearest
+from tasks.errors import did_you_mean
 
 Shape = tuple[int | None, ...] | None
 PROGRAM = ("tasks", "flows")  # packages whose code is in the versions of the ops
@@ -283,7 +283,7 @@ def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, l
         return None, [f"{where}: expected an op name, or a name with a mapping of arguments; found {spec!r}"]
     kind = _import_op(name) if ":" in name else REGISTRY.get(name)
     if kind is None:
-        return None, [f"{where}: {name} is not an op; {nearest(name, list(REGISTRY))}"]
+        return None, [f"{where}: {name} is not an op; {did_you_mean(name, list(REGISTRY))}"]
     try:
         return kind(**arguments), []
     except ValidationError as error:
@@ -302,7 +302,7 @@ def _import_op(path: str) -> type[Op] | None:
 def _problem(where: str, kind: type[Op], item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{where}.{key} is not an argument; {nearest(key, list(kind.model_fields)) if kind.model_fields else 'it takes none'}"
+        return f"{where}.{key} is not an argument; {did_you_mean(key, list(kind.model_fields)) if kind.model_fields else 'it takes none'}"
     if item["type"] == "missing":
         return f"{where}.{key} is missing"
     return f"{where}.{key}: {item['msg'].lower()}; found {item['input']!r}"

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.errors import ServiceFailed
-from tasks.progress import say
+from tasks.progress import echo
 
 START_S = 120
 CONNECT_S = 10
@@ -45,9 +45,9 @@ def local_service(workers: int) -> Iterator[str]:
     running = [dispatcher]
     stopping = threading.Event()
     try:
-        address = _announced(dispatcher)
+        address = _read_address(dispatcher)
         running += [_start("worker", "--dispatcher", address) for _ in range(workers)]
-        places = [_announced(worker) for worker in running[1:]]
+        places = [_read_address(worker) for worker in running[1:]]
         keeper = threading.Thread(target=_keep_alive, args=(running, address, places, stopping), daemon=True)
         keeper.start()
         yield address
@@ -63,7 +63,7 @@ def _keep_alive(running: list[subprocess.Popen[str]], address: str, places: list
     while not stopping.wait(CHECK_S):
         for number, place in enumerate(places, start=1):
             if running[number].poll() is not None:
-                say(f"tf.data service: worker {place} died with code {running[number].returncode}; starting it again")
+                echo(f"tf.data service: worker {place} died with code {running[number].returncode}; starting it again")
                 _stop([running[number]])
                 running[number] = _start("worker", "--dispatcher", address, "--port", place.rpartition(":")[2])
 
@@ -95,7 +95,7 @@ def _stop(processes: list[subprocess.Popen[str]]) -> None:
         process.stdout.close() if process.stdout else None
 
 
-def _announced(process: subprocess.Popen[str]) -> str:
+def _read_address(process: subprocess.Popen[str]) -> str:
     """The address that a process prints once it is up."""
     watchdog = threading.Timer(START_S, process.kill)
     watchdog.start()

@@ -11,7 +11,7 @@ import numpy as np
 from tasks.data.columns import Column, SnapshotIndex, map_column, read_index
 from tasks.data.manifest import read_manifest
 from tasks.data.repair import shard_path
-from tasks.data.shards import Shard, ShardIndex, check_shard, damage, read_shard_index, remedy
+from tasks.data.shards import Shard, ShardIndex, check_shard, damage, fix_hint, read_shard_index
 from tasks.data.splits import shard_order
 from tasks.files import digest_json
 from tasks.libraries import installed_versions
@@ -46,7 +46,7 @@ class Stored:
     def damage(self, shard: Shard) -> list[str]:
         """What is wrong with the bytes of a shard as it is read, and what to do about it; nothing, if all is well."""
         problems = damage(self.path(shard), shard)
-        return [*problems, remedy(self.path(shard), shard)] if problems else []
+        return [*problems, fix_hint(self.path(shard), shard)] if problems else []
 
     def column(self, name: str) -> Column:
         """One column of the snapshot."""
@@ -85,11 +85,11 @@ def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Seq
     written = read_index(snapshot, key=snapshot_key(index, preprocess))
     stored = Stored(
         shards_folder=shards,
-        shards=index.with_mended(written.mended),
+        shards=index.with_repaired(written.repaired),
         snapshot_folder=snapshot,
         snapshot=written,
         preprocess=tuple(preprocess),
-        files=lambda split: list_files(manifest, split, among=stored.mapped(split, "key") if written.mended else None),
+        files=lambda split: list_files(manifest, split, among=stored.mapped(split, "key") if written.repaired else None),
     )
     for shard in stored.shards.shards:
         check_shard(stored.path(shard), shard)
@@ -104,7 +104,7 @@ def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
 
 def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = None) -> FileList:
     """List the image files of a split in the same content-keyed order in which the shards hold them; only those with a key in `among`, if given."""
-    rows = read_manifest(manifest_folder).of(split)
+    rows = read_manifest(manifest_folder).for_split(split)
     rows = rows.iloc[shard_order(rows)]
     rows = rows if among is None else rows[rows["key"].isin(among)]
     return FileList(paths=tuple(rows["uri"]), labels=tuple(rows["label"].tolist()), keys=tuple(rows["key"].tolist()))

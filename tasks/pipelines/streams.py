@@ -38,7 +38,7 @@ def read(step: Read, stored: Stored, split: str, *, seed: int | tf.Tensor) -> tf
 
 def _read_shards(step: Read, stored: Stored, split: str, *, seed: int | tf.Tensor = 0) -> tf.data.Dataset:
     compression: Compression = "gzip" if step.source == "gzip_shards" else stored.shards.compressions[0]
-    paths = [str(stored.path(shard).absolute()) for shard in stored.shards.of(split, compression)]
+    paths = [str(stored.path(shard).absolute()) for shard in stored.shards.for_split(split, compression)]
     if not paths:
         raise MissingInput(f"{stored.shards_folder} holds no {compression} shards; set shard.compression to both and run `dvc repro shard`")
     kind = "GZIP" if compression == "gzip" else ""
@@ -71,7 +71,7 @@ def _read_files(stored: Stored, split: str) -> tf.data.Dataset:
 def _read_arrays(stored: Stored, split: str) -> tf.data.Dataset:
     """All records of the split in memory, as they are stored: values, or encoded images."""
     schema = stored.shards.schema
-    count = sum(shard.records for shard in stored.shards.of(split))
+    count = sum(shard.records for shard in stored.shards.for_split(split))
     records = _read_shards(Read(source="shards"), stored, split).batch(max(1, count)).get_single_element()
     draw = Draw(seed=0, epoch=tf.constant(0, tf.int64))
     element = compute(Parse(feature=schema.feature, label=schema.label), {"record": records}, draw)

@@ -48,7 +48,7 @@ def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> 
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlabel("examples per second")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
-    _plain(axes)
+    _style_axes(axes)
     _save(figure, folder / "throughput")
 
 
@@ -74,7 +74,7 @@ def plot_timelines(timelines: Mapping[str, Mapping[str, Sequence[tuple[float, fl
         axes.set_xlim(0, length)
         axes.set_title(_short(title, 110), loc="left", fontsize=9, color=INK)
         axes.set_xlabel("milliseconds")
-        _plain(axes)
+        _style_axes(axes)
     _save(figure, stem)
 
 
@@ -89,7 +89,7 @@ def plot_steps(train_ms: Sequence[float], model_ms: float, folder: Path) -> None
     axes.set_xlim(0, None)
     axes.set_xlabel("milliseconds per step")
     axes.set_ylabel("steps")
-    _plain(axes)
+    _style_axes(axes)
     _save(figure, folder / "steps")
 
 
@@ -106,7 +106,7 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _plain(axes) -> None:  # noqa: ANN001 - matplotlib has no public type for it
+def _style_axes(axes) -> None:  # noqa: ANN001 - matplotlib has no public type for it
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
     axes.xaxis.label.set_color(INK)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 BASELINE = "naive"
-SURE_ERRORS = 3  # standard errors beyond which two results on the same held-out examples are no chance
+MAX_STANDARD_ERRORS = 3  # standard errors beyond which two results on the same held-out examples are no chance
 RESAMPLES, COVERAGE_PCT = 4000, 95
 Row = Mapping[str, Any]
 
@@ -105,7 +105,7 @@ def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
     return math.ceil(spent / (other - epoch)) if spent > 0 and other > epoch else None
 
 
-def unlike_results(rows: Sequence[Row]) -> str | None:
+def accuracy_warning(rows: Sequence[Row]) -> str | None:
     """Say so where a configuration's validation accuracy is further from the others' median than chance explains.
 
     Chance is the error of a share counted on the held-out examples, for two models: those of one data set also differ by order and augmentation.
@@ -114,7 +114,7 @@ def unlike_results(rows: Sequence[Row]) -> str | None:
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
         return None
     middle, held_out = statistics.median(scores.values()), rows[0]["held_out"]
-    allowed = SURE_ERRORS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / held_out)
+    allowed = MAX_STANDARD_ERRORS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / held_out)
     far = [f"{name} {score:.4f}" for name, score in scores.items() if abs(score - middle) > allowed]
     return (
         f"validation accuracy differs by more than chance (± {allowed:.4f} around {middle:.4f}, {held_out:,} held-out examples): {', '.join(far)}"

@@ -11,46 +11,46 @@ import mlflow
 from mlflow.exceptions import MlflowException
 
 from tasks.layout import Layout
-from tasks.progress import say
+from tasks.progress import echo
 from tasks.tracking.champion import Score, objection, score_from, score_of, tags_of
-from tasks.tracking.experiments import PREFIX, Identity, experiment_id, identity_of
-from tasks.tracking.recorder import AWAY, Recorder, lineage, reason, use_store
-from tasks.tracking.saved_view import address_of, save_view
+from tasks.tracking.experiments import PREFIX, RunKey, experiment_id, identity_of
+from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use_store
+from tasks.tracking.saved_view import save_view, view_url
 
 CHAMPION = "champion"
 UNASKED = "unchanged, since a run with changes does not choose it unless asked to (crown: true, --crown)"
 
 
-def pages_of(run_id: str | None) -> tuple[str, str] | None:
+def run_urls(run_id: str | None) -> tuple[str, str] | None:
     """Addresses in the server's UI of a run, and of the view of a comparison's configurations; None without a server that answers."""
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
         return None
     try:
         experiment = mlflow.get_run(run_id).info.experiment_id
-    except AWAY:
+    except STORE_ERRORS:
         return None
-    return f"{server}/#/experiments/{experiment}/runs/{run_id}", address_of(server, experiment, run_id)
+    return f"{server}/#/experiments/{experiment}/runs/{run_id}", view_url(server, experiment, run_id)
 
 
-def data_set_of(root: Path, path: str) -> Identity:
+def data_set_of(root: Path, path: str) -> RunKey:
     """What a comparison in the project `root` is about, once its data at `path` has been prepared."""
     return identity_of(Layout(root).manifest, path, pipeline="comparison")
 
 
-def open_comparison(identity: Identity, name: str) -> str | None:
+def open_comparison(identity: RunKey, name: str) -> str | None:
     """Start the parent run of a comparison and return its id, or None where the store cannot be reached."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     use_store()
     try:
         tags = {"pipeline": "comparison", **lineage()}
         return mlflow.MlflowClient().create_run(experiment_id(identity), run_name=name, tags=tags).info.run_id
-    except AWAY as error:
-        say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); the comparison has no run there")
+    except STORE_ERRORS as error:
+        echo(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); the comparison has no run there")
         return None
 
 
-def close_comparison(run_id: str, identity: Identity, summary: Mapping[str, Any], report: Path, *, note: str, crowns: bool) -> None:
+def close_comparison(run_id: str, identity: RunKey, summary: Mapping[str, Any], report: Path, *, note: str, crowns: bool) -> None:
     """Give the parent run its result, and every configuration a child run; where it `crowns`, the best one's model may become champion.
 
     A configuration that was up to date has trained under an earlier comparison; it gets a child here with the same
@@ -65,20 +65,20 @@ def close_comparison(run_id: str, identity: Identity, summary: Mapping[str, Any]
         parent.call(lambda: _save_view_of(run_id))
 
         def decide() -> None:
-            decision = crown(run_id, rows, summary["best"]) if crowns else UNASKED
+            decision = register_champion(run_id, rows, summary["best"]) if crowns else UNASKED
             mlflow.set_tag(CHAMPION, decision)
-            say(f"champion: {decision}")
+            echo(f"champion: {decision}")
 
         parent.call(decide)
 
 
-def crown(run_id: str, rows: Sequence[Mapping[str, Any]], best: str) -> str:
+def register_champion(run_id: str, rows: Sequence[Mapping[str, Any]], best: str) -> str:
     """Give the model of the best configuration the alias `champion`, unless there is an objection; returns what was decided, and why."""
     client = mlflow.MlflowClient()
     name = PREFIX.replace("/", "-") + _experiment_of(run_id).name.removeprefix(PREFIX)
     scores = {row["pipeline"]: score_of(row) for row in rows}
     row, score = next(row for row in rows if row["pipeline"] == best), scores[best]
-    present = _present(name)
+    present = _current_champion(name)
     if present is not None and present.run_id == row["mlflow_run_id"]:
         return f"stays version {present.version}, {best} of the same training"
     others = [other for pipeline, other in scores.items() if pipeline != best and other is not None]
@@ -92,15 +92,15 @@ def crown(run_id: str, rows: Sequence[Mapping[str, Any]], best: str) -> str:
     tags = {"pipeline": best, "plan": row["plan"], **tags_of(score)}
     version = mlflow.register_model(models[0].model_uri, name, tags=tags)
     client.set_registered_model_alias(name, CHAMPION, version.version)
-    return f"version {version.version} of {name}, {best}: {_in_words(score, present)}"
+    return f"version {version.version} of {name}, {best}: {_describe_change(score, present)}"
 
 
-def _in_words(score: Score, present: Any) -> str:
+def _describe_change(score: Score, present: Any) -> str:
     former = score_from(present.tags) if present else None
     return f"{score}; before it {former or 'there was none'}"
 
 
-def _present(name: str) -> Any:
+def _current_champion(name: str) -> Any:
     """The version that has the alias now; None where there is none."""
     try:
         return mlflow.MlflowClient().get_model_version_by_alias(name, CHAMPION)

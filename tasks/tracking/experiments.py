@@ -32,7 +32,7 @@ _NAME_LENGTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class RunKey:
     """What a run is about: becomes experiment, name and tags. `sketch` are hexadecimal hashes, ascending; empty: known by name alone."""
 
     data_set: str
@@ -46,7 +46,7 @@ def store_home() -> Path:
     return Path(os.environ.get(STORE_HOME, ".")).resolve()
 
 
-def identity_of(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> Identity:
+def identity_of(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> RunKey:
     """The identity of the data set that ingest has read from `path` and described in the folder `manifest`.
 
     Raises:
@@ -61,7 +61,7 @@ def identity_of(manifest: Path, path: str, *, pipeline: str, data_digest: str = 
     labeled = zip(examples["digest"].tolist(), labels, strict=True)
     hashes = (digest_bytes(digest.encode(), label.encode())[:16] for digest, label in labeled)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.")[:_NAME_LENGTH] or "data"
-    return Identity(
+    return RunKey(
         data_set=name,
         pipeline=pipeline,
         data_digest=data_digest or summary["digest"],
@@ -81,7 +81,7 @@ def _share(one: Sequence[str], other: Sequence[str]) -> float:
     return len({*within} & {*other}) / len(within) if within else 0.0
 
 
-def experiment_id(identity: Identity) -> str:
+def experiment_id(identity: RunKey) -> str:
     """The experiment of a data set, made if there is none yet, brought up to date if the data has changed."""
     if not identity.sketch:
         return _named(PREFIX + identity.data_set)

@@ -15,7 +15,7 @@ FILES = ("artifact", "model")  # calls whose first value is a path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unsent:
+class PendingRun:
     """One run's calls in their order. `tags` tie it to the code and the flow of that time."""
 
     identity: Mapping[str, str]
@@ -25,33 +25,33 @@ class Unsent:
     calls: Sequence[Sequence[Any]]
 
 
-def keep(folder: Path, unsent: Unsent) -> None:
+def enqueue(folder: Path, unsent: PendingRun) -> None:
     """Keep it for later. Its files are copied: the worktree that they are in may go with the run."""
     file = folder / f"{time.time_ns()}-{unsent.identity['pipeline']}.json"
     calls: list[list[Any]] = []
     for kind, *values in unsent.calls:
-        kept = _copied(Path(values[0]), _beside(file) / str(len(calls))) if kind in FILES else values[0]
-        calls.append([kind, kept, *values[1:]])
+        value = _copy_attachment(Path(values[0]), _attachments_dir(file) / str(len(calls))) if kind in FILES else values[0]
+        calls.append([kind, value, *values[1:]])
     write_json(file, asdict(replace(unsent, calls=calls)))
 
 
-def kept(folder: Path) -> Iterator[tuple[Path, Unsent]]:
+def pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
     """Everything that is kept, the oldest first, each with its file."""
     for file in sorted(folder.glob("*.json")):
-        yield file, Unsent(**read_json(file))
+        yield file, PendingRun(**read_json(file))
 
 
-def discard(file: Path) -> None:
+def remove(file: Path) -> None:
     """Forget what has been sent."""
     file.unlink()
-    shutil.rmtree(_beside(file), ignore_errors=True)
+    shutil.rmtree(_attachments_dir(file), ignore_errors=True)
 
 
-def _beside(file: Path) -> Path:
+def _attachments_dir(file: Path) -> Path:
     return file.with_suffix(".files")
 
 
-def _copied(source: Path, folder: Path) -> str:
+def _copy_attachment(source: Path, folder: Path) -> str:
     folder.mkdir(parents=True)
     copy = folder / source.name
     if source.is_dir():

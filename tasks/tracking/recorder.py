@@ -29,15 +29,15 @@ from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from tasks.files import read_json
-from tasks.progress import say
-from tasks.tracking.experiments import STORE_HOME, Identity, experiment_id, store_home
-from tasks.tracking.outbox import Unsent, discard, keep, kept
+from tasks.progress import echo
+from tasks.tracking.experiments import STORE_HOME, RunKey, experiment_id, store_home
+from tasks.tracking.outbox import PendingRun, enqueue, pending, remove
 
-__all__ = ["STORE_HOME", "Identity", "Recorder"]
+__all__ = ["STORE_HOME", "Recorder", "RunKey"]
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 LONGEST_PARAM = 6000
-AWAY = (MlflowException, requests.RequestException, OSError)  # how a store shows that it cannot be reached or written
+STORE_ERRORS = (MlflowException, requests.RequestException, OSError)  # how a store shows that it cannot be reached or written
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")  # codes of answers, not of absence
 UNSENT = Path(".throughline") / "unsent"
 
@@ -54,23 +54,24 @@ class Recorder:
     After the first failure to reach the store everything is kept in a file of .throughline/unsent/ instead, for `sync`.
     """
 
-    def __init__(self, identity: Identity, *, run_id: str | None = None) -> None:
+    def __init__(self, identity: RunKey, *, run_id: str | None = None) -> None:
         self.run_id = run_id
         self.sent = True
         self._identity = identity
         self._unsent: list[list[Any]] = []
 
     def __enter__(self) -> Recorder:
-        self._try(self._start, starts=True)
+        self._guarded(self._start, starts=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         status = "FINISHED" if kind is None else "KILLED" if kind in (KeyboardInterrupt, SystemExit) else "FAILED"
-        self._try(lambda: mlflow.end_run(status))
+        self._guarded(lambda: mlflow.end_run(status))
         self._forget(status)
         if not self.sent:
-            keep(
-                store_home() / UNSENT, Unsent(identity=asdict(self._identity), run_id=self.run_id, status=status, tags=lineage(), calls=self._unsent)
+            enqueue(
+                store_home() / UNSENT,
+                PendingRun(identity=asdict(self._identity), run_id=self.run_id, status=status, tags=lineage(), calls=self._unsent),
             )
 
     def params(self, values: Mapping[str, Any]) -> None:
@@ -104,7 +105,7 @@ class Recorder:
 
     def call(self, function: Callable[[], Any]) -> None:
         """Do anything else with the active run under the same protection; it is not kept for later."""
-        self._try(function)
+        self._guarded(function)
 
     def replay(self, calls: Sequence[Sequence[Any]]) -> None:
         """Send what could not be sent before."""
@@ -112,7 +113,7 @@ class Recorder:
             self._send(*call)
 
     def _send(self, kind: str, *values: Any) -> None:
-        self._try(lambda: SENDS[kind](*values))
+        self._guarded(lambda: SENDERS[kind](*values))
         if not self.sent:
             self._unsent.append([kind, *values])
 
@@ -133,22 +134,22 @@ class Recorder:
         """Leave no run active that could not be ended: MLflow would end it when the process exits, as finished, with a traceback if it cannot."""
         active = mlflow.active_run()
         if active is not None and active.info.run_id == self.run_id:
-            with contextlib.suppress(*AWAY):
+            with contextlib.suppress(*STORE_ERRORS):
                 mlflow.end_run(status)
 
-    def _try(self, function: Callable[[], Any], *, starts: bool = False) -> None:
+    def _guarded(self, function: Callable[[], Any], *, starts: bool = False) -> None:
         """Do something with the store. If it is away, say so once and keep the rest for later; if it refuses this alone, say so and go on."""
         if not self.sent:
             return
         try:
             function()
         except Exception as error:  # noqa: BLE001 - nothing that trains depends on the server, or on what MLflow makes of a model
-            away = isinstance(error, AWAY) and getattr(error, "error_code", None) not in REFUSALS
+            away = isinstance(error, STORE_ERRORS) and getattr(error, "error_code", None) not in REFUSALS
             if away or starts:
                 self.sent = False
-                say(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); kept for `python -m tasks.tracking.recorder sync`")
+                echo(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); kept for `python -m tasks.tracking.recorder sync`")
             else:
-                say(f"MLflow at {mlflow.get_tracking_uri()} does not take something, which is left out ({reason(error)})")
+                echo(f"MLflow at {mlflow.get_tracking_uri()} does not take something, which is left out ({reason(error)})")
 
 
 def reason(error: Exception) -> str:
@@ -168,7 +169,7 @@ def _gone(run_id: str) -> bool:
 
 def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     if not Path(path).exists():
-        say(f"{path} is gone and was left out")
+        echo(f"{path} is gone and was left out")
         return
     import keras
     import tensorflow as tf
@@ -179,7 +180,7 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
         own = imported(objects or {})
         model: Any = load_model(Path(path), objects or {})
     except Exception as error:  # noqa: BLE001 - whatever a layer of one's own makes Keras raise
-        say(f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})")
+        echo(f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})")
         mlflow.log_artifact(path)
         return
     inputs = TensorSpec(np.dtype(model.inputs[0].dtype), (-1, *model.input_shape[1:]))
@@ -195,14 +196,14 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
 
 def _send_artifact(path: str, folder: str | None) -> None:
     if not Path(path).exists():
-        say(f"{path} is gone and was left out")
+        echo(f"{path} is gone and was left out")
     elif Path(path).is_dir():
         mlflow.log_artifacts(path, folder)
     else:
         mlflow.log_artifact(path, folder)
 
 
-SENDS: dict[str, Callable[..., Any]] = {
+SENDERS: dict[str, Callable[..., Any]] = {
     "params": mlflow.log_params,
     "metrics": lambda values, step, moment: mlflow.log_metrics(values, step=step, timestamp=moment),
     "tags": mlflow.set_tags,
@@ -214,13 +215,13 @@ SENDS: dict[str, Callable[..., Any]] = {
 def sync() -> tuple[int, int]:
     """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are still to be."""
     sent = 0
-    waiting = list(kept(store_home() / UNSENT))
+    waiting = list(pending(store_home() / UNSENT))
     for file, unsent in waiting:
-        recorder = Recorder(Identity(**unsent.identity), run_id=unsent.run_id)
+        recorder = Recorder(RunKey(**unsent.identity), run_id=unsent.run_id)
         with recorder:
             recorder.tags(unsent.tags)
             recorder.replay(unsent.calls)
-        discard(file)
+        remove(file)
         if not recorder.sent or recorder.run_id is None:
             break  # it has kept everything anew, in a file of its own
         mlflow.MlflowClient().set_terminated(recorder.run_id, unsent.status)
@@ -263,7 +264,7 @@ def main() -> None:
     parser.parse_args()
     use_store()
     sent, left = sync()
-    say(f"{sent} of {sent + left} kept runs sent to {mlflow.get_tracking_uri()}")
+    echo(f"{sent} of {sent + left} kept runs sent to {mlflow.get_tracking_uri()}")
     if left:
         raise SystemExit(1)
 

@@ -45,6 +45,6 @@ def save_view(experiment: str, parent: str, name: str) -> None:
     mlflow.MlflowClient().set_experiment_tag(experiment, f"{_TAG}{parent}", json.dumps(view))
 
 
-def address_of(server: str, experiment: str, parent: str) -> str:
+def view_url(server: str, experiment: str, parent: str) -> str:
     """Address of a comparison's view in the UI of the server."""
     return f"{server}/#/experiments/{quote(experiment)}/runs?viewStateShareKey={quote(parent)}"

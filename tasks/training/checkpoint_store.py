@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tasks.errors import MissingInput
 from tasks.files import digest_file, digest_json, read_json, write_json
-from tasks.progress import say
+from tasks.progress import echo
 
 KEPT = 2
 STATE = "state.json"
@@ -64,7 +64,7 @@ class CheckpointStore:
                     variable.assign(value)
                 continue
             return saved.state
-        say("train: no checkpoint can be used; training starts from the beginning")
+        echo("train: no checkpoint can be used; training starts from the beginning")
         return None
 
     def write(self, variables: Sequence[tf.Variable], state: Mapping[str, Any], *, epoch: int, step: int) -> None:
@@ -105,7 +105,7 @@ class CheckpointStore:
                 continue
             if not other:
                 _discard(folder, f"is of another training, its {', '.join(differing)} differ{'s' if len(differing) == 1 else ''}")
-                say("train: training starts from the beginning")
+                echo("train: training starts from the beginning")
             other = True
             shutil.rmtree(folder, ignore_errors=True)
         return usable
@@ -133,7 +133,7 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def _discard(folder: Path, reason: str) -> None:
-    say(f"train: the checkpoint {folder} {reason}; it is removed")
+    echo(f"train: the checkpoint {folder} {reason}; it is removed")
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -15,14 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.pipelines.dataset import InputPipeline
-from tasks.progress import say
+from tasks.progress import echo
 from tasks.settings import TrainSettings
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.executions import Executions
 from tasks.training.step_timer import StepTimer
 
 FOLDER = ".checkpoint"
-TELL_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Pausable(Protocol):
         ...
 
 
-class Progress(keras.callbacks.Callback):
+class CheckpointCallback(keras.callbacks.Callback):
     """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any instant.
 
     `measured_steps` are those that the sampler has measured: without the executions that trace a graph first, and without validation.
@@ -77,7 +77,7 @@ class Progress(keras.callbacks.Callback):
         self._sampler: Pausable | None = None
         self._start = Position()
         self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to go on from
-        self._told = 0.0
+        self._logged_at = 0.0
         self._step = 0  # of the current epoch, that have been run
 
     def attach(self, executions: Executions, sampler: Pausable) -> None:
@@ -97,30 +97,30 @@ class Progress(keras.callbacks.Callback):
         """In an epoch that was interrupted, let its metrics go on."""
         resumed = epoch == self._start.epoch
         self._step = self._start.step if resumed else 0
-        self._running.begin(self._pipeline.steps - self._step)
-        self._told = time.monotonic()
+        self._active_executions.begin(self._pipeline.steps - self._step)
+        self._logged_at = time.monotonic()
         if self._metrics and resumed:
-            for variable, value in zip(_metric_variables(self._trained), self._metrics, strict=True):
+            for variable, value in zip(_metric_variables(self._training_model), self._metrics, strict=True):
                 variable.assign(np.asarray(value, variable.dtype))
         self.timer.begin()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Measure the execution, unless it traces a graph first."""
-        if self._sampler and self._running.traces:
+        if self._sampler and self._active_executions.traces:
             self._sampler.pause()
         elif self._sampler:
             self._sampler.resume()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Time the execution, say every few seconds how far a long epoch is, and keep a checkpoint where one is due."""
-        steps = self._running.steps  # Keras' number of the batch may run past the end of the epoch
+        steps = self._active_executions.steps  # Keras' number of the batch may run past the end of the epoch
         self.timer.tick(steps)
         before, self._step = self._step, self._step + steps
         if self._sampler and self._sampler.running:
             self.measured_steps += steps
-        if time.monotonic() - self._told >= TELL_EVERY_S:
-            self._told = time.monotonic()
-            say(f"  step {self._step:,} of {self._pipeline.steps:,}: loss {(logs or {}).get('loss', float('nan')):.4f}")
+        if time.monotonic() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            echo(f"  step {self._step:,} of {self._pipeline.steps:,}: loss {(logs or {}).get('loss', float('nan')):.4f}")
         count, unit = self._settings.checkpoint_period
         due = self._step // count > before // count
         if unit == "steps" and due and self._pipeline.plan.gathers and self._step < self._pipeline.steps:
@@ -143,41 +143,41 @@ class Progress(keras.callbacks.Callback):
             "val_loss": float(values["val_loss"]),
             f"val_{metric}": float(values[f"val_{metric}"]),
             "examples_per_s": self.timer.rates[-1] * self._pipeline.examples / self._pipeline.steps,
-            "learning_rate": float(self._trained.optimizer.learning_rate),
+            "learning_rate": float(self._training_model.optimizer.learning_rate),
         }
         self.rows.append(row)
-        say(
+        echo(
             f"  epoch {epoch + 1} of {self._settings.epochs}: loss {row['train_loss']:.4f}, {metric} {row[f'train_{metric}']:.4f}, "
             f"validation {metric} {row[f'val_{metric}']:.4f}, {row['examples_per_s']:,.0f} examples/s"
         )
         kinds = {"train": "train_", "val": "val_"}
-        told = {f"{kind}/{name}": row[f"{prefix}{name}"] for kind, prefix in kinds.items() for name in ("loss", metric)}
-        self._recorder.metrics(told, step=epoch)
+        metrics = {f"{kind}/{name}": row[f"{prefix}{name}"] for kind, prefix in kinds.items() for name in ("loss", metric)}
+        self._recorder.metrics(metrics, step=epoch)
         count, unit = self._settings.checkpoint_period
         if epoch + 1 < self._settings.epochs and (unit == "steps" or (epoch + 1) % count == 0):
             self._save(0)
 
     @property
-    def _trained(self) -> keras.Model:
+    def _training_model(self) -> keras.Model:
         """The model that Keras is training."""
         if self.model is None:
             raise RuntimeError("no training has begun")
         return self.model
 
     @property
-    def _running(self) -> Executions:
+    def _active_executions(self) -> Executions:
         if self._executions is None:
             raise RuntimeError("attach() the executions of the model first")
         return self._executions
 
     def _save(self, step: int) -> None:
         """Write a checkpoint. Where that fails, training goes on, and the earlier checkpoint stays in force."""
-        metrics = [np.asarray(variable).tolist() for variable in _metric_variables(self._trained)] if step else []
+        metrics = [np.asarray(variable).tolist() for variable in _metric_variables(self._training_model)] if step else []
         state = {"step": step, "rows": self.rows, "metrics": metrics, "run_id": self._recorder.run_id}
         try:
-            self._store.write(_variables(self._trained), state, epoch=len(self.rows), step=step)
+            self._store.write(_variables(self._training_model), state, epoch=len(self.rows), step=step)
         except (OSError, tf.errors.OpError) as error:
-            say(f"  no checkpoint could be written ({str(error).splitlines()[0][:200]}); training goes on, the earlier one stays")
+            echo(f"  no checkpoint could be written ({str(error).splitlines()[0][:200]}); training goes on, the earlier one stays")
 
 
 def _variables(model: keras.Model) -> list[tf.Variable]:

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tasks.errors import UnknownModel, nearest
+from tasks.errors import UnknownModel, did_you_mean
 
 NAME, OUTPUT = "emulated", "constant_output"
 
@@ -48,7 +48,7 @@ def emulation_of(options: dict[str, Any]) -> Emulation:
         raise UnknownModel("model.options: an emulated accelerator needs step_ms, the time of a train step in milliseconds")
     for key, value in options.items():
         if key not in known:
-            raise UnknownModel(f"model.options.{key} is none of an emulated accelerator's; {nearest(key, list(known))}")
+            raise UnknownModel(f"model.options.{key} is none of an emulated accelerator's; {did_you_mean(key, list(known))}")
         low, high = known[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise UnknownModel(f"model.options.{key}: {value!r} is not a number from {low:g} to {high:g}")

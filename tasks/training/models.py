@@ -61,7 +61,7 @@ def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, tar
     stored = keras.Input(input_shape, dtype=dtype, name="image" if dtype == "uint8" else "features")
     value: Any = stored
     for op in finish:
-        value = value if op.on_labels else finished(op, value)
+        value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
     network = _builder(settings.name)(tuple(value.shape[1:]), outputs, **settings.options)
     if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != (None, outputs):
@@ -87,7 +87,7 @@ def trainable_model(models: Models, *, finished_inputs: bool, gather: Callable[[
             raise ImpossiblePlan("place: device needs the memory of an accelerator, and model.name: emulated has none; use place: host")
         return emulation.EmulatedTraining(models.emulated, emulation.output_of(models.network), models.target.shape)
     model = models.network if finished_inputs else models.whole
-    return Resident(model, gather) if gather else model
+    return DeviceResidentModel(model, gather) if gather else model
 
 
 def compile_model(model: keras.Model, settings: TrainSettings, *, target: Target, steps: int) -> None:
@@ -111,7 +111,7 @@ def compile_model(model: keras.Model, settings: TrainSettings, *, target: Target
     )
 
 
-class Resident(keras.Model):
+class DeviceResidentModel(keras.Model):
     """A model that gathers its training batches itself, on the device where the data lives; what it is fed are step numbers."""
 
     def __init__(self, model: keras.Model, gather: Callable[[Any], Any]) -> None:
@@ -127,7 +127,7 @@ class Resident(keras.Model):
         return super().train_step(self._gather(data))
 
 
-def finished(op: Op, value: Any) -> Any:
+def apply_as_layer(op: Op, value: Any) -> Any:
     """What a `finish` op does on the host, as Keras layers on the device."""
     if isinstance(op, Rescale):
         return layers.Rescaling(op.scale, op.offset, name="rescale")(value)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flows import artifacts, flow_run
-from flows.access_policy import CONFINED, Limits, Reach, load_limits
+from flows.access_policy import CONFINED, AccessPolicy, Limits, load_limits
 from flows.deployments import OWN_SERVICE
 from flows.parameters import Changes
 from tasks.data.sources import arrays, table
@@ -99,8 +99,8 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-def reach(project: Path) -> Reach:
-    return Reach(project=project, own=OWN, limits=Limits(data_roots=(Path("granted"),), service_addresses=("grpc://granted:1",)))
+def reach(project: Path) -> AccessPolicy:
+    return AccessPolicy(project=project, own=OWN, limits=Limits(data_roots=(Path("granted"),), service_addresses=("grpc://granted:1",)))
 
 
 @pytest.mark.parametrize(("asked", "why"), REFUSED, ids=lambda value: str(value)[:70])
@@ -120,7 +120,7 @@ def test_what_the_project_has_and_what_is_granted_may_be_used(project, monkeypat
 def test_the_environment_of_a_run_grants_nothing(project, monkeypatch):
     monkeypatch.setenv("THROUGHLINE_DATA_ROOTS", "/")
     with pytest.raises(InvalidParams, match=OUTSIDE):
-        Reach(project=project, own=OWN, limits=load_limits(project)).check(OWN | {"data": {"path": "/etc"}})
+        AccessPolicy(project=project, own=OWN, limits=load_limits(project)).check(OWN | {"data": {"path": "/etc"}})
 
 
 def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(project, monkeypatch, tmp_path):
@@ -131,7 +131,7 @@ def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(project, mo
     (project / "params.yaml").write_text("data: {source: image_folder, path: photos}\npipelines: {naive: {}}\n")
     for asked in ('augment=["elsewhere:Op"]', "model.name=elsewhere.inner:build"):
         monkeypatch.setenv(CONFINED, "1")
-        with pytest.raises(InvalidParams, match=FOREIGN), flow_run.begin(Changes(overrides=[asked]), None):
+        with pytest.raises(InvalidParams, match=FOREIGN), flow_run.start_run(Changes(overrides=[asked]), None):
             pass
     assert not (tmp_path / "imported").exists()
 
@@ -171,7 +171,7 @@ def test_a_line_of_a_log_does_not_leave_the_fence_of_an_artifact(monkeypatch, te
     monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda key, markdown: made.append(markdown))
     state = SimpleNamespace(name="Failed", message=text)
     flow_run = SimpleNamespace(name="lively-owl", id="1")
-    artifacts.tell_failure(SimpleNamespace(name="training"), flow_run, state)
+    artifacts.report_failure(SimpleNamespace(name="training"), flow_run, state)
     tokens = markdown_it.MarkdownIt().parse(made[0])
     assert [token.type for token in tokens if token.type != "inline"] == [
         *("heading_open", "heading_close", "fence", "paragraph_open", "paragraph_close")

@@ -17,7 +17,7 @@ from skips import need
 
 from flows.services import free_port
 from infra.local import s3
-from infra.local.stack_config import Home, open_home
+from infra.local.stack_config import StackConfig, load_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")]
 
@@ -61,9 +61,9 @@ CALLS = [
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Iterator[Home]:
+def home(tmp_path_factory) -> Iterator[StackConfig]:
     folder = tmp_path_factory.mktemp("store")
-    opened = open_home(folder / "stack", postgres_port=free_port(), s3_port=random.randrange(20_000, 30_000, 10))
+    opened = load_stack(folder / "stack", postgres_port=free_port(), s3_port=random.randrange(20_000, 30_000, 10))
     with ExitStack() as running:
         running.enter_context(s3.object_store(opened))
         client = s3._client(opened)

@@ -16,10 +16,10 @@ SHAPES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(1,
 def test_values_are_found_where_their_extents_say(shapes, dtype):
     draw = np.random.default_rng(0)
     values = [draw.integers(0, 100, shape).astype(dtype) for shape in shapes]
-    data = ragged.packed(values)
+    data = ragged.pack(values)
     itemsize = np.dtype(dtype).itemsize
-    extents = ragged.extents(np.asarray(shapes, np.int64).reshape(-1, 3), itemsize)
-    assert ragged.end_of(extents, itemsize) == len(data)
+    extents = ragged.compute_offsets(np.asarray(shapes, np.int64).reshape(-1, 3), itemsize)
+    assert ragged.end_offset(extents, itemsize) == len(data)
     flat = np.frombuffer(data, dtype)
     for value, (begin, *shape) in zip(values, extents.tolist(), strict=True):
         assert begin * itemsize % ragged.ALIGNMENT == 0
@@ -33,6 +33,6 @@ def test_parts_are_joined_in_their_order_and_stay(tmp_path, sizes):
     for part, content in zip(parts, contents, strict=True):
         part.write_bytes(content)
     for _ in range(2):
-        ragged.join(parts, tmp_path / "whole")
+        ragged.concatenate_parts(parts, tmp_path / "whole")
         assert (tmp_path / "whole").read_bytes() == b"".join(contents)
     assert all(part.exists() for part in parts)

@@ -8,7 +8,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.splits import shard_bounds, shard_order, split_of, steps_per_epoch
+from tasks.data.splits import assign_split, shard_bounds, shard_order, steps_per_epoch
 
 SHARES = {"validation": 0.15, "test": 0.1}
 contents = st.lists(st.binary(max_size=8), min_size=1, max_size=60)
@@ -20,17 +20,17 @@ def digest(content: bytes) -> str:
 
 @given(contents, contents, st.integers(0, 5))
 def test_adding_data_never_moves_an_example(old, new, seed):
-    before = {content: split_of(digest(content), shares=SHARES, seed=seed) for content in old}
-    after = {content: split_of(digest(content), shares=SHARES, seed=seed) for content in old + new}
+    before = {content: assign_split(digest(content), shares=SHARES, seed=seed) for content in old}
+    after = {content: assign_split(digest(content), shares=SHARES, seed=seed) for content in old + new}
     assert all(after[content] == split for content, split in before.items())
 
 
 def test_shares_are_kept_and_seeds_deal_differently():
     digests = [digest(str(number).encode()) for number in range(20_000)]
-    dealt = [split_of(item, shares=SHARES, seed=0) for item in digests]
+    dealt = [assign_split(item, shares=SHARES, seed=0) for item in digests]
     assert abs(dealt.count("validation") / 20_000 - 0.15) < 0.01
     assert abs(dealt.count("test") / 20_000 - 0.10) < 0.01
-    again = [split_of(item, shares=SHARES, seed=1) for item in digests]
+    again = [assign_split(item, shares=SHARES, seed=1) for item in digests]
     assert again != dealt
 
 

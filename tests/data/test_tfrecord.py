@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.data.records import encode_example, encode_examples, example_key
-from tasks.data.tfrecord import frame, framed, read_records, room_for, write_frames
+from tasks.data.tfrecord import frame, frame_buffer, read_records, seal_frames, write_frames
 from tasks.errors import CorruptShard
 from tasks.files import digest_file
 
@@ -43,10 +43,10 @@ def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
         encode_example(key=key, label=label, value=value.tobytes(), feature="features")
         for key, label, value in zip(keys.tolist(), labels.tolist(), values, strict=True)
     ]
-    room = room_for(count, len(alone[0]))
+    room = frame_buffer(count, len(alone[0]))
     encode_examples(room["record"], keys=keys, labels=labels, values=values, feature="features")
     assert [row.tobytes() for row in room["record"]] == alone
-    assert framed(room).tobytes() == b"".join(chain.from_iterable(map(frame, alone)))
+    assert seal_frames(room).tobytes() == b"".join(chain.from_iterable(map(frame, alone)))
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])

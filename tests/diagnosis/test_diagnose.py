@@ -1,4 +1,4 @@
-"""Planted faults: each configuration's fault is named, its fix is a valid change, and what cannot be mended is not promised."""
+"""Planted faults: each configuration's fault is named, its fix is a valid change, and what cannot be repaired is not promised."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.diagnosis.cost_model import Consumer, Costs, Load, OpCost, Segment, load_of, step_ms
-from tasks.diagnosis.diagnose import Ceilings, Finding, changed, diagnose, ranked
+from tasks.diagnosis.diagnose import Ceilings, Finding, changed, diagnose, rank_findings
 from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.threshold import parse_condition
 from tasks.diagnosis.trace_breakdown import Breakdown
-from tasks.errors import ConditionMet, InvalidParams
+from tasks.errors import InvalidParams, ThresholdExceeded
 from tasks.measurement.verdict import Stall
 from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
 from tasks.pipelines.plan import Work, make_plan
@@ -63,7 +63,7 @@ def judged(config: dict, *, work: Work = PHOTOS, costs: Costs = PHOTO_COSTS, mod
         "memory_mib": 20_000.0,
         "shard_count": 8,
         "shard_mib": 120.0,
-        "keeps_freed_memory": True,
+        "malloc_tuned": True,
         "epoch_gap_ms": None,
         "epoch_ms": 50 * train_ms,
         "cold_examples_per_s": 1000.0,
@@ -118,7 +118,7 @@ def test_a_planted_fault_is_named_first(rule, config, conditions):
         ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}}, {}),
         ("few_shards", WELL, {"shard_count": 2}),
         ("small_shards", WELL, {"shard_count": 500, "shard_mib": 0.2}),
-        ("allocator", WELL, {"batch_mib": 38.0, "keeps_freed_memory": False}),
+        ("allocator", WELL, {"batch_mib": 38.0, "malloc_tuned": False}),
         ("gpu_idle", WELL, {"gpu_utilization_pct": 40.0, "model_ms": 100.0}),
         ("cold_start", WELL, {"cold_examples_per_s": 100.0, "model_ms": 100.0}),
     ],
@@ -163,7 +163,7 @@ def test_of_changes_that_gain_alike_the_smallest_comes_first_and_what_gains_noth
         finding("disk", "disk", 2.04),
         finding("setting", "setting", 2.0),
     ]
-    assert [one.rule for one in ranked(findings)] == ["setting", "disk", "little", "unknown"]
+    assert [one.rule for one in rank_findings(findings)] == ["setting", "disk", "little", "unknown"]
 
 
 def test_ceilings_add_up_where_the_cores_are_shared():
@@ -175,11 +175,11 @@ def test_ceilings_add_up_where_the_cores_are_shared():
 def test_the_operational_model_of_a_step():
     consumer = Consumer(step_ms=10, core_ms=10, accelerator=True)
     assert step_ms(Load(serial_ms=5), consumer, 4) == 15, "on the training's own thread it adds"
-    assert step_ms(Load(serial_ms=5).aside(1), consumer, 4) == 10, "behind a prefetch it hides"
-    assert step_ms(Load(serial_ms=25).aside(1), consumer, 4) == 25, "as long as it is the shorter"
-    assert step_ms(Load(beside=(Segment(work_ms=60, threads=4),)), consumer, 4) == 15, "several threads share it"
-    assert step_ms(Load(beside=(Segment(work_ms=20, threads=1),) * 3), consumer, 2) == 30, "as far as there are cores"
-    assert step_ms(Load(beside=(Segment(work_ms=60, threads=4),)), replace(consumer, accelerator=False), 4) == pytest.approx(25), (
+    assert step_ms(Load(serial_ms=5).overlap(1), consumer, 4) == 10, "behind a prefetch it hides"
+    assert step_ms(Load(serial_ms=25).overlap(1), consumer, 4) == 25, "as long as it is the shorter"
+    assert step_ms(Load(overlapped=(Segment(work_ms=60, threads=4),)), consumer, 4) == 15, "several threads share it"
+    assert step_ms(Load(overlapped=(Segment(work_ms=20, threads=1),) * 3), consumer, 2) == 30, "as far as there are cores"
+    assert step_ms(Load(overlapped=(Segment(work_ms=60, threads=4),)), replace(consumer, accelerator=False), 4) == pytest.approx(25), (
         "the model wants cores, too"
     )
 
@@ -187,14 +187,14 @@ def test_the_operational_model_of_a_step():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("stall_pct > 10", ConditionMet),
+        ("stall_pct > 10", ThresholdExceeded),
         ("stall_pct > 90", None),
-        ("verdict == input-bound", ConditionMet),
-        ("gpu_busy_ms < 3", ConditionMet),
+        ("verdict == input-bound", ThresholdExceeded),
+        ("gpu_busy_ms < 3", ThresholdExceeded),
         ("stal_pct > 10", InvalidParams),
         ("stall_pct > many", InvalidParams),
-        ("wait_pct > 10", ConditionMet),
-        ("wait_pct < 10", ConditionMet),
+        ("wait_pct > 10", ThresholdExceeded),
+        ("wait_pct < 10", ThresholdExceeded),
         ("stall_pct > nan", InvalidParams),
     ],
 )

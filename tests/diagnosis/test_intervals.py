@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.diagnosis.intervals import common, spans, total, without
+from tasks.diagnosis.intervals import difference, intersection, total_length, union
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12)
 
@@ -18,9 +18,9 @@ def instants(pairs) -> set[int]:
 
 @given(PAIRS, PAIRS)
 def test_they_are_what_sets_of_unit_steps_are(one, other):
-    first, second = spans(one), spans(other)
+    first, second = union(one), union(other)
     assert instants(first) == instants(one)
-    assert instants(common(first, second)) == instants(one) & instants(other)
-    assert instants(without(first, second)) == instants(one) - instants(other)
-    assert total(first) == len(instants(one))
+    assert instants(intersection(first, second)) == instants(one) & instants(other)
+    assert instants(difference(first, second)) == instants(one) - instants(other)
+    assert total_length(first) == len(instants(one))
     assert (np.diff(first.ravel()) > 0).all(), "sorted and disjoint, touching spans joined"

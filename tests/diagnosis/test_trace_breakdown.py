@@ -120,10 +120,10 @@ def test_a_trace_of_keras_own_callback_is_read_as_well(tmp_path):
 
 def test_the_timeline_shows_the_burn_where_it_was(tmp_path):
     timeline = timeline_of(traced(tmp_path, Planted("decode", prefetch=True)))
-    lengths = {lane: sum(end - begin for begin, end in spans) for lane, spans in timeline.lanes.items()}
+    lengths = {lane: sum(end - begin for begin, end in intervals) for lane, intervals in timeline.lanes.items()}
     assert lengths["decode"] > 0.5 * timeline.length_ms > 5 * lengths["flip"]
     assert lengths["waiting for input"] > 0.5 * timeline.length_ms
-    assert all(0 <= begin <= end <= timeline.length_ms for spans in timeline.lanes.values() for begin, end in spans)
+    assert all(0 <= begin <= end <= timeline.length_ms for union in timeline.lanes.values() for begin, end in union)
 
 
 def test_what_a_trace_does_not_show_is_absent():

@@ -11,17 +11,17 @@ import pytest
 from conftest import SPLIT
 
 from tasks.data.manifest import read_manifest
-from tasks.errors import told_plainly
+from tasks.errors import report_user_errors
 from tasks.files import write_json
 from tasks.ingest import ingest
 from tasks.settings import DataSettings
 
 
-def test_a_full_disk_is_told_plainly_and_leaves_the_earlier_manifest(small_disk, array_settings, tmp_path, capsys):
+def test_a_full_disk_is_report_user_errors_and_leaves_the_earlier_manifest(small_disk, array_settings, tmp_path, capsys):
     ingest(array_settings, small_disk / "manifest")
     draw = np.random.default_rng(0)
     np.savez(tmp_path / "big.npz", x=draw.integers(0, 256, (2000, 30, 30), np.uint8), y=np.arange(2000) % 3)
-    with pytest.raises(SystemExit) as ended, told_plainly():
+    with pytest.raises(SystemExit) as ended, report_user_errors():
         ingest(DataSettings(source="arrays", path=str(tmp_path / "big.npz"), split=SPLIT), small_disk / "manifest")
     assert ended.value.code == 2
     assert "DiskFull: no space is left" in capsys.readouterr().err
@@ -31,7 +31,7 @@ def test_a_full_disk_is_told_plainly_and_leaves_the_earlier_manifest(small_disk,
 
 def ended_with(capsys, work) -> str:
     """What a command that ends with exit code 2 says."""
-    with pytest.raises(SystemExit) as ended, told_plainly():
+    with pytest.raises(SystemExit) as ended, report_user_errors():
         work()
     assert ended.value.code == 2
     return capsys.readouterr().err
@@ -58,7 +58,7 @@ def write_parquet_on(folder):
 
 
 @pytest.mark.parametrize("work", [cache_on, keep_checkpoint_on, write_parquet_on])
-def test_a_full_disk_below_a_library_is_told_plainly(small_disk, capsys, work):
+def test_a_full_disk_below_a_library_is_report_user_errors(small_disk, capsys, work):
     assert ended_with(capsys, lambda: work(small_disk)).startswith("DiskFull: no space is left")
 
 
@@ -68,7 +68,7 @@ def read_only_disk(small_disk):
     return small_disk
 
 
-def test_a_read_only_disk_is_told_plainly(read_only_disk, array_settings, capsys):
+def test_a_read_only_disk_is_report_user_errors(read_only_disk, array_settings, capsys):
     told = ended_with(capsys, lambda: ingest(array_settings, read_only_disk / "manifest"))
     assert told.startswith(f"ReadOnlyDisk: the file system is read-only, {read_only_disk}") and told.count("\n") == 1
     assert ended_with(capsys, lambda: write_json(read_only_disk / "x.json", {})).startswith("ReadOnlyDisk")
@@ -76,5 +76,5 @@ def test_a_read_only_disk_is_told_plainly(read_only_disk, array_settings, capsys
 
 def test_other_errors_keep_their_traceback():
     for error in (OSError("something else"), RuntimeError("No space left on device"), FileNotFoundError(2, "x")):
-        with pytest.raises(type(error)), told_plainly():
+        with pytest.raises(type(error)), report_user_errors():
             raise error

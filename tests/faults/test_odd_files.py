@@ -18,7 +18,7 @@ from conftest import SPLIT, picture
 from PIL import Image
 
 from tasks.data.decoder import Decoder
-from tasks.data.images import examine
+from tasks.data.images import inspect_image
 from tasks.data.manifest import read_manifest
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.ingest import ingest
@@ -189,7 +189,9 @@ def test_what_a_table_lists_may_be_as_odd(root, tmp_path, path):
 def test_sixteen_bits_take_a_bounded_multiple_of_their_pixels(tmp_path):
     png(tmp_path / "x.png", width=5000, height=4000, depth=16, kind=0)
     (tmp_path / "converted").mkdir()
-    largest = peak_of(lambda: examine(tmp_path / "x.png", root=tmp_path, max_pixels=50_000_000, converted=tmp_path / "converted", decoder=Decoder()))
+    largest = peak_of(
+        lambda: inspect_image(tmp_path / "x.png", root=tmp_path, max_pixels=50_000_000, converted=tmp_path / "converted", decoder=Decoder())
+    )
     assert largest < 20e6 * 10, "bytes per pixel"
 
 
@@ -198,7 +200,7 @@ def test_sixteen_bits_keep_their_values(tmp_path):
     Image.fromarray(values).save(tmp_path / "x.png")
     (tmp_path / "converted").mkdir()
     with Decoder() as decoder:
-        found = examine(tmp_path / "x.png", root=tmp_path, max_pixels=10**6, converted=tmp_path / "converted", decoder=decoder)
+        found = inspect_image(tmp_path / "x.png", root=tmp_path, max_pixels=10**6, converted=tmp_path / "converted", decoder=decoder)
     with Image.open(found.path) as image:
         np.testing.assert_array_equal(np.asarray(image), np.round(values * (255 / 65535)))
 

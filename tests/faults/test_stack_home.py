@@ -19,7 +19,7 @@ from skips import need
 
 from flows.services import free_port
 from infra.local import postgres
-from infra.local.stack_config import SETTINGS, Home, open_home
+from infra.local.stack_config import SETTINGS, StackConfig, load_stack
 from tasks.errors import ServiceFailed
 
 ROOT = Path(__file__).parents[2]
@@ -27,27 +27,27 @@ KILLED_AFTER_S = [0.05, 0.3, 0.6, 0.9, 1.2, 1.5, 1.9, 2.4, 3.0]
 
 
 def test_settings_are_written_only_when_they_change(tmp_path):
-    file = open_home(tmp_path / "stack").folder / SETTINGS
+    file = load_stack(tmp_path / "stack").folder / SETTINGS
     before = file.stat()
     assert stat.S_IMODE(before.st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) & 0o066 == 0
-    open_home(tmp_path / "stack")
+    load_stack(tmp_path / "stack")
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    open_home(tmp_path / "stack", s3_port=9000)
+    load_stack(tmp_path / "stack", s3_port=9000)
     assert json.loads(file.read_text())["s3_port"] == 9000
 
 
 def test_a_disk_that_takes_nothing_leaves_the_secrets_as_they_were(tmp_path):
-    before = (open_home(tmp_path / "stack").folder / SETTINGS).read_text()
+    before = (load_stack(tmp_path / "stack").folder / SETTINGS).read_text()
 
     def full() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
-    code = "import pathlib, sys; from infra.local.stack_config import open_home; open_home(pathlib.Path(sys.argv[1]), s3_port=9000)"
+    code = "import pathlib, sys; from infra.local.stack_config import load_stack; load_stack(pathlib.Path(sys.argv[1]), s3_port=9000)"
     done = subprocess.run([sys.executable, "-Bc", code, tmp_path / "stack"], cwd=ROOT, preexec_fn=full, capture_output=True, check=False)
     assert done.returncode != 0
     assert (tmp_path / "stack" / SETTINGS).read_text() == before
-    assert open_home(tmp_path / "stack").settings.s3_port == 8333
+    assert load_stack(tmp_path / "stack").settings.s3_port == 8333
     assert {path.name for path in (tmp_path / "stack").iterdir()} == {SETTINGS}
 
 
@@ -55,31 +55,31 @@ def test_a_disk_that_takes_nothing_leaves_the_secrets_as_they_were(tmp_path):
 def test_settings_that_cannot_be_read_are_never_replaced(tmp_path, content):
     (tmp_path / SETTINGS).write_text(content)
     with pytest.raises(ServiceFailed, match="put it back from a backup"):
-        open_home(tmp_path)
+        load_stack(tmp_path)
     assert (tmp_path / SETTINGS).read_text() == content
 
 
 def test_a_new_home_takes_the_passwords_of_a_backup_and_another_one_keeps_its_own(tmp_path):
-    first = open_home(tmp_path / "first")
-    assert open_home(tmp_path / "new", adopted=first.folder / SETTINGS).settings == first.settings
-    other = open_home(tmp_path / "other")
-    assert open_home(tmp_path / "other", adopted=first.folder / SETTINGS).settings == other.settings
+    first = load_stack(tmp_path / "first")
+    assert load_stack(tmp_path / "new", adopted=first.folder / SETTINGS).settings == first.settings
+    other = load_stack(tmp_path / "other")
+    assert load_stack(tmp_path / "other", adopted=first.folder / SETTINGS).settings == other.settings
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Home]:
+def home() -> Iterator[StackConfig]:
     """A home whose first start was killed while Postgres was made; its Postgres runs."""
     need("postgres")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        opened = open_home(Path(folder) / "stack", postgres_port=free_port())
+        opened = load_stack(Path(folder) / "stack", postgres_port=free_port())
         (opened.folder / "postgres.partial" / "base").mkdir(parents=True)
         (opened.folder / "postgres.partial" / "PG_VERSION").write_text("15\n")
         with postgres.postgres(opened):
             yield opened
 
 
-def generations(home: Home) -> set[str]:
+def generations(home: StackConfig) -> set[str]:
     return {postgres._do(home, "psql", "-d", name, "-Atc", "SELECT generation FROM mark").strip() for name in postgres.DATABASES}
 
 
@@ -93,7 +93,7 @@ def test_a_restore_that_is_killed_leaves_all_databases_old_or_all_new(home, tmp_
             postgres.dump(home, tmp_path)
     assert generations(home) == {"old"}
     code = "import sys; from pathlib import Path; from infra.local import home, postgres; folder, dumps = map(Path, sys.argv[1:]); "
-    code += "postgres.restore(home.open_home(folder), dumps)"
+    code += "postgres.restore(home.load_stack(folder), dumps)"
     outcomes = []
     for seconds in KILLED_AFTER_S:
         restoring = subprocess.Popen([sys.executable, "-c", code, home.folder, tmp_path], cwd=ROOT, start_new_session=True)

@@ -61,7 +61,7 @@ def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(damage
     told = capsys.readouterr().out
     assert all(f"(example {victim}) cannot be decoded" in told for victim in victims) and "2 examples left out" in told
     stored = open_stored(manifest=tmp_path / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=PREPROCESS)
-    expected = set(manifest.of("train")["key"]) - set(manifest.examples[manifest.examples["id"].isin(victims)]["key"])
+    expected = set(manifest.for_split("train")["key"]) - set(manifest.examples[manifest.examples["id"].isin(victims)]["key"])
     column = next(column for column in index.columns if column.name == "key")
     assert set(map_column(tmp_path / "snapshot", "train", column, index.splits["train"].count).tolist()) == expected
     assert set(stored.files("train").keys) == expected

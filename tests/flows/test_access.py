@@ -10,7 +10,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 from skips import need
 
-from flows.access import ENVIRONMENT, alone, exports, find_running, joined, open_doors, published
+from flows.access import ENVIRONMENT, exclusive, exports, find_running, load_credentials, published_environment, use_running_servers
 from flows.ui import take_from_others
 from tasks.errors import ServiceFailed
 
@@ -31,53 +31,57 @@ def _no_servers_of_the_users(monkeypatch):
 
 
 def test_the_password_stays_and_is_its_owners_alone(tmp_path):
-    first, second = open_doors(tmp_path), open_doors(tmp_path)
+    first, second = load_credentials(tmp_path), load_credentials(tmp_path)
     assert first.keys == second.keys and len(first.keys.password) == 32
-    assert open_doors(tmp_path / "other").keys != first.keys
+    assert load_credentials(tmp_path / "other").keys != first.keys
     folder = tmp_path / ".throughline" / "ui"
     assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
 
 
 def test_both_servers_ask_for_the_password_that_clients_are_given(tmp_path):
-    doors = open_doors(tmp_path)
-    assert doors.server["PREFECT_SERVER_API_AUTH_STRING"] == doors.clients["PREFECT_API_AUTH_STRING"] == f"throughline:{doors.keys.password}"
-    assert doors.tracking["MLFLOW_AUTH_ADMIN_USERNAME"] == doors.clients["MLFLOW_TRACKING_USERNAME"]
-    assert doors.tracking["MLFLOW_AUTH_ADMIN_PASSWORD"] == doors.clients["MLFLOW_TRACKING_PASSWORD"] == doors.keys.password
+    credentials = load_credentials(tmp_path)
+    assert (
+        credentials.server["PREFECT_SERVER_API_AUTH_STRING"]
+        == credentials.clients["PREFECT_API_AUTH_STRING"]
+        == f"throughline:{credentials.keys.password}"
+    )
+    assert credentials.tracking["MLFLOW_AUTH_ADMIN_USERNAME"] == credentials.clients["MLFLOW_TRACKING_USERNAME"]
+    assert credentials.tracking["MLFLOW_AUTH_ADMIN_PASSWORD"] == credentials.clients["MLFLOW_TRACKING_PASSWORD"] == credentials.keys.password
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"passwort": 1}'])
 def test_a_damaged_password_is_drawn_again_and_mlflows_users_with_it(tmp_path, content):
-    doors = open_doors(tmp_path)
-    (doors.folder / "secrets.json").write_text(content)
-    (doors.folder / "mlflow-users.db").write_text("users with the password of before")
-    assert open_doors(tmp_path).keys != doors.keys
-    assert not (doors.folder / "mlflow-users.db").exists()
-    assert open_doors(tmp_path).keys == open_doors(tmp_path).keys
+    credentials = load_credentials(tmp_path)
+    (credentials.folder / "secrets.json").write_text(content)
+    (credentials.folder / "mlflow-users.db").write_text("users with the password of before")
+    assert load_credentials(tmp_path).keys != credentials.keys
+    assert not (credentials.folder / "mlflow-users.db").exists()
+    assert load_credentials(tmp_path).keys == load_credentials(tmp_path).keys
 
 
 def test_running_servers_are_found_while_they_run_and_no_longer(tmp_path):
     assert find_running(tmp_path) == {}
-    with alone(tmp_path):
+    with exclusive(tmp_path):
         assert find_running(tmp_path) == {}, "they are starting"
-        with published(tmp_path, RUNNING | {"PATH": "/x"}) as file:
+        with published_environment(tmp_path, RUNNING | {"PATH": "/x"}) as file:
             assert find_running(tmp_path) == RUNNING
             left = file.read_text()
             assert file.stat().st_mode & 0o777 == 0o600
         assert find_running(tmp_path) == {}
     file.write_text(left)
     assert find_running(tmp_path) == {}, "left by servers that were killed"
-    with alone(tmp_path):
+    with exclusive(tmp_path):
         assert find_running(tmp_path) == {}, "and of no use while others start"
 
 
 def test_servers_start_once_in_a_project(tmp_path):
-    with alone(tmp_path), pytest.raises(ServiceFailed, match="run already"), alone(tmp_path):
+    with exclusive(tmp_path), pytest.raises(ServiceFailed, match="run already"), exclusive(tmp_path):
         pass
 
 
 def test_servers_of_another_user_are_not_trusted(tmp_path):
     need("root")
-    with alone(tmp_path), published(tmp_path, RUNNING) as file:
+    with exclusive(tmp_path), published_environment(tmp_path, RUNNING) as file:
         os.chown(file, 65534, 65534)
         assert find_running(tmp_path) == {}
 
@@ -91,15 +95,15 @@ def test_a_shell_reads_what_is_published_as_it_was_meant(tmp_path):
 def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path, monkeypatch):
     with ExitStack() as running:
         running.enter_context(temporary_settings(restore_defaults={PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL}))
-        running.enter_context(alone(tmp_path))
-        running.enter_context(published(tmp_path, RUNNING))
+        running.enter_context(exclusive(tmp_path))
+        running.enter_context(published_environment(tmp_path, RUNNING))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
-        with joined(tmp_path):
+        with use_running_servers(tmp_path):
             assert not PREFECT_API_URL.value() and os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
         monkeypatch.delenv("MLFLOW_TRACKING_URI")
-        with temporary_settings({PREFECT_API_URL: "http://elsewhere/api"}), joined(tmp_path):
+        with temporary_settings({PREFECT_API_URL: "http://elsewhere/api"}), use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == "http://elsewhere/api" and "MLFLOW_TRACKING_URI" not in os.environ
-        with joined(tmp_path):
+        with use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
             assert PREFECT_API_AUTH_STRING.value() == RUNNING["PREFECT_API_AUTH_STRING"]
             assert {key: os.environ[key] for key in RUNNING} == RUNNING

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import psutil
 
-from flows.stages import TIMEOUT_S, Workplace, limited, supervised
+from flows.stages import TIMEOUT_S, StageEnvironment, supervised, with_timeout
 
 
 def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
     monkeypatch.setenv(TIMEOUT_S, "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    begun = time.monotonic()
-    with supervised(["sh", "-c", "sleep 60 & sleep 60"], Workplace(tmp_path, frozenset())) as process, limited(process) as overdue:
+    started_at = time.monotonic()
+    with supervised(["sh", "-c", "sleep 60 & sleep 60"], StageEnvironment(tmp_path, frozenset())) as process, with_timeout(process) as timed_out:
         process.wait()
-    assert overdue.is_set() and time.monotonic() - begun < 30
+    assert timed_out.is_set() and time.monotonic() - started_at < 30
     assert not [found for found in psutil.process_iter(["name", "cwd"]) if found.info["name"] == "sleep" and found.info["cwd"] == str(tmp_path)]
 
 
 def test_a_quick_process_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv(TIMEOUT_S, "60")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with supervised(["true"], Workplace(tmp_path, frozenset())) as process, limited(process) as overdue:
+    with supervised(["true"], StageEnvironment(tmp_path, frozenset())) as process, with_timeout(process) as timed_out:
         assert process.wait() == 0
-    assert not overdue.is_set()
+    assert not timed_out.is_set()

@@ -29,7 +29,7 @@ from PIL import Image
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
 from tasks.data.columns import read_index
 from tasks.data.decoder import Decoder
-from tasks.data.images import Unusable, examine
+from tasks.data.images import RejectedImage, inspect_image
 from tasks.data.manifest import read_manifest
 from tasks.data.records import encode_example
 from tasks.data.shards import read_shard_index
@@ -57,13 +57,13 @@ class _NoDecoder(Decoder):
         return None
 
 
-def inspect_image(data: bytes, folder: Path) -> None:
+def parse_image(data: bytes, folder: Path) -> None:
     """Look at an image file."""
     (folder / "x.png").write_bytes(data)
     (folder / "converted").mkdir(exist_ok=True)
     try:
-        examine(folder / "x.png", root=folder, max_pixels=100_000, converted=folder / "converted", decoder=_NoDecoder())
-    except Unusable as reason:
+        inspect_image(folder / "x.png", root=folder, max_pixels=100_000, converted=folder / "converted", decoder=_NoDecoder())
+    except RejectedImage as reason:
         str(reason).encode()
 
 
@@ -172,10 +172,10 @@ _RECORD = encode_example(key=7, label=1, value=b"image")
 _ROWS = b"".join(b"%d.5,%s,%s\n" % (number, b"ab"[number % 2 :][:1], b"xy"[number % 2 :][:1]) for number in range(40))
 _SNAPSHOT = {
     "key": "k", "statistics": {"mean": [1.0], "deviation": [1.0]}, "columns": [{"name": "image", "dtype": "uint8", "shape": [2, 2, 1]}],
-    "splits": {"train": {"count": 0, "chunks": [{"start": 0, "count": 0, "digests": {"image": "d"}}], "ragged": {}}}, "mended": [],
+    "splits": {"train": {"count": 0, "chunks": [{"start": 0, "count": 0, "digests": {"image": "d"}}], "ragged": {}}}, "repaired": [],
 }  # fmt: skip
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
-    "image": (inspect_image, lambda: [_image(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP")]),
+    "image": (parse_image, lambda: [_image(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP")]),
     "csv": (read_csv_table, lambda: [b"size,kind,label\n" + _ROWS, b"size,kind,split,label\n1,a,test,x\n"]),
     "parquet": (read_parquet_table, lambda: [_parquet()]),
     "image_table": (read_image_table, lambda: [b"path,label,split\nx.png,a,train\n../y.png,b,\n"]),

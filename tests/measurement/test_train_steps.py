@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.assembly.inputs import input_pipeline, open_inputs
-from tasks.assembly.model import models_of
+from tasks.assembly.model import build_models_for
 from tasks.data.shards import read_shard_index
 from tasks.layout import Layout
 from tasks.measurement.train_steps import TrainingLoop, reference_step, time_training
@@ -46,7 +46,7 @@ def measured(layout, config, **more):
     params = check(document(config, **more))
     stored = open_inputs(params, layout)
     pipeline = input_pipeline(params, "p", stored, split="train", purpose="train")
-    models = models_of(params, stored)
+    models = build_models_for(params, stored)
     loop = TrainingLoop(models, pipeline, params.train)
     return time_training(loop, models, pipeline, train=params.train, measure=params.measure)
 
@@ -79,7 +79,7 @@ def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finish
         params = check(document({**SNAPSHOT, "finish": finish}, model={"name": "mlp", "options": {"width": 4}}))
         stored = open_inputs(params, layout)
         pipeline = input_pipeline(params, "p", stored, split="train", purpose="train")
-        models = models_of(params, stored)
+        models = build_models_for(params, stored)
         loss = reference_step(models, pipeline, params.train)()
         shapes[finish] = (loss, pipeline.dataset().element_spec[0].dtype)
     assert [str(dtype)[9:14] for _, dtype in shapes.values()] == ["float", "uint8"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tasks.measurement.steady_state import Round, SteadyState, TimedBlock
-from tasks.measurement.verdict import Stall, Verdict, Witness, judge, verdict_of, witness_of
+from tasks.measurement.verdict import CrossCheck, Stall, Verdict, cross_check_from, judge, verdict_of
 
 
 def stall(pct, low=None, high=None, **more):
@@ -39,7 +39,7 @@ def test_an_undecided_verdict_says_why_and_what_it_would_take():
 
 
 def test_epochs_that_contradict_a_verdict_are_named_instead_of_it():
-    witness = Witness(low_pct=72, high_pct=73, step_ms=51.4)
+    witness = CrossCheck(low_pct=72, high_pct=73, step_ms=51.4)
     verdict = judge(stall(0, 0, 3), witness, accelerator=False)
     assert verdict.name == "undecided"
     assert "took 51.40 ms a step, a stall of 72 to 73 %, while now it is 0 % (0 to 3 %)" in verdict.why
@@ -47,13 +47,13 @@ def test_epochs_that_contradict_a_verdict_are_named_instead_of_it():
 
 
 def test_epochs_that_were_faster_than_what_is_measured_now_contradict_it_too():
-    assert judge(stall(70, 66, 74), Witness(low_pct=0, high_pct=3, step_ms=1.0), accelerator=False).name == "undecided"
+    assert judge(stall(70, 66, 74), CrossCheck(low_pct=0, high_pct=3, step_ms=1.0), accelerator=False).name == "undecided"
 
 
 @pytest.mark.parametrize("low", [5, 60, 74])
 def test_epochs_within_the_drift_or_of_the_same_verdict_contradict_nothing(low):
     measured = stall(70, 66, 74) if low > 20 else stall(0, 0, 2)
-    assert judge(measured, Witness(low_pct=low, high_pct=low, step_ms=1.0), accelerator=False).name == verdict_of(measured.pct, accelerator=False)
+    assert judge(measured, CrossCheck(low_pct=low, high_pct=low, step_ms=1.0), accelerator=False).name == verdict_of(measured.pct, accelerator=False)
 
 
 def state(model_ms, train_ms, prepared):
@@ -65,11 +65,13 @@ def state(model_ms, train_ms, prepared):
 
 def test_the_epochs_stall_allows_for_the_batches_that_validation_gave_time_to_prepare():
     trained = {"throughput": {"train_examples_per_s": 1600.0, "cold_examples_per_s": 900.0}}
-    witness = witness_of(state(10, 40, prepared=8), trained, batch_size=32, steps=16)
+    witness = cross_check_from(state(10, 40, prepared=8), trained, batch_size=32, steps=16)
     assert witness.step_ms == 20
     assert (witness.low_pct, witness.high_pct) == (50, 75), "of 16 steps 8 may have cost nothing"
 
 
 def test_a_single_epoch_starts_cold_and_is_no_witness():
-    assert witness_of(state(10, 40, 2), {"throughput": {"train_examples_per_s": 9.0, "cold_examples_per_s": 9.0}}, batch_size=1, steps=9) is None
-    assert witness_of(state(10, 40, 2), {}, batch_size=1, steps=9) is None
+    assert (
+        cross_check_from(state(10, 40, 2), {"throughput": {"train_examples_per_s": 9.0, "cold_examples_per_s": 9.0}}, batch_size=1, steps=9) is None
+    )
+    assert cross_check_from(state(10, 40, 2), {}, batch_size=1, steps=9) is None

@@ -13,7 +13,7 @@ from lanes import mostly
 from project import ROOT
 from ruamel.yaml import YAML
 
-from tasks.assembly.inputs import damage_named
+from tasks.assembly.inputs import explain_read_errors
 from tasks.data.columns import map_column
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptShard, StaleSnapshot
@@ -314,7 +314,7 @@ def test_a_snapshot_goes_on_after_an_interruption(stored, photos, tmp_path, monk
         snapshot(index, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS["photos"])
     assert not (tmp_path / "snapshot").exists()
     finished = len(list((tmp_path / "snapshot.partial").glob(".done-*")))
-    shards = sum(len(index.of(split)) for split in index.splits)
+    shards = sum(len(index.for_split(split)) for split in index.splits)
     assert 0 < finished < shards
     calls[:] = [None] * 10
     snapshot(index, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS["photos"])
@@ -352,7 +352,7 @@ def test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done(arrays
     monkeypatch.setattr(stage, "write_json", write_json)
     index = read_shard_index(arrays / "shards")
     snapshot(index, arrays / "shards", tmp_path / "snapshot", preprocess=(Decode(),))
-    assert len(notes) == sum(len(index.of(split)) for split in index.splits) and not late
+    assert len(notes) == sum(len(index.for_split(split)) for split in index.splits) and not late
 
 
 def test_a_shard_with_fewer_examples_than_the_index_says_is_refused(arrays, tmp_path):
@@ -383,7 +383,7 @@ def damaged_copy(source, folder, *, records, cut=0, compressions=("none",)):
     shutil.copytree(source / "shards", folder)
     index, paths = read_shard_index(folder), []
     for compression in compressions:
-        shard = index.of("train", compression)[1]
+        shard = index.for_split("train", compression)[1]
         paths.append(folder / shard.name)
         data, size = bytearray(paths[-1].read_bytes()), shard.bytes // shard.records
         for number in range(records):
@@ -426,7 +426,7 @@ def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, ca
     kept = set(map_column(tmp_path / "snapshot", "train", column, written.splits["train"].count).tolist())
     whole = set(map_column(arrays / "snapshot", "train", column, index.examples("train")).tolist())
     assert kept < whole and len(whole - kept) == 2
-    assert index.with_mended(written.mended).data_digest != index.data_digest, "what is left is other data"
+    assert index.with_repaired(written.repaired).data_digest != index.data_digest, "what is left is other data"
     too_many = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.001)
     with pytest.raises(CorruptShard, match=r"2 of 200 examples cannot be read, 1.00%; snapshot.max_corrupt_fraction allows 0.10%"):
         snapshot(index, tmp_path / "shards", tmp_path / "other", preprocess=(Decode(),), settings=too_many)
@@ -435,7 +435,7 @@ def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, ca
 
 def test_a_whole_shard_of_other_data_is_no_damage_to_be_mended(arrays, tmp_path):
     index, path = damaged_copy(arrays, tmp_path / "shards", records=0)
-    path.write_bytes((tmp_path / "shards" / index.of("train", "none")[2].name).read_bytes())
+    path.write_bytes((tmp_path / "shards" / index.for_split("train", "none")[2].name).read_bytes())
     with pytest.raises(CorruptShard, match=rf"{path.name}: holds \d+ sound records, but not those that the index describes; delete"):
         snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=SKIP)
 
@@ -448,22 +448,22 @@ def test_a_compressed_twin_makes_good_for_a_damaged_shard(arrays, stored, tmp_pa
     assert found.shards.data_digest == index.data_digest
     plain = {"widen": (), "with_keys": True, "plain": True}
     assert digest_examples(pipeline({"arrays": found}, **plain)).digest == digest_examples(pipeline(stored, **plain)).digest
-    mended = next(shard for shard in found.shards.shards if shard.mended)
-    assert found.damage(mended) == []
-    found.path(mended).write_bytes(b"")
-    assert f"delete {tmp_path / 'snapshot' / 'mended'} and run `dvc repro snapshot`" in found.damage(mended)
+    repaired = next(shard for shard in found.shards.shards if shard.repaired)
+    assert found.damage(repaired) == []
+    found.path(repaired).write_bytes(b"")
+    assert f"delete {tmp_path / 'snapshot' / 'repaired'} and run `dvc repro snapshot`" in found.damage(repaired)
 
 
 def test_a_damaged_record_met_while_streaming_is_named(arrays, stored, tmp_path):
     _, path = damaged_copy(arrays, tmp_path / "shards", records=1)
     reading = replace(stored["arrays"], shards_folder=tmp_path / "shards")
     pipe = pipeline({"arrays": reading}, **CONFIGS["vectorized"])
-    with pytest.raises(CorruptShard, match=f"{path}: record 0 at byte 0: the checksum of the data does not match"), damage_named(reading):
+    with pytest.raises(CorruptShard, match=f"{path}: record 0 at byte 0: the checksum of the data does not match"), explain_read_errors(reading):
         list(pipe.dataset())
 
 
 def test_an_error_that_is_no_damage_stays_what_it_is(stored):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="something else"), damage_named(stored["arrays"]):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="something else"), explain_read_errors(stored["arrays"]):
         raise tf.errors.InvalidArgumentError(None, None, "something else")
 
 

@@ -9,7 +9,7 @@ import pytest
 from project import SMALL
 from ruamel.yaml import YAML
 
-from tasks.assembly.inputs import host_of
+from tasks.assembly.inputs import host_from_tf_config
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.mapped import Host
 from tasks.train import main as train_stage
@@ -47,13 +47,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("environment", "host"), HOSTS)
 def test_a_host_knows_which_one_it_is(environment, host):
-    assert host_of(environment) == host
+    assert host_from_tf_config(environment) == host
 
 
 @pytest.mark.parametrize("environment", REFUSED)
 def test_hosts_that_could_read_the_same_examples_are_refused(environment):
     with pytest.raises(ImpossiblePlan, match="TF_CONFIG"):
-        host_of(environment)
+        host_from_tf_config(environment)
 
 
 def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty():

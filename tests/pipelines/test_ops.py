@@ -28,7 +28,7 @@ from tasks.pipelines.ops import (
     Standardize,
     parse_op,
 )  # fmt: skip
-from tasks.training.models import finished
+from tasks.training.models import apply_as_layer
 
 COUNT, HEIGHT, WIDTH = 64, 12, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), np.uint8)
@@ -134,14 +134,14 @@ def test_labels_and_categories_become_vectors():
 @pytest.mark.parametrize("op", [Rescale(), Rescale(scale=2 / 255, offset=-1.0), Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 7.0))])
 def test_finishing_on_the_device_gives_what_the_host_gives(op):
     image = keras.Input((HEIGHT, WIDTH, 3), dtype="uint8")
-    layer = keras.Model(image, finished(op, image))
+    layer = keras.Model(image, apply_as_layer(op, image))
     np.testing.assert_allclose(layer(IMAGES).numpy(), batched(op)["image"].numpy(), atol=2e-6)
 
 
 def test_categories_on_the_device_give_what_the_host_gives():
     features = np.asarray([[0.5, 1, 0], [1.5, 0, 2]], np.float32)
     value = keras.Input((3,))
-    layer = keras.Model(value, finished(Categories(sizes=(2, 3)), value))
+    layer = keras.Model(value, apply_as_layer(Categories(sizes=(2, 3)), value))
     np.testing.assert_array_equal(layer(features).numpy(), compute(Categories(sizes=(2, 3)), {"features": tf.constant(features)}, draw())["features"])
 
 

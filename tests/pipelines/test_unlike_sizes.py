@@ -126,7 +126,7 @@ def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp
     begun, finished = len(seen), len(list((tmp_path / "snapshot.partial").glob(".done-*")))
     assert finished >= 1
     index = snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
-    assert len(seen) - begun == sum(len(shards.of(split)) for split in shards.splits) - finished, "what was finished is not done again"
+    assert len(seen) - begun == sum(len(shards.for_split(split)) for split in shards.splits) - finished, "what was finished is not done again"
     for split in index.splits:
         for column in index.columns:
             mine, other = (column_path(folder, split, column.name).read_bytes() for folder in (tmp_path / "snapshot", stored.snapshot_folder))

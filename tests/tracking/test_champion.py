@@ -23,7 +23,7 @@ from tasks.snapshot import snapshot
 from tasks.tracking.champion import Score, objection, score_from, tags_of
 from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
 from tasks.tracking.experiments import STORE_HOME, experiment_id, identity_of, same_data
-from tasks.tracking.recorder import Identity, Recorder
+from tasks.tracking.recorder import Recorder, RunKey
 
 GOOD = Score(metric="accuracy", value=0.80, split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000))
 ERRORS = Score(metric="mae", value=0.5, split="test", examples=1000, constant=1.0, error=0.02)
@@ -120,7 +120,7 @@ def test_without_a_score_there_is_no_champion_and_a_score_survives_its_tags():
 
 
 JUDGED = vars(HeldOut(split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000)))
-DATA = Identity(data_set="photos", pipeline="comparison", data_digest="0123456789", sketch=tuple(f"{number:016x}" for number in range(128)))
+DATA = RunKey(data_set="photos", pipeline="comparison", data_digest="0123456789", sketch=tuple(f"{number:016x}" for number in range(128)))
 
 
 def compare(store, accuracy, *, crowns=True, data=DATA):

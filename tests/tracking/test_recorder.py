@@ -18,8 +18,8 @@ import pytest
 from project import ROOT
 from stack import wait_for
 
-from flows.services import answers, free_port
-from tasks.tracking.recorder import STORE_HOME, UNSENT, Identity, Recorder
+from flows.services import free_port, responds
+from tasks.tracking.recorder import STORE_HOME, UNSENT, Recorder, RunKey
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def server(folder: Path, port: int) -> Iterator[None]:
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 180)
+        wait_for(lambda: responds(f"http://127.0.0.1:{port}/health"), 180)
         yield
     finally:
         os.killpg(process.pid, 9)
@@ -48,7 +48,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
     (passing / "train.json").write_text("{}")
     network = keras.Sequential([keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)])
     network.save(passing / "model.keras")
-    recorder = Recorder(Identity(data_set="lost", pipeline="naive", data_digest="d"))
+    recorder = Recorder(RunKey(data_set="lost", pipeline="naive", data_digest="d"))
     alive = ExitStack()
     alive.enter_context(server(tmp_path, port))
     with recorder:

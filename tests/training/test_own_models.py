@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tasks.errors import UnsavableModel
-from tasks.tracking.recorder import STORE_HOME, Identity, Recorder
+from tasks.tracking.recorder import STORE_HOME, Recorder, RunKey
 from tasks.training.model_files import check_savable, load_model, save_model
 
 HEAD = "import keras\nfrom keras import layers\n\n\n"
@@ -107,7 +107,7 @@ def logged(run_id):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # MLflow's about its own functions
 def test_what_can_be_logged_is_served_where_the_project_is_not_and_the_rest_does_not_end_the_training(own, store, tmp_path, capsys):
-    recorder = Recorder(Identity(data_set="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
     module, model = own(OWN["plain"][0])
     save_model(model, tmp_path / "model.keras")
     with recorder:
@@ -126,7 +126,7 @@ def test_what_can_be_logged_is_served_where_the_project_is_not_and_the_rest_does
 
 @pytest.mark.slow
 def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_path, capsys):
-    recorder = Recorder(Identity(data_set="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
     module, model = own(OWN["lambda"][0])
     save_model(model, tmp_path / "model.keras")
     with recorder:
@@ -139,7 +139,7 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_pa
 
 @pytest.mark.slow
 def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
-    recorder = Recorder(Identity(data_set="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
     with recorder:
         recorder.params({"memory": 1})
     with recorder:  # resumed on a machine with more memory
@@ -153,7 +153,7 @@ def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
 
 @pytest.mark.slow
 def test_a_run_that_was_deleted_is_followed_by_a_new_one(store):
-    recorder = Recorder(Identity(data_set="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
     with recorder:
         pass
     first = recorder.run_id

@@ -11,15 +11,15 @@ from project import ROOT, SMALL
 from ruamel.yaml import YAML
 
 from tasks.assembly.inputs import open_inputs
-from tasks.assembly.model import models_of
+from tasks.assembly.model import build_models_for
 from tasks.data.shards import read_shard_index
 from tasks.layout import Layout
 from tasks.params import apply_overrides, check
 from tasks.snapshot import snapshot
-from tasks.tracking.recorder import Identity, Recorder
-from tasks.train import feeds_of, prepare, train, work_key
+from tasks.tracking.recorder import Recorder, RunKey
+from tasks.train import configure_process, split_pipelines, train, training_fingerprint
 from tasks.training.checkpoint_store import CheckpointStore
-from tasks.training.checkpoints import Progress
+from tasks.training.checkpoints import CheckpointCallback
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ class Stop(Exception):
     """What ends a training in its midst."""
 
 
-class Stopping(Progress):
+class Stopping(CheckpointCallback):
     """Progress that raises after so many steps, when their checkpoint is on disk, and notes whether validation is measured."""
 
     steps_left = 10**9
@@ -64,15 +64,15 @@ class Stopping(Progress):
 def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
     """Train until the end or so many steps; returns the rows and the weights."""
     keras.utils.clear_session()
-    prepare(params.train)
+    configure_process(params.train)
     stored = open_inputs(params, layout)
-    feeds, models = feeds_of(params, pipeline, stored, address=""), models_of(params, stored)
-    recorder = Recorder(Identity(data_set="arrays", pipeline=pipeline, data_digest="d"))
+    pipelines, models = split_pipelines(params, pipeline, stored, address=""), build_models_for(params, stored)
+    recorder = Recorder(RunKey(data_set="arrays", pipeline=pipeline, data_digest="d"))
     recorder.sent = False  # no store is needed here
-    store = CheckpointStore(folder, work_key(params, pipeline, stored))
-    progress = Stopping(feeds.train, store, params.train, recorder)
+    store = CheckpointStore(folder, training_fingerprint(params, pipeline, stored))
+    progress = Stopping(pipelines.train, store, params.train, recorder)
     progress.steps_left = stop_after
-    trained = train(models, feeds, progress, settings=params.train)
+    trained = train(models, pipelines, progress, settings=params.train)
     rows = [{name: value for name, value in row.items() if name != "examples_per_s"} for row in trained.rows]
     return rows, [np.asarray(weight) for weight in models.network.get_weights()]
 
@@ -157,12 +157,14 @@ CHANGES = ("augment=[flip, {brightness: {delta: 0.2}}]", "finish=[{rescale: {off
 @pytest.mark.parametrize("change", [*CHANGES, "model.options.width=9", "pipelines.optimized.prefetch=3"])
 def test_other_work_never_goes_on_from_a_checkpoint(layout, change):
     stored = open_inputs(params_of(), layout)
-    assert work_key(params_of(change), "optimized", stored) != work_key(params_of(), "optimized", stored)
+    assert training_fingerprint(params_of(change), "optimized", stored) != training_fingerprint(params_of(), "optimized", stored)
 
 
 def test_how_often_checkpoints_are_kept_is_no_other_work(layout):
     stored = open_inputs(params_of(), layout)
-    assert work_key(params_of("train.checkpoint_every=2 epochs"), "optimized", stored) == work_key(params_of(), "optimized", stored)
+    assert training_fingerprint(params_of("train.checkpoint_every=2 epochs"), "optimized", stored) == training_fingerprint(
+        params_of(), "optimized", stored
+    )
 
 
 def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
@@ -173,17 +175,17 @@ def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     params, stored = params_of("model.name=own_model:build", "model.options={}"), open_inputs(params_of(), layout)
-    before = work_key(params, "optimized", stored)
+    before = training_fingerprint(params, "optimized", stored)
     (tmp_path / "own_blocks.py").write_text(blocks.replace("relu", "sigmoid"))
-    after = work_key(params, "optimized", stored)
+    after = training_fingerprint(params, "optimized", stored)
     assert [part for part in before if before[part] != after[part]] == ["code"]
 
 
 def test_another_version_of_keras_is_other_work(layout, monkeypatch):
     stored = open_inputs(params_of(), layout)
-    before = work_key(params_of(), "optimized", stored)
+    before = training_fingerprint(params_of(), "optimized", stored)
     monkeypatch.setattr(keras, "__version__", "0.0")
-    after = work_key(params_of(), "optimized", stored)
+    after = training_fingerprint(params_of(), "optimized", stored)
     assert [part for part in before if before[part] != after[part]] == ["versions"]
 
 

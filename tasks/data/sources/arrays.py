@@ -10,7 +10,7 @@ from numpy.lib.npyio import NpzFile
 
 from tasks.data.records import RecordSchema
 from tasks.data.sources.base import Arrays
-from tasks.errors import DataNotFound, UnreadableSource, nearest
+from tasks.errors import DataNotFound, UnreadableSource, did_you_mean
 from tasks.settings import DataSettings
 
 _CHANNELS = (1, 3)
@@ -35,13 +35,13 @@ def find(settings: DataSettings) -> Arrays:
     if labels.dtype.kind not in "iubUS":
         raise UnreadableSource(f"{path}: {settings.labels} has dtype {labels.dtype}; classes are integers or strings")
     distinct = np.unique(labels)  # sorted: integers by value, strings by spelling
-    names = [_name(value) for value in labels]
+    names = [_class_name(value) for value in labels]
     return Arrays(
         values=images,
         labels=names,
         ids=[f"{number:08d}" for number in range(len(names))],
         splits=[None] * len(names),
-        classes=[_name(value) for value in distinct],
+        classes=[_class_name(value) for value in distinct],
         schema=RecordSchema(payload="raw", shape=images.shape[1:], channels=images.shape[-1]),
     )
 
@@ -55,7 +55,7 @@ def _array(path: Path, name: str) -> np.ndarray:
     except FileNotFoundError as error:
         raise DataNotFound(f"{error.filename} is missing; `data.path` is an .npz file or a folder with {name}.npy") from error
     except KeyError as error:
-        raise UnreadableSource(f"{path}: no array {name}; {nearest(name, _names(path))} Set data.features and data.labels.") from error
+        raise UnreadableSource(f"{path}: no array {name}; {did_you_mean(name, _array_names(path))} Set data.features and data.labels.") from error
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UnreadableSource(f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones with numpy.savez") from error
 
@@ -70,11 +70,11 @@ def _open(path: Path) -> NpzFile:
     return archive
 
 
-def _names(path: Path) -> list[str]:
+def _array_names(path: Path) -> list[str]:
     with _open(path) as archive:
         return list(archive.files)
 
 
-def _name(value: object) -> str:
+def _class_name(value: object) -> str:
     """A class as text; what is no UTF-8 is written as escapes."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value).encode("utf-8", "backslashreplace").decode()

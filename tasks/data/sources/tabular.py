@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from tasks.data.manifest import SPLITS
-from tasks.errors import DataNotFound, UnreadableSource, nearest
+from tasks.errors import DataNotFound, UnreadableSource, did_you_mean
 
 TABLES = {".csv", ".tsv", ".parquet"}  # the content of other files is not repeated in messages, which go into logs and pages: it may be secret
 
@@ -33,7 +33,7 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[str], *, path: Path, ke
         if column not in frame.columns:
             known = [str(name) for name in frame.columns]
             named = (
-                nearest(column, known)
+                did_you_mean(column, known)
                 if set(path.suffixes) & TABLES
                 else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
             )
