@@ -88,7 +88,7 @@ def photos(source: Path, work: Path) -> Workload:
 
 
 def crops(source: Path, work: Path) -> Workload:
-    """The same photos cut to unlike sizes; a random 224×224 of each, and no resizing: the snapshot keeps every photo in its own size."""
+    """The same photos cut to variable sizes; a random 224×224 of each, and no resizing: the snapshot keeps every photo in its own size."""
     unlike = work / "photos-of-unlike-sizes"
     if not unlike.exists():
         draw = np.random.default_rng(0)

@@ -3,7 +3,7 @@
     python -m benchmarks.diagnosis --photos DIR --json FILE
 
 Each case is a configuration with a known fault. It is profiled as the profile stage does it; then the first finding's change is made
-and both are trained by turns, step by step in one process, so that the machine's drift hits both alike. A fault counts as named if
+and both are trained in alternation, step by step in one process, so that the machine's drift hits both alike. A fault counts as named if
 the first finding's rule is one of those that mend it. Every case has a process of its own.
 """
 
@@ -79,7 +79,7 @@ PHOTOS = (
 
 
 def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
-    """Profile a case, mend what it names first, and train both by turns."""
+    """Profile a case, fix what it names first, and train both in alternation."""
     from tasks.allocator import raise_malloc_thresholds
     from tasks.assembly.inputs import input_pipeline, open_inputs, pipeline_spec
     from tasks.assembly.model import build_models_for

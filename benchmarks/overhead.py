@@ -1,8 +1,8 @@
-"""What measuring costs a training outside the traced window: Keras' bare fit against the train stage's, by turns.
+"""What measuring costs a training outside the traced window: Keras' bare fit against the train stage's, in alternation.
 
     python -m benchmarks.overhead
 
-The same model and the same mapped pipeline on Fashion-MNIST, epoch after epoch by turns: without any callback, and with the step timer,
+The same model and the same mapped pipeline on Fashion-MNIST, epoch after epoch in alternation: without any callback, and with the step timer,
 the rows, the process and NVML sampling and MLflow's metrics and system metrics that the train stage has on. Both validate; no
 checkpoint is written. The median of the pairs' ratios counts.
 """
@@ -64,7 +64,7 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
 
 
 def main() -> None:
-    """Train by turns and print the ratio."""
+    """Train in alternation and print the ratio."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=15, help="epochs of each kind")
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.training --photos DIR --json FILE
 
-A small model, so that the input counts as it does on a fast accelerator. `optimized` and one other are trained by turns in one process, so
+A small model, so that the input counts as it does on a fast accelerator. `optimized` and one other are trained in alternation in one process, so
 that the machine's drift hits both alike; every pair has a process of its own. What counts is the median of the rounds' ratios. Of each turn the
 second half counts: what AUTOTUNE's buffers took in while the other trained is used up by then.
 """
@@ -24,7 +24,7 @@ MODEL = {"name": "mlp", "options": {"width": 64}}
 
 
 def against(workload: data.Workload, other: str) -> dict[str, Any]:
-    """Train `optimized` and `other` by turns: examples per second of both, and the ratio with its extremes."""
+    """Train `optimized` and `other` in alternation: examples per second of both, and the ratio with its extremes."""
     from tasks.allocator import raise_malloc_thresholds
     from tasks.assembly.inputs import input_pipeline, open_inputs
     from tasks.assembly.model import build_models_for

@@ -1,4 +1,4 @@
-"""What a run started from the Prefect UI may reach: data and code of the project, and what its own params.yaml names already.
+"""What runs started from the Prefect UI may access: data and code of the project, and what its own params.yaml names already.
 
 Whoever may start runs in the UI does not have to be one who may read every file of the worker's machine, or run any code on it.
 All of it is decided from the parameters as they were written, before anything they name is imported or opened.
@@ -31,7 +31,7 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    data_roots: tuple[Path, ...] = Field(default=(), description="more folders that `data.path` may lie in")
+    data_roots: tuple[Path, ...] = Field(default=(), description="more folders that `data.path` may be in")
     service_addresses: tuple[str, ...] = Field(default=(), description="dispatchers of tf.data service that may be joined")
     retries: int = Field(default=0, ge=0, le=100, description="how often a run that failed is tried again")
     stage_timeout_s: float = Field(default=86_400, gt=0, description="how long one stage may take")
@@ -106,7 +106,7 @@ class AccessPolicy:
                 tracked = _tracked_files(self.project) if tracked is None else tracked
                 if not _is_module(name.partition(":")[0], tracked):
                     yield (
-                        f"{section}: {name} is no code of this project; runs from the UI may use its modules that git knows, "
+                        f"{section}: {name} is not part of this project; runs from the UI may use its modules that git knows, "
                         "and what params.yaml names already"
                     )
 

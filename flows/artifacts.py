@@ -1,4 +1,4 @@
-"""What people see of a run in the Prefect UI: tables, words, pictures and where to look further; and what failed, with its log."""
+"""Artifacts of a run in the Prefect UI: tables, Markdown, images and links; and what failed, with its log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> Non
     """One configuration's result as a table, its timeline, and a link to its MLflow run."""
     plain = {key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)}
     create_table_artifact(
-        key="training", table=[{"figure": key, "value": value} for key, value in plain.items()], description=f"{pipeline}: {result['verdict']}"
+        key="training", table=[{"metric": key, "value": value} for key, value in plain.items()], description=f"{pipeline}: {result['verdict']}"
     )
     _show_picture("training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps")
     if pages := comparison_run.run_urls(recorder.run_of(folder)):

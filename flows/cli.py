@@ -1,4 +1,4 @@
-"""The command line that the flows share, and their quiet entry and exit."""
+"""The command line that the flows share, and their logging."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tasks.params import PARAMS_FILE, Params, read_document
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")
 ]
-OverlayOption = Annotated[Path | None, typer.Option("--overlay", metavar="FILE", help="a YAML file laid over params.yaml")]
+OverlayOption = Annotated[Path | None, typer.Option("--overlay", metavar="FILE", help="a YAML file merged into params.yaml")]
 NameOption = Annotated[
     str | None, typer.Option("--name", help="name of the isolated workspace and of the DVC experiment; default: the flow run's name")
 ]
@@ -63,7 +63,7 @@ def configure_logging() -> None:
 
 
 def _without_users_traceback(record: logging.LogRecord) -> bool:
-    """A user's mistake is told in one paragraph; only bugs keep their traceback."""
+    """A user error is reported in one paragraph; only bugs keep their traceback."""
     if record.exc_info and isinstance(record.exc_info[1], UserError):
         record.msg, record.args = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}", ()
         record.exc_info = record.exc_text = None

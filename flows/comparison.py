@@ -46,14 +46,14 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
         run = run.with_parent_run(parent)
         ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
         if not complete:
-            get_run_logger().info("report left out: it compares all configurations of params.yaml, and only some were asked for")
+            get_run_logger().info("skipping report: it compares all configurations of params.yaml, and only some were selected")
             return None
         reported = run.chain(["report"], upstream_ran=prepared or any(ran))
         report = Layout(run.workspace.root).report
         summary = json.loads((report / "summary.json").read_text())
         if parent:
-            crowns = crown or not run.workspace.isolated
-            comparison_run.close_comparison(parent, identity, summary, report, note=to_markdown(summary), crowns=crowns)
+            choose_champion = crown or not run.workspace.isolated
+            comparison_run.close_comparison(parent, identity, summary, report, note=to_markdown(summary), choose_champion=choose_champion)
         show_comparison(summary, report, parent)
         report = (run.save_experiment([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
         link_to_report(report)
@@ -76,13 +76,13 @@ def show(summary: dict[str, Any], report: Path) -> None:
         table.add_column(heading, justify="right")
     table.add_column("verdict")
     for row in summary["configurations"]:
-        figures = [f"{row[key]:,.0f}" for key in ("steady_examples_per_s", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s")]
+        rates = [f"{row[key]:,.0f}" for key in ("steady_examples_per_s", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s")]
         quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
         table.add_row(
             row["pipeline"],
-            figures[0],
+            rates[0],
             f"{row['speedup_vs_naive']:.2f}",
-            *figures[1:],
+            *rates[1:],
             f"{row['stall_pct']:.0f} %",
             f"{quality:.4f}",
             row["verdict"],

@@ -1,4 +1,4 @@
-"""The deployments of prefect.yaml and the work pool they belong to, as the project has them and as the Prefect server is told."""
+"""The deployments of prefect.yaml and the work pool they belong to, as the project has them and as they are sent to the Prefect server."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from ruamel.yaml.error import YAMLError
 
 from tasks.errors import StageFailed
 
-# --wait-for-lock stands before the subcommand; after it, DVC would not know it.
+# --wait-for-lock comes before the subcommand; after it, DVC would not know it.
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
 # By its file, not as a module: a worktree may have another version of it. -P: no folder is put on the import path.
 SUPERVISE = (sys.executable, "-P", str(Path(__file__).with_name("supervise.py")))
@@ -38,7 +38,7 @@ GUARD_WAIT_S = 10.0  # DVC holds the guard of its rwlock for milliseconds
 
 
 def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with this interpreter first on the path, since dvc.yaml says plainly `python`."""
+    """Our environment with this interpreter first on the path, since dvc.yaml calls plain `python`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
 

@@ -62,18 +62,18 @@ class Run:
         return ran
 
     def save_experiment(self, stages: Sequence[str]) -> Path | None:
-        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves nothing else behind but its report.
+        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves only its report.
 
         `stages` are those it was to bring up to date. Returns where the report has moved to, if it has.
 
         Raises:
-          WorkspaceProblem: something in the worktree is out of date, so that dvc.lock would tell an untruth; nothing is saved.
+          WorkspaceProblem: something in the worktree is out of date, so that dvc.lock would not match it; nothing is saved.
         """
         if not self.workspace.isolated:
             return None
         stale = _stale_stages(self.workspace, self.stage_env.environment) & set(stages)
         if stale:
-            raise WorkspaceProblem(f"{self.name} is not kept as an experiment, since {', '.join(sorted(stale))} would not be what dvc.lock says")
+            raise WorkspaceProblem(f"{self.name} is not saved as an experiment: {', '.join(sorted(stale))} out of date with dvc.lock")
         failure = save_experiment(self.workspace, self.name)
         if failure is not None:
             raise WorkspaceProblem(f"{self.name} could not be kept as an experiment: {failure}; its worktree {self.workspace.root} stays")
@@ -117,7 +117,7 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
             if unknown := untracked_python_files(project):
-                get_run_logger().warning(f"this run has a git worktree of its own, which lacks what git does not know: `git add {' '.join(unknown)}`")
+                get_run_logger().warning(f"untracked files are not in this run's worktree: `git add {' '.join(unknown)}`")
         params = load_params(workspace.root / PARAMS_FILE)
         stage_env = StageEnvironment(
             workspace.root,

@@ -1,4 +1,4 @@
-"""What a run can be asked for, as typed values: the Prefect UI's form is made from them, and so is the command line.
+"""Flow parameters as typed values: the Prefect UI's form is made from them, and so is the command line.
 
 The names of configurations and of overlays are those of the project in the current folder, at the moment of deploying or running.
 """
@@ -19,7 +19,7 @@ OVERLAYS = ("infra/demo", "infra/presets")
 
 
 def _configurations(*files: str | Path) -> tuple[str, ...]:
-    """Names below `pipelines:` in any of the files; those that cannot be read have none, which the run itself then tells."""
+    """Names below `pipelines:` in any of the files; those that cannot be read have none; the run itself then reports them."""
     names: dict[str, None] = {}
     for file in files:
         try:
@@ -58,17 +58,17 @@ class Changes(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    preset: Overlay | None = Field(default=None, description="a file of this project to lay over params.yaml: other data, other configurations")
+    preset: Overlay | None = Field(default=None, description="a file of this project to merge into params.yaml: other data, other configurations")
     epochs: int | None = Field(default=None, ge=1, le=100_000, description="passes over the training split; empty: as in params.yaml")
     batch_size: int | None = Field(default=None, ge=1, le=1_000_000, description="examples per step; empty: as in params.yaml")
     learning_rate: float | None = Field(default=None, gt=0, le=10, description="initial rate of Adam; empty: as in params.yaml")
     overrides: list[Annotated[str, Field(pattern=r"^[\w.]+=.*$")]] = Field(
         default=[], description="any other key as KEY=VALUE, e.g. pipelines.naive.prefetch=2 or data.path=my/photos"
     )
-    overlay: dict[str, Any] = Field(default={}, description="mappings to lay over params.yaml, as JSON")
+    overlay: dict[str, Any] = Field(default={}, description="mappings to merge into params.yaml, as JSON")
 
     def overlays(self) -> list[Mapping[str, Any]]:
-        """Preset and overlay, in the order in which they are laid over params.yaml."""
+        """Preset and overlay, in the order in which they are merged into params.yaml."""
         preset = read_document(Path(self.preset)) if self.preset else {}
         return [overlay for overlay in (preset, self.overlay) if overlay]
 

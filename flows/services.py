@@ -23,7 +23,7 @@ LAST_LINES = 15
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A process that serves, how to tell that it does, and what its environment has besides ours."""
+    """A process that serves, how to check that it does, and what its environment has besides ours."""
 
     name: str
     command: Sequence[str]

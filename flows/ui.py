@@ -1,7 +1,7 @@
 """`make ui`: a Prefect server, a worker with the deployments, and MLflow's UI, on this machine alone. Ctrl-C stops all three.
 
 Everything listens on loopback, asks for a password unless started with --open, answers no page of another origin, keeps its state in
-SQLite files unless told otherwise, and writes its log to .throughline/logs/.
+SQLite files unless configured otherwise, and writes its log to .throughline/logs/.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         def check_services() -> None:
             for place, one in enumerate(running):
                 if one.service is worker and one.process.poll() is not None:
-                    typer.echo(f"the worker ended with exit code {one.process.returncode}; starting it again")
+                    typer.echo(f"the worker ended with exit code {one.process.returncode}; restarting it")
                     running[place] = open_services.enter_context(serving(worker, logs=LOGS))[0]
                 else:
                     one.check()

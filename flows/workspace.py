@@ -1,4 +1,4 @@
-"""Where a run happens: the project itself, or, for a run with overrides, a git worktree of its own beside DVC's shared cache.
+"""Where a run happens: the project itself, or, for a run with overrides, a git worktree of its own that shares DVC's cache.
 
 The project's params.yaml, dvc.lock and outputs stay untouched by such a run; it is kept as a DVC experiment. A worktree
 belongs to one run at a time: it is locked for the run's whole length.
@@ -74,7 +74,7 @@ def open_workspace(
 
     Parameters are checked before anything is created. Uncommitted changes of tracked files are part of the run; untracked
     files are not. An existing worktree of that name is brought up to date and used again, once no other run uses it;
-    `on_wait` is told who does. `only`: the configurations that are to be there.
+    `on_wait` is called with its name. `only`: the configurations that are to be there.
 
     Raises:
       InvalidParams: all problems of the overridden parameters.
@@ -151,7 +151,7 @@ def _commit_changes(project: Path) -> str:
 
 
 def untracked_python_files(project: Path) -> list[str]:
-    """Python files of the project that git does not know, and that a worktree therefore lacks."""
+    """Untracked Python files of the project, which a worktree therefore lacks."""
     return _git(project, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
 
 
@@ -243,7 +243,7 @@ def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
 def _share_cache(project: Path, root: Path) -> None:
     """Let the worktree use the project's cache.
 
-    By a link, so that no path stands in DVC's configuration: it knows no quoting for `%` and for what is not ASCII.
+    By a link, so that no path is in DVC's configuration: it knows no quoting for `%` and for what is not ASCII.
     """
     from dvc.config import Config  # imported here: half a second
     from dvc.exceptions import DvcException

@@ -91,7 +91,7 @@ def _range(field: Any) -> str:
 
 
 def _flow_yaml(value: Any) -> str:
-    """A value as it stands in params.yaml."""
+    """A value as it is in params.yaml."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow_yaml(item)}" for key, item in value.items()) + "}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

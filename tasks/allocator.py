@@ -1,6 +1,6 @@
 """Keeping freed memory for the next batch instead of giving it back to the kernel each time.
 
-glibc maps every block above 32 MB anew and unmaps it when it is freed: a float batch of 64×224×224×3 (38 MB) then costs ten
+glibc maps every block above 32 MB again and unmaps it when it is freed: a float batch of 64×224×224×3 (38 MB) then costs ten
 thousand page faults, each time. Where the kernel does not back such blocks with huge pages, that has cost up to half of an input
 pipeline's throughput. The same could be had by `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` in the environment, which win.
 """

@@ -20,7 +20,7 @@ from tasks.scratch import clear_scratch, temporary_files_in_scratch
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """What a stage of one configuration begins with; `malloc_tuned`: whether the allocator agreed to (see `allocator.py`)."""
+    """What a stage gets for one configuration; `malloc_tuned`: whether the allocator agreed to (see `allocator.py`)."""
 
     params: Params
     name: str
@@ -30,7 +30,7 @@ class StageContext:
 
 @contextmanager
 def stage_cli(command: Callable[[], None]) -> Iterator[Params]:
-    """Parse a stage's command line, check all parameters, and tell user errors plainly. Imports no TensorFlow."""
+    """Parse a stage's command line, check all parameters, and reports user errors. Imports no TensorFlow."""
     with report_user_errors():
         parse_command(command)
         check_versions(_stage_of(command), root=Path())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Base of all errors that a user can cause and can mend."""
+    """Base of all errors that a user can cause and can fix."""
 
 
 class InvalidParams(UserError):
@@ -37,7 +37,7 @@ class ForeignFiles(UserError):
 
 
 class UnreadableSource(UserError):
-    """The source as a whole cannot be read: a table without the needed columns, arrays of unlike length, a broken archive."""
+    """The source as a whole cannot be read: a table without the needed columns, arrays of different lengths, a broken archive."""
 
 
 class TooManyRejects(UserError):
@@ -97,7 +97,7 @@ class StageFailed(UserError):
 
 
 class ThresholdExceeded(UserError):
-    """`--fail-if` asked for an error exit should a measured figure be like this, and it is."""
+    """`--fail-if` asked for an error exit if a metric of the profile meets this condition, and it does."""
 
 
 class ServiceFailed(UserError):
@@ -124,7 +124,7 @@ _DISK = {
 
 @contextmanager
 def report_user_errors() -> Iterator[None]:
-    """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2; the door of every command is wrapped in it."""
+    """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2; every command is wrapped in it."""
     try:
         yield
     except UserError as error:
@@ -180,7 +180,7 @@ _WRITERS = {
 
 @contextmanager
 def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None]:
-    """Say plainly where a file of a stage, which is read within, is not as that stage writes it.
+    """Report a file of a stage, read within the block, that is not as that stage writes it.
 
     Raises:
       MissingInput: it is not there, or of the form of another version.

@@ -84,7 +84,7 @@ def digest_json(value: Any) -> str:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it is flushed to disk and renamed, on failure removed.
+    """Yield a temporary path next to `path`; on success it is flushed to disk and renamed, on failure removed.
 
     The temporary name is drawn, so that threads and processes may write the same file at the same time; it holds the
     process, so that `clear_leftovers` knows whose it was.

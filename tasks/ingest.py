@@ -71,7 +71,7 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
 
 
 def _from_arrays(found: sources.Arrays, folder: Path) -> pd.DataFrame:
-    """Copy the values beside the manifest and digest each example."""
+    """Copy the values next to the manifest and digest each example."""
     digests: list[str] = []
     with _values_file(folder, found.values) as copy:
         starts = range(0, len(found.values), ROWS_AT_ONCE)
@@ -118,11 +118,11 @@ def _values_file(folder: Path, values: np.ndarray) -> Iterator[BinaryIO]:
 def _from_files(
     found: sources.ImageFiles, folder: Path, final: Path, *, max_pixels: int
 ) -> tuple[pd.DataFrame, list[sources.Rejected], Counter, RecordSchema]:
-    """Examine all files on all cores; Pillow decodes outside Python's lock, TensorFlow outside of this process."""
+    """Examine all files on all cores; Pillow decodes without the GIL, TensorFlow outside of this process."""
     converted = folder / "converted"
     converted.mkdir(exist_ok=True)
 
-    def look(file: sources.ImageFile) -> ImageInfo | sources.Rejected:
+    def examine_one(file: sources.ImageFile) -> ImageInfo | sources.Rejected:
         try:
             return inspect_image(file.path, root=found.root, max_pixels=max_pixels, converted=converted, decoder=decoder)
         except RejectedImage as reason:
@@ -130,7 +130,7 @@ def _from_files(
 
     rows, rejected, notes, sizes = [], list(found.rejected), Counter(), Counter()
     with Decoder() as decoder:
-        results = list(progress(in_threads(look, found.files, workers=os.cpu_count() or 1), total=len(found.files), label="ingest"))
+        results = list(progress(in_threads(examine_one, found.files, workers=os.cpu_count() or 1), total=len(found.files), label="ingest"))
     for file, result in zip(found.files, results, strict=True):
         if isinstance(result, sources.Rejected):
             rejected.append(result)
@@ -209,7 +209,7 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     shown = "\n".join(f"  {row['id']}: {row['reason']}" for row in rejects.head(REJECTS_SHOWN).to_dict("records"))
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%}; data.max_reject_fraction allows {limit:.1%}.\n"
-        f"{shown}\n  all of them: {folder / 'rejected.csv'}\nMend or remove them, or raise data.max_reject_fraction."
+        f"{shown}\n  all of them: {folder / 'rejected.csv'}\nFix or remove them, or raise data.max_reject_fraction."
     )
 
 
@@ -226,7 +226,7 @@ def _table(rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, 
 
 
 def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:
-    """Keys are what examples are told apart by; two of 63 bits meet once in billions of billions of pairs."""
+    """Keys identify examples; two of 63 bits meet once in billions of billions of pairs."""
     owners: dict[int, str] = {}
     for key, identity in zip(keys, ids, strict=True):
         if owners.setdefault(key, identity) is not identity:

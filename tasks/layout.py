@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the stages' outputs lie, relative to the folder of params.yaml."""
+    """Where the stages' outputs are, relative to the folder of params.yaml."""
 
     root: Path = Path()
 

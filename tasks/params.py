@@ -47,7 +47,7 @@ class Document(Settings):
     data: DataSettings
     shard: ShardSettings = ShardSettings()
     preprocess: list[OpSpec] = Field(default=["decode"], description="deterministic ops, in order; what a snapshot stores and a cache may keep")
-    augment: list[OpSpec] = Field(default=[], description="random ops, drawn anew each epoch from (seed, epoch, example)")
+    augment: list[OpSpec] = Field(default=[], description="random ops, drawn again each epoch from (seed, epoch, example)")
     snapshot: SnapshotSettings = SnapshotSettings()
     window: WindowSettings = WindowSettings()
     finish: list[OpSpec] = Field(default=["rescale"], description="widening ops, last; on the host or on the device as a configuration says")
@@ -220,7 +220,7 @@ def _cross_field_problems(params: Params) -> list[str]:
 
 
 def _path_problems(params: Params) -> list[str]:
-    """Data of one's own must not lie where `fetch` writes."""
+    """Data of one's own must not be where `fetch` writes."""
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
     if not path.is_relative_to(raw) or (params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)):
         return []

@@ -50,7 +50,7 @@ from tasks.training.emulation import NAME as EMULATED
 
 TREE_ROWS = 14
 TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers
-FAIL_IF = "exit with an error should a figure of runs/NAME/profile.json be like this, e.g. 'stall_pct > 10'"
+FAIL_IF = "exit with an error if a metric of runs/NAME/profile.json meets a condition, e.g. 'stall_pct > 10'"
 ACCELERATOR = "plan for an accelerator that is not there: emulate its train step, print how many of them this host feeds"
 
 
@@ -149,8 +149,8 @@ def collect_facts(
     state, breakdown = measured.state, measured.breakdown
     costs = measure_costs(pipeline, config, work)
     shards = stored.shards.for_split(pipeline.split)
-    alone, gap = built["throughput"], built["throughput"]["epoch_gap_s"]
-    waited = breakdown.wait_ms_mean
+    input_only, gap = built["throughput"], built["throughput"]["epoch_gap_s"]
+    wait_ms = breakdown.wait_ms_mean
     return Facts(
         config=config,
         plan=pipeline.plan,
@@ -163,7 +163,7 @@ def collect_facts(
         model_step_ms=state.model_step_ms,
         train_step_ms=state.train_step_ms,
         # Tracing itself takes time, so the share is that of the traced steps.
-        wait_pct=state.stall_pct if waited is None or not breakdown.step_ms_p50 else min(100.0, 100 * waited / breakdown.step_ms_p50),
+        wait_pct=state.stall_pct if wait_ms is None or not breakdown.step_ms_p50 else min(100.0, 100 * wait_ms / breakdown.step_ms_p50),
         stall=Stall.of(state),
         witness=measured.witness,
         batch_mib=pipeline.batch_bytes / 2**20,
@@ -174,8 +174,8 @@ def collect_facts(
         malloc_tuned=context.malloc_tuned,
         epoch_gap_ms=None if gap is None else gap * 1e3,
         epoch_ms=state.train_step_ms * pipeline.steps,
-        cold_examples_per_s=alone["cold_examples_per_s"],
-        input_examples_per_s=alone["input_examples_per_s"],
+        cold_examples_per_s=input_only["cold_examples_per_s"],
+        input_examples_per_s=input_only["input_examples_per_s"],
         gpu_utilization_pct=trained.get("usage", {}).get("gpu_utilization_pct_mean"),
     )
 
@@ -186,8 +186,8 @@ def iterator_table(breakdown: Breakdown) -> list[str]:
     for item in breakdown.iterators[:TREE_ROWS]:
         name = f"{'  ' * item.depth}{item.path.rpartition('::')[2]}" + (f" ({item.step})" if item.named else "")
         chosen = f"  AUTOTUNE: {item.tuned}" if item.tuned is not None else ""
-        figures = f"{item.calls:>8,}{item.self_ms:>10,.2f}{item.call_ms_p50:>9,.3f}{item.parallelism:>9.2f}{item.critical_pct:>8.0f} %"
-        rows.append(f"{name[:49]:<50}{figures}{chosen}")
+        columns = f"{item.calls:>8,}{item.self_ms:>10,.2f}{item.call_ms_p50:>9,.3f}{item.parallelism:>9.2f}{item.critical_pct:>8.0f} %"
+        rows.append(f"{name[:49]:<50}{columns}{chosen}")
     return rows
 
 
@@ -229,19 +229,19 @@ def record(out: Path, params: Params, name: str, data_digest: str, profiled: Pro
     run_id = read_json(out / "run.json")["mlflow_run_id"]
     if run_id is None:
         return
-    figures = summary(profiled, params.batch_size)
+    metrics = summary(profiled, params.batch_size)
     with Recorder(identity_of(Layout().manifest, params.data.path, pipeline=name, data_digest=data_digest), run_id=run_id) as recorder:
         recorder.metrics(
             {
-                "throughput/model_examples_per_s": figures["model_examples_per_s"],
-                "throughput/attainable_examples_per_s": figures["attainable_examples_per_s"],
-                **{f"input/{key}": figures[key] for key in ("stall_pct", "stall_pct_low", "stall_pct_high", "wait_ms_p50", "wait_ms_p95")},
-                "gpu/busy_ms_per_step": figures["gpu_busy_ms"],
-                "gpu/copy_ms_per_step": figures["gpu_copy_ms"],
+                "throughput/model_examples_per_s": metrics["model_examples_per_s"],
+                "throughput/attainable_examples_per_s": metrics["attainable_examples_per_s"],
+                **{f"input/{key}": metrics[key] for key in ("stall_pct", "stall_pct_low", "stall_pct_high", "wait_ms_p50", "wait_ms_p95")},
+                "gpu/busy_ms_per_step": metrics["gpu_busy_ms"],
+                "gpu/copy_ms_per_step": metrics["gpu_copy_ms"],
             }
         )
         first = profiled.diagnosis.findings[0].rule if profiled.diagnosis.findings else "none"
-        recorder.tags({"verdict": profiled.diagnosis.verdict, "finding": first, "autotuned": json.dumps(figures["autotuned"])})
+        recorder.tags({"verdict": profiled.diagnosis.verdict, "finding": first, "autotuned": json.dumps(metrics["autotuned"])})
         recorder.artifact(out / "profile", folder="profile")
 
 

@@ -142,7 +142,7 @@ def _rows(results: Mapping[str, Mapping[str, Any]], *, setup_s: float) -> list[d
 
 def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """What the report says about one configuration."""
-    plan, alone, trained, profiled, diagnosis = (result[key] for key in ("plan", "input", "train", "profile", "diagnosis"))
+    plan, input_only, trained, profiled, diagnosis = (result[key] for key in ("plan", "input", "train", "profile", "diagnosis"))
     return {
         "pipeline": name,
         "plan": plan["plan"],
@@ -152,13 +152,13 @@ def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
         "train_examples_per_s": trained["throughput"]["train_examples_per_s"],
         "relative_rates": result["steps"]["relative_rates"],
         "reference_examples_per_s": profiled["reference_examples_per_s"],
-        "input_examples_per_s": alone["throughput"]["input_examples_per_s"],
-        "cold_examples_per_s": alone["throughput"]["cold_examples_per_s"],
+        "input_examples_per_s": input_only["throughput"]["input_examples_per_s"],
+        "cold_examples_per_s": input_only["throughput"]["cold_examples_per_s"],
         "model_examples_per_s": profiled["model_examples_per_s"],
         "attainable_examples_per_s": profiled["attainable_examples_per_s"],
         **{key: profiled[key] for key in ("stall_pct", "stall_pct_low", "stall_pct_high", "wait_ms_p50", "predicted_gain")},
-        "first_batch_s": alone["throughput"]["first_batch_s"],
-        "epoch_gap_s": alone["throughput"]["epoch_gap_s"],
+        "first_batch_s": input_only["throughput"]["first_batch_s"],
+        "epoch_gap_s": input_only["throughput"]["epoch_gap_s"],
         "step_ms_p50": trained["step"]["ms_p50"],
         "step_ms_p95": trained["step"]["ms_p95"],
         "step_ms_p99": trained["step"]["ms_p99"],
@@ -167,12 +167,12 @@ def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
         "cpu_seconds_per_1k_examples": trained["cpu_seconds_per_1k_examples"],
         "gpu_utilization_pct_mean": trained["usage"]["gpu_utilization_pct_mean"],
         "metric": trained["metric"],
-        "held_out": alone["held_out"],
+        "held_out": input_only["held_out"],
         "judged": trained.get("held_out"),
         "val_metric": trained["train"][f"val_{trained['metric']}"],
         "test_metric": trained.get("test", {}).get(trained["metric"]),
-        "difference_mean": alone.get("difference", {}).get("mean"),
-        "difference_max": alone.get("difference", {}).get("max"),
+        "difference_mean": input_only.get("difference", {}).get("mean"),
+        "difference_max": input_only.get("difference", {}).get("max"),
         "verdict": diagnosis["verdict"],
         "cause": diagnosis["cause"],
         "fix": diagnosis["fix"],

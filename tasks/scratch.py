@@ -1,6 +1,6 @@
 """Folders for what a process writes to disk for itself alone, such as tf.data's caches: they go with it, or are cleared by the next.
 
-They lie in `.throughline/scratch` of the project, on its disk, not in the system's temporary directory, where nobody
+They are in `.throughline/scratch` of the project, on its disk, not in the system's temporary directory, where nobody
 would clear them. A process that is killed leaves its own; the kernel's lock on a folder says whether its process lives.
 """
 
@@ -42,7 +42,7 @@ class Scratch:
 
 @contextmanager
 def temporary_files_in_scratch(root: Path) -> Iterator[None]:
-    """Let Python's temporary files lie in the scratch folder for the length of the block: TensorFlow writes some of its own."""
+    """Put Python's temporary files into the scratch folder for the length of the block: TensorFlow writes some of its own."""
     scratch, before = Scratch(root), tempfile.tempdir
     tempfile.tempdir = str(scratch.folder)
     try:

@@ -1,7 +1,7 @@
 """Stage 2, shard: write all examples into TFRecord shards in a deterministic, content-keyed global shuffle.
 
 The same examples give the same files, whatever the number of writers. Finished shards survive a kill and are not
-written again. TFDS metadata is written beside them, so `tfds.builder_from_directory` opens the folder too.
+written again. TFDS metadata is written next to them, so `tfds.builder_from_directory` opens the folder too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
     same_work = digest_json({"data": manifest.digest, "settings": settings.model_dump(exclude={"writers"}), "program": program_digest("shard")})
     with resumable_folder(out, key=same_work) as folder:
         jobs = list(_plan_jobs(manifest, folder, settings))
-        # Threads, not processes: reading, hashing and writing happen outside Python's lock, and records of one size are made as arrays.
+        # Threads, not processes: reading, hashing and writing release the GIL, and records of one size are made as arrays.
         written = in_threads(write_shard, jobs, workers=settings.writers)
         shards = tuple(progress(written, total=len(jobs), label="shard", unit="shards"))
         index = ShardIndex(schema=manifest.schema, classes=manifest.classes, data_digest=manifest.digest, shards=shards)
@@ -134,7 +134,7 @@ def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
 
 
 def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    # By turns: two threads that read and digest small files hand Python's lock to and fro, which takes longer than that. The others
+    # Serialized: two threads that read and digest small files contend for the GIL, which takes longer than that. The others
     # flush meanwhile.
     with _READ_LOCK:
         for identity, key, label, uri, size, digest in job.rows[["id", "key", "label", "uri", "bytes", "digest"]].itertuples(index=False):

@@ -136,8 +136,8 @@ def _write_snapshot(
         whole, shards = shards, shards.with_repaired(repaired)
         if repaired:
             left_out = sum(whole.examples(split) - shards.examples(split) for split in shards.splits)
-            echo(f"snapshot: {left_out:,} examples left out; every configuration reads the shards repaired in {out / REPAIRED}")
-        # A compressed set beside the plain one holds the same records.
+            echo(f"snapshot: {left_out:,} examples dropped; all configurations read the repaired shards in {out / REPAIRED}")
+        # A compressed set next to the plain one holds the same records.
         chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
         counts = {split: shards.examples(split) for split in shards.splits}
         for split, count in counts.items():

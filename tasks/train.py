@@ -1,6 +1,6 @@
 """Stage 5, train: train the model through one configuration's input pipeline and record everything.
 
-Checkpoints lie in runs/NAME/.checkpoint until the training is complete; an interrupted training of the same work goes on
+Checkpoints are in runs/NAME/.checkpoint until the training is complete; an interrupted training of the same work goes on
 from the last one. Results are written to files first, then to MLflow.
 """
 
@@ -61,14 +61,14 @@ class TrainResult:
 
 
 def train(models: Models, pipelines: SplitPipelines, progress: CheckpointCallback, *, settings: TrainSettings) -> TrainResult:
-    """Train, going on from where `progress` says that an interrupted training was, and evaluate on the held-out splits."""
+    """Train, resuming where `progress` says that an interrupted training was, and evaluate on the held-out splits."""
     plan = pipelines.train.plan
     gather = pipelines.train.gatherer() if plan.resident else None
     model = trainable_model(models, finished_inputs=not plan.device_ops, gather=gather)
     compile_model(model, settings, target=models.target, steps=pipelines.train.steps)
     start, executions = progress.restore(model), Executions(model)
     if start != Position():
-        echo(f"train: going on from step {start.step:,} of epoch {start.epoch + 1} of an interrupted training")
+        echo(f"train: resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
     with Sampler(used_gpus(device_names(model)), paused=True) as sampler:
         progress.attach(executions, sampler)
         if start.step:
@@ -131,12 +131,12 @@ def write_history(path: Path, rows: list[dict[str, float]]) -> None:
 def metrics_of(trained: TrainResult, built: Mapping[str, Any]) -> dict[str, float | None]:
     """Everything that build and train measured, under its MLflow name."""
     result, usage = trained.result, trained.usage
-    throughput, step, test, alone = result.get("throughput", {}), result.get("step", {}), result.get("test", {}), built["throughput"]
+    throughput, step, test, input_only = result.get("throughput", {}), result.get("step", {}), result.get("test", {}), built["throughput"]
     return {
         "throughput/train_examples_per_s": throughput.get("train_examples_per_s"),
-        "throughput/input_examples_per_s": alone["input_examples_per_s"],
-        "input/first_batch_s": alone["first_batch_s"],
-        "input/epoch_gap_s": alone["epoch_gap_s"],
+        "throughput/input_examples_per_s": input_only["input_examples_per_s"],
+        "input/first_batch_s": input_only["first_batch_s"],
+        "input/epoch_gap_s": input_only["epoch_gap_s"],
         **{f"step/{name}": step.get(name) for name in ("ms_p50", "ms_p95", "ms_p99")},
         **{f"test/{name}": value for name, value in test.items()},
         "cpu/seconds_per_1k_examples": result["cpu_seconds_per_1k_examples"],
@@ -227,18 +227,18 @@ def main() -> None:
         out, stored = Layout().run(name), open_inputs(params, Layout())
         pipelines = split_pipelines(params, name, stored, address=address)
         models = build_models_for(params, stored)
-        kept = out / FOLDER
-        store = CheckpointStore(kept, training_fingerprint(params, name, stored))
+        checkpoint_folder = out / FOLDER
+        store = CheckpointStore(checkpoint_folder, training_fingerprint(params, name, stored))
         identity = identity_of(Layout().manifest, params.data.path, pipeline=name, data_digest=stored.shards.data_digest)
         echo(f"train {name}: {pipelines.train.plan}; {models.network.count_params():,} weights, {pipelines.train.examples:,} examples")
         if visible_gpus()[1]:
             echo(f"  {visible_gpus()[1]}")
         objects: dict[str, str] = {}
         if own := own_modules(params):
-            form = check_savable(models.whole, sorted(own))
-            objects = dict(form.objects)
-            if form.hint():
-                echo(f"  {form.hint()}")
+            savable = check_savable(models.whole, sorted(own))
+            objects = dict(savable.objects)
+            if savable.hint():
+                echo(f"  {savable.hint()}")
         with explain_read_errors(stored), Recorder(identity, run_id=store.run_id) as recorder:
             log_inputs(recorder, params, name, data_digest=stored.shards.data_digest, pipeline=pipelines.train)
             trained = train(models, pipelines, CheckpointCallback(pipelines.train, store, params.train, recorder), settings=params.train)
@@ -252,7 +252,7 @@ def main() -> None:
                 recorder.artifact(out / file)
             recorder.model(out / "model.keras", objects)
         write_json(out / "run.json", {"mlflow_run_id": recorder.run_id, "sent": recorder.sent})
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(checkpoint_folder, ignore_errors=True)
         test, metric = trained.result.get("test", {}), models.target.metric
         throughput = trained.result.get("throughput", {}).get("train_examples_per_s", float("nan"))
         echo(f"  {throughput:,.0f} examples/s" + (f", test {metric} {test[metric]:.4f}" if test else ""))

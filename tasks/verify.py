@@ -28,7 +28,7 @@ def main() -> None:
         if repaired:
             echo(f"verify: read repaired, in {stored.snapshot_folder}: {', '.join(repaired)}")
         rows = sum(split.count for split in stored.snapshot.splits.values())
-        echo(f"verify: {len(shards)} shards and {len(stored.snapshot.columns)} columns of {rows:,} rows are as they were written")
+        echo(f"verify: {len(shards)} shards and {len(stored.snapshot.columns)} columns of {rows:,} rows OK: all digests match")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def picture(seed: int, *, size: tuple[int, int] = (40, 30), mode: str = "RGB") -
 
 @pytest.fixture(scope="session")
 def photo_folder(tmp_path_factory) -> Path:
-    """60 JPEG photos of unlike sizes in three classes, one of them nested."""
+    """60 JPEG photos of variable size in three classes, one of them nested."""
     root = tmp_path_factory.mktemp("photos")
     for number in range(60):
         label = ("cat", "dog", "bird/owl")[number % 3]

@@ -200,7 +200,7 @@ FAULTS = (
     # Ops
     Fault("a flip reverses the channels", "tf.stack([-1, shape[2], shape[3]])), [1])", "tf.stack([-1, shape[2], shape[3]])), [2])", KERNELS),
     Fault("a random crop never reaches the last row", "tall - op.height + 1", "tall - op.height", KERNELS),
-    Fault("a rotation turns about another centre", "(cos * wide - sin * tall)", "(cos * wide + sin * tall)", KERNELS),
+    Fault("a rotation turns about another center", "(cos * wide - sin * tall)", "(cos * wide + sin * tall)", KERNELS),
     Fault("images only become brighter", "* 2 - 1) * (op.delta * 255)", "* 2) * (op.delta * 255)", PINNED),
     Fault("mixup keeps the label of the first image", "label * share[:, None] + tf.roll(label, -1, 0) * (1 - share[:, None])", "label", KERNELS),
     Fault(
@@ -223,7 +223,7 @@ FAULTS = (
     Fault("splits may leave nothing to train on", "params.data.split.test >= 1", "params.data.split.test > 1", PARAMS),
     Fault("true counts as a number", "type(value) is int and value >= 1", "isinstance(value, int) and value >= 1", PARAMS),
     Fault("aliases of an override are expanded", "any(isinstance(event, AliasEvent)", "any(False", REACH),
-    Fault("data of one's own may lie where fetch writes", "if not path.is_relative_to(raw) or", "if True or", PARAMS),
+    Fault("data of one's own may be where fetch writes", "if not path.is_relative_to(raw) or", "if True or", PARAMS),
     # Fetch, ingest
     Fault("what was fetched is not compared with its digest", "hexdigest() == digest", "hexdigest() != ''", FETCH),
     Fault("fetch follows a link", "if target.is_symlink():", "if False:", FETCH),
@@ -234,8 +234,8 @@ FAULTS = (
     Fault("a test split is dealt beside the source's own", '{} if "test" in rows["split"].tolist() else', "{} if False else", INGEST),
     Fault("kept duplicates may be listed twice", ' | rows.duplicated("id").to_numpy()', "", LEAKS),
     Fault("examples may share a key", "is not identity:", "is None:", LEAKS),
-    Fault("images may lie outside the data root", "if not path.resolve().is_relative_to(root.resolve()):", "if False:", ODD_FILES),
-    Fault("a linked folder may lie outside the data root", "if not target.is_relative_to(self.root.resolve()):", "if False:", ODD_FILES),
+    Fault("images may be outside the data root", "if not path.resolve().is_relative_to(root.resolve()):", "if False:", ODD_FILES),
+    Fault("a linked folder may be outside the data root", "if not target.is_relative_to(self.root.resolve()):", "if False:", ODD_FILES),
     Fault("orientation is not applied", " and image.getexif().get(_ORIENTATION) in _UPRIGHT", "", INGEST),
     Fault(
         "the manifest's digest forgets the labels",
@@ -301,7 +301,7 @@ FAULTS = (
         "np.diff(self.moments) * 1e3",
         ("tests/training/test_executions.py",),
     ),
-    Fault("spans end with the later one", "min(end, other[place, 1])", "max(end, other[place, 1])", ("tests/diagnosis/test_intervals.py",)),
+    Fault("spans end with the later one", "min(end, second[index, 1])", "max(end, second[index, 1])", ("tests/diagnosis/test_intervals.py",)),
     Fault(
         "a wait is blamed twice",
         "        left = difference(left, worked)\n",
@@ -370,7 +370,7 @@ FAULTS = (
         "return {}",
         ACCESS,
     ),
-    Fault("a shell runs what stands in a value", "shlex.quote(value)", "value", ACCESS),
+    Fault("a shell runs what is in a value", "shlex.quote(value)", "value", ACCESS),
     Fault(
         "pages of other sites may send requests",
         'site in ("cross-site", "same-site")',

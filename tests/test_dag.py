@@ -150,7 +150,7 @@ def test_wrong_parameters_stop_before_anything_runs(first, capsys):
 def test_verifying_reads_every_byte(first, capsys):
     folder, _ = first
     run_stages(folder, "verify")
-    assert "are as they were written" in capsys.readouterr().out
+    assert "OK: all digests match" in capsys.readouterr().out
     column = folder / "data" / "snapshot" / "train" / "image.bin"
     data = column.read_bytes()
     column.chmod(0o644)
@@ -160,7 +160,7 @@ def test_verifying_reads_every_byte(first, capsys):
     run_stages(folder, "verify")
 
 
-def test_a_configuration_that_does_not_exist_is_told_plainly(finished, capsys):
+def test_a_configuration_that_does_not_exist_is_reported(finished, capsys):
     assert "pipelines.optimised does not exist; did you mean optimized?" in refused(finished[0], "build@optimised", capsys)
 
 
@@ -185,7 +185,7 @@ def test_a_training_killed_in_mid_run_goes_on_and_ends_alike(first):
     process.wait()
     assert not history.exists(), "nothing half-done is visible"
     output = run(folder, *command)
-    assert "going on from step" in output
+    assert "resuming interrupted training" in output
 
     def losses(text):
         return [line.split(",")[:5] for line in text.splitlines()]

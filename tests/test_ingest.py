@@ -73,7 +73,7 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
     assert found["a/text.png"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
     assert found["a/cut.jpg"].startswith("damaged image")
     assert found["b/copy.jpg"] == "duplicate of a/00.jpg, there labelled a"
-    assert found["loose.jpg"] == "lies outside any class folder"
+    assert found["loose.jpg"] == "is outside any class folder"
     assert found["a/link.jpg"] == "leads outside the data root"
     assert found["b/huge.png"] == "10000×10000 pixels exceed data.max_pixels (50000000)"
     assert len(manifest.examples) == 20
@@ -205,7 +205,7 @@ def test_arrays_are_never_unpickled_and_are_checked(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["image_folder", "image_table", "arrays", "fashion_mnist"])
-def test_a_missing_source_is_told_plainly(tmp_path, source):
+def test_a_missing_source_is_reported(tmp_path, source):
     with pytest.raises(DataNotFound):
         ingest(settings(tmp_path / "nowhere", source), tmp_path / "manifest")
     with pytest.raises(MissingInput, match="dvc repro ingest"):

@@ -103,7 +103,7 @@ def test_ops_are_parsed_with_their_arguments():
     assert params.augment == (Flip(),)
 
 
-def test_a_missing_or_broken_file_is_told_plainly(tmp_path):
+def test_a_missing_or_broken_file_is_reported(tmp_path):
     with pytest.raises(InvalidParams, match="does not exist"):
         load_params(tmp_path / "params.yaml")
     (tmp_path / "params.yaml").write_text("a: [1,")

@@ -137,11 +137,11 @@ def table(tmp_path_factory):
     draw = np.random.default_rng(5)
     count = 600
     frame = pd.DataFrame(
-        {"size": draw.normal(5, 2, count), "colour": draw.choice(["red", "green", "blue"], count), "age": draw.integers(1, 90, count)}
+        {"size": draw.normal(5, 2, count), "color": draw.choice(["red", "green", "blue"], count), "age": draw.integers(1, 90, count)}
     )
-    frame["label"] = np.where(frame["size"] + (frame["colour"] == "red") * 2 > 5.5, "big", "small")
+    frame["label"] = np.where(frame["size"] + (frame["color"] == "red") * 2 > 5.5, "big", "small")
     frame.loc[7, "size"] = np.nan
-    frame.loc[8, "colour"] = None
+    frame.loc[8, "color"] = None
     frame["age"] = frame["age"].astype(object)
     frame.loc[9, "age"] = "old"
     frame.loc[10, "label"] = None
@@ -166,7 +166,7 @@ def test_rows_of_a_table_are_the_same_in_every_configuration(table):
         if params.pipelines[name].service is None
     }
     assert len(set(digests.values())) == 1, digests
-    assert stored.shards.schema.columns == ("size", "age", "colour")
+    assert stored.shards.schema.columns == ("size", "age", "color")
     assert stored.shards.schema.categories == (("blue", "green", "red"),)
     features, label = next(iter(input_pipeline(params, "optimized", stored, split="train", purpose="train").dataset()))
     assert features.shape == (32, 3) and label.dtype == "int64"
@@ -178,14 +178,14 @@ def test_rows_with_missing_or_impossible_values_are_listed_with_their_reason(tab
     manifest = ingest(check(table_document(table)).data, tmp_path / "manifest")
     assert dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True)) == {
         "row 8": "size is missing or no number",
-        "row 9": "colour is missing or no number",
+        "row 9": "color is missing or no number",
         "row 10": "age is missing or no number",
         "row 11": "label missing",
     }
 
 
 def test_a_number_to_predict_is_a_regression(table, tmp_path):
-    document = table_document(table, label_column="size", numeric=["age"], categorical=["colour"])
+    document = table_document(table, label_column="size", numeric=["age"], categorical=["color"])
     params = check(document)
     _, stored = opened(tmp_path, params)
     assert stored.shards.schema.label == "number"

@@ -100,7 +100,7 @@ def backup(folder: Annotated[Path, typer.Argument(help="is made; must not exist"
 
 @app.command()
 def restore(folder: Annotated[Path, typer.Argument(help="written by `backup`")], home: Folder = HOME_FOLDER) -> None:
-    """Put the databases back as they were and the objects beside those that are there. The stack must be stopped.
+    """Put the databases back as they were and add the objects to those that are there. The stack must be stopped.
 
     A home that has no passwords yet takes those of the backup; another one goes on with its own.
     """

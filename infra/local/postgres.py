@@ -100,7 +100,7 @@ def _lay_out(home: StackConfig, folder: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     if done.returncode != 0:
         shutil.rmtree(partial)
-        reached = f" (run by root, Postgres is {user}, who must be able to enter every folder of that path)" if user else ""
+        reached = f" (started by root, Postgres runs as user {user}, which needs +x on every folder of that path)" if user else ""
         raise ServiceFailed(f"Postgres cannot keep its data in {folder}{reached}; choose another folder with --home:\n{done.stderr.strip()}")
     partial.rename(folder)
 

@@ -4,7 +4,7 @@
     data/snapshot/train/image.bin       examples × height × width × channels, uint8, C order
     data/snapshot/train/label.bin       examples, int64        …and key.bin
 
-Values that differ in size lie in a ragged column (`ragged.py`).
+Values that differ in size are in a ragged column (`ragged.py`).
 
 A batch is a gather of rows: no parsing, no copy of the file into memory; the cache is the operating system's page cache.
 """

@@ -24,7 +24,7 @@ from tasks.data.structure import is_sound
 from tasks.files import atomic_file, digest_bytes
 
 LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
-BESIDES_PIXELS = 4 << 20  # bytes of colour profiles, thumbnails and other metadata
+BESIDES_PIXELS = 4 << 20  # bytes of color profiles, thumbnails and other metadata
 STRIP = 256  # rows
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 _ORIENTATION = 0x0112
@@ -140,7 +140,7 @@ def _decodes_as_is(image: Image.Image) -> bool:
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
-    """Turn any mode into upright 8-bit grey or RGB; transparency is laid over white."""
+    """Turn any mode into upright 8-bit grey or RGB; transparency is composited over white."""
     upright = ImageOps.exif_transpose(image)
     if upright.mode in ("I", "F", "I;16", "I;16B", "I;16L"):
         return _narrowed(upright)

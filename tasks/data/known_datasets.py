@@ -1,4 +1,4 @@
-"""Known data sets: where they may lie on this machine, where they are published, and how photos are cut for the demo.
+"""Known data sets: where they may be on this machine, where they are published, and how photos are cut for the demo.
 
 Each is looked for on this machine, then at its official address, then in Debian's packages: the order of what it costs.
 """
@@ -20,8 +20,8 @@ from tasks.errors import DataNotFound
 from tasks.files import atomic_file
 from tasks.progress import progress
 
-# Published by Zalando Research (https://github.com/zalandoresearch/fashion-mnist). The SHA-256 digests are of the content behind GZIP,
-# because distributions pack the same content anew.
+# Published by Zalando Research (https://github.com/zalandoresearch/fashion-mnist). The SHA-256 digests are of the uncompressed content,
+# because distributions compress the same content again.
 FASHION_MNIST = {
     "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",

@@ -1,10 +1,10 @@
-"""Values of unlike shapes in one column: one behind the other in a file, and their extents in a column beside it. No TensorFlow.
+"""Values of variable shape in one column: back to back in a file, and their offsets and shapes in a second column. No TensorFlow.
 
     data/snapshot/train/image.bin           values, each beginning at a multiple of 64 bytes, so that a slice of the file needs no copy
     data/snapshot/train/image.extent.bin    examples × (1 + rank), int64: where the value begins [elements], and its shape
 
-Where a value lies in the file depends on all that stand before it. So every shard's values are first written into a part of
-their own, and the parts are joined in order.
+The position of a value in the file depends on all values before it. So every shard's values are first written into a part of
+their own, and the parts are concatenated in order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ COPY_BYTES = 1 << 24
 
 
 def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
-    """Where values of `shapes` (values, rank) lie when they follow each other: (values, 1 + rank) int64, begin [elements] and shape."""
+    """Offsets of values of `shapes` (values, rank) that are stored back to back: (values, 1 + rank) int64, begin [elements] and shape."""
     aligned = ALIGNMENT // itemsize
     sizes = -(-shapes.prod(axis=1) // aligned) * aligned
     return np.column_stack([np.cumsum(sizes) - sizes, shapes]).astype(np.int64)
 
 
 def end_offset(found: np.ndarray, itemsize: int) -> int:
-    """Bytes up to where the next value would begin, behind the last of `found` (values, 1 + rank)."""
+    """Byte offset at which the next value would begin, after the last of `found` (values, 1 + rank)."""
     if len(found) == 0:
         return 0
     size = int(found[-1, 0] + found[-1, 1:].prod()) * itemsize
@@ -40,12 +40,12 @@ def pack(values: Sequence[np.ndarray]) -> bytes:
 
 
 def flatten_pixels(values: Sequence[np.ndarray]) -> np.ndarray:
-    """All pixels of images (height, width, channels) of unlike sizes: (pixels, channels)."""
+    """All pixels of images (height, width, channels) of variable size: (pixels, channels)."""
     return np.concatenate([value.reshape(-1, value.shape[-1]) for value in values])
 
 
 def concatenate_parts(parts: Sequence[Path], path: Path) -> None:
-    """Put the parts into `path`, one behind the other; what stood there is overwritten, and the parts stay."""
+    """Put the parts into `path`, back to back; existing content is overwritten, and the parts stay."""
     with path.open("wb") as whole:
         for part in parts:
             with part.open("rb") as file:

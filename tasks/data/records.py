@@ -72,7 +72,7 @@ def encode_example(*, key: int, label: float, value: bytes, feature: str = "imag
 
 
 def encode_head_and_tail(size: int, *, key: int, label: float, feature: str = "image") -> tuple[bytes, bytes]:
-    """What stands before and behind a value of `size` bytes in `encode_example`, so that a large value need not be copied."""
+    """Prefix and suffix that wrap a value of `size` bytes in `encode_example`, so that a large value need not be copied."""
     if isinstance(label, float):
         number = _entry_prefix("label", 2, 4) + np.float32(label).tobytes()
     else:

@@ -99,7 +99,7 @@ def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
         (folder / "apt.conf").write_text(_APT)
         own = (f"Dir::State::lists={folder}/lists", f"Dir::Cache={folder}/cache")
         apt = ("apt-get", "-qq", "-c", str(folder / "apt.conf"), *(word for option in own for word in ("-o", option)))
-        # A source that does not answer is a warning where another has the packages; the download tells.
+        # A source that does not answer is a warning where another has the packages; the download reports it.
         _run((*apt, "update"), cwd=folder, limit_s=LISTS_S, check=False)
         _run((*apt, "download", *names), cwd=folder / "packages", limit_s=DOWNLOAD_S)
         for package in sorted((folder / "packages").glob("*.deb")):

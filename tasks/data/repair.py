@@ -1,7 +1,7 @@
-"""Damaged shards written anew without what cannot be read, so that every configuration goes on with the same examples.
+"""Rewrites damaged shards without the records that cannot be read, so that every configuration sees the same examples.
 
-The new files lie beside the snapshot, in `repaired/`; its index lists them. Where a plain and a compressed set hold the same
-records, the one of two twins that can be read makes good for the other.
+The new files are in the snapshot's folder, in `repaired/`; its index lists them. Where a plain and a compressed set hold the same
+records, a readable replica of a shard restores the damaged one.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]
 
 
 def repair_shards(shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, max_lost_fraction: float) -> tuple[Shard, ...]:
-    """Write the usable records of damaged shards and of their twins into `out`.
+    """Write the usable records of damaged shards and of their replicas into `out`.
 
     Raises:
-      CorruptShard: more than the share `most` of all examples is lost, or a block of a series, whose steps must not have gaps; or
+      CorruptShard: more than the fraction `max_lost_fraction` of all examples is lost, or a block of a series, whose steps must not have gaps; or
         a file is whole, but another one than its index describes.
     """
     repaired: list[Shard] = []
@@ -54,7 +54,7 @@ def repair_shards(shards: ShardIndex, folder: Path, damage: Damage, out: Path, *
             best = max(replicas, key=lambda replica: usable[replica.name])
             missing = best.records - usable[best.name]
             if missing and shards.schema.payload == "series":
-                raise CorruptShard(f"{problems[best.name][0]}; a series with a gap is no series: {rebuild_hint(folder, 'shard')}")
+                raise CorruptShard(f"{problems[best.name][0]}; a time series must not have gaps: {rebuild_hint(folder, 'shard')}")
             lost += missing
             repaired += [_write_repaired(replica, best, missing, (folder, out), damage) for replica in replicas]
     total = sum(shards.examples(split) for split in shards.splits)

@@ -123,4 +123,4 @@ def damage(path: Path, shard: Shard) -> list[str]:
         return []
     found: list[str] = []
     records = sum(1 for _ in read_records(path, compression=shard.compression, damaged=found))
-    return found or [f"{path}: holds {records} sound records, but not those that the index describes"]
+    return found or [f"{path}: has {records} readable records, but its digest does not match index.json"]

@@ -34,8 +34,8 @@ def shard_order(examples: pd.DataFrame) -> np.ndarray:
     """
     first = np.frombuffer(bytes.fromhex("".join(examples["digest"].tolist())), ">u8").reshape(len(examples), -1)[:, 0].astype(np.uint64)
     order = np.argsort(first)
-    found = first[order]
-    if np.any(found[1:] == found[:-1]):
+    ordered = first[order]
+    if np.any(ordered[1:] == ordered[:-1]):
         both = list(zip(examples["digest"].tolist(), examples["id"].tolist(), strict=True))
         return np.asarray(sorted(range(len(both)), key=both.__getitem__))
     return order
@@ -51,7 +51,7 @@ def shard_bounds(sizes: Sequence[int], *, target_bytes: float, min_shards: int) 
     count = min(max(min_shards, -(-total // max(1, int(target_bytes)))), examples)
     numbers = np.arange(1, count)
     stops = np.searchsorted(passed, total * numbers / count) + 1
-    # Every shard gets an example, whatever the sizes: stops must increase, and leave enough for the shards behind.
+    # Every shard gets an example, whatever the sizes: stops must increase, and leave enough for the later shards.
     stops = np.minimum(np.maximum.accumulate(stops - numbers) + numbers, examples - count + numbers)
     edges = [0, *stops.tolist(), examples]
     return list(itertools.pairwise(edges))

@@ -12,7 +12,7 @@ import zlib
 
 LARGEST = 1 << 25  # pixels, above which decoders begin to have limits of their own
 _PNG = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = {0: 1, 2: 3}  # by colour type: grey, RGB
+_CHANNELS = {0: 1, 2: 3}  # by color type: grey, RGB
 _FILTERS = 5
 # What encoders write as a matter of course. Anything else may be right as well, but is rare enough to ask.
 _PLAIN_CHUNKS = frozenset({b"IHDR", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"cHRM", b"sRGB", b"tEXt", b"tIME", b"eXIf", b"iCCP"})

@@ -1,7 +1,7 @@
 """Metadata that lets `tfds.builder_from_directory` open a folder of shards: dataset_info.json, features.json, class names.
 
 Written by hand because TFDS would pull TensorFlow into a stage that needs none; a test opens the folder with TFDS itself.
-TFDS reads uncompressed TFRecord only, so nothing is written beside GZIP shards; a series has no examples of its own to describe.
+TFDS reads uncompressed TFRecord only, so nothing is written for GZIP shards; a series has no examples of its own to describe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FEATURES = "tensorflow_datasets.core.features"
 
 
 def write_tfds_metadata(folder: Path, index: ShardIndex) -> None:
-    """Write the three files beside the shards."""
+    """Write the three files into the shards' folder."""
     if "none" not in index.compressions or index.schema.payload == "series":
         return
     write_json(

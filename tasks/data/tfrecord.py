@@ -39,14 +39,14 @@ def frame(*parts: bytes) -> tuple[bytes, ...]:
 
 
 def frame_buffer(count: int, size: int) -> np.ndarray:
-    """Room for framed records of one size, which can be used again and again: (count,) with the fields head, record (size,) uint8 and check."""
+    """Reusable buffer for framed records of one size: (count,) with the fields head, record (size,) uint8 and check."""
     room = np.empty(count, np.dtype([("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]))
     room["head"] = np.void(frame(bytes(size))[0])
     return room
 
 
 def seal_frames(room: np.ndarray) -> memoryview:
-    """Give the records that stand in `room` (as `frame_buffer` makes it) their checksums; returns its bytes, without a copy."""
+    """Fill in the checksums of the records in a `frame_buffer` in place; returns its bytes as a view."""
     whole = np.dtype([("head", np.void, _HEAD.size), ("record", np.void, room["record"].shape[1]), ("check", "<u4")])
     plain = np.fromiter(map(google_crc32c.value, room.view(whole)["record"].tolist()), np.uint32, len(room))
     room["check"] = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
@@ -68,7 +68,7 @@ def write_frames(path: Path, frames: Iterable[bytes | memoryview], *, compressio
 def read_records(path: Path, *, compression: Compression, damaged: list[str] | None = None) -> Iterator[bytes]:
     """Yield the records of one shard, checking every length and checksum.
 
-    With a list for `damaged`, records that cannot be read are left out and named there; behind a broken length or the end of
+    With a list for `damaged`, records that cannot be read are left out and named there; after a broken length or the end of
     a stream nothing more can be found in the file.
 
     Raises:

@@ -1,7 +1,7 @@
-"""An operational model of a train step: from what the parts cost on one core to how long a step takes with any configuration.
+"""A cost model of a train step: from what the parts cost on one core to how long a step takes with any configuration.
 
 A plan is a chain of segments. Whatever runs on the training's own thread adds to the step; a prefetch or a parallel map lets what is
-before it run beside the step, on one thread or on several. A step then takes as long as the slowest of them, and where the model
+upstream of it run concurrently with the step, on one thread or on several. A step then takes as long as the slowest of them, and where the model
 computes on the same cores, as long as what is left to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor,
 found from the step that was measured, stands for them.
 Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per core and parallelism as the model of a tf.data pipeline.
@@ -18,9 +18,9 @@ from tasks.pipelines.plan import Plan
 from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Windows
 
 HALVINGS = 50
-CONTENTION = 1.5  # cores that a model loses to one that works beside it: the threads of a kernel wait for the slowest. Measured on 2 cores
+CONTENTION = 1.5  # cores that a model loses to one that works concurrently: the threads of a kernel wait for the slowest. Measured on 2 cores
 MIN_CALIBRATION, MAX_CALIBRATION = 0.8, 3.0
-SHUFFLE_US = 0.3  # drawing an example from a shuffle's reservoir
+SHUFFLE_US = 0.3  # drawing an example from a shuffle buffer
 CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}  # delivering an element that was kept
 
 
@@ -56,7 +56,7 @@ class Consumer:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Work [ms per step, one core] that runs beside the training, on at most `threads` threads."""
+    """Work [ms per step, one core] that runs concurrently with the training, on at most `threads` threads."""
 
     work_ms: float
     threads: int
@@ -64,7 +64,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a plan lays on the training's own thread and beside it."""
+    """What a plan costs the training's own thread, and what runs concurrently with it."""
 
     serial_ms: float = 0.0
     overlapped: tuple[Segment, ...] = field(default=())
@@ -78,7 +78,7 @@ class Load:
         """Add work: to the thread that is there, or, with several threads, as a segment of its own."""
         if threads == 1:
             return Load(serial_ms=self.serial_ms + work_ms, overlapped=self.overlapped)
-        # The thread that feeds the parallel calls runs beside the training, too.
+        # The thread that feeds the parallel calls runs concurrently, too.
         return self.overlap(1).append(Segment(work_ms=work_ms, threads=threads))
 
     def scale(self, factor: float) -> Load:
@@ -87,7 +87,7 @@ class Load:
         return Load(serial_ms=factor * self.serial_ms, overlapped=overlapped)
 
     def overlap(self, threads: int) -> Load:
-        """Let what is on the training's thread run beside it."""
+        """Overlap the serial part with the step."""
         return Load(overlapped=(*self.overlapped, Segment(work_ms=self.serial_ms, threads=threads)))
 
     def append(self, segment: Segment) -> Load:
@@ -99,7 +99,7 @@ def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
     """How long a step takes [ms].
 
     Where the model computes on the host, its step has a part that one core does and a part that all free cores share (Amdahl), and
-    what runs beside it leaves it fewer of them.
+    what runs concurrently leaves it fewer of them.
     """
     overlapped = sum(segment.work_ms for segment in load.overlapped)
     slowest = max((segment.work_ms / min(segment.threads, cores) for segment in load.overlapped), default=0.0)
@@ -129,7 +129,7 @@ def calibration_factor(load: Load, consumer: Consumer, cores: int, *, measured_m
 
 
 def load_of(plan: Plan, costs: Costs, *, batch_size: int, cores: int) -> Load | None:
-    """What a plan lays on the host, in an epoch whose caches are full; None where this model has no word for one of its steps."""
+    """What a plan costs the host, in an epoch whose caches are full; None where this model has no cost for one of its steps."""
     source = plan.steps[0]
     unknown = isinstance(source, Read) and source.source not in costs.read_us
     if unknown or plan.resident or any(isinstance(step, Windows | DrawByClass | Distribute) for step in plan.steps):
@@ -158,7 +158,7 @@ class CostContext:
 
 @singledispatch
 def add_step_cost(step: object, load: Load, context: CostContext) -> Load:
-    """Add what a step of a plan lays on the host; by default nothing."""
+    """Add what a step of a plan costs the host; by default nothing."""
     return load
 
 

@@ -1,7 +1,7 @@
 """From numbers to a verdict: is training held up by its input, by how much, what is the cause, what to change, what that gains.
 
 What input costs is the stall: what a step takes beyond the model alone, be it that it waits or that input and model
-share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong stands in `rules.py`.
+share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong is in `rules.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The verdict on one configuration. Utilisation = model-only step time / real step time; stall is the rest."""
+    """The verdict on one configuration. Utilization = model-only step time / real step time; stall is the rest."""
 
     verdict: str
     utilization_pct: float
@@ -89,7 +89,7 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer, wo
     gaining = [finding for finding in found if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100]
     first = gaining[0] if gaining else next((finding for finding in found if finding.rule in UNPREDICTABLE_RULES), None)
     shared = "" if facts.accelerator else "; input and model share the cores, so the attainable rate is that of their added work"
-    low = "" if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT else f"; utilisation is below {GOOD_UTILIZATION_PCT:.0f} %"
+    low = "" if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT else f"; utilization is below {GOOD_UTILIZATION_PCT:.0f} %"
     unknown = "input and model compete for the same cores" if not facts.accelerator else "no rule explains it; look at the timeline"
     wait = facts.breakdown.wait_ms_p50
     waited = "the trace shows no wait" if wait is None else f"{wait:.2f} ms (median) are spent waiting for input"
@@ -204,7 +204,7 @@ def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_yaml(value: Any) -> str:
-    """A value as it stands in params.yaml."""
+    """A value as it is in params.yaml."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_to_yaml(item)}" for key, item in value.items()) + "}"
     return {None: "null", True: "true", False: "false"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)

@@ -58,7 +58,7 @@ class Facts:
         return self.share(milliseconds) >= WORTH_PCT
 
     @property
-    def mapped(self) -> list[Apply]:
+    def map_steps(self) -> list[Apply]:
         """The maps of the plan."""
         return [step for step in self.plan.steps if isinstance(step, Apply)]
 
@@ -76,7 +76,7 @@ class Facts:
 
     def repeated_ms(self) -> float:
         """Work of the deterministic ops, which give the same in every epoch, with the calls that they cause."""
-        alone = self.per_example()
-        ops = [op for step in self.mapped for op in step.ops if not op.random and op.name != "load"]
-        calls = self.batch_size * self.costs.call_us / 1e3 if alone else 0.0
-        return calls + sum(self.work_ms(op, batched=alone is None or op not in alone.ops) for op in ops)
+        per_example_map = self.per_example()
+        ops = [op for step in self.map_steps for op in step.ops if not op.random and op.name != "load"]
+        calls = self.batch_size * self.costs.call_us / 1e3 if per_example_map else 0.0
+        return calls + sum(self.work_ms(op, batched=per_example_map is None or op not in per_example_map.ops) for op in ops)

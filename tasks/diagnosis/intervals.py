@@ -20,28 +20,28 @@ def union(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
     return np.stack([array[first, 0], np.maximum.reduceat(array[:, 1], first)], axis=1)
 
 
-def intersection(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The instants that are in both."""
-    if not len(one) or not len(other):
+    if not len(first) or not len(second):
         return EMPTY
-    found, place = [], 0
-    for begin, end in one.tolist():
-        while place and other[place - 1, 1] > begin:
-            place -= 1
-        while place < len(other) and other[place, 1] <= begin:
-            place += 1
-        while place < len(other) and other[place, 0] < end:
-            found.append((max(begin, other[place, 0]), min(end, other[place, 1])))
-            place += 1
-    return np.asarray(found, float).reshape(-1, 2)
+    pairs, index = [], 0
+    for begin, end in first.tolist():
+        while index and second[index - 1, 1] > begin:
+            index -= 1
+        while index < len(second) and second[index, 1] <= begin:
+            index += 1
+        while index < len(second) and second[index, 0] < end:
+            pairs.append((max(begin, second[index, 0]), min(end, second[index, 1])))
+            index += 1
+    return np.asarray(pairs, float).reshape(-1, 2)
 
 
-def difference(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The instants that are in `one` and not in `other`."""
-    if not len(one) or not len(other):
-        return one
-    outside = np.concatenate([[-np.inf], other.ravel(), [np.inf]]).reshape(-1, 2)
-    return intersection(one, outside)
+    if not len(first) or not len(second):
+        return first
+    complement = np.concatenate([[-np.inf], second.ravel(), [np.inf]]).reshape(-1, 2)
+    return intersection(first, complement)
 
 
 def close_gaps(array: np.ndarray, gap: float) -> np.ndarray:

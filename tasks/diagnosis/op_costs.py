@@ -1,6 +1,6 @@
 """What the parts of an input pipeline cost on one core, measured on the data's own examples: what predictions are made of.
 
-Every figure is the difference of two drains of small data sets that tf.data runs call by call, with nothing at work beside them.
+Every cost is the difference of two drains of small data sets that tf.data runs call by call, with nothing else running.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What can be wrong with an input pipeline, as data: when a rule holds, what it blames, and the exact change that mends it.
+"""What can be wrong with an input pipeline, as data: when a rule holds, what it blames, and the exact change that fixes it.
 
-A rule's `holds` returns the evidence, with its numbers, or None. Its change is laid over the configuration (or over other
+A rule's `detect` returns the evidence, with its numbers, or None. Its change is merged into the configuration (or over other
 sections of params.yaml); what it would gain is predicted elsewhere, from the changed plan.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from tasks.diagnosis.facts import WORTH_PCT, Facts
 from tasks.pipelines.steps import Apply, Gather, Mix, Read
 
-MMAP_MIB = 32  # glibc maps larger blocks anew each time, unless told otherwise
+MMAP_MIB = 32  # glibc maps larger blocks again each time, unless configured otherwise
 
 
 class Effort(IntEnum):
@@ -28,7 +28,7 @@ class Effort(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Values laid over the configuration, values of other sections by their dotted keys, and how much cheaper it makes an op."""
+    """Values merged into the configuration, values of other sections by their dotted keys, and how much cheaper it makes an op."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     other: Mapping[str, Any] = field(default_factory=dict)
@@ -74,21 +74,21 @@ def _no_prefetch(facts: Facts) -> str | None:
 def _sequential_map(facts: Facts) -> str | None:
     if facts.config.map.parallel != "none" or facts.cores == 1:
         return None
-    alone = facts.per_example()
+    per_example_map = facts.per_example()
     steps = [step for step in facts.plan.steps if isinstance(step, Apply | Gather)]
-    work = sum(facts.work_ms(op, batched=step is not alone) for step in steps for op in step.ops)
-    calls = facts.batch_size * facts.costs.call_us / 1e3 if alone else 0.0
+    work = sum(facts.work_ms(op, batched=step is not per_example_map) for step in steps for op in step.ops)
+    calls = facts.batch_size * facts.costs.call_us / 1e3 if per_example_map else 0.0
     return (
         f"its ops take {work:.2f} ms of a step, one call after another, on one of {facts.cores} cores" if facts.worth(work) and work > calls else None
     )
 
 
 def _costly_calls(facts: Facts) -> str | None:
-    alone = facts.per_example()
-    if facts.config.vectorize or alone is None or all(op.takes == "example" for op in alone.ops):
+    per_example_map = facts.per_example()
+    if facts.config.vectorize or per_example_map is None or all(op.takes == "example" for op in per_example_map.ops):
         return None
     calls = facts.batch_size * facts.costs.call_us / 1e3
-    work = sum(facts.work_ms(op, batched=False) for op in alone.ops)
+    work = sum(facts.work_ms(op, batched=False) for op in per_example_map.ops)
     how = f"in parallel ({facts.config.map.parallel}), " if facts.config.map.parallel != "none" else ""
     return (
         f"{facts.batch_size} calls per step, {how}take {facts.costs.call_us:.0f} µs each, {calls:.2f} ms, before any work of the ops ({work:.2f} ms)"
@@ -121,8 +121,8 @@ def _could_cache(facts: Facts) -> str | None:
 
 
 def _decodes(facts: Facts) -> str | None:
-    decode = next((op for step in facts.mapped for op in step.ops if op.name == "decode" and hasattr(op, "dct")), None)
-    resized = any(op.name == "resize" for step in facts.mapped for op in step.ops)
+    decode = next((op for step in facts.map_steps for op in step.ops if op.name == "decode" and hasattr(op, "dct")), None)
+    resized = any(op.name == "resize" for step in facts.map_steps for op in step.ops)
     if decode is None or not resized or facts.config.decode.scale > 1 or facts.plan.caches:
         return None
     work = facts.work_ms(decode, batched=False)
@@ -133,9 +133,9 @@ def _widens(facts: Facts) -> str | None:
     if facts.config.finish == "device" or facts.plan.device_ops:
         return None
     steps = [step for step in facts.plan.steps if isinstance(step, Apply | Gather)]
-    alone = facts.per_example()
+    per_example_map = facts.per_example()
     widening = [(op, step) for step in steps for op in step.ops if op.device and not op.random]
-    work = sum(facts.work_ms(op, batched=step is not alone) for op, step in widening)
+    work = sum(facts.work_ms(op, batched=step is not per_example_map) for op, step in widening)
     names = ", ".join(op.name for op, _ in widening)
     evidence = f"{names} on the host takes {work:.2f} core-ms of a step and makes a batch {facts.batch_mib:,.1f} MiB"
     return evidence if widening and (facts.worth(work) or (facts.accelerator and facts.worth(facts.breakdown.gpu_copy_ms or 0.0))) else None
@@ -160,7 +160,7 @@ def _varies(facts: Facts) -> str | None:
     maps = [item for item in facts.breakdown.iterators if "Map" in item.path.rpartition("::")[2] and item.named and item.critical_pct > WORTH_PCT]
     uneven = next((item for item in maps if item.call_ms_p95 > 3 * item.call_ms_p50 and item.call_ms_p95 > 1), None)
     return (
-        f"a call of {uneven.step} takes {uneven.call_ms_p50:.1f} ms (median) to {uneven.call_ms_p95:.1f} ms (p95), and the slow hold up the quick"
+        f"a call of {uneven.step} takes {uneven.call_ms_p50:.1f} ms (median) to {uneven.call_ms_p95:.1f} ms (p95): stragglers block in-order delivery"
         if uneven
         else None
     )
@@ -194,7 +194,7 @@ def _copies(facts: Facts) -> str | None:
 def _allocates(facts: Facts) -> str | None:
     if facts.malloc_tuned or facts.batch_mib <= MMAP_MIB:
         return None
-    return f"a batch takes {facts.batch_mib:,.0f} MiB, above malloc's {MMAP_MIB} MiB: it is mapped, faulted in and unmapped anew each time"
+    return f"a batch takes {facts.batch_mib:,.0f} MiB, above malloc's {MMAP_MIB} MiB: it is mapped, page-faulted and unmapped for every batch"
 
 
 def _cold(facts: Facts) -> str | None:
@@ -305,7 +305,7 @@ RULES = (
     Rule(
         name="epoch_gap",
         key="read",
-        cause="every epoch starts its iterator, buffers and readers anew",
+        cause="every epoch starts its iterator, buffers and readers again",
         detect=_gap,
         change=Change(config=SNAPSHOT.config, saved_ms=lambda facts: (facts.epoch_gap_ms or 0.0) / facts.epoch_ms * facts.train_step_ms),
         effort=Effort.DISK,

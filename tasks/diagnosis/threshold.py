@@ -1,4 +1,4 @@
-"""A condition on a measured figure, such as `stall_pct > 10`: what `--fail-if` takes."""
+"""A threshold on a measured metric, such as `stall_pct > 10`: what `--fail-if` takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A figure's name, how it is compared, and with what."""
+    """A metric's name, how it is compared, and with what."""
 
     key: str
     sign: str
@@ -25,17 +25,17 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.key} {self.sign} {self.wanted}"
 
-    def check(self, figures: Mapping[str, Any]) -> None:
-        """Compare the figure.
+    def check(self, metrics: Mapping[str, Any]) -> None:
+        """Compare the metric.
 
         Raises:
           ThresholdExceeded: it is so, or it was not measured, so that nobody can say it is not.
-          InvalidParams: there is no such figure, or it is of another kind.
+          InvalidParams: there is no such metric, or it is of another type.
         """
-        known = [name for name, figure in figures.items() if not isinstance(figure, Mapping)]
+        known = [name for name, value in metrics.items() if not isinstance(value, Mapping)]
         if self.key not in known:
-            raise InvalidParams([f"--fail-if: {self.key} is no figure of a profile; {did_you_mean(self.key, known)}"])
-        value = figures[self.key]
+            raise InvalidParams([f"--fail-if: {self.key} is not a metric in profile.json; {did_you_mean(self.key, known)}"])
+        value = metrics[self.key]
         if value is None or value != value:  # NaN compares as false with everything
             raise ThresholdExceeded(f"{self.key} was not measured here, so `{self}` cannot be ruled out")
         try:

@@ -10,7 +10,7 @@ from tasks.diagnosis.xspace import WAIT, Trace
 from tasks.reporting.plots import TRAIN_LANE, WAITING_LANE
 
 STEPS_SHOWN = 6
-RESOLUTION = 1500  # of a window: what lies closer together could not be told apart, and would only make pages heavy
+RESOLUTION = 1500  # of a window: what is closer together could not be distinguished, and would only make pages heavy
 
 
 @dataclass(frozen=True, kw_only=True)

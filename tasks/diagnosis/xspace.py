@@ -2,7 +2,7 @@
 
 Iterator events are named by their full path (`Iterator::Root::Prefetch::BatchV2::Map`) and carry the `name=` that the plan
 gave the step. A function that a map calls is known by a run number, which ties its executor's spans, on whichever thread
-they are, to the call. What they mean stands in `trace_breakdown.py`.
+they are, to the call. What they mean is in `trace_breakdown.py`.
 """
 
 from __future__ import annotations

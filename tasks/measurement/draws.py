@@ -72,12 +72,12 @@ def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
 
 def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
     """The rows of the snapshot whose keys come out of the first epoch of a stream."""
-    alone = dataclasses.replace(pipeline, plan=_keys_alone(pipeline.plan), with_keys=True)
-    batches = itertools.islice(alone.dataset().as_numpy_iterator(), pipeline.steps)
+    keys_only = dataclasses.replace(pipeline, plan=_keys_only(pipeline.plan), with_keys=True)
+    batches = itertools.islice(keys_only.dataset().as_numpy_iterator(), pipeline.steps)
     return RowsByKey(pipeline).find(np.concatenate([batch["key"] for batch in batches]))
 
 
-def _keys_alone(plan: Plan) -> Plan:
+def _keys_only(plan: Plan) -> Plan:
     """The plan with nothing done to values: records are parsed for their keys, files are not even opened."""
     steps: list[Step] = []
     first = True

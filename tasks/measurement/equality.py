@@ -1,6 +1,6 @@
 """Proof that two configurations deliver the same examples: a digest over (key, label, pixels), shapes and dtypes, that ignores order.
 
-It is taken behind the deterministic preprocessing, with augmentation and finishing off, so every configuration with the
+It is taken after the deterministic preprocessing, with augmentation and finishing off, so every configuration with the
 same `preprocess` must have the same digest.
 """
 

@@ -52,7 +52,7 @@ def cuda_uuids() -> list[str] | None:
     count = ctypes.c_int()
     if status != _CUDA_OK or cuda.cuDeviceGetCount(ctypes.byref(count)) != _CUDA_OK:
         return None
-    uuid_of = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid  # the first tells a MIG slice from its GPU
+    uuid_of = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid  # the first distinguishes a MIG slice from its GPU
     uuids = []
     for ordinal in range(count.value):
         device, raw = ctypes.c_int(), (ctypes.c_ubyte * _UUID_BYTES)()

@@ -27,9 +27,9 @@ NOT_MEASURED = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What happened while a `Sampler` was running. GPU fields are None without a GPU, or where NVML does not tell.
+    """What happened while a `Sampler` was running. GPU fields are None without a GPU, or where NVML does not report them.
 
-    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data service) and the GPU's figures
+    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data service) and the GPU's metrics
     leave out what happened while it was paused; memory and reading from storage are of this process and the whole block.
     """
 
@@ -46,7 +46,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One reading of the GPUs in use: mean utilization [%], memory in use [MB], power [W]; None: NVML does not tell."""
+    """One reading of the GPUs in use: mean utilization [%], memory in use [MB], power [W]; None: NVML does not report it."""
 
     utilization_pct: float | None
     memory_mb: float | None
@@ -162,10 +162,10 @@ def fingerprint() -> dict[str, str | int | float | list[str]]:
 
 
 def read_gpus(handles: Sequence[Any]) -> GpuSample:
-    """Read the GPUs' figures: mean utilization over them, memory and power together.
+    """Read the GPUs' metrics: mean utilization over them, memory and power together.
 
     Raises:
-      NVMLError: NVML does not answer. Where it answers that a figure is not supported, as the utilization of a MIG slice, that is None.
+      NVMLError: NVML does not answer. Where it answers that a metric is not supported, as the utilization of a MIG slice, that is None.
     """
     utilization = _figures(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu, handles)
     memory = _figures(lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used, handles)
@@ -178,7 +178,7 @@ def read_gpus(handles: Sequence[Any]) -> GpuSample:
 
 
 def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
-    """A figure of all devices; none where it is not supported."""
+    """A metric of all devices; none where it is not supported."""
     try:
         return [float(ask(handle)) for handle in handles]
     except pynvml.NVMLError as error:

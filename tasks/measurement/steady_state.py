@@ -1,10 +1,10 @@
-"""How long a train step takes in the steady state, measured from both sides, beside the model alone in the same moments.
+"""How long a train step takes in the steady state, measured from both sides, interleaved with the model alone.
 
 What a pipeline has prepared ahead hides what it cannot keep up with: steps that start on full buffers run at the model's
 pace until the buffers are empty. And steps that start on empty buffers, where input and model share the cores, are slowed
 by the refilling. So every round times the model alone, then training from *full* buffers, then training from *drained*
 ones. The truth lies between the two. Where they agree, that is the steady state. Where they do not, the buffers' level
-tells which side it tends to: a level that falls from full and stays at empty belongs to a pipeline that cannot keep up, one
+shows which side it tends to: a level that falls from full and stays at empty belongs to a pipeline that cannot keep up, one
 that rises from empty and stays at full to one that can. Else the blocks are made longer; at the end of the time allowed
 the result is undecided.
 
@@ -28,10 +28,10 @@ BLOCKS = 30  # of this length should fit into the time allowed: ten rounds of th
 MIN_ROUNDS, LEAST_ROUNDS = 5, 3  # for an interval; where the time allowed is over
 SAME_PCT = 2.0  # points of stall within which the two sides agree whatever the noise
 PRECISE_PCT = 1.0  # half an interval [points of stall] beyond which more rounds are not worth their time
-WAITED_MS, WAITED_FRACTION = 0.25, 0.05  # taking a batch that lies prepared takes less; of a model's step
+WAITED_MS, WAITED_FRACTION = 0.25, 0.05  # taking a batch that is ready takes less; of a model's step
 MAX_DRAIN, SHORT_DRAIN = 1024, 16  # batches to take in search of one that is waited for; once none has been
 PATIENCE = 0.25  # part of the time allowed that the input may take to fill its buffers
-LEAST_STALL, MOST_LEAD = 0.05, 40  # full buffers last for 1 / stall steps per batch that lies prepared
+LEAST_STALL, MOST_LEAD = 0.05, 40  # full buffers last for 1 / stall steps per batch that is ready
 CLEAR_DROP = 3  # batches by which a level must change to be more than what is in flight
 TRIMMING_ROUNDS = 7  # enough rounds for an interval that a single disturbed one cannot widen
 
@@ -104,7 +104,7 @@ class Round:
 class SteadyState:
     """Rounds of blocks of one length, and from which side they are to be read.
 
-    `prepared` is how many batches lie ready when the buffers are full; `seconds` what all of it took; `longer_s` how long
+    `prepared` is how many batches are ready when the buffers are full; `seconds` what all of it took; `longer_s` how long
     it would have to take for a decision, where there is none.
     """
 
@@ -225,7 +225,7 @@ def measure_steady_state(training: Training, model: Step, reference: Step, clock
 
 
 class _Measurement:
-    """What is known while rounds are being timed: how long a block is, and how many batches lie prepared."""
+    """What is known while rounds are being timed: how long a block is, and how many batches are ready."""
 
     def __init__(self, training: Training, model: Step, reference: Step, clock: Clock, max_seconds: float) -> None:
         self.max_seconds, self.patience_s = max_seconds, PATIENCE * max_seconds
@@ -248,7 +248,7 @@ class _Measurement:
         self.set_length(math.ceil(max(BLOCK_S * 1e3 / first.mean_ms, regular)))
 
     def set_length(self, steps: int) -> None:
-        """Choose the length of blocks, and see how many batches lie prepared after the model has run for so long."""
+        """Choose the length of blocks, and see how many batches are ready after the model has run for so long."""
         self.steps = min(MAX_STEPS, max(MIN_STEPS, steps))
         self.drain()
         self.time_models()

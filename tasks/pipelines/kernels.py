@@ -295,12 +295,12 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 
 
 def _rectangle(image: tf.Tensor, key: tf.Tensor, draw: Draw, *, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
-    """Whether a pixel lies in a rectangle of (height, width) about a random centre: boolean, with one channel."""
+    """Whether a pixel is in a rectangle of (height, width) about a random center: boolean, with one channel."""
     inside = []
     for axis, size, stream in ((-3, height, 0), (-2, width, 1)):
         length = tf.shape(image)[axis]
-        centre = tf.floor(draw.uniform(key, stream) * tf.cast(length, tf.float32))
-        first = centre - tf.floor(size / 2)
+        center = tf.floor(draw.uniform(key, stream) * tf.cast(length, tf.float32))
+        first = center - tf.floor(size / 2)
         places = tf.cast(tf.range(length), tf.float32)
         inside.append((places >= first[..., None]) & (places < (first + size)[..., None]))
     return inside[0][..., :, None, None] & inside[1][..., None, :, None]

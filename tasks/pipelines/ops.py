@@ -25,7 +25,7 @@ class Op(BaseModel):
     """One step of work on an example's features; its repr and version are its identity.
 
     `takes` says whether the kernel accepts one example, a batch (a leading dimension on every feature), or both; `random` ops
-    draw anew each epoch as a pure function of (seed, epoch, example key); `device` ops can also run as the first layer of the
+    draw again each epoch as a pure function of (seed, epoch, example key); `device` ops can also run as the first layer of the
     model; `any_input` ops work on features of tables and series as well as on images; `on_labels` ops stay on the host.
     """
 
@@ -51,7 +51,7 @@ class Op(BaseModel):
         return False
 
     def shape(self, before: Shape) -> Shape:
-        """Shape of the model's input behind this op, from the shape before it (None: unlike from example to example)."""
+        """Shape of the model's input after this op, from the shape before it (None: unlike from example to example)."""
         return before
 
     def in_evaluation(self) -> Op | None:
@@ -93,7 +93,7 @@ class Decode(Op):
 
 
 class DecodeImage(Op):
-    """Decode one JPEG or PNG; what `decode` means for image files. `crop`: (height, width) of a centre crop done while decoding."""
+    """Decode one JPEG or PNG; what `decode` means for image files. `crop`: (height, width) of a center crop done while decoding."""
 
     name = "decode"
     takes = "example"
@@ -139,7 +139,7 @@ class Pad(Op):
 
 
 class RandomCrop(_Sized):
-    """Cut (height, width) out of the image at a random place; in evaluation, out of its centre."""
+    """Cut (height, width) out of the image at a random place; in evaluation, out of its center."""
 
     name = "random_crop"
     random = True
@@ -150,7 +150,7 @@ class RandomCrop(_Sized):
         return self.height * self.width >= LARGE_CROP
 
     def in_evaluation(self) -> Op:
-        """The centre crop of the same size."""
+        """The center crop of the same size."""
         return CenterCrop(height=self.height, width=self.width)
 
 
@@ -162,7 +162,7 @@ class Flip(Op):
 
 
 class Rotation(Op):
-    """Turn about the centre by a random angle; what comes from outside is filled by reflection."""
+    """Turn about the center by a random angle; what comes from outside is filled by reflection."""
 
     name = "rotation"
     random = True
@@ -245,7 +245,7 @@ class OneHot(Op):
 
 
 class Categories(Op):
-    """Turn the categories of a table, numbers behind its numeric columns, into ones and zeros."""
+    """Turn the categories of a table, numbers after its numeric columns, into ones and zeros."""
 
     name = "categories"
     device = True

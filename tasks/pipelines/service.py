@@ -63,7 +63,7 @@ def _keep_alive(running: list[subprocess.Popen[str]], address: str, places: list
     while not stopping.wait(CHECK_S):
         for number, place in enumerate(places, start=1):
             if running[number].poll() is not None:
-                echo(f"tf.data service: worker {place} died with code {running[number].returncode}; starting it again")
+                echo(f"tf.data service: worker {place} died with code {running[number].returncode}; restarting it")
                 _stop([running[number]])
                 running[number] = _start("worker", "--dispatcher", address, "--port", place.rpartition(":")[2])
 

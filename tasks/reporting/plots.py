@@ -21,7 +21,7 @@ mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same f
 def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> None:
     """Draw training throughput of each configuration, with the spread of its rounds, between its input-only and model-only ceilings.
 
-    An input ceiling far beyond what any training could use is an arrow at the edge with its figure.
+    An input ceiling far beyond what any training could use is an arrow at the edge with its value.
     """
     figure = _figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
@@ -79,7 +79,7 @@ def plot_timelines(timelines: Mapping[str, Mapping[str, Sequence[tuple[float, fl
 
 
 def plot_steps(train_ms: Sequence[float], model_ms: float, folder: Path) -> None:
-    """Draw how the times of real steps are distributed, beside what the model alone takes; the slowest hundredth is left out."""
+    """Draw how the times of real steps are distributed, next to what the model alone takes; the slowest hundredth is left out."""
     shown = [step for step in train_ms if step <= sorted(train_ms)[int(0.99 * (len(train_ms) - 1))]]
     figure = _figure(9, 1.9)
     axes = figure.subplots()

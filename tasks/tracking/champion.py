@@ -19,7 +19,7 @@ PREFIX = "score."  # of the tags that a champion's version carries
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A model's metric on `examples` held-out examples of a split, beside what a `constant` prediction gets, and that one's standard error."""
+    """A model's metric on `examples` held-out examples of a split, next to what a `constant` prediction gets, and that one's standard error."""
 
     metric: str
     value: float

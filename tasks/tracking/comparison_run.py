@@ -18,7 +18,7 @@ from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use
 from tasks.tracking.saved_view import save_view, view_url
 
 CHAMPION = "champion"
-UNASKED = "unchanged, since a run with changes does not choose it unless asked to (crown: true, --crown)"
+NOT_REQUESTED = "unchanged, since a run with changes does not choose it unless asked to (crown: true, --crown)"
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
@@ -46,15 +46,15 @@ def open_comparison(identity: RunKey, name: str) -> str | None:
         tags = {"pipeline": "comparison", **lineage()}
         return mlflow.MlflowClient().create_run(experiment_id(identity), run_name=name, tags=tags).info.run_id
     except STORE_ERRORS as error:
-        echo(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); the comparison has no run there")
+        echo(f"MLflow at {mlflow.get_tracking_uri()} cannot be reached ({reason(error)}); no parent run was created")
         return None
 
 
-def close_comparison(run_id: str, identity: RunKey, summary: Mapping[str, Any], report: Path, *, note: str, crowns: bool) -> None:
+def close_comparison(run_id: str, identity: RunKey, summary: Mapping[str, Any], report: Path, *, note: str, choose_champion: bool) -> None:
     """Give the parent run its result, and every configuration a child run; where it `crowns`, the best one's model may become champion.
 
     A configuration that was up to date has trained under an earlier comparison; it gets a child here with the same
-    metrics, which names the earlier run in the tag `reused_run_id`. `note` (Markdown) stands on the run's first page.
+    metrics, which names the earlier run in the tag `reused_run_id`. `note` (Markdown) is shown on the run's first page.
     """
     rows = summary["configurations"]
     with Recorder(identity, run_id=run_id) as parent:
@@ -65,7 +65,7 @@ def close_comparison(run_id: str, identity: RunKey, summary: Mapping[str, Any], 
         parent.call(lambda: _save_view_of(run_id))
 
         def decide() -> None:
-            decision = register_champion(run_id, rows, summary["best"]) if crowns else UNASKED
+            decision = register_champion(run_id, rows, summary["best"]) if choose_champion else NOT_REQUESTED
             mlflow.set_tag(CHAMPION, decision)
             echo(f"champion: {decision}")
 

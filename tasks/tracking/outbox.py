@@ -1,4 +1,4 @@
-"""What a run wanted to tell a store that was away: a file in .throughline/unsent/, with copies of the files that it was to send."""
+"""Outbox for MLflow calls made while the server was unreachable: a file in .throughline/unsent/, with copies of the files that it was to send."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def sync() -> tuple[int, int]:
             recorder.replay(unsent.calls)
         remove(file)
         if not recorder.sent or recorder.run_id is None:
-            break  # it has kept everything anew, in a file of its own
+            break  # it has enqueued everything again, in a file of its own
         mlflow.MlflowClient().set_terminated(recorder.run_id, unsent.status)
         sent += 1
     return sent, len(waiting) - sent

@@ -1,4 +1,4 @@
-"""A saved view of MLflow's run list for each comparison: its configurations alone, fastest first, with the columns that tell which is best.
+"""A saved view of MLflow's run list for each comparison: its configurations alone, fastest first, with the columns that show which is best.
 
 MLflow keeps saved views as tags of the experiment; its own UI writes them in this form (seen in MLflow 3.17).
 """

@@ -1,6 +1,6 @@
 """Checkpoints on disk that a kill or a power failure at any instant leaves usable: the newest two of one piece of work.
 
-Each is a folder of its own: written beside, every file flushed, the folder flushed, renamed, and the folder around it flushed. Only
+Each is a folder of its own: written under a temporary name, every file flushed, the folder flushed, renamed, and the folder around it flushed. Only
 then does the oldest go. One that is damaged or does not fit is reported, and the one before it is used.
 """
 
@@ -118,7 +118,7 @@ def _positions(folder: Path) -> list[Path]:
 
 
 def _checked(folder: Path) -> dict[str, Any]:
-    """What was written into a checkpoint's folder beside the variables.
+    """What was written into a checkpoint's folder next to the variables.
 
     Raises:
       ValueError, OSError, KeyError: a file is not what was written.

@@ -1,7 +1,7 @@
 """Models as files: saving them in Keras' format, and loading them with layers and functions of one's own.
 
 Keras loads what it knows: its own layers, and what is registered or given to it. Which classes and functions of the project a file
-needs stands in its config, so they are given to Keras by name, whether they are registered or not. That a model can be saved and
+needs is in its config, so they are given to Keras by name, whether they are registered or not. That a model can be saved and
 loaded is tried on the fresh model, before the first epoch.
 """
 
@@ -104,7 +104,7 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> Form:
         except Exception as error:  # noqa: BLE001 - a constructor may raise anything
             try:
                 load_model(path, objects, safe=False)
-            except Exception:  # noqa: BLE001 - the first one tells more
+            except Exception:  # noqa: BLE001 - the first one says more
                 raise UnsavableModel(f"the model can be saved, but not loaded again: {_reason(error)}\n{LOADABLE}") from error
             return Form(objects=objects, unregistered=unregistered, safe=False)
     return Form(objects=objects, unregistered=unregistered, safe=True)

@@ -35,7 +35,7 @@ class Target:
 
     @property
     def metric(self) -> str:
-        """Name of the metric beside the loss."""
+        """Name of the metric next to the loss."""
         return "mae" if self.kind == "numbers" else "accuracy"
 
 

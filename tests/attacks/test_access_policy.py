@@ -26,7 +26,7 @@ OWN = {
     "preprocess": ["decode", {"their_ops:Cut": {"size": 3}}],
     "pipelines": {"far": {"service": {"address": "grpc://known:5050"}}},
 }
-OUTSIDE, HIDDEN, FOREIGN, UNGRANTED = "is outside of what", "is hidden", "is no code of this project", "is not granted"
+OUTSIDE, HIDDEN, FOREIGN, UNGRANTED = "is outside of what", "is hidden", "is not part of this project", "is not granted"
 
 REFUSED = [
     ({"data": {"path": "/etc"}}, OUTSIDE),

@@ -1,4 +1,4 @@
-"""Values of unlike shapes lie one behind the other, aligned, and are found again by their extents."""
+"""Values of variable shape lie back to back, aligned, and are found again by their extents."""
 
 from __future__ import annotations
 

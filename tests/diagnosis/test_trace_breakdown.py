@@ -132,7 +132,7 @@ def test_what_a_trace_does_not_show_is_absent():
     assert timeline_of(Trace(host=[], device=[])) is None
 
 
-def test_missing_and_truncated_traces_are_told_plainly(tmp_path):
+def test_missing_and_truncated_traces_are_reported(tmp_path):
     with pytest.raises(MissingInput, match="holds no trace"):
         read_trace(tmp_path)
     (tmp_path / "cut.xplane.pb").write_bytes(b"\x0a\xff\xff\xff\x7f")

@@ -17,7 +17,7 @@ from tasks.ingest import ingest
 from tasks.settings import DataSettings
 
 
-def test_a_full_disk_is_report_user_errors_and_leaves_the_earlier_manifest(small_disk, array_settings, tmp_path, capsys):
+def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(small_disk, array_settings, tmp_path, capsys):
     ingest(array_settings, small_disk / "manifest")
     draw = np.random.default_rng(0)
     np.savez(tmp_path / "big.npz", x=draw.integers(0, 256, (2000, 30, 30), np.uint8), y=np.arange(2000) % 3)
@@ -58,7 +58,7 @@ def write_parquet_on(folder):
 
 
 @pytest.mark.parametrize("work", [cache_on, keep_checkpoint_on, write_parquet_on])
-def test_a_full_disk_below_a_library_is_report_user_errors(small_disk, capsys, work):
+def test_a_full_disk_below_a_library_is_reported(small_disk, capsys, work):
     assert ended_with(capsys, lambda: work(small_disk)).startswith("DiskFull: no space is left")
 
 
@@ -68,7 +68,7 @@ def read_only_disk(small_disk):
     return small_disk
 
 
-def test_a_read_only_disk_is_report_user_errors(read_only_disk, array_settings, capsys):
+def test_a_read_only_disk_is_reported(read_only_disk, array_settings, capsys):
     told = ended_with(capsys, lambda: ingest(array_settings, read_only_disk / "manifest"))
     assert told.startswith(f"ReadOnlyDisk: the file system is read-only, {read_only_disk}") and told.count("\n") == 1
     assert ended_with(capsys, lambda: write_json(read_only_disk / "x.json", {})).startswith("ReadOnlyDisk")

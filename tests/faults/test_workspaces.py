@@ -86,7 +86,7 @@ def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(tm
         done = run_supervised([*DVC, "repro"], workspace.root, dvc_environment(workspace.environment))
         assert done.returncode == 0, done.stdout + done.stderr
         assert save_experiment(workspace, "x") is None
-    assert list((project / ".dvc" / "cache").rglob("*")), "what it made lies in the project's cache"
+    assert list((project / ".dvc" / "cache").rglob("*")), "what it made is in the project's cache"
     assert "x" in subprocess.run([*DVC, "exp", "list"], cwd=project, check=True, capture_output=True, text=True).stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 

@@ -71,7 +71,7 @@ def test_a_failing_stage_is_named_with_its_last_lines(first):
     output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "data.path=source/broken.npz", "--name", "broken", code=2)
     source.unlink()
     (folder / "unknown.py").unlink()
-    assert "lacks what git does not know: `git add unknown.py`" in output
+    assert "untracked files are not in this run's worktree: `git add unknown.py`" in output
     assert "StageFailed: ingest ended with exit code" in output
     assert "broken.npz" in output
     assert "Traceback" not in output

@@ -53,7 +53,7 @@ def test_a_run_from_the_ui_cannot_reach_out_of_the_project(stack):
     found = stack.ended(stack.start("ingest-and-shard", changes={"overrides": ["data.path=/etc", "model.name=os:system"]}))
     assert found["state_type"] == "FAILED"
     assert "data.path: /etc is outside of what runs from the UI may read" in found["state"]["message"]
-    assert "model: os:system is no code of this project" in found["state"]["message"]
+    assert "model: os:system is not part of this project" in found["state"]["message"]
 
 
 def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(stack, trained, monkeypatch):

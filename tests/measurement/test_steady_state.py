@@ -1,4 +1,4 @@
-"""The stall is that of the steady state, whatever lies prepared: against queues whose stall follows from their construction.
+"""The stall is that of the steady state, whatever is ready: against queues whose stall follows from their construction.
 
 The queues run in virtual time: a producer that takes `input_ms` per batch, a buffer of `capacity`, a model that takes
 `model_ms` once it has its batch. On shared cores a producer at work slows the model.

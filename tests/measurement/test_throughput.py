@@ -59,7 +59,7 @@ def test_a_pass_that_was_cut_short_says_nothing_about_the_gap():
     assert result.passes == 2, "the second goes on where the first was cut"
 
 
-def test_an_empty_data_set_is_told_plainly():
+def test_an_empty_data_set_is_reported():
     pipeline = Slow(0)
     with pytest.raises(EmptyDataset, match="train split of this configuration delivers no batch"):
         measure_input(pipeline, passes=1, max_seconds=1)

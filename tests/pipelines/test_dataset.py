@@ -436,7 +436,7 @@ def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, ca
 def test_a_whole_shard_of_other_data_is_no_damage_to_be_mended(arrays, tmp_path):
     index, path = damaged_copy(arrays, tmp_path / "shards", records=0)
     path.write_bytes((tmp_path / "shards" / index.for_split("train", "none")[2].name).read_bytes())
-    with pytest.raises(CorruptShard, match=rf"{path.name}: holds \d+ sound records, but not those that the index describes; delete"):
+    with pytest.raises(CorruptShard, match=rf"{path.name}: has \d+ readable records, but its digest does not match index.json; delete"):
         snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=SKIP)
 
 

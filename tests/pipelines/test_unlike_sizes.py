@@ -91,7 +91,7 @@ def test_what_cannot_be_done_with_unlike_sizes_is_refused(stored):
         pipeline(stored, CONFIGS["optimized"], augment=(Flip(),))
     with pytest.raises(ImpossiblePlan, match=r"mixup needs batches.*put the crop first"):
         pipeline(stored, CONFIGS["naive"], augment=(Mixup(classes=3), *CROP))
-    with pytest.raises(ImpossiblePlan, match="place: images of unlike sizes"):
+    with pytest.raises(ImpossiblePlan, match="place: images of variable size"):
         pipeline(stored, PRESETS["device_resident"])
 
 

@@ -123,7 +123,7 @@ JUDGED = vars(HeldOut(split="test", examples=1000, constant=0.25, error=standard
 DATA = RunKey(data_set="photos", pipeline="comparison", data_digest="0123456789", sketch=tuple(f"{number:016x}" for number in range(128)))
 
 
-def compare(store, accuracy, *, crowns=True, data=DATA):
+def compare(store, accuracy, *, choose_champion=True, data=DATA):
     """A comparison of one trained configuration; returns its parent run's tag and the configuration's run."""
     parent = open_comparison(data, "comparison")
     recorder = Recorder(replace(data, pipeline="fast"))
@@ -133,7 +133,7 @@ def compare(store, accuracy, *, crowns=True, data=DATA):
     row |= {"metric": "accuracy", "val_metric": 0.0, "test_metric": accuracy, "judged": JUDGED}
     (store / "report").mkdir(exist_ok=True)
     summary = {"configurations": [row], "headline": "h", "best": "fast", "data_digest": "d"}
-    close_comparison(parent, data, summary, store / "report", note="n", crowns=crowns)
+    close_comparison(parent, data, summary, store / "report", note="n", choose_champion=choose_champion)
     return mlflow.get_run(parent).data.tags[CHAMPION], recorder.run_id
 
 
@@ -142,7 +142,7 @@ def compare(store, accuracy, *, crowns=True, data=DATA):
 def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_is_logged(store, capsys):
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(store / "model.keras")
     client, name = mlflow.MlflowClient(), "throughline-photos-01234567"
-    reason, _ = compare(store, 0.9, crowns=False)
+    reason, _ = compare(store, 0.9, choose_champion=False)
     assert "unless asked to" in reason and not client.search_registered_models()
     reason, _ = compare(store, 0.26)
     assert "not better than a constant prediction" in reason and not client.search_registered_models()

@@ -21,7 +21,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFile:
-    """An image that lies in a file of its own, not yet examined. `split` is None unless the source decides it."""
+    """An image that is in a file of its own, not yet examined. `split` is None unless the source decides it."""
 
     id: str
     path: Path
@@ -41,7 +41,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """Examples that lie in one array: values (examples, *schema.shape) of schema.dtype.
+    """Examples that are in one array: values (examples, *schema.shape) of schema.dtype.
 
     `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits` have one entry per
     example; a split of None is dealt by content.

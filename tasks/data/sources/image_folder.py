@@ -56,7 +56,7 @@ class _Listing:
         label = folder.relative_to(self.root).as_posix()
         for name in images:
             if folder == self.root:
-                self._reject(folder / name, "lies outside any class folder")
+                self._reject(folder / name, "is outside any class folder")
             elif _readable(folder / name) != str(folder / name):
                 self._reject(folder / name, "the name is no UTF-8")
             else:

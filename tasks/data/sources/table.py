@@ -1,4 +1,4 @@
-"""Examples as rows of a table: numeric columns as they are, categories as numbers behind them, and one label column.
+"""Examples as rows of a table: numeric columns as they are, categories as numbers after them, and one label column.
 
 Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in the test split keeps
 its place. A row with a missing or impossible value is rejected with its reason.
@@ -33,7 +33,7 @@ def find(settings: DataSettings) -> Arrays:
     categorical = settings.categorical or [name for name in texts if name not in [*apart, *numeric]]
     if not numeric and not categorical:
         raise UnreadableSource(
-            f"{path}: no column is left to learn from beside the label {settings.label_column}; set data.numeric or data.categorical"
+            f"{path}: no column is left to learn from besides the label {settings.label_column}; set data.numeric or data.categorical"
         )
     kind: Label = "number" if pd.api.types.is_float_dtype(label) and not _whole(label) else "class"
     vocabularies = [tuple(sorted(frame[name].dropna().astype(str).unique())) for name in categorical]
