@@ -30,7 +30,7 @@ class StageContext:
 
 @contextmanager
 def stage_cli(command: Callable[[], None]) -> Iterator[Params]:
-    """Parse a stage's command line, check all parameters, and reports user errors. Imports no TensorFlow."""
+    """Parse a stage's command line, check all parameters, and report user errors. Imports no TensorFlow."""
     with report_user_errors():
         parse_command(command)
         check_versions(_stage_of(command), root=Path())

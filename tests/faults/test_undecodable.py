@@ -59,7 +59,7 @@ def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(damage
     manifest, victims = damaged
     index = take(tmp_path, manifest, SKIP)
     told = capsys.readouterr().out
-    assert all(f"(example {victim}) cannot be decoded" in told for victim in victims) and "2 examples left out" in told
+    assert all(f"(example {victim}) cannot be decoded" in told for victim in victims) and "2 examples dropped" in told
     stored = open_stored(manifest=tmp_path / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=PREPROCESS)
     expected = set(manifest.for_split("train")["key"]) - set(manifest.examples[manifest.examples["id"].isin(victims)]["key"])
     column = next(column for column in index.columns if column.name == "key")

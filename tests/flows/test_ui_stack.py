@@ -116,6 +116,6 @@ def test_a_run_whose_worker_crashed_is_started_again_without_redoing_what_was_do
     wait_for(lambda: not processes_of(stack.project, "tasks.train"), 15)
     again = stack.start("training", **asked)  # taken by the worker that `make ui` has started in place of the dead one
     assert stack.ended(again)["state_type"] == "COMPLETED", stack.log(again)
-    assert "going on from" in stack.log(again)
+    assert "resuming interrupted training" in stack.log(again)
     assert "Finished in state Cached('shard" in stack.log(again)
     assert json.loads((workspace / "runs" / "naive" / "run.json").read_text())["sent"]

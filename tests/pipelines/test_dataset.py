@@ -402,7 +402,7 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
     index, path = damaged_copy(source, tmp_path / "shards", records=1, cut=3, compressions=("none", "gzip"))
     written = snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=PREPROCESS[kind], settings=SKIP)
     told = capsys.readouterr().out
-    assert f"{path}: record 0 at byte 0" in told and "2 examples left out" in told
+    assert f"{path}: record 0 at byte 0" in told and "2 examples dropped" in told
     found = open_stored(manifest=source / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=PREPROCESS[kind])
     assert written.splits["train"].count == found.shards.examples("train") == index.examples("train") - 2
     assert found.shards.data_digest != index.data_digest
@@ -443,7 +443,7 @@ def test_a_whole_shard_of_other_data_is_no_damage_to_be_mended(arrays, tmp_path)
 def test_a_compressed_twin_makes_good_for_a_damaged_shard(arrays, stored, tmp_path, capsys):
     index, _ = damaged_copy(arrays, tmp_path / "shards", records=2)
     snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=SnapshotSettings(on_corrupt="skip"))
-    assert "0 examples left out" in capsys.readouterr().out
+    assert "0 examples dropped" in capsys.readouterr().out
     found = open_stored(manifest=arrays / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=(Decode(),))
     assert found.shards.data_digest == index.data_digest
     plain = {"widen": (), "with_keys": True, "plain": True}
