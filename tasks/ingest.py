@@ -42,15 +42,15 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
       TooManyRejects: more than `max_reject_fraction` of the examples are unusable.
       UnusableDataset: what is left is not enough to train on.
     """
-    found = sources.find(settings)
+    source = sources.scan(settings)
     with resumable_folder(out, key=digest_json([settings.model_dump(), program_digest("ingest")])) as folder:
         notes: Counter = Counter()
-        if isinstance(found, sources.Series):
-            rows, rejected, classes, schema = _from_series(found, folder, settings.split), [], (), found.schema
-        elif isinstance(found, sources.Arrays):
-            rows, rejected, classes, schema = _from_arrays(found, folder), list(found.rejected), tuple(found.classes), found.schema
+        if isinstance(source, sources.Series):
+            rows, rejected, classes, schema = _from_series(source, folder, settings.split), [], (), source.schema
+        elif isinstance(source, sources.Arrays):
+            rows, rejected, classes, schema = _from_arrays(source, folder), list(source.rejected), tuple(source.classes), source.schema
         else:
-            rows, rejected, notes, schema = _from_files(found, folder, out, max_pixels=settings.max_pixels)
+            rows, rejected, notes, schema = _from_files(source, folder, out, max_pixels=settings.max_pixels)
             classes = tuple(sorted(set(rows["label"])))
         total = len(rows) + len(rejected)
         if schema.label == "class" and schema.payload != "series":
@@ -63,39 +63,39 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
         rejects = pd.DataFrame([(item.id, item.reason) for item in rejected], columns=["id", "reason"]).map(_printable)
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         examples = _table(rows, classes, settings.split, series=schema.payload == "series")
-        stats = _stats(examples, classes, rejects, notes, found)
+        stats = _stats(examples, classes, rejects, notes, source)
         _check_usable(stats, schema, classes, set(rows["split"]))
         manifest = Manifest(examples=examples, classes=classes, schema=schema, rejected=rejects, stats=stats, folder=folder)
         write_manifest(manifest)
     return manifest
 
 
-def _from_arrays(found: sources.Arrays, folder: Path) -> pd.DataFrame:
+def _from_arrays(source: sources.Arrays, folder: Path) -> pd.DataFrame:
     """Copy the values next to the manifest and digest each example."""
     digests: list[str] = []
-    with _values_file(folder, found.values) as copy:
-        starts = range(0, len(found.values), ROWS_AT_ONCE)
+    with _values_file(folder, source.values) as copy:
+        starts = range(0, len(source.values), ROWS_AT_ONCE)
         for start in progress(starts, total=len(starts), label="ingest", unit="blocks"):
-            block = np.ascontiguousarray(found.values[start : start + ROWS_AT_ONCE])
+            block = np.ascontiguousarray(source.values[start : start + ROWS_AT_ONCE])
             copy.write(block.data)
             rows = block.reshape(-1).view(np.uint8).data
             size = block.nbytes // max(1, len(block))
             digests += [digest_bytes(bytes(rows[at : at + size])) for at in range(0, block.nbytes, size)]
-    size = found.values.dtype.itemsize * int(np.prod(found.values.shape[1:]))
-    columns = {"id": found.ids, "uri": "", "row": np.arange(len(digests)), "label": found.labels, "bytes": size, "digest": digests}
-    return pd.DataFrame({**columns, "split": [split or "" for split in found.splits]})
+    size = source.values.dtype.itemsize * int(np.prod(source.values.shape[1:]))
+    columns = {"id": source.ids, "uri": "", "row": np.arange(len(digests)), "label": source.labels, "bytes": size, "digest": digests}
+    return pd.DataFrame({**columns, "split": [split or "" for split in source.splits]})
 
 
-def _from_series(found: sources.Series, folder: Path, split: SplitSettings) -> pd.DataFrame:
+def _from_series(source: sources.Series, folder: Path, split: SplitSettings) -> pd.DataFrame:
     """Cut the series by time into train, validation and test, and each of them into blocks of consecutive steps."""
-    with _values_file(folder, found.values) as copy:
-        copy.write(np.ascontiguousarray(found.values).data)
-    count = len(found.values)
+    with _values_file(folder, source.values) as copy:
+        copy.write(np.ascontiguousarray(source.values).data)
+    count = len(source.values)
     edges = [0, round(count * (1 - split.validation - split.test)), round(count * (1 - split.test)), count]
     rows = []
     for name, begin, end in zip(SPLITS, edges, edges[1:], strict=False):
         for row in range(begin, end, STEPS_PER_BLOCK):
-            block = np.ascontiguousarray(found.values[row : min(row + STEPS_PER_BLOCK, end)])
+            block = np.ascontiguousarray(source.values[row : min(row + STEPS_PER_BLOCK, end)])
             digest = digest_bytes(block.tobytes())
             # The label of a block is its number of time steps.
             rows.append(
@@ -116,7 +116,7 @@ def _values_file(folder: Path, values: np.ndarray) -> Iterator[BinaryIO]:
 
 
 def _from_files(
-    found: sources.ImageFiles, folder: Path, final: Path, *, max_pixels: int
+    source: sources.ImageFiles, folder: Path, final: Path, *, max_pixels: int
 ) -> tuple[pd.DataFrame, list[sources.Rejected], Counter, RecordSchema]:
     """Examine all files on all cores; Pillow decodes without the GIL, TensorFlow outside of this process."""
     converted = folder / "converted"
@@ -124,14 +124,14 @@ def _from_files(
 
     def examine_one(file: sources.ImageFile) -> ImageInfo | sources.Rejected:
         try:
-            return inspect_image(file.path, root=found.root, max_pixels=max_pixels, converted=converted, decoder=decoder)
+            return inspect_image(file.path, root=source.root, max_pixels=max_pixels, converted=converted, decoder=decoder)
         except RejectedImage as reason:
             return sources.Rejected(id=file.id, reason=str(reason))
 
-    rows, rejected, notes, sizes = [], list(found.rejected), Counter(), Counter()
+    rows, rejected, notes, sizes = [], list(source.rejected), Counter(), Counter()
     with Decoder() as decoder:
-        results = list(progress(in_threads(examine_one, found.files, workers=os.cpu_count() or 1), total=len(found.files), label="ingest"))
-    for file, result in zip(found.files, results, strict=True):
+        results = list(progress(in_threads(examine_one, source.files, workers=os.cpu_count() or 1), total=len(source.files), label="ingest"))
+    for file, result in zip(source.files, results, strict=True):
         if isinstance(result, sources.Rejected):
             rejected.append(result)
             continue
@@ -233,7 +233,7 @@ def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:
             raise UnusableDataset(f"the examples {owners[key]} and {identity} have the same key; rename one of them")
 
 
-def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame, notes: Counter, found: object) -> dict:
+def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame, notes: Counter, source: object) -> dict:
     reasons = Counter(reason.split(" of ")[0].split(":")[0] for reason in rejects["reason"])
     balance = {
         str(split): {classes[label]: count for label, count in sorted(Counter(rows["label"].tolist()).items())}
@@ -247,7 +247,7 @@ def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame
         "rejected": len(rejects),
         "reject_reasons": dict(reasons),
         "notes": dict(notes),
-        "empty_classes": list(getattr(found, "empty_classes", ())),
+        "empty_classes": list(getattr(source, "empty_classes", ())),
     }
 
 

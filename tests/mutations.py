@@ -324,7 +324,7 @@ FAULTS = (
     Fault("a checkpoint's files are not flushed", "_flush(path)", "pass", CHECKPOINTS),
     Fault("the folder of checkpoints is not flushed", "_flush(self._folder.parent)", "pass", CHECKPOINTS),
     Fault("the oldest goes before the newest is there for good", "_flush(self._folder)", "pass", CHECKPOINTS),
-    Fault("only one checkpoint is kept", "KEPT = 2", "KEPT = 1", CHECKPOINTS),
+    Fault("only one checkpoint is kept", "MAX_TO_KEEP = 2", "MAX_TO_KEEP = 1", CHECKPOINTS),
     Fault("the oldest checkpoint comes first", "sorted(found, reverse=True)", "sorted(found)", CHECKPOINTS),
     Fault("a damaged state is gone on from", 'content.pop("digest") != digest_json(content)', 'not content.pop("digest")', CHECKPOINTS),
     Fault("damaged variables are gone on from", "digest_file(folder / name) != digest", "not digest", CHECKPOINTS),

@@ -22,7 +22,7 @@ from flows.services import HOST, Service, check_free, is_listening, serving
 from flows.ui import Endpoints, MlflowPort, PrefectPort, RunsAtOnce, print_urls, run_until_interrupted, servers
 from flows.workspace import STATE_DIR
 from infra.local import postgres, s3
-from infra.local.stack_config import SETTINGS, StackConfig, load_stack
+from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
 from tasks.errors import ServiceFailed, report_user_errors
 
 REMOTE = "stack"
@@ -59,7 +59,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
     configure_logging()
     with report_user_errors():
         opened = load_stack(home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port)
-        endpoints = _access(opened, prefect_port, mlflow_port)
+        endpoints = _endpoints(opened, prefect_port, mlflow_port)
         here = Path.cwd()
         if input_workers:
             endpoints = replace(endpoints, worker={OWN_SERVICE: f"grpc://{_input_address(opened)}"})
@@ -71,7 +71,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
             check_services = running.enter_context(servers(endpoints, runs_at_once=runs_at_once))
             running.enter_context(input_service(opened, input_workers))
             running.enter_context(published_environment(here, endpoints.environment))
-            _tell_clients(opened, endpoints)
+            _write_client_environment(opened, endpoints)
             print_urls(endpoints, runs_at_once)
             typer.echo(f"  S3        {opened.objects['AWS_ENDPOINT_URL']}               buckets {', '.join(s3.BUCKETS)}; DVC's remote `{REMOTE}`")
             if input_workers:
@@ -85,13 +85,13 @@ def up(  # noqa: PLR0913 - each is an option of the command
 @app.command()
 def backup(folder: Annotated[Path, typer.Argument(help="is made; must not exist")], home: Folder = HOME_FOLDER) -> None:
     """Copy the databases, the objects and the passwords into a folder for its owner alone. Runs go on meanwhile."""
-    with report_user_errors(), _using(load_stack(home)) as opened:
+    with report_user_errors(), _running_or_started(load_stack(home)) as opened:
         if folder.exists():
             raise ServiceFailed(f"{folder} is there already; a backup is never overwritten")
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        write_private(partial / SETTINGS, (opened.folder / SETTINGS).read_text())
+        write_private(partial / SETTINGS_FILE, (opened.folder / SETTINGS_FILE).read_text())
         postgres.dump(opened, partial)
         s3.download(opened, partial)
         partial.rename(folder)
@@ -108,7 +108,7 @@ def restore(folder: Annotated[Path, typer.Argument(help="written by `backup`")],
         missing = [name for name in (*(f"{name}.dump" for name in postgres.DATABASES), *s3.BUCKETS) if not (folder / name).exists()]
         if missing:
             raise ServiceFailed(f"{folder} is no backup of this stack: it has no {', '.join(missing)}")
-        kept = folder / SETTINGS
+        kept = folder / SETTINGS_FILE
         opened = load_stack(home, adopted=kept if kept.exists() else None)
         with opened.exclusive(), stores(opened):
             s3.upload(opened, folder)
@@ -152,7 +152,7 @@ def _input_address(home: StackConfig) -> str:
 
 
 @contextmanager
-def _using(home: StackConfig) -> Iterator[StackConfig]:
+def _running_or_started(home: StackConfig) -> Iterator[StackConfig]:
     """The stack's stores: those of the running stack, or else started for the block."""
     if is_listening(home.settings.postgres_port) and is_listening(home.settings.s3_port):
         yield home
@@ -161,7 +161,7 @@ def _using(home: StackConfig) -> Iterator[StackConfig]:
             yield home
 
 
-def _access(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoints:
+def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoints:
     own = home.settings
     return Endpoints(
         prefect_port=prefect_port,
@@ -186,7 +186,7 @@ def _access(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoints
     )
 
 
-def _tell_clients(home: StackConfig, endpoints: Endpoints) -> None:
+def _write_client_environment(home: StackConfig, endpoints: Endpoints) -> None:
     """Write what a terminal needs into a file for its owner alone, and make the store a DVC remote of this checkout."""
     write_private(home.folder / ENVIRONMENT_FILE, exports(endpoints.environment))
     dvc = [sys.executable, "-m", "dvc", "remote"]

@@ -29,25 +29,25 @@ def postgres(home: StackConfig) -> Iterator[None]:
     """
     folder = home.folder / "postgres"
     if not folder.exists():
-        _lay_out(home, folder)
+        _initdb(home, folder)
     where = ["-D", str(folder), "-h", HOST, "-p", str(home.settings.postgres_port), "-k", ""]
     service = Service(
         name="postgres",
         command=[*_as_unprivileged(), _tool("postgres"), *where],
-        healthy=lambda: _ask(home, "pg_isready", "-q").returncode == 0,
+        healthy=lambda: _run(home, "pg_isready", "-q").returncode == 0,
         environment={},
     )
     with serving(service, logs=home.logs):
         for name in DATABASES:
-            if not _do(home, "psql", "-d", "postgres", "-Atc", f"SELECT 1 FROM pg_database WHERE datname = '{name}'").strip():
-                _do(home, "createdb", name)
+            if not _run_checked(home, "psql", "-d", "postgres", "-Atc", f"SELECT 1 FROM pg_database WHERE datname = '{name}'").strip():
+                _run_checked(home, "createdb", name)
         yield
 
 
 def dump(home: StackConfig, folder: Path) -> None:
     """Write each database to NAME.dump in a folder, consistent in itself, while it is used."""
     for name in DATABASES:
-        _do(home, "pg_dump", "--format=custom", f"--file={folder / f'{name}.dump'}", name)
+        _run_checked(home, "pg_dump", "--format=custom", f"--file={folder / f'{name}.dump'}", name)
 
 
 def restore(home: StackConfig, folder: Path) -> None:
@@ -60,13 +60,13 @@ def restore(home: StackConfig, folder: Path) -> None:
     """
     for name in DATABASES:
         for earlier in (f"{name}_restored", f"{name}_replaced"):
-            _do(home, "dropdb", "--force", "--if-exists", earlier)
-        _do(home, "createdb", f"{name}_restored")
-        _do(home, "pg_restore", "--exit-on-error", "--no-owner", f"--dbname={name}_restored", str(folder / f"{name}.dump"))
+            _run_checked(home, "dropdb", "--force", "--if-exists", earlier)
+        _run_checked(home, "createdb", f"{name}_restored")
+        _run_checked(home, "pg_restore", "--exit-on-error", "--no-owner", f"--dbname={name}_restored", str(folder / f"{name}.dump"))
     swaps = [f"ALTER DATABASE {name} RENAME TO {name}_replaced; ALTER DATABASE {name}_restored RENAME TO {name};" for name in DATABASES]
-    _do(home, "psql", "-d", "postgres", "-q", "-v", "ON_ERROR_STOP=1", "--single-transaction", said="\n".join(swaps))
+    _run_checked(home, "psql", "-d", "postgres", "-q", "-v", "ON_ERROR_STOP=1", "--single-transaction", said="\n".join(swaps))
     for name in DATABASES:
-        _do(home, "dropdb", "--force", f"{name}_replaced")
+        _run_checked(home, "dropdb", "--force", f"{name}_replaced")
 
 
 def let_administrator_in(home: StackConfig) -> None:
@@ -74,16 +74,16 @@ def let_administrator_in(home: StackConfig) -> None:
 
     MLflow takes the password from its environment only when it makes its first user.
     """
-    table = _do(home, "psql", "-d", "mlflow_auth", "-Atc", "SELECT to_regclass('users')").strip()
+    table = _run_checked(home, "psql", "-d", "mlflow_auth", "-Atc", "SELECT to_regclass('users')").strip()
     if not table:
         return
-    known = _do(home, "psql", "-d", "mlflow_auth", "-At", said=f"SELECT password_hash FROM users WHERE username = '{USER}';").strip()
+    known = _run_checked(home, "psql", "-d", "mlflow_auth", "-At", said=f"SELECT password_hash FROM users WHERE username = '{USER}';").strip()
     if known and not check_password_hash(known, home.settings.mlflow_password):
         changed = generate_password_hash(home.settings.mlflow_password)
-        _do(home, "psql", "-d", "mlflow_auth", "-q", said=f"UPDATE users SET password_hash = '{changed}' WHERE username = '{USER}';")
+        _run_checked(home, "psql", "-d", "mlflow_auth", "-q", said=f"UPDATE users SET password_hash = '{changed}' WHERE username = '{USER}';")
 
 
-def _lay_out(home: StackConfig, folder: Path) -> None:
+def _initdb(home: StackConfig, folder: Path) -> None:
     """Make the cluster under another name and rename it when it is complete, so that a kill leaves none."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -128,14 +128,14 @@ def _tool(name: str) -> str:
     return found
 
 
-def _ask(home: StackConfig, tool: str, *arguments: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
+def _run(home: StackConfig, tool: str, *arguments: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **home.databases}
     return subprocess.run([_tool(tool), *arguments], env=environment, input=said, capture_output=True, text=True, check=False)
 
 
-def _do(home: StackConfig, tool: str, *arguments: str, said: str | None = None) -> str:
+def _run_checked(home: StackConfig, tool: str, *arguments: str, said: str | None = None) -> str:
     """Run one of Postgres' programs, with `said` as its input, which no other user of the machine sees, unlike arguments."""
-    done = _ask(home, tool, *arguments, said=said)
+    done = _run(home, tool, *arguments, said=said)
     if done.returncode != 0:
         raise ServiceFailed(f"{tool} failed: {done.stderr.strip()}")
     return done.stdout

@@ -29,7 +29,7 @@ def object_store(home: StackConfig) -> Iterator[None]:
     service = Service(
         name="objects",
         command=[sys.executable, "-m", "infra.store", "--data", str(folder), "--port", str(first)],
-        healthy=lambda: is_listening(first) and _made_buckets(home),
+        healthy=lambda: is_listening(first) and _ensure_buckets(home),
         environment=home.objects,
     )
     try:
@@ -69,7 +69,7 @@ def _client(home: StackConfig) -> S3FileSystem:
     )
 
 
-def _made_buckets(home: StackConfig) -> bool:
+def _ensure_buckets(home: StackConfig) -> bool:
     client = _client(home)
     try:
         for bucket in set(BUCKETS) - set(client.ls("")):

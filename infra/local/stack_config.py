@@ -16,11 +16,11 @@ from flows.access import USER, random_secret, write_private
 from flows.services import HOST
 from tasks.errors import ServiceFailed
 
-SETTINGS = "settings.json"
+SETTINGS_FILE = "settings.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class StackSettings:
     """Ports and secrets of one stack. Secrets never stand on a command line; they travel in environments."""
 
     postgres_port: int = 5433
@@ -38,7 +38,7 @@ class StackConfig:
     """The folder of a stack and what is in it."""
 
     folder: Path
-    settings: Settings
+    settings: StackSettings
 
     @property
     def logs(self) -> Path:
@@ -98,13 +98,13 @@ def load_stack(folder: Path, *, adopted: Path | None = None, **ports: int | None
     """
     folder = folder.resolve()
     _make_folder(folder)
-    file = folder / SETTINGS
+    file = folder / SETTINGS_FILE
     source = file if file.exists() else adopted
     try:
         known: dict[str, Any] = json.loads(source.read_text()) if source else {}
-        settings = Settings(**{**known, **{name: port for name, port in ports.items() if port is not None}})
+        settings = StackSettings(**{**known, **{name: port for name, port in ports.items() if port is not None}})
     except (ValueError, TypeError) as error:
-        raise ServiceFailed(f"{source} cannot be read ({error}); put it back from a backup, where it is {SETTINGS}, too") from error
+        raise ServiceFailed(f"{source} cannot be read ({error}); put it back from a backup, where it is {SETTINGS_FILE}, too") from error
     if not file.exists() or asdict(settings) != known:
         write_private(file, json.dumps(asdict(settings), indent=2))
     file.chmod(0o600)

@@ -18,7 +18,7 @@ class Moments:
 
     count: int
     mean: tuple[float, ...]
-    squares: tuple[float, ...]
+    sum_sq_dev: tuple[float, ...]
 
 
 def moments(values: np.ndarray) -> Moments:
@@ -28,21 +28,21 @@ def moments(values: np.ndarray) -> Moments:
         levels = np.arange(_LEVELS, dtype=np.float64)
         counts = np.stack([np.bincount(flat[:, channel], minlength=_LEVELS) for channel in range(flat.shape[1])])
         mean = counts @ levels / len(flat)
-        squares = (counts * (levels - mean[:, None]) ** 2).sum(axis=1)
+        sum_sq_dev = (counts * (levels - mean[:, None]) ** 2).sum(axis=1)
     else:
         mean = flat.mean(axis=0, dtype=np.float64)
-        squares = ((flat - mean) ** 2).sum(axis=0)
-    return Moments(count=len(flat), mean=tuple(mean.tolist()), squares=tuple(squares.tolist()))
+        sum_sq_dev = ((flat - mean) ** 2).sum(axis=0)
+    return Moments(count=len(flat), mean=tuple(mean.tolist()), sum_sq_dev=tuple(sum_sq_dev.tolist()))
 
 
 def merge_moments(parts: Iterable[Moments]) -> Statistics:
     """Statistics of all parts together. Source: Chan, Golub and LeVeque, 1979."""
-    count, mean, squares = 0, np.zeros(1), np.zeros(1)
+    count, mean, sum_sq_dev = 0, np.zeros(1), np.zeros(1)
     for part in parts:
         difference = np.asarray(part.mean) - mean
         total = count + part.count
-        squares = squares + np.asarray(part.squares) + difference**2 * (count * part.count / total)
+        sum_sq_dev = sum_sq_dev + np.asarray(part.sum_sq_dev) + difference**2 * (count * part.count / total)
         mean = mean + difference * (part.count / total)
         count = total
-    deviation = np.sqrt(squares / max(1, count))
+    deviation = np.sqrt(sum_sq_dev / max(1, count))
     return Statistics(mean=tuple(mean.tolist()), deviation=tuple(deviation.tolist()))

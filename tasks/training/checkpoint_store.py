@@ -22,14 +22,14 @@ from tasks.errors import MissingInput
 from tasks.files import digest_file, digest_json, read_json, write_json
 from tasks.progress import echo
 
-KEPT = 2
+MAX_TO_KEEP = 2
 STATE = "state.json"
 VARIABLES = "variables"
 _NAME = re.compile(r"at-(\d+)-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class StoredCheckpoint:
     """A checkpoint whose files are what was written, and what its state says."""
 
     folder: Path
@@ -42,24 +42,24 @@ class CheckpointStore:
     A checkpoint of other work is never gone on from: it is removed, and the parts that differ are named.
     """
 
-    def __init__(self, folder: Path, work: Mapping[str, str]) -> None:
-        self._folder, self._work = folder, dict(work)
+    def __init__(self, folder: Path, fingerprint: Mapping[str, str]) -> None:
+        self._folder, self._fingerprint = folder, dict(fingerprint)
 
     @property
     def run_id(self) -> str | None:
         """The MLflow run of the newest checkpoint; None where there is none."""
-        return self._saved[0].state["run_id"] if self._saved else None
+        return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
 
     def restore(self, variables: Sequence[tf.Variable]) -> Mapping[str, Any] | None:
         """Load the newest checkpoint that can be loaded into `variables` and return its state; None where there is none: nothing is changed."""
-        if not self._saved:
+        if not self._usable_checkpoints:
             return None
         initial = [np.asarray(variable) for variable in variables]
-        for saved in self._saved:
+        for saved in self._usable_checkpoints:
             try:
                 tf.train.Checkpoint(variables=list(variables)).read(str(saved.folder / VARIABLES)).assert_consumed()
             except Exception as error:  # noqa: BLE001 - whatever a damaged or unfitting file makes TensorFlow raise, it must not block
-                _discard(saved.folder, f"cannot be loaded ({_in_words(error)})")
+                _discard(saved.folder, f"cannot be loaded ({_first_line(error)})")
                 for variable, value in zip(variables, initial, strict=True):
                     variable.assign(value)
                 continue
@@ -69,9 +69,9 @@ class CheckpointStore:
 
     def write(self, variables: Sequence[tf.Variable], state: Mapping[str, Any], *, epoch: int, step: int) -> None:
         """Write a checkpoint at a position, then remove all but the newest ones. `state` is anything that JSON holds."""
-        made = not self._folder.exists()
+        created = not self._folder.exists()
         self._folder.mkdir(parents=True, exist_ok=True)
-        if made:
+        if created:
             _flush(self._folder.parent)
         temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
         for stale in (temporary, final):  # of an interrupted training; what was usable at this position has been gone on from
@@ -79,29 +79,29 @@ class CheckpointStore:
         temporary.mkdir()
         tf.train.Checkpoint(variables=list(variables)).write(str(temporary / VARIABLES))
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
-        content = {"work": self._work, "files": files, "state": dict(state)}
+        content = {"work": self._fingerprint, "files": files, "state": dict(state)}
         write_json(temporary / STATE, {**content, "digest": digest_json(content)})
         for path in temporary.iterdir():
             _flush(path)
         _flush(temporary)
         temporary.rename(final)
         _flush(self._folder)
-        for stale in _positions(self._folder)[KEPT:]:
+        for stale in _positions(self._folder)[MAX_TO_KEEP:]:
             shutil.rmtree(stale, ignore_errors=True)
 
     @cached_property
-    def _saved(self) -> list[Saved]:
+    def _usable_checkpoints(self) -> list[StoredCheckpoint]:
         """The usable ones of this work, the newest first; what is of no use is reported and removed."""
         usable, other = [], False
         for folder in _positions(self._folder):
             try:
-                content = _checked(folder)
+                content = _read_verified(folder)
             except (OSError, ValueError, KeyError, TypeError, MissingInput) as error:
-                _discard(folder, f"is damaged ({_in_words(error)})")
+                _discard(folder, f"is damaged ({_first_line(error)})")
                 continue
-            differing = sorted(part for part in {*self._work, *content["work"]} if self._work.get(part) != content["work"].get(part))
+            differing = sorted(part for part in {*self._fingerprint, *content["work"]} if self._fingerprint.get(part) != content["work"].get(part))
             if not differing:
-                usable.append(Saved(folder=folder, state=content["state"]))
+                usable.append(StoredCheckpoint(folder=folder, state=content["state"]))
                 continue
             if not other:
                 _discard(folder, f"is of another training, its {', '.join(differing)} differ{'s' if len(differing) == 1 else ''}")
@@ -117,7 +117,7 @@ def _positions(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def _checked(folder: Path) -> dict[str, Any]:
+def _read_verified(folder: Path) -> dict[str, Any]:
     """What was written into a checkpoint's folder next to the variables.
 
     Raises:
@@ -137,7 +137,7 @@ def _discard(folder: Path, reason: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_words(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 

@@ -150,7 +150,7 @@ def test_an_override_that_would_grow_or_never_end_is_refused_at_once(value):
 def test_a_file_that_is_no_table_is_not_printed(tmp_path, name):
     (tmp_path / name).write_text("PREFECT_AUTH=admin:secret,S3_SECRET=x\n1,2\n3,4\n")
     with pytest.raises(UserError) as refused:
-        table.find(DataSettings(source="table", path=str(tmp_path / name)))
+        table.scan(DataSettings(source="table", path=str(tmp_path / name)))
     assert "secret" not in str(refused.value).replace(str(tmp_path), "")
 
 
@@ -162,7 +162,7 @@ def test_the_name_of_an_array_leads_to_no_other_folder(tmp_path, features):
         np.save(tmp_path / folder / "x.npy", np.zeros((3, 4, 4), np.uint8))
         np.save(tmp_path / folder / "y.npy", np.arange(3))
     with pytest.raises(UserError, match=r"data\.features"):
-        arrays.find(DataSettings(source="arrays", path=str(tmp_path / "data"), features=features))
+        arrays.scan(DataSettings(source="arrays", path=str(tmp_path / "data"), features=features))
 
 
 @pytest.mark.parametrize("text", ["a\n```\n# [click](http://evil)\n", "````\n~~~\n<img src=x>", "~~~\n# x", "`" * 500 + "\n# x"], ids=repr)

@@ -19,7 +19,7 @@ from skips import need
 
 from flows.services import free_port
 from infra.local import postgres
-from infra.local.stack_config import SETTINGS, StackConfig, load_stack
+from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
 from tasks.errors import ServiceFailed
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ KILLED_AFTER_S = [0.05, 0.3, 0.6, 0.9, 1.2, 1.5, 1.9, 2.4, 3.0]
 
 
 def test_settings_are_written_only_when_they_change(tmp_path):
-    file = load_stack(tmp_path / "stack").folder / SETTINGS
+    file = load_stack(tmp_path / "stack").folder / SETTINGS_FILE
     before = file.stat()
     assert stat.S_IMODE(before.st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) & 0o066 == 0
     load_stack(tmp_path / "stack")
@@ -37,7 +37,7 @@ def test_settings_are_written_only_when_they_change(tmp_path):
 
 
 def test_a_disk_that_takes_nothing_leaves_the_secrets_as_they_were(tmp_path):
-    before = (load_stack(tmp_path / "stack").folder / SETTINGS).read_text()
+    before = (load_stack(tmp_path / "stack").folder / SETTINGS_FILE).read_text()
 
     def full() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -46,24 +46,24 @@ def test_a_disk_that_takes_nothing_leaves_the_secrets_as_they_were(tmp_path):
     code = "import pathlib, sys; from infra.local.stack_config import load_stack; load_stack(pathlib.Path(sys.argv[1]), s3_port=9000)"
     done = subprocess.run([sys.executable, "-Bc", code, tmp_path / "stack"], cwd=ROOT, preexec_fn=full, capture_output=True, check=False)
     assert done.returncode != 0
-    assert (tmp_path / "stack" / SETTINGS).read_text() == before
+    assert (tmp_path / "stack" / SETTINGS_FILE).read_text() == before
     assert load_stack(tmp_path / "stack").settings.s3_port == 8333
-    assert {path.name for path in (tmp_path / "stack").iterdir()} == {SETTINGS}
+    assert {path.name for path in (tmp_path / "stack").iterdir()} == {SETTINGS_FILE}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"unknown": 1}'])
 def test_settings_that_cannot_be_read_are_never_replaced(tmp_path, content):
-    (tmp_path / SETTINGS).write_text(content)
+    (tmp_path / SETTINGS_FILE).write_text(content)
     with pytest.raises(ServiceFailed, match="put it back from a backup"):
         load_stack(tmp_path)
-    assert (tmp_path / SETTINGS).read_text() == content
+    assert (tmp_path / SETTINGS_FILE).read_text() == content
 
 
 def test_a_new_home_takes_the_passwords_of_a_backup_and_another_one_keeps_its_own(tmp_path):
     first = load_stack(tmp_path / "first")
-    assert load_stack(tmp_path / "new", adopted=first.folder / SETTINGS).settings == first.settings
+    assert load_stack(tmp_path / "new", adopted=first.folder / SETTINGS_FILE).settings == first.settings
     other = load_stack(tmp_path / "other")
-    assert load_stack(tmp_path / "other", adopted=first.folder / SETTINGS).settings == other.settings
+    assert load_stack(tmp_path / "other", adopted=first.folder / SETTINGS_FILE).settings == other.settings
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def home() -> Iterator[StackConfig]:
 
 
 def generations(home: StackConfig) -> set[str]:
-    return {postgres._do(home, "psql", "-d", name, "-Atc", "SELECT generation FROM mark").strip() for name in postgres.DATABASES}
+    return {postgres._run_checked(home, "psql", "-d", name, "-Atc", "SELECT generation FROM mark").strip() for name in postgres.DATABASES}
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_a_restore_that_is_killed_leaves_all_databases_old_or_all_new(home, tmp_
     for generation in ("new", "old"):
         for name in postgres.DATABASES:
             said = f"DROP TABLE IF EXISTS mark; CREATE TABLE mark AS SELECT '{generation}' AS generation;"
-            postgres._do(home, "psql", "-q", "-d", name, "-c", said)
+            postgres._run_checked(home, "psql", "-q", "-d", name, "-c", said)
         if generation == "new":
             postgres.dump(home, tmp_path)
     assert generations(home) == {"old"}
@@ -106,7 +106,7 @@ def test_a_restore_that_is_killed_leaves_all_databases_old_or_all_new(home, tmp_
     assert "old" in outcomes, "some were killed early enough"
     subprocess.run([sys.executable, "-c", code, home.folder, tmp_path], cwd=ROOT, check=True)
     assert generations(home) == {"new"}, "and one that is not killed succeeds"
-    names = postgres._do(home, "psql", "-d", "postgres", "-Atc", "SELECT datname FROM pg_database").split()
+    names = postgres._run_checked(home, "psql", "-d", "postgres", "-Atc", "SELECT datname FROM pg_database").split()
     assert set(names) == {*postgres.DATABASES, "postgres", "template0", "template1"}, "nothing is left"
 
 

@@ -16,7 +16,7 @@ from tasks.settings import DataSettings
 _CHANNELS = (1, 3)
 
 
-def find(settings: DataSettings) -> Arrays:
+def scan(settings: DataSettings) -> Arrays:
     """Read `data.features` (examples, height, width[, channels]) uint8 and `data.labels` (examples,) from `data.path`."""
     path = Path(settings.path)
     for key, name in (("features", settings.features), ("labels", settings.labels)):

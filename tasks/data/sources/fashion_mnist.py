@@ -18,7 +18,7 @@ CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 PARTS = {"train": "train", "test": "t10k"}
 
 
-def find(settings: DataSettings) -> Arrays:
+def scan(settings: DataSettings) -> Arrays:
     """Read the four files below `data.path`."""
     folder = Path(settings.path)
     images, labels, ids, splits = [], [], [], []

@@ -74,7 +74,7 @@ def _readable(path: Path) -> str:
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def find(settings: DataSettings) -> ImageFiles:
+def scan(settings: DataSettings) -> ImageFiles:
     """List the image files below `data.path`, and what cannot be listed.
 
     Raises:

@@ -11,7 +11,7 @@ from tasks.data.sources.tabular import check_columns, read_frame, read_split
 from tasks.settings import DataSettings
 
 
-def find(settings: DataSettings) -> ImageFiles:
+def scan(settings: DataSettings) -> ImageFiles:
     """Read the table at `data.path`; an optional column `split` holds train, validation or test."""
     path = Path(settings.path)
     table = read_frame(path, as_text=True)

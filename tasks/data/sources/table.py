@@ -18,7 +18,7 @@ from tasks.errors import UnreadableSource
 from tasks.settings import DataSettings
 
 
-def find(settings: DataSettings) -> Arrays:
+def scan(settings: DataSettings) -> Arrays:
     """Read the table at `data.path`; an optional column `split` holds train, validation or test.
 
     The label is a class where its column holds text, booleans or whole numbers, else a number to predict.

@@ -17,7 +17,7 @@ from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
 
 
-def find(settings: DataSettings) -> Series:
+def scan(settings: DataSettings) -> Series:
     """Read the series at `data.path`.
 
     Raises:
