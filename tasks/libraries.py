@@ -43,7 +43,7 @@ _PLUMBING = (
 
 @cache
 def program_digest(stage: str) -> str:
-    """Digest of a stage's code, with all it imports, and of its libraries: what it began, only the same program goes on with."""
+    """Digest of a stage's code, with all it imports, and of its libraries: only the same program continues what it began."""
     code = code_digest(f"tasks.{stage}", roots=[HERE], without=_PLUMBING)
     return digest_json({"code": code, "libraries": installed_versions(LIBRARIES[stage])})
 
@@ -84,5 +84,5 @@ def check_versions(stage: str, *, root: Path) -> None:
         if locked and version not in locked:
             raise WrongVersion(
                 f"{name} {version} is installed, {lock} names {' or '.join(locked)}; results are compared with those of the locked version. "
-                f"Run `uv sync`, or `uv lock --upgrade-package {name}` to go on with another version"
+                f"Run `uv sync`, or `uv lock --upgrade-package {name}` to continue with another version"
             )

@@ -1,6 +1,6 @@
 """Stage 5, train: train the model through one configuration's input pipeline and record everything.
 
-Checkpoints are in runs/NAME/.checkpoint until the training is complete; an interrupted training of the same work goes on
+Checkpoints are in runs/NAME/.checkpoint until the training is complete; an interrupted training of the same work resumes
 from the last one. Results are written to files first, then to MLflow.
 """
 
@@ -72,7 +72,7 @@ def train(models: Models, pipelines: SplitPipelines, progress: CheckpointCallbac
     with Sampler(used_gpus(device_names(model)), paused=True) as sampler:
         progress.attach(executions, sampler)
         if start.step:
-            # Keras makes the variables of its metrics with the first batch it sees, and they are to go on from their values.
+            # Keras makes the variables of its metrics with the first batch it sees, and they are to continue from their values.
             model.evaluate(pipelines.validation.dataset().take(1), verbose=0)  # pyright: ignore[reportArgumentType]
             fit(model, pipelines, progress, start=start, until=start.epoch + 1)
             start = Position(epoch=start.epoch + 1)
@@ -173,7 +173,7 @@ def split_pipelines(params: Params, name: str, stored: Stored, *, address: str) 
 
 
 def training_fingerprint(params: Params, name: str, stored: Stored) -> dict[str, str]:
-    """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is not gone on from.
+    """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is not resumed from.
 
     How often checkpoints are kept is no part of it. `code` is that of the model's builder, of the ops and of the input pipelines, with
     all that they import from the project.

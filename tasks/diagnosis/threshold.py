@@ -29,7 +29,7 @@ class Condition:
         """Compare the metric.
 
         Raises:
-          ThresholdExceeded: it is so, or it was not measured, so that nobody can say it is not.
+          ThresholdExceeded: the condition is met, or the metric was not measured.
           InvalidParams: there is no such metric, or it is of another type.
         """
         known = [name for name, value in metrics.items() if not isinstance(value, Mapping)]
@@ -37,7 +37,7 @@ class Condition:
             raise InvalidParams([f"--fail-if: {self.key} is not a metric in profile.json; {did_you_mean(self.key, known)}"])
         value = metrics[self.key]
         if value is None or value != value:  # NaN compares as false with everything
-            raise ThresholdExceeded(f"{self.key} was not measured here, so `{self}` cannot be ruled out")
+            raise ThresholdExceeded(f"{self.key} was not measured on this machine, so `{self}` cannot be excluded; failing `--fail-if`")
         try:
             limit = type(value)(self.wanted)
         except ValueError:
@@ -45,14 +45,14 @@ class Condition:
         if limit != limit:
             raise InvalidParams([f"--fail-if: {self.wanted} compares with nothing; give a number"])
         if _COMPARISONS[self.sign](value, limit):
-            raise ThresholdExceeded(f"{self} holds: it is {f'{value:.4g}' if isinstance(value, float) else value}")
+            raise ThresholdExceeded(f"{self} (actual {f'{value:.4g}' if isinstance(value, float) else value})")
 
 
 def parse_condition(text: str) -> Condition:
-    """Understand `KEY OPERATOR VALUE`.
+    """Parse `KEY OPERATOR VALUE`.
 
     Raises:
-      InvalidParams: it is nothing of the kind.
+      InvalidParams: the text is not of that form.
     """
     found = _FORM.fullmatch(text)
     if not found:

@@ -1,7 +1,7 @@
 """MLflow: one run per configuration, a child of its comparison. Nothing that trains depends on the server being there.
 
 Every number is in the files of runs/NAME before it is sent. If the server goes away, one line says so, the rest of the
-training goes on, `sent` is false in runs/NAME/run.json, and `python -m tasks.tracking.recorder sync` sends what is missing later.
+training continues, `sent` is false in runs/NAME/run.json, and `python -m tasks.tracking.recorder sync` sends what is missing later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def use_store() -> None:
 
 
 class Recorder:
-    """A run that is being written; use it with `with`, again if it is to go on. With `run_id` it goes on with an earlier run.
+    """A run that is being written; use it with `with`, again if it is to continue. With `run_id` it continues an earlier run.
 
     After the first failure to reach the store everything is kept in a file of .throughline/unsent/ instead, for `sync`.
     """
@@ -138,7 +138,7 @@ class Recorder:
                 mlflow.end_run(status)
 
     def _guarded(self, function: Callable[[], Any], *, starts: bool = False) -> None:
-        """Do something with the store. If it is away, say so once and keep the rest for later; if it refuses this alone, say so and go on."""
+        """Call the store. If it is away, report that once and keep the rest for later; if it refuses only this call, report that and continue."""
         if not self.sent:
             return
         try:

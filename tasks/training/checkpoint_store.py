@@ -39,7 +39,7 @@ class StoredCheckpoint:
 class CheckpointStore:
     """The checkpoints of one piece of work in `folder`; `work` names its parts (data, code, settings, …), each with its digest.
 
-    A checkpoint of other work is never gone on from: it is removed, and the parts that differ are named.
+    A checkpoint of other work is never resumed from: it is removed, and the parts that differ are named.
     """
 
     def __init__(self, folder: Path, fingerprint: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ class CheckpointStore:
         if created:
             _flush(self._folder.parent)
         temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
-        for stale in (temporary, final):  # of an interrupted training; what was usable at this position has been gone on from
+        for stale in (temporary, final):  # of an interrupted training; what was usable at this position has been resumed from
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
         tf.train.Checkpoint(variables=list(variables)).write(str(temporary / VARIABLES))

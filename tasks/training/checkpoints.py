@@ -76,7 +76,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._executions: Executions | None = None
         self._sampler: Pausable | None = None
         self._start = Position()
-        self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to go on from
+        self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to resume from
         self._logged_at = 0.0
         self._step = 0  # of the current epoch, that have been run
 
@@ -94,7 +94,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         return self._start
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """In an epoch that was interrupted, let its metrics go on."""
+        """In an epoch that was interrupted, let its metrics continue."""
         resumed = epoch == self._start.epoch
         self._step = self._start.step if resumed else 0
         self._active_executions.begin(self._pipeline.steps - self._step)
@@ -171,13 +171,13 @@ class CheckpointCallback(keras.callbacks.Callback):
         return self._executions
 
     def _save(self, step: int) -> None:
-        """Write a checkpoint. Where that fails, training goes on, and the earlier checkpoint stays in force."""
+        """Write a checkpoint. Where that fails, training continues, and the earlier checkpoint stays in force."""
         metrics = [np.asarray(variable).tolist() for variable in _metric_variables(self._training_model)] if step else []
         state = {"step": step, "rows": self.rows, "metrics": metrics, "run_id": self._recorder.run_id}
         try:
             self._store.write(_variables(self._training_model), state, epoch=len(self.rows), step=step)
         except (OSError, tf.errors.OpError) as error:
-            echo(f"  no checkpoint could be written ({str(error).splitlines()[0][:200]}); training goes on, the earlier one stays")
+            echo(f"  no checkpoint could be written ({str(error).splitlines()[0][:200]}); training continues, the earlier one stays")
 
 
 def _variables(model: keras.Model) -> list[tf.Variable]:
