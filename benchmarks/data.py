@@ -146,7 +146,7 @@ def floats(pipelines: dict[str, Any]) -> dict[str, Any]:
 
 def prepare(name: str, document: dict[str, Any], work: Path) -> Workload:
     """Ingest, shard and snapshot the data of a document, unless that is done already."""
-    document = {"shard": {"compression": "both"}, "finish": ["rescale"], **document}
+    document = {"shard": {"compression": "both"}, "postprocess": ["rescale"], **document}
     params = check(document)
     layout = Layout(work / name)
     if not (layout.snapshot / "index.json").exists():

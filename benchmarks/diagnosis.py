@@ -74,14 +74,16 @@ PHOTOS = (
     Case(
         name="widened on the host, one call at a time", config={**MAPPED, "prefetch": 2}, mended_by=("host_widening", "sequential_map"), model=LARGE
     ),
-    Case(name="healthy", config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2, "finish": "device"}, mended_by=(HEALTHY,), model=LARGE),
+    Case(
+        name="healthy", config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2, "postprocess_on": "device"}, mended_by=(HEALTHY,), model=LARGE
+    ),
 )
 
 
 def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     """Profile a case, fix what it names first, and train both in alternation."""
     from tasks.allocator import raise_malloc_thresholds
-    from tasks.assembly.inputs import input_pipeline, open_inputs, pipeline_spec
+    from tasks.assembly.inputs import input_pipeline, open_inputs
     from tasks.assembly.model import build_models_for
     from tasks.cli import StageContext
     from tasks.measurement.throughput import measure_input
@@ -96,9 +98,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     alone = measure_input(pipeline, passes=2, max_seconds=1)
     context = StageContext(params=params, name="faulty", options=argparse.Namespace(), malloc_tuned=kept)
     with tempfile.TemporaryDirectory() as folder:
-        found = profile(
-            context, pipeline, pipeline_spec(params, stored, "train"), Path(folder) / "profile", built={"throughput": vars(alone)}, trained={}
-        )
+        found = profile(context, pipeline, Path(folder) / "profile", built={"throughput": vars(alone)}, trained={})
     diagnosis = found.diagnosis
     bound = diagnosis.verdict != "compute-bound"
     first = next((finding for finding in diagnosis.findings if bound and (finding.predicted_gain or 0) > 1), None)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,19 +39,19 @@ LONGEST_EPOCH_S = 5.0  # of an epoch whose gap is measured: it takes four of the
 
 def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
     """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an epoch lost between epochs."""
-    from tasks.assembly.inputs import input_service, open_inputs, pipeline_spec
-    from tasks.pipelines.dataset import InputPipeline
+    from tasks.assembly.inputs import input_service, input_spec, open_inputs
+    from tasks.pipelines.input_pipeline import InputPipeline
     from tasks.pipelines.plan import make_plan
 
     raise_malloc_thresholds()
     params, config = workload.params, workload.params.pipelines[name]
     stored = open_inputs(params, workload.layout)
-    wanted = pipeline_spec(params, stored, "train")
+    spec = input_spec(params, stored, "train")
     wide = name.endswith("_float")
-    if not wide and wanted.windows is None:
-        wanted = type(wanted)(**{**vars(wanted), "finish": ()})
+    if not wide and spec.window is None:
+        spec = replace(spec, postprocess=())
     with input_service(config) as address:
-        pipeline = InputPipeline(plan=make_plan(config, wanted), stored=stored, split="train", batch_size=params.batch_size, seed=0, address=address)
+        pipeline = InputPipeline(plan=make_plan(config, spec), data=stored, split="train", seed=0, service_address=address)
         batches = pipeline.batches(epochs=PLENTY)
         warm_up(pipeline, batches)
         pipe.send((str(pipeline.plan), pipeline.examples))

@@ -133,7 +133,7 @@ def sleeping_workload(work: Path) -> data.Workload:
     document = {
         "data": {"source": "arrays", "path": str(file), "duplicates": "keep"},
         "preprocess": ["decode"],
-        "finish": ["rescale"],
+        "postprocess": ["rescale"],
         "batch_size": BATCH,
         "pipelines": {"naive": {"read": "shards"}},
     }
@@ -216,7 +216,7 @@ REAL = {
     "map_parallel": {"read": "shards", "map": {"parallel": "auto"}, "prefetch": "auto"},
     "vectorized": {"read": "shards", "vectorize": True, "prefetch": 8},
     "snapshot": {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2},
-    "optimized": {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2, "finish": "device"},
+    "optimized": {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2, "postprocess_on": "device"},
 }
 
 

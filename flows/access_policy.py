@@ -22,7 +22,7 @@ from tasks.params import read_document
 
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
-SECTIONS_WITH_CODE = ("model", "preprocess", "augment", "finish")
+SECTIONS_WITH_CODE = ("model", "preprocess", "augment", "postprocess")
 OUR_PACKAGES = ("tasks", "flows", "infra", "benchmarks", "tests")  # their functions are not made to be called with anybody's options
 
 

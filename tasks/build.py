@@ -20,7 +20,7 @@ from tasks.measurement.draws import check_epoch
 from tasks.measurement.equality import difference, digest_examples
 from tasks.measurement.hardware import Sampler, fingerprint
 from tasks.measurement.throughput import measure_input
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
 from tasks.settings import MeasureSettings
 
@@ -45,14 +45,14 @@ def build(
         "equality": asdict(equality),
         "usage": asdict(sampler.measured),
         "machine": fingerprint(),
-        "held_out": training.stored.shards.examples("validation"),
+        "held_out": training.data.shards.examples("validation"),
     }
     if training.plan.approximate:
         result["difference"] = asdict(difference(plain, exact))
     if epoch:
         draws, rows = epoch
         result["epoch"] = asdict(draws)
-        if training.plan.classwise:
+        if training.plan.sampling != "uniform":
             result["class_frequencies"] = class_frequencies(training, rows)
     write_json(out / "plan.json", {**summarize_plan(training), **about})
     write_json(out / "input.json", result)
@@ -61,8 +61,8 @@ def build(
 
 def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, float]:
     """Share of each class among the rows of an epoch."""
-    classes = pipeline.stored.shards.classes
-    labels = np.asarray(pipeline.stored.mapped(pipeline.split, "label"))[rows]
+    classes = pipeline.data.shards.classes
+    labels = np.asarray(pipeline.data.memmap(pipeline.split, "label"))[rows]
     return dict(zip(classes, (np.bincount(labels, minlength=len(classes)) / len(rows)).tolist(), strict=True))
 
 

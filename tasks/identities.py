@@ -27,7 +27,7 @@ from tasks.pipelines.ops import PROGRAM
 from tasks.progress import echo
 
 PIPELINE_FILE = Path("dvc.yaml")
-OPS = ("preprocess", "augment", "finish")
+OPS = ("preprocess", "augment", "postprocess")
 # The sections of params.yaml that may name code of one's own, by the stages that run it.
 CODE: Mapping[str, tuple[str, ...]] = {"snapshot": ("preprocess",), "build": OPS, "train": (*OPS, "model"), "profile": (*OPS, "model")}
 _MARK = "      # Own ops and models"

@@ -19,8 +19,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 
 from tasks.errors import InvalidParams, did_you_mean
+from tasks.pipelines.constraints import config_problems
 from tasks.pipelines.ops import Op, parse_op
-from tasks.pipelines.refusals import refusals
 from tasks.settings import (
     DataSettings,
     MeasureSettings,
@@ -39,6 +39,14 @@ BUILT_IN_MODELS = ("small_cnn", "mlp", "emulated")
 FILE_SOURCES = ("image_folder", "image_table")
 LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
 OpSpec = str | dict[str, Any]
+# Keys of earlier versions, by their place, and what they are called now.
+RENAMED = {
+    "finish": "postprocess",
+    "pipelines.*.finish": "postprocess_on",
+    "pipelines.*.place": "snapshot_on",
+    "pipelines.*.rewrites": "graph_rewrites",
+    "pipelines.*.sample": "sampling: uniform, balanced, or {class: weight}",
+}
 
 
 class Document(Settings):
@@ -50,7 +58,9 @@ class Document(Settings):
     augment: list[OpSpec] = Field(default=[], description="random ops, drawn again each epoch from (seed, epoch, example)")
     snapshot: SnapshotSettings = SnapshotSettings()
     window: WindowSettings = WindowSettings()
-    finish: list[OpSpec] = Field(default=["rescale"], description="widening ops, last; on the host or on the device as a configuration says")
+    postprocess: list[OpSpec] = Field(
+        default=["rescale"], description="ops that turn uint8 into floats, last; on the host or on the device as a configuration says"
+    )
     batch_size: int = Field(default=256, ge=1, description="examples per train step")
     pipelines: dict[str, PipelineConfig] = Field(min_length=1, description="input-pipeline configurations by name")
     model: ModelSettings = ModelSettings()
@@ -66,7 +76,7 @@ class Params:
     shard: ShardSettings
     preprocess: tuple[Op, ...]
     augment: tuple[Op, ...]
-    finish: tuple[Op, ...]
+    postprocess: tuple[Op, ...]
     snapshot: SnapshotSettings
     window: WindowSettings
     batch_size: int
@@ -145,19 +155,19 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
       InvalidParams: every problem found, each beginning with the file and the path of the key.
     """
     problems: list[str] = []
-    ops = {section: _parse_ops(document.get(section), section, problems) for section in ("preprocess", "augment", "finish")}
+    ops = {section: _parse_ops(document.get(section), section, problems) for section in ("preprocess", "augment", "postprocess")}
     try:
         parsed = Document.model_validate(document)
     except ValidationError as error:
         problems = [_format_error(item) for item in error.errors() if item["loc"][:1] not in [(s,) for s, p in ops.items() if p is None]] + problems
         raise InvalidParams([f"{name}: {problem}" for problem in dict.fromkeys(problems)]) from error
     preprocess = ops["preprocess"] if "preprocess" in document else _parse_ops(parsed.preprocess, "preprocess", problems)
-    finish = ops["finish"] if "finish" in document else _parse_ops(parsed.finish, "finish", problems)
+    postprocess = ops["postprocess"] if "postprocess" in document else _parse_ops(parsed.postprocess, "postprocess", problems)
     params = Params(
         **{key: getattr(parsed, key) for key in ("data", "shard", "snapshot", "window", "batch_size", "pipelines", "model", "train", "measure")},
         preprocess=tuple(preprocess or ()),
         augment=tuple(ops["augment"] or ()),
-        finish=tuple(finish or ()),
+        postprocess=tuple(postprocess or ()),
     )
     problems += _cross_field_problems(params)
     if problems:
@@ -194,7 +204,7 @@ def _cross_field_problems(params: Params) -> list[str]:
     names = [op.name for op in params.preprocess]
     found = [f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment" for op in params.preprocess if op.random]
     found += [f"augment: {op.name} is deterministic; do it once, in preprocess" for op in params.augment if not op.random]
-    found += [f"finish: {op.name} is random; move it to augment" for op in params.finish if op.random]
+    found += [f"postprocess: {op.name} is random; move it to augment" for op in params.postprocess if op.random]
     if names[:1] != ["decode"] or names.count("decode") != 1:
         found.append("preprocess: begins with `decode`, once; later ops need its pixels")
     if params.data.split.validation + params.data.split.test >= 1:
@@ -203,19 +213,19 @@ def _cross_field_problems(params: Params) -> list[str]:
         found.append("data.split.validation: must be above 0; every epoch is judged on held-out examples")
     found += _path_problems(params) + _source_problems(params)
     mixing = [op.name for op in params.augment if op.name in ("mixup", "cutmix")]
-    if mixing and "one_hot" not in [op.name for op in params.finish]:
-        found.append(f"finish: {mixing[0]} mixes labels, which needs them as vectors everywhere; add `one_hot`")
+    if mixing and "one_hot" not in [op.name for op in params.postprocess]:
+        found.append(f"postprocess: {mixing[0]} mixes labels, which needs them as vectors everywhere; add `one_hot`")
     for name, config in params.pipelines.items():
         if not name.isidentifier():
             found.append(f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)")
-        reasons = refusals(config, preprocess=params.preprocess, augment=params.augment, finish=params.finish)
+        reasons = config_problems(config, preprocess=params.preprocess, augment=params.augment, postprocess=params.postprocess)
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
         if config.read == "files" and params.data.source not in FILE_SOURCES:
             found.append(f"pipelines.{name}.read: the source {params.data.source} has no image files; use arrays, shards or snapshot")
         if config.read == "gzip_shards" and params.shard.compression == "none":
             found.append(f"pipelines.{name}.read: there are no compressed shards; set shard.compression to gzip or both")
-        if config.place == "device" and params.train.jit_compile:
-            found.append(f"pipelines.{name}.place: the index shuffle has no XLA form; set train.jit_compile to false")
+        if config.snapshot_on == "device" and params.train.jit_compile:
+            found.append(f"pipelines.{name}.snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
     return found + _model_problems(params.model.name)
 
 
@@ -236,13 +246,13 @@ def _source_problems(params: Params) -> list[str]:
     source = params.data.source
     if source not in ("table", "time_series"):
         return []
-    ops = [(section, op) for section in ("preprocess", "augment", "finish") for op in getattr(params, section)]
+    ops = [(section, op) for section in ("preprocess", "augment", "postprocess") for op in getattr(params, section)]
     found = [
         f"{section}: {op.name} works on images, not on a {source.replace('_', ' ')}" for section, op in ops if not op.any_input and ":" not in op.name
     ]
     if source == "time_series":
-        drawn = [name for name, config in params.pipelines.items() if config.sample.kind != "all"]
-        found += [f"pipelines.{name}.sample: a time series has no classes" for name in drawn]
+        sampled = [name for name, config in params.pipelines.items() if config.sampling != "uniform"]
+        found += [f"pipelines.{name}.sampling: a time series has no classes" for name in sampled]
         cached = [name for name, config in params.pipelines.items() if config.vectorize]
         found += [f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`" for name in cached]
     return found
@@ -267,6 +277,9 @@ def _format_error(item: Any) -> str:
     for part in loc:
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
     if item["type"] == "extra_forbidden":
+        general = ".".join("*" if number == 1 and loc[0] == "pipelines" else str(part) for number, part in enumerate(loc))
+        if general in RENAMED:
+            return f"{where} is now called {RENAMED[general]}"
         return f"{where} is not a field; {did_you_mean(str(loc[-1]), _fields_at(loc[:-1]))}"
     if item["type"] == "missing":
         return f"{where} is missing"

@@ -20,7 +20,7 @@ import keras
 import psutil
 import tensorflow as tf
 
-from tasks.assembly.inputs import input_pipeline, input_service, open_inputs, pipeline_spec
+from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.cli import StageContext, pipeline_stage_cli
 from tasks.diagnosis.cost_model import Consumer, load_of
@@ -39,8 +39,7 @@ from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, settle, time_training
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
 from tasks.params import Params
-from tasks.pipelines.dataset import InputPipeline
-from tasks.pipelines.plan import Work
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
 from tasks.reporting.plots import plot_steps, plot_timelines
 from tasks.settings import MeasureSettings, ModelSettings
@@ -64,12 +63,10 @@ class Profile:
     witness: CrossCheck | None
 
 
-def profile(
-    context: StageContext, pipeline: InputPipeline, work: Work, out: Path, *, built: Mapping[str, Any], trained: Mapping[str, Any]
-) -> Profile:
+def profile(context: StageContext, pipeline: InputPipeline, out: Path, *, built: Mapping[str, Any], trained: Mapping[str, Any]) -> Profile:
     """Time and trace real steps of the model on `pipeline` and judge them; results go to `out`."""
     params, measure = context.params, context.params.measure
-    models = build_models_for(params, pipeline.stored)
+    models = build_models_for(params, pipeline.data)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.trace_after)
     state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with resumable_folder(out, key=str(time.time_ns())) as folder:
@@ -78,7 +75,7 @@ def profile(
         witness = cross_check_from(state, trained, batch_size=pipeline.batch_size, steps=pipeline.steps)
         accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
         measured = Measured(state=state, breakdown=breakdown, witness=witness, accelerator=accelerator)
-        facts = collect_facts(context, pipeline, work, measured, built=built, trained=trained)
+        facts = collect_facts(context, pipeline, measured, built=built, trained=trained)
         consumer = Consumer(step_ms=state.model_step_ms, core_ms=state.model_core_ms, accelerator=accelerator)
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
@@ -86,7 +83,7 @@ def profile(
             train_examples_per_s=trained.get("throughput", {}).get("train_examples_per_s", float("nan")),
             accelerator=accelerator,
         )
-        diagnosis = diagnose(context.name, facts, ceilings, consumer, work)
+        diagnosis = diagnose(context.name, facts, ceilings, consumer)
         write_json(folder / "breakdown.json", asdict(breakdown))
         write_json(folder / "diagnosis.json", {**asdict(diagnosis), "costs": asdict(facts.costs)})
         write_json(folder / "steps.json", _rounds(state))
@@ -138,16 +135,15 @@ def _traced(loop: TrainingLoop, state: SteadyState, folder: Path, measure: Measu
 def collect_facts(
     context: StageContext,
     pipeline: InputPipeline,
-    work: Work,
     measured: Measured,
     *,
     built: Mapping[str, Any],
     trained: Mapping[str, Any],
 ) -> Facts:
     """Everything that the rules look at."""
-    config, stored, cores = context.params.pipelines[context.name], pipeline.stored, len(os.sched_getaffinity(0))
+    config, stored, cores = context.params.pipelines[context.name], pipeline.data, len(os.sched_getaffinity(0))
     state, breakdown = measured.state, measured.breakdown
-    costs = measure_costs(pipeline, config, work)
+    costs = measure_costs(pipeline, config)
     shards = stored.shards.for_split(pipeline.split)
     input_only, gap = built["throughput"], built["throughput"]["epoch_gap_s"]
     wait_ms = breakdown.wait_ms_mean
@@ -156,8 +152,7 @@ def collect_facts(
         plan=pipeline.plan,
         breakdown=breakdown,
         costs=costs,
-        load=load_of(pipeline.plan, costs, batch_size=pipeline.batch_size, cores=cores),
-        batch_size=pipeline.batch_size,
+        load=load_of(pipeline.plan, costs, cores=cores),
         cores=cores,
         accelerator=measured.accelerator,
         model_step_ms=state.model_step_ms,
@@ -273,7 +268,7 @@ def plan_for(context: StageContext, accelerator: Accelerator, *, address: str) -
     stored, built = open_inputs(params, Layout()), read_json(Layout().run(context.name) / "input.json")
     pipeline = input_pipeline(params, context.name, stored, split="train", purpose="train", address=address)
     out = Path(".throughline") / "accelerators" / context.name
-    profiled = profile(context, pipeline, pipeline_spec(params, stored, "train"), out, built=built, trained={})
+    profiled = profile(context, pipeline, out, built=built, trained={})
     print_summary(f"{context.name} ({accelerator.model} of {context.options.accelerator}, emulated)", profiled)
     fed = built["throughput"]["input_examples_per_s"] / accelerator.examples_per_s
     echo(f"  this host feeds {fed:.1f} of them: the input alone delivers {built['throughput']['input_examples_per_s']:,.0f} examples/s, one")
@@ -297,7 +292,7 @@ def main() -> None:
         out, stored = Layout().run(name), open_inputs(params, Layout())
         built, trained = read_json(out / "input.json"), read_json(out / "train.json")
         pipeline = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
-        profiled = profile(context, pipeline, pipeline_spec(params, stored, "train"), out / "profile", built=built, trained=trained)
+        profiled = profile(context, pipeline, out / "profile", built=built, trained=trained)
         print_summary(name, profiled)
         write_json(out / "profile.json", summary(profiled, params.batch_size))
         record(out, params, name, stored.shards.data_digest, profiled)

@@ -78,7 +78,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
         "machine": shown["input"]["machine"],
         "examples_digest": next((r["input"]["equality"]["digest"] for r in results.values() if "difference" not in r["input"]), "none"),
         "data_digest": shown["plan"]["data_digest"],
-        "checklist": [asdict(point) for point in checklist(shown["plan"]["config"], top["plan"], read_json(layout.shards / "index.json"), top)],
+        "checklist": [asdict(point) for point in checklist(shown["plan"]["config"], read_json(layout.shards / "index.json"), top)],
         "configurations": rows,
     }
     with resumable_folder(out, key="report") as folder:

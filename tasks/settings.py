@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 
 
 def _word_or_count(*words: str) -> PlainValidator:
@@ -28,9 +28,13 @@ def _json_word_or_count(*words: str) -> WithJsonSchema:
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Parallel = Annotated[str | int, _word_or_count("none", "auto", "cores"), _json_word_or_count("none", "auto", "cores")]
-Ahead = Annotated[str | int, _word_or_count("none", "auto"), _json_word_or_count("none", "auto")]
-Threads = Annotated[str | int, _word_or_count("shared"), _json_word_or_count("shared")]
-Mixed = Annotated[str | int, _word_or_count("auto"), _json_word_or_count("auto")]
+PrefetchSize = Annotated[str | int, _word_or_count("none", "auto"), _json_word_or_count("none", "auto")]
+ThreadPool = Annotated[str | int, _word_or_count("shared"), _json_word_or_count("shared")]
+Sampling = Annotated[
+    Annotated[Literal["uniform", "balanced"], Tag("literal")] | Annotated[dict[str, Annotated[float, Field(ge=0)]], Tag("constrained")],
+    Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),  # so that a problem is said once
+]
+ShuffleSize = Annotated[str | int, _word_or_count("auto"), _json_word_or_count("auto")]
 _PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
 
 
@@ -104,21 +108,21 @@ class WindowSettings(Settings):
     targets: list[str] = Field(default=[], description="columns to predict; none named: all")
 
 
-class Interleave(Settings):
-    """Reading several shards by turns."""
+class InterleaveSettings(Settings):
+    """Reading several shards interleaved."""
 
     cycle_length: int = Field(default=4, ge=1, description="shards open at once")
     block_length: int = Field(default=16, ge=1, description="consecutive records taken from one shard")
     parallel: Parallel = Field(default="none", description="readers at work at once: none, auto, cores or a number")
 
 
-class Map(Settings):
+class MapSettings(Settings):
     """Running the per-example or per-batch functions."""
 
     parallel: Parallel = Field(default="none", description="calls at work at once: none, auto, cores or a number")
 
 
-class Cache(Settings):
+class CacheSettings(Settings):
     """Keeping elements of the first epoch for the later ones."""
 
     where: Literal["memory", "disk", "tf_snapshot", "save_load"] = Field(
@@ -127,30 +131,19 @@ class Cache(Settings):
     after: str = Field(default="preprocess", description="what is kept: results of the preprocess op of this name; preprocess: of the last one")
 
 
-class Shuffle(Settings):
+class ShuffleSettings(Settings):
     """The order of training examples within an epoch."""
 
     kind: Literal["none", "buffer", "window", "global"] = Field(
         default="buffer",
-        description="none: order of the shards · buffer: shards in random order, and random draw from a reservoir · "
+        description="none: order of the shards · buffer: shards in random order, and random draw from a buffer · "
         "window (snapshot only): chunks of rows in random order, mixed within a window, for data beyond memory · "
         "global (snapshot only): a true permutation",
     )
-    size: Mixed = Field(
+    size: ShuffleSize = Field(
         default="auto",
         description="buffer, window: examples mixed with each other; auto: a twentieth of the split, since filling a buffer takes time; "
         "with `prefetch`, two buffers are in memory, this epoch's and the next one's",
-    )
-
-
-class Sample(Settings):
-    """How often the examples of each class are drawn. An epoch keeps its length."""
-
-    kind: Literal["all", "balanced", "weighted"] = Field(
-        default="all", description="all: every example once · balanced: every class equally often · weighted: classes in proportion to `weights`"
-    )
-    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default_factory=dict, description="weighted: class name → weight; a class not named has 1"
     )
 
 
@@ -171,7 +164,7 @@ class JpegDecoding(Settings):
         return self != JpegDecoding()
 
 
-class Service(Settings):
+class ServiceSettings(Settings):
     """The tf.data service: reading and mapping in processes of their own."""
 
     workers: int = Field(default=2, ge=1, le=64, description="local worker processes, started and stopped with the stage; not used with `address`")
@@ -197,26 +190,30 @@ class PipelineConfig(Settings):
         description="files: the original image files · arrays: all records of the split in memory · shards: TFRecord · "
         "gzip_shards: compressed TFRecord · snapshot: mapped columns of preprocessed examples",
     )
-    interleave: Interleave | None = Field(default=None, description="read several shards by turns; absent: one after another")
-    map: Map = Map()
+    interleave: InterleaveSettings | None = Field(default=None, description="interleave several shards; absent: one after another")
+    map: MapSettings = MapSettings()
     decode: JpegDecoding = JpegDecoding()
     vectorize: bool = Field(default=False, description="batch as early as the ops allow and map whole batches")
-    cache: Cache | None = Field(default=None, description="keep preprocessed elements; absent: do the work anew each epoch")
-    sample: Sample = Sample()
-    shuffle: Shuffle = Shuffle()
-    prefetch: Ahead = Field(
+    cache: CacheSettings | None = Field(default=None, description="keep preprocessed elements; absent: do the work again each epoch")
+    sampling: Sampling = Field(
+        default="uniform",
+        description="how often the examples of each class are drawn; an epoch keeps its length. uniform: every example once · "
+        "balanced: every class equally often · {class: weight, …}: classes in proportion to these weights, a class not named has 1",
+    )
+    shuffle: ShuffleSettings = ShuffleSettings()
+    prefetch: PrefetchSize = Field(
         default="none", description="batches prepared ahead of the accelerator: none, auto or a number; a stream then opens its next epoch ahead, too"
     )
     deterministic: bool = Field(default=True, description="keep the order of elements whatever the timing of parallel calls")
-    finish: Literal["host", "device"] = Field(
-        default="host", description="where the widening `finish` ops run: device means that only uint8 crosses to the accelerator"
+    postprocess_on: Literal["host", "device"] = Field(
+        default="host", description="where the `postprocess` ops run: device means that only uint8 crosses to the accelerator"
     )
-    place: Literal["host", "device"] = Field(
+    snapshot_on: Literal["host", "device"] = Field(
         default="host", description="device: the snapshot's training split lives in the accelerator's memory and is gathered in the train step"
     )
-    service: Service | None = Field(default=None, description="prepare batches in tf.data service workers; absent: in this process")
-    threads: Threads = Field(default="shared", description="threads of tf.data: shared with the rest of TensorFlow, or a private pool of so many")
-    rewrites: bool = Field(default=False, description="let tf.data rewrite the graph (inject prefetch, parallelise, fuse) as it does by default")
+    service: ServiceSettings | None = Field(default=None, description="prepare batches in tf.data service workers; absent: in this process")
+    threads: ThreadPool = Field(default="shared", description="threads of tf.data: shared with the rest of TensorFlow, or a private pool of so many")
+    graph_rewrites: bool = Field(default=False, description="let tf.data rewrite the graph (inject prefetch, parallelize, fuse), its default")
 
 
 class ModelSettings(Settings):

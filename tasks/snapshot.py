@@ -28,8 +28,8 @@ from tasks.files import atomic_file, digest_content, digest_json, read_json, res
 from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.pipelines.ops import Op, Parse
+from tasks.pipelines.prepared_data import snapshot_key
 from tasks.pipelines.shapes import output_shape, resolve, stored_shape
-from tasks.pipelines.stored import snapshot_key
 from tasks.pipelines.undecodable import find_undecodable, run_ops
 from tasks.progress import echo, in_threads, progress
 from tasks.settings import SnapshotSettings

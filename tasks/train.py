@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.assembly.inputs import explain_read_errors, host_from_tf_config, input_pipeline, input_service, open_inputs, series_windows
+from tasks.assembly.inputs import explain_read_errors, input_pipeline, input_service, open_inputs, series_windows
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
 from tasks.code_identity import code_digest
@@ -29,8 +29,9 @@ from tasks.measurement.gpus import used_gpus, visible_gpus
 from tasks.measurement.hardware import Sampler, Usage, fingerprint
 from tasks.measurement.held_out import held_out
 from tasks.params import Params
-from tasks.pipelines.dataset import InputPipeline
-from tasks.pipelines.stored import Stored
+from tasks.pipelines.hosts import host_from_tf_config
+from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.prepared_data import PreparedData
 from tasks.progress import echo
 from tasks.settings import TrainSettings
 from tasks.tracking.experiments import identity_of
@@ -63,7 +64,7 @@ class TrainResult:
 def train(models: Models, pipelines: SplitPipelines, progress: CheckpointCallback, *, settings: TrainSettings) -> TrainResult:
     """Train, resuming where `progress` says that an interrupted training was, and evaluate on the held-out splits."""
     plan = pipelines.train.plan
-    gather = pipelines.train.gatherer() if plan.resident else None
+    gather = pipelines.train.gather_fn() if plan.on_device else None
     model = trainable_model(models, finished_inputs=not plan.device_ops, gather=gather)
     compile_model(model, settings, target=models.target, steps=pipelines.train.steps)
     start, executions = progress.restore(model), Executions(model)
@@ -99,7 +100,7 @@ def fit(model: keras.Model, pipelines: SplitPipelines, progress: CheckpointCallb
         return
     pipeline = pipelines.train
     first = start.epoch * pipeline.steps + start.step
-    resident = pipeline.plan.resident
+    resident = pipeline.plan.on_device
     batches = tf.data.Dataset.range(first, until * pipeline.steps) if resident else pipeline.dataset(first_step=first, epochs=until)
     model.fit(
         # Endless for Keras, which counts whole executions, and would begin the sequence again too early where the last one of an epoch is cut.
@@ -152,14 +153,14 @@ def metrics_of(trained: TrainResult, built: Mapping[str, Any]) -> dict[str, floa
 def log_inputs(recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline) -> None:
     """Log the resolved configuration, the data set and, where it is so, the absence of a GPU."""
     config = params.pipelines[name].model_dump()
-    ops = {section: [op.identity for op in getattr(params, section)] for section in ("preprocess", "augment", "finish")}
+    ops = {section: [op.identity for op in getattr(params, section)] for section in ("preprocess", "augment", "postprocess")}
     sections = {section: getattr(params, section).model_dump() for section in ("data", "shard", "model", "train")}
     recorder.params({"pipeline": config, **ops, **sections, "batch_size": params.batch_size, "plan": str(pipeline.plan)})
     recorder.params({"machine": fingerprint()})
     recorder.dataset(params.data.source, data_digest)
 
 
-def split_pipelines(params: Params, name: str, stored: Stored, *, address: str) -> SplitPipelines:
+def split_pipelines(params: Params, name: str, stored: PreparedData, *, address: str) -> SplitPipelines:
     """Open the configuration for training, and the plain reading of the held-out splits."""
 
     def held_out(split: str) -> InputPipeline:
@@ -172,13 +173,13 @@ def split_pipelines(params: Params, name: str, stored: Stored, *, address: str) 
     )
 
 
-def training_fingerprint(params: Params, name: str, stored: Stored) -> dict[str, str]:
+def training_fingerprint(params: Params, name: str, stored: PreparedData) -> dict[str, str]:
     """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is not resumed from.
 
     How often checkpoints are kept is no part of it. `code` is that of the model's builder, of the ops and of the input pipelines, with
     all that they import from the project.
     """
-    ops = [[op.identity for op in stored.completed(getattr(params, section))] for section in ("augment", "finish")]
+    ops = [[op.identity for op in stored.bind_to_data(getattr(params, section))] for section in ("augment", "postprocess")]
     parts = {
         "data": [stored.shards.data_digest, stored.snapshot.key],
         "ops": ops,
@@ -195,13 +196,13 @@ def training_fingerprint(params: Params, name: str, stored: Stored) -> dict[str,
 
 def code_modules(params: Params) -> set[str]:
     """The modules whose code decides what a training computes."""
-    return {"tasks.training.models", "tasks.pipelines.dataset", *own_modules(params)}
+    return {"tasks.training.models", "tasks.pipelines.input_pipeline", *own_modules(params)}
 
 
 def own_modules(params: Params) -> set[str]:
     """Modules that are not the program's: of the model's builder and of ops."""
     builder = {params.model.name.partition(":")[0]} if ":" in params.model.name else set()
-    ops = {type(op).__module__ for section in ("preprocess", "augment", "finish") for op in getattr(params, section)}
+    ops = {type(op).__module__ for section in ("preprocess", "augment", "postprocess") for op in getattr(params, section)}
     return builder | {module for module in ops if module.partition(".")[0] != "tasks"}
 
 

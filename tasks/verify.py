@@ -10,7 +10,7 @@ from tasks.cli import stage_cli
 from tasks.data.columns import verify
 from tasks.errors import CorruptShard
 from tasks.layout import Layout
-from tasks.pipelines.stored import open_stored
+from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.progress import echo, progress
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     """Check shards and snapshot byte by byte."""
     with stage_cli(main) as params:
         layout = Layout()
-        stored = open_stored(manifest=layout.manifest, shards=layout.shards, snapshot=layout.snapshot, preprocess=params.preprocess)
+        stored = open_prepared_data(manifest=layout.manifest, shards=layout.shards, snapshot=layout.snapshot, preprocess=params.preprocess)
         shards = stored.shards.shards
         problems = [problem for shard in progress(shards, total=len(shards), label="verify", unit="shards") for problem in stored.damage(shard)]
         if problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -138,3 +139,13 @@ def small_disk(tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=True)
     yield place
     subprocess.run(["umount", "--lazy", str(place)], check=True)  # the last iterator may still hold its file
+
+
+@pytest.fixture(autouse=True)
+def _op_determinism_ends_with_its_test() -> Iterator[None]:
+    """Trainings that repeat bit by bit turn it on for their process; tf.data then works ahead of nobody in later tests."""
+    yield
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.framework import config
+
+        config.disable_op_determinism()

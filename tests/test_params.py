@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_all_problems_are_told_together():
         ({"pipelines__naive__shuffle": "{kind: global}"}, "pipelines.naive.shuffle.kind: a global permutation needs random access"),
         ({"pipelines__naive": "{read: snapshot}"}, "pipelines.naive.shuffle.kind: a snapshot can be permuted as a whole"),
         ({"pipelines__naive": "{read: snapshot, shuffle: {kind: none}, vectorize: true}"}, "pipelines.naive.vectorize: reading a snapshot always"),
-        ({"pipelines__naive": "{read: files, interleave: {cycle_length: 2}}"}, "pipelines.naive.interleave: only shards are read by turns"),
+        ({"pipelines__naive": "{read: files, interleave: {cycle_length: 2}}"}, "pipelines.naive.interleave: only shards can be interleaved"),
         ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
         ({"augment": "[{resize: {height: 3, width: 3}}]"}, "augment: resize is deterministic"),
         ({"preprocess": "[{resize: {height: 3, width: 3}}]"}, "preprocess: begins with `decode`"),
@@ -114,6 +115,32 @@ def test_a_missing_or_broken_file_is_reported(tmp_path):
         load_params(tmp_path / "params.yaml")
 
 
+@pytest.mark.parametrize(
+    ("override", "now"),
+    [
+        ("finish=[rescale]", "finish is now called postprocess"),
+        ("pipelines.naive.finish=device", "pipelines.naive.finish is now called postprocess_on"),
+        ("pipelines.naive.place=device", "pipelines.naive.place is now called snapshot_on"),
+        ("pipelines.naive.rewrites=true", "pipelines.naive.rewrites is now called graph_rewrites"),
+        ("pipelines.naive.sample={kind: balanced}", "pipelines.naive.sample is now called sampling: uniform, balanced, or {class: weight}"),
+    ],
+)
+def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(override, now):
+    changed = document()
+    apply_overrides(changed, [override])
+    with pytest.raises(InvalidParams, match=re.escape(now)):
+        check(changed)
+
+
+@pytest.mark.parametrize("sampling", ["often", 3, {"a": -1}, {"a": "much"}])
+def test_sampling_is_a_word_or_weights(sampling):
+    changed = document()
+    changed["pipelines"]["naive"]["sampling"] = sampling
+    with pytest.raises(InvalidParams) as refused:
+        check(changed)
+    assert str(refused.value).count("pipelines.naive.sampling") == 1, refused.value
+
+
 @pytest.mark.parametrize("override", ["train.epochs", "=3", "data.path.deeper=1"])
 def test_malformed_overrides_are_refused(override):
     with pytest.raises(InvalidParams):
@@ -126,4 +153,4 @@ def test_keras_applications_are_known_without_importing_keras():
 
 
 def test_every_field_of_a_configuration_has_a_description():
-    assert all(field.description or name in ("map", "shuffle", "sample", "decode") for name, field in PipelineConfig.model_fields.items())
+    assert all(field.description or name in ("map", "shuffle", "decode") for name, field in PipelineConfig.model_fields.items())

@@ -40,7 +40,7 @@ def opened(folder, params):
 
 def series_document(path, **window):
     document = copy.deepcopy(SMALL)
-    document |= {"augment": [], "finish": ["standardize"], "window": {"length": 8, "horizon": 2, "stride": 3, "targets": ["column_1"], **window}}
+    document |= {"augment": [], "postprocess": ["standardize"], "window": {"length": 8, "horizon": 2, "stride": 3, "targets": ["column_1"], **window}}
     document["data"] |= {"source": "time_series", "path": str(path)}
     document["pipelines"] = presets("time_series")
     return document
@@ -88,15 +88,15 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
     params = check(series_document(tmp_path / "series.npy"))
     _, stored = opened(tmp_path, params)
     assert len(stored.shards.for_split("train")) > 1
-    np.testing.assert_array_equal(stored.mapped("train", "key"), np.arange(600))
-    np.testing.assert_array_equal(stored.mapped("train", "features")[:, 1], np.arange(600))
-    np.testing.assert_allclose(stored.completed(params.finish)[0].deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
+    np.testing.assert_array_equal(stored.memmap("train", "key"), np.arange(600))
+    np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], np.arange(600))
+    np.testing.assert_allclose(stored.bind_to_data(params.postprocess)[0].deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
 
 
 def test_statistics_come_from_the_training_part_alone(series):
     params, _, stored = series
     train = np.arange(3000)
-    standardize = stored.completed(params.finish)[0]
+    standardize = stored.bind_to_data(params.postprocess)[0]
     np.testing.assert_allclose(standardize.mean, train.mean() + np.asarray([0, 0.25, 0.5]), rtol=1e-6)
     np.testing.assert_allclose(standardize.deviation, [train.std()] * 3, rtol=1e-6)
     assert infer_target(params, stored).shape == (2, 1)
@@ -151,7 +151,7 @@ def table(tmp_path_factory):
 
 def table_document(folder, **data):
     document = copy.deepcopy(SMALL)
-    document |= {"augment": [], "finish": ["standardize", "categories"], "shard": {"compression": "both"}, "pipelines": presets("images")}
+    document |= {"augment": [], "postprocess": ["standardize", "categories"], "shard": {"compression": "both"}, "pipelines": presets("images")}
     document["data"] |= {"source": "table", "path": str(folder / "table.csv"), "numeric": ["size", "age"], "max_reject_fraction": 0.1, **data}
     return document
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from tasks.assembly.inputs import input_shape, pipeline_spec, series_windows
+from tasks.assembly.inputs import input_shape, input_spec, series_windows
 from tasks.params import Params
-from tasks.pipelines.stored import Stored
+from tasks.pipelines.prepared_data import PreparedData
 from tasks.training.models import Models, Target, build_models
 
 
-def build_models_for(params: Params, stored: Stored) -> Models:
+def build_models_for(params: Params, stored: PreparedData) -> Models:
     """Build the model that `params` names for the inputs and labels that are stored."""
     return build_models(
         params.model,
         input_shape=input_shape(params, stored),
         dtype=stored.shards.schema.dtype,
         target=infer_target(params, stored),
-        finish=pipeline_spec(params, stored, "train").finish,
+        postprocess=input_spec(params, stored, "train").postprocess,
     )
 
 
-def infer_target(params: Params, stored: Stored) -> Target:
+def infer_target(params: Params, stored: PreparedData) -> Target:
     """What is to be predicted: a class, the number that labels a row, or the horizon of a series."""
     windows = series_windows(params, stored)
     if windows is not None:
         return Target(kind="numbers", shape=(windows.horizon, len(windows.targets)))
     if stored.shards.schema.label == "number":
         return Target(kind="numbers", shape=(1,))
-    vectors = any(op.on_labels for op in params.finish)
+    vectors = any(op.on_labels for op in params.postprocess)
     return Target(kind="vector" if vectors else "class", shape=(len(stored.shards.classes),))

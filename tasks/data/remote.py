@@ -62,7 +62,9 @@ def download(address: str) -> bytes:
             waited = limit if time.monotonic() < deadline else DOWNLOAD_S
             raise Unreachable(f"{address}: nothing came for {waited:.0f} s") from None
         if isinstance(piece, Exception):
-            raise Unreachable(f"{address}: {getattr(piece, 'reason', piece)}") from piece
+            reason = getattr(piece, "reason", piece)
+            reason = f"nothing came for {PAUSE_S:.0f} s" if isinstance(reason, TimeoutError) else reason
+            raise Unreachable(f"{address}: {reason}") from piece
         if piece is None:
             return b"".join(received)
         received.append(piece)

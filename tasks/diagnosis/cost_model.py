@@ -15,7 +15,7 @@ from functools import singledispatch
 
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan
-from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Windows
+from tasks.pipelines.steps import Batch, Cache, Gather, Map, Prefetch, Read, SampleByClass, Service, Shuffle, Window
 
 HALVINGS = 50
 CONTENTION = 1.5  # cores that a model loses to one that works concurrently: the threads of a kernel wait for the slowest. Measured on 2 cores
@@ -26,7 +26,7 @@ CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}  
 
 @dataclass(frozen=True, kw_only=True)
 class OpCost:
-    """Work of an op on one core [µs per example]: called with one example, and with a batch (None: it takes no batches)."""
+    """InputSpec of an op on one core [µs per example]: called with one example, and with a batch (None: it takes no batches)."""
 
     example_us: float
     batch_us: float | None
@@ -34,7 +34,7 @@ class OpCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Work on one core [µs]: of any map call; per example of stacking into a batch, of reading each source, of each op."""
+    """InputSpec on one core [µs]: of any map call; per example of stacking into a batch, of reading each source, of each op."""
 
     call_us: float
     stack_us: float
@@ -128,15 +128,15 @@ def calibration_factor(load: Load, consumer: Consumer, cores: int, *, measured_m
     return (least + most) / 2
 
 
-def load_of(plan: Plan, costs: Costs, *, batch_size: int, cores: int) -> Load | None:
+def load_of(plan: Plan, costs: Costs, *, cores: int) -> Load | None:
     """What a plan costs the host, in an epoch whose caches are full; None where this model has no cost for one of its steps."""
     source = plan.steps[0]
     unknown = isinstance(source, Read) and source.source not in costs.read_us
-    if unknown or plan.resident or any(isinstance(step, Windows | DrawByClass | Distribute) for step in plan.steps):
+    if unknown or plan.on_device or any(isinstance(step, Window | SampleByClass | Service) for step in plan.steps):
         return None
     load, batched = Load(), False
     for step in plan.steps:
-        load = add_step_cost(step, load, CostContext(costs=costs, batch_size=batch_size, cores=cores, batched=batched))
+        load = add_step_cost(step, load, CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=batched))
         batched = batched or isinstance(step, Batch)
     return load
 
@@ -151,20 +151,20 @@ class CostContext:
     batched: bool
 
     def ops_us(self, ops: Sequence[Op], *, batched: bool) -> float:
-        """Work of ops per example."""
+        """InputSpec of ops per example."""
         known = [cost for op in ops if (cost := self.costs.ops.get(op.name))]
         return sum(cost.batch_us if batched and cost.batch_us is not None else cost.example_us for cost in known)
 
 
 @singledispatch
 def add_step_cost(step: object, load: Load, context: CostContext) -> Load:
-    """Add what a step of a plan costs the host; by default nothing."""
-    return load
+    """Add what a step of a plan costs the host."""
+    raise NotImplementedError(f"no cost for the step {type(step).__name__}")
 
 
 @add_step_cost.register
 def _(step: Gather, load: Load, context: CostContext) -> Load:
-    work = context.batch_size * (context.costs.read_us.get("snapshot", 0.0) + context.ops_us(step.ops[step.alone :], batched=True))
+    work = context.batch_size * (context.costs.read_us.get("snapshot", 0.0) + context.ops_us(step.ops[step.per_example :], batched=True))
     return load.add_work((work + context.costs.call_us) / 1e3, threads_of(step.parallel, context.cores))
 
 
@@ -176,19 +176,19 @@ def _(step: Read, load: Load, context: CostContext) -> Load:
 
 
 @add_step_cost.register
-def _(step: Apply, load: Load, context: CostContext) -> Load:
+def _(step: Map, load: Load, context: CostContext) -> Load:
     calls = 1 if context.batched else context.batch_size
     work = context.batch_size * context.ops_us(step.ops, batched=context.batched) + calls * context.costs.call_us
     return load.add_work(work / 1e3, threads_of(step.parallel, context.cores))
 
 
 @add_step_cost.register
-def _(step: Keep, load: Load, context: CostContext) -> Load:
+def _(step: Cache, load: Load, context: CostContext) -> Load:
     return Load(serial_ms=context.batch_size * CACHED_US[step.where] / 1e3)
 
 
 @add_step_cost.register
-def _(step: Mix, load: Load, context: CostContext) -> Load:
+def _(step: Shuffle, load: Load, context: CostContext) -> Load:
     return load.add_work(context.batch_size * SHUFFLE_US / 1e3, 1)
 
 

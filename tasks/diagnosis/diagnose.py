@@ -15,7 +15,7 @@ from tasks.diagnosis.facts import WORTH_PCT, Facts
 from tasks.diagnosis.rules import RULES, Effort, Rule
 from tasks.errors import ImpossiblePlan
 from tasks.measurement.verdict import COMPUTE_BOUND, UNDECIDED, judge
-from tasks.pipelines.plan import Plan, Work, make_plan
+from tasks.pipelines.plan import Plan, make_plan
 from tasks.settings import PipelineConfig
 
 GOOD_UTILIZATION_PCT = 80.0
@@ -81,10 +81,10 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
 
-def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer, work: Work) -> Diagnosis:
+def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) -> Diagnosis:
     """Judge the configuration `name` from what was measured; findings come with the one to act on first."""
     verdict = judge(facts.stall, facts.witness, accelerator=facts.accelerator)
-    found = rank_findings([finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, consumer, work))])
+    found = rank_findings([finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, consumer))])
     bound = verdict.name != COMPUTE_BOUND
     gaining = [finding for finding in found if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100]
     first = gaining[0] if gaining else next((finding for finding in found if finding.rule in UNPREDICTABLE_RULES), None)
@@ -129,7 +129,7 @@ def changed(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig
     return PipelineConfig.model_validate({**config.model_dump(), **values})
 
 
-def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer, work: Work) -> Finding | None:
+def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> Finding | None:
     """The rule's finding, if it holds and its change is possible."""
     evidence = rule.detect(facts)
     if evidence is None:
@@ -137,7 +137,7 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer, work
     before = facts.config.model_dump()
     values = {key: value for key, value in changed(facts.config, rule.change.config).model_dump().items() if value != before[key]}
     try:
-        plan = make_plan(changed(facts.config, values), work)
+        plan = make_plan(changed(facts.config, values), facts.plan.spec)
     except ImpossiblePlan:
         return None
     gain = _gain(rule, facts, consumer, plan)
@@ -166,7 +166,7 @@ def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | N
     cheaper = {
         op: OpCost(example_us=cost.example_us * rule.change.factors.get(op, 1), batch_us=cost.batch_us) for op, cost in facts.costs.ops.items()
     }
-    after = load_of(plan, replace(facts.costs, ops=cheaper), batch_size=facts.batch_size, cores=facts.cores)
+    after = load_of(plan, replace(facts.costs, ops=cheaper), cores=facts.cores)
     if after is None:
         return None
     stretch, before = 1.0, facts.train_step_ms

@@ -9,7 +9,7 @@ from tasks.diagnosis.trace_breakdown import Breakdown
 from tasks.measurement.verdict import CrossCheck, Stall
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan
-from tasks.pipelines.steps import Apply, Batch
+from tasks.pipelines.steps import Batch, Map
 from tasks.settings import PipelineConfig
 
 WORTH_PCT = 5.0  # of a step; less is not worth a change
@@ -24,7 +24,6 @@ class Facts:
     breakdown: Breakdown
     costs: Costs
     load: Load | None  # None: the operational model does not know this kind of plan
-    batch_size: int
     cores: int
     accelerator: bool
     model_step_ms: float
@@ -45,6 +44,11 @@ class Facts:
     gpu_utilization_pct: float | None = None
 
     @property
+    def batch_size(self) -> int:
+        """Examples in a full batch."""
+        return self.plan.spec.batch_size
+
+    @property
     def stall_pct(self) -> float:
         """The measured stall."""
         return self.stall.pct
@@ -58,14 +62,14 @@ class Facts:
         return self.share(milliseconds) >= WORTH_PCT
 
     @property
-    def map_steps(self) -> list[Apply]:
+    def map_steps(self) -> list[Map]:
         """The maps of the plan."""
-        return [step for step in self.plan.steps if isinstance(step, Apply)]
+        return [step for step in self.plan.steps if isinstance(step, Map)]
 
-    def per_example(self) -> Apply | None:
+    def per_example(self) -> Map | None:
         """The map that is called for single examples, if any."""
         before = self.plan.steps[: next((place for place, step in enumerate(self.plan.steps) if isinstance(step, Batch)), 0)]
-        return next((step for step in before if isinstance(step, Apply)), None)
+        return next((step for step in before if isinstance(step, Map)), None)
 
     def work_ms(self, op: Op, *, batched: bool) -> float:
         """Work of an op in a step, on one core."""

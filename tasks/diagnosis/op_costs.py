@@ -14,38 +14,42 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.diagnosis.cost_model import Costs, OpCost
-from tasks.pipelines import streams
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines import stream_readers
+from tasks.pipelines.elements import apply_ops
+from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Op
-from tasks.pipelines.plan import Plan, Work, make_plan
-from tasks.pipelines.steps import Apply, Read
-from tasks.settings import PipelineConfig, Shuffle
+from tasks.pipelines.plan import Plan, make_plan
+from tasks.pipelines.steps import Map, Read
+from tasks.scratch import Scratch
+from tasks.settings import PipelineConfig, ShuffleSettings
 
 SAMPLE = 256  # examples at most
 WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.08  # drains left out, at least, at most, and how long there may be more
 
 
-def measure_costs(pipeline: InputPipeline, config: PipelineConfig, work: Work) -> Costs:
+def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     """Measure what this configuration's parts cost, and those of the snapshot, which any configuration could read instead."""
-    count = min(SAMPLE, work.batch_size, pipeline.stored.shards.examples(pipeline.split))
-    late = (*work.augment[len(work.cuts) :], *work.finish)
-    bare = replace(work, augment=work.cuts, finish=())
-    gathering = _with_plan(pipeline, make_plan(PipelineConfig(read="snapshot", shuffle=Shuffle(kind="global")), bare))
+    spec = pipeline.plan.spec
+    count = min(SAMPLE, spec.batch_size, pipeline.data.shards.examples(pipeline.split))
+    late = (*spec.augment[len(spec.per_example_augment) :], *spec.postprocess)
+    bare = replace(spec, augment=spec.per_example_augment, postprocess=())
+    gathering = _with_plan(pipeline, make_plan(PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global")), bare))
     # The same few batches again and again: a later epoch finds its rows in memory, which a first look at them would not.
-    read_us = {"snapshot": _per_element(gathering.dataset().take(WARM_UP_RUNS)) / work.batch_size}
+    read_us = {"snapshot": _per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size}
     batch = next(iter(gathering.dataset()))
     rows = _cached_in_memory(tf.data.Dataset.from_tensor_slices(batch).take(count))
     idle = _per_element(rows, count)
     call_us = _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
     stack_us = _per_element(rows.batch(count)) / count - idle
     ops, _ = _op_costs(pipeline, rows, late, call_us, count)
-    if config.read != "snapshot" and work.windows is None:
+    if config.read != "snapshot" and spec.window is None:
         reads = [Read(source=config.read), *([Read(source="shards")] if config.read == "gzip_shards" else [])]
         for read in reads:
-            read_us[read.source] = _per_element(streams.read(read, pipeline.stored, pipeline.split, seed=0).take(4 * count), count)
-        stored = streams.read(reads[0], pipeline.stored, pipeline.split, seed=0).take(count)
+            read_us[read.source] = _per_element(stream_readers.read(read, pipeline.data, pipeline.split, seed=0).take(4 * count), count)
+        stored = stream_readers.read(reads[0], pipeline.data, pipeline.split, seed=0).take(count)
         first = _cached_in_memory(stored.map(lambda element: {"record": element} if isinstance(element, tf.Tensor) else element))
-        early = [op for step in make_plan(config, bare).steps if isinstance(step, Apply) for op in step.ops]
+        early = [op for step in make_plan(config, bare).steps if isinstance(step, Map) for op in step.ops]
         found, _ = _op_costs(pipeline, first, early, call_us, count)
         ops |= found
     return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
@@ -72,16 +76,16 @@ def _op_costs(
 def _alike(pipeline: InputPipeline, elements: tf.data.Dataset) -> bool:
     """Whether elements can be batched: all images have the same size, or have been given it."""
     known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(elements.element_spec))
-    return known or pipeline.stored.shards.schema.shape is not None
+    return known or pipeline.data.shards.schema.shape is not None
 
 
 def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:
-    return lambda element: pipeline.applied([op], element, tf.constant(0, tf.int64))
+    return lambda element: apply_ops([op], element, seed=pipeline.seed, epoch=tf.constant(0, tf.int64))
 
 
 def _with_plan(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
     """The same data by another plan, as dicts that every op can work on."""
-    return InputPipeline(plan=plan, stored=pipeline.stored, split=pipeline.split, batch_size=pipeline.batch_size, seed=pipeline.seed, with_keys=True)
+    return replace(pipeline, plan=plan, with_keys=True, host=Host(), scratch=Scratch())
 
 
 def _cached_in_memory(dataset: tf.data.Dataset) -> tf.data.Dataset:

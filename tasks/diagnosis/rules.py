@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from tasks.diagnosis.facts import WORTH_PCT, Facts
-from tasks.pipelines.steps import Apply, Gather, Mix, Read
+from tasks.pipelines.steps import Gather, Map, Read, Shuffle
 
 MMAP_MIB = 32  # glibc maps larger blocks again each time, unless configured otherwise
 
@@ -65,7 +65,7 @@ SNAPSHOT = Change(
 
 
 def _no_prefetch(facts: Facts) -> str | None:
-    if facts.config.prefetch != "none" or facts.plan.resident:
+    if facts.config.prefetch != "none" or facts.plan.on_device:
         return None
     serial = facts.load.serial_ms if facts.load else facts.breakdown.wait_ms_mean or 0.0
     return f"{serial:.2f} ms of input run on the training's own thread in each step" if facts.worth(serial) else None
@@ -75,7 +75,7 @@ def _sequential_map(facts: Facts) -> str | None:
     if facts.config.map.parallel != "none" or facts.cores == 1:
         return None
     per_example_map = facts.per_example()
-    steps = [step for step in facts.plan.steps if isinstance(step, Apply | Gather)]
+    steps = [step for step in facts.plan.steps if isinstance(step, Map | Gather)]
     work = sum(facts.work_ms(op, batched=step is not per_example_map) for step in steps for op in step.ops)
     calls = facts.batch_size * facts.costs.call_us / 1e3 if per_example_map else 0.0
     return (
@@ -108,7 +108,7 @@ def _sequential_read(facts: Facts) -> str | None:
 
 
 def _repeated_work(facts: Facts) -> str | None:
-    if facts.plan.gathers or facts.plan.caches:
+    if facts.plan.reads_snapshot or facts.plan.caches:
         return None
     work = facts.repeated_ms()
     return f"deterministic work takes {work:.2f} core-ms of every step and gives the same in every epoch" if facts.worth(work) else None
@@ -130,9 +130,9 @@ def _decodes(facts: Facts) -> str | None:
 
 
 def _widens(facts: Facts) -> str | None:
-    if facts.config.finish == "device" or facts.plan.device_ops:
+    if facts.config.postprocess_on == "device" or facts.plan.device_ops:
         return None
-    steps = [step for step in facts.plan.steps if isinstance(step, Apply | Gather)]
+    steps = [step for step in facts.plan.steps if isinstance(step, Map | Gather)]
     per_example_map = facts.per_example()
     widening = [(op, step) for step in steps for op in step.ops if op.device and not op.random]
     work = sum(facts.work_ms(op, batched=step is not per_example_map) for op, step in widening)
@@ -149,7 +149,7 @@ def _compressed(facts: Facts) -> str | None:
 
 
 def _gap(facts: Facts) -> str | None:
-    if facts.epoch_gap_ms is None or facts.plan.gathers or facts.plan.service or 100 * facts.epoch_gap_ms / facts.epoch_ms < WORTH_PCT:
+    if facts.epoch_gap_ms is None or facts.plan.reads_snapshot or facts.plan.service or 100 * facts.epoch_gap_ms / facts.epoch_ms < WORTH_PCT:
         return None
     return f"{facts.epoch_gap_ms:.0f} ms pass between two epochs of {facts.epoch_ms:,.0f} ms before the first batch comes"
 
@@ -167,21 +167,21 @@ def _varies(facts: Facts) -> str | None:
 
 
 def _buffers(facts: Facts) -> str | None:
-    mixes = [step for step in facts.plan.steps if isinstance(step, Mix) and isinstance(step.size, int)]
-    held = 2 if facts.plan.phases[-1] else 1  # this epoch's, and that of the next one, which is opened ahead
+    mixes = [step for step in facts.plan.steps if isinstance(step, Shuffle) and isinstance(step.size, int)]
+    held = 2 if facts.config.prefetch != "none" else 1  # this epoch's, and that of the next one, which is opened ahead
     used = held * max((int(step.size) for step in mixes), default=0) * facts.batch_mib / facts.batch_size
     return f"what is shuffled takes up to {used:,.0f} MiB of memory" if used > facts.memory_mib / 10 else None
 
 
 def _few_shards(facts: Facts) -> str | None:
     turns = facts.config.interleave
-    if facts.plan.gathers or turns is None or facts.shard_count >= turns.cycle_length:
+    if facts.plan.reads_snapshot or turns is None or facts.shard_count >= turns.cycle_length:
         return None
     return f"{facts.shard_count} shards for {turns.cycle_length} readers"
 
 
 def _small_shards(facts: Facts) -> str | None:
-    if facts.plan.gathers or facts.shard_mib >= 1 or facts.shard_count <= 64:  # noqa: PLR2004 - few shards are opened in no time
+    if facts.plan.reads_snapshot or facts.shard_mib >= 1 or facts.shard_count <= 64:  # noqa: PLR2004 - few shards are opened in no time
         return None
     return f"{facts.shard_count} shards of {facts.shard_mib:.2f} MiB: opening files takes longer than reading them"
 
@@ -290,17 +290,17 @@ RULES = (
     ),
     Rule(
         name="host_widening",
-        key="finish",
+        key="postprocess_on",
         cause="numbers are widened on the host, where they cost cores, memory and the way to the device",
         detect=_widens,
-        change=Change(config={"finish": "device"}),
+        change=Change(config={"postprocess_on": "device"}),
     ),
     Rule(
         name="copy_to_device",
-        key="finish",
+        key="postprocess_on",
         cause="more bytes cross to the device than the model needs",
         detect=_copies,
-        change=Change(config={"finish": "device"}, saved_ms=lambda facts: 0.75 * (facts.breakdown.gpu_copy_ms or 0.0)),
+        change=Change(config={"postprocess_on": "device"}, saved_ms=lambda facts: 0.75 * (facts.breakdown.gpu_copy_ms or 0.0)),
     ),
     Rule(
         name="epoch_gap",

@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from tasks.errors import UnequalConfigurations
 from tasks.measurement.equality import RowsByKey
-from tasks.pipelines.dataset import InputPipeline
-from tasks.pipelines.mapped import labels_and_weights
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.plan import Plan
-from tasks.pipelines.steps import Apply, DrawByClass, Gather, Step, Windows
+from tasks.pipelines.prepared_data import labels_and_weights
+from tasks.pipelines.steps import Map, Step, Window
 
 SURE_ERRORS = 6  # standard errors of a class's count beyond which it is no chance
 STEPS_AT_ONCE = 1024
@@ -53,9 +53,9 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
     Raises:
       UnequalConfigurations: an example is of no or of another split, or comes more or less often than it should.
     """
-    if pipeline.plan.windows and not pipeline.plan.gathers:
+    if pipeline.plan.window and not pipeline.plan.reads_snapshot:
         return None
-    rows = _gathered_rows(pipeline) if pipeline.plan.gathers else _streamed_rows(pipeline)
+    rows = _gathered_rows(pipeline) if pipeline.plan.reads_snapshot else _streamed_rows(pipeline)
     counts = np.bincount(rows, minlength=_expected_rows(pipeline))
     _check_counts(pipeline, rows, counts)
     return EpochDraws(examples=len(rows), distinct=int((counts > 0).sum()), most_often=int(counts.max())), rows
@@ -64,7 +64,7 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
     """The rows of all steps of the first epoch; what fills up its last batch is no draw."""
     chunks = [
-        pipeline.mapped.rows(tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64)).numpy()
+        pipeline.reader.rows(tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64)).numpy()
         for first in range(0, pipeline.steps, STEPS_AT_ONCE)
     ]
     return np.concatenate(chunks).reshape(-1)[: pipeline.examples]
@@ -82,7 +82,7 @@ def _keys_only(plan: Plan) -> Plan:
     steps: list[Step] = []
     first = True
     for step in plan.steps:
-        if isinstance(step, Apply):
+        if isinstance(step, Map):
             parsing = tuple(op for op in step.ops if isinstance(op, Parse))
             ops = (*parsing, KeysAlone()) if first else parsing
             first = False
@@ -93,8 +93,8 @@ def _keys_only(plan: Plan) -> Plan:
 
 
 def _expected_rows(pipeline: InputPipeline) -> int:
-    windows: Windows | None = pipeline.plan.windows
-    stored = pipeline.stored.shards.examples(pipeline.split)
+    windows: Window | None = pipeline.plan.window
+    stored = pipeline.data.shards.examples(pipeline.split)
     return windows.count(stored) if windows else stored
 
 
@@ -102,7 +102,7 @@ def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray)
     plan, service = pipeline.plan, pipeline.plan.service
     if len(rows) != pipeline.examples or len(counts) > _expected_rows(pipeline):
         raise UnequalConfigurations(f"{plan}: an epoch draws {len(rows):,} examples of {len(counts):,}, not {pipeline.examples:,}")
-    if plan.classwise:
+    if plan.sampling != "uniform":
         _check_classes(pipeline, rows)
     elif pipeline.host.count == 1 and (service is None or service.sharding == "static"):
         missing, doubled = int((counts == 0).sum()), int((counts > 1).sum())
@@ -114,12 +114,11 @@ def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray)
 
 def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
     """Compare how often each class is drawn with its weight."""
-    sample = next(step.sample for step in pipeline.plan.steps if isinstance(step, Gather | DrawByClass))
-    labels, weights = labels_and_weights(sample, pipeline.stored, pipeline.split)
+    labels, weights = labels_and_weights(pipeline.plan.sampling, pipeline.data, pipeline.split)
     drawn = np.bincount(np.asarray(labels)[rows], minlength=len(weights))
     shares = np.asarray(weights) / np.sum(weights)
     allowed = 1 + SURE_ERRORS * np.sqrt(len(rows) * shares * (1 - shares))
     far = np.flatnonzero(np.abs(drawn - len(rows) * shares) > allowed)
     if len(far):
-        name = pipeline.stored.shards.classes[far[0]]
+        name = pipeline.data.shards.classes[far[0]]
         raise UnequalConfigurations(f"{pipeline.plan}: class {name} is drawn {drawn[far[0]]:,} times an epoch, not {len(rows) * shares[far[0]]:,.0f}")

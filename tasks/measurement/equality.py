@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.errors import UnequalConfigurations
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.kernels import input_name
 
 MODULUS = 1 << 128
@@ -67,7 +67,7 @@ class RowsByKey:
 
     def __init__(self, pipeline: InputPipeline) -> None:
         self._split = pipeline.split
-        self._keys = np.asarray(pipeline.stored.mapped(pipeline.split, "key"))
+        self._keys = np.asarray(pipeline.data.memmap(pipeline.split, "key"))
         self._order = np.argsort(self._keys)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
@@ -86,11 +86,11 @@ class RowsByKey:
 
 def difference(approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000) -> Difference:
     """Compare at least so many examples of a pipeline with those of one that reads the snapshot, matched by key; both made `with_keys`."""
-    stored_rows, fetch, epoch = RowsByKey(exact), tf.function(exact.fetcher()), tf.constant(0, tf.int64)
+    stored_rows, fetch, epoch = RowsByKey(exact), tf.function(exact.reader.make_fetch_fn()), tf.constant(0, tf.int64)
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
     for batch in approximate.dataset().as_numpy_iterator():
         rows = stored_rows.find(batch["key"])
-        same = fetch(exact.values(), tf.constant(rows), epoch)["image"].numpy()
+        same = fetch(exact.reader.columns(), tf.constant(rows), epoch)["image"].numpy()
         apart = np.abs(batch["image"].astype(np.int16) - same.astype(np.int16))
         total, largest = total + float(apart.sum(dtype=np.int64)), max(largest, float(apart.max()))
         pixels, seen = pixels + apart.size, seen + len(rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.pipelines.stored import Stored
+from tasks.pipelines.prepared_data import PreparedData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,17 @@ class HeldOut:
     error: float
 
 
-def held_out(stored: Stored, *, targets: Sequence[int] | None = None) -> HeldOut:
+def held_out(stored: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
     """Describe the test split, or the validation split where there is none. `targets` are the columns of a series that are predicted."""
     split = "test" if "test" in stored.shards.splits else "validation"
     if targets is None and stored.shards.schema.label != "number":
-        labels = np.asarray(stored.mapped(split, "label"))
+        labels = np.asarray(stored.memmap(split, "label"))
         share = float(np.bincount(labels).max() / len(labels))
         return HeldOut(split=split, examples=len(labels), constant=share, error=standard_error(share, len(labels)))
     column = "label" if targets is None else stored.shards.schema.feature
 
     def values(of: str) -> np.ndarray:
-        numbers = np.asarray(stored.mapped(of, column), np.float64)
+        numbers = np.asarray(stored.memmap(of, column), np.float64)
         return numbers.reshape(len(numbers), -1)[:, list(targets) if targets is not None else slice(None)]
 
     distances = np.abs(values(split) - np.median(values("train"), axis=0)).mean(axis=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tasks.errors import EmptyDataset
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.input_pipeline import InputPipeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ import psutil
 import tensorflow as tf
 
 from tasks.measurement.steady_state import WARM_UP_STEPS, Clock, SteadyState, Step, measure_steady_state
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.elements import apply_ops
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.settings import MeasureSettings, TrainSettings
 from tasks.training.models import Models, compile_model, trainable_model
 
@@ -27,9 +28,9 @@ class TrainingLoop:
     """Keras' own train step on what the pipeline feeds, each epoch after the other."""
 
     def __init__(self, models: Models, pipeline: InputPipeline, settings: TrainSettings, *, warm_up_steps: int = WARM_UP_STEPS) -> None:
-        gather = pipeline.gatherer() if pipeline.plan.resident else None
+        gather = pipeline.gather_fn() if pipeline.plan.on_device else None
         model = trainable_model(models, finished_inputs=not pipeline.plan.device_ops, gather=gather)
-        if pipeline.plan.resident:
+        if pipeline.plan.on_device:
             self._batches: Iterator = iter(tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps))
         else:
             self._batches = iter(pipeline.dataset(epochs=MAX_EPOCHS))
@@ -64,8 +65,8 @@ def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSett
 def reference_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
     """The network on a finished batch: the same work for every configuration, so that they can be compared by it."""
     inputs, labels = next(pipeline.batches())
-    feature, epoch = pipeline.stored.shards.schema.feature, tf.constant(0, tf.int64)
-    finished = pipeline.applied(pipeline.plan.device_ops, {feature: inputs, "label": labels}, epoch)
+    feature, epoch = pipeline.data.shards.schema.feature, tf.constant(0, tf.int64)
+    finished = apply_ops(pipeline.plan.device_ops, {feature: inputs, "label": labels}, seed=pipeline.seed, epoch=epoch)
     batches = _repeat((finished[feature], labels))
     step = _train_function(trainable_model(models, finished_inputs=True), models, settings, steps=pipeline.steps)
     return lambda: _loss(step(batches))

@@ -46,7 +46,7 @@ class Op(BaseModel):
         return identity if module == __name__ else {**identity, "source": code_digest(module, without=PROGRAM)}
 
     @property
-    def alone(self) -> bool:
+    def prefers_single_examples(self) -> bool:
         """Whether the host does it better on one example at a time than on a batch, although its kernel takes both."""
         return False
 
@@ -145,7 +145,7 @@ class RandomCrop(_Sized):
     random = True
 
     @property
-    def alone(self) -> bool:
+    def prefers_single_examples(self) -> bool:
         """A large crop: one image's is a slice, a batch's must be picked pixel by pixel."""
         return self.height * self.width >= LARGE_CROP
 

@@ -1,33 +1,34 @@
 """From parameters to a plan: an ordered, printable tuple of frozen steps. Pure; no TensorFlow.
 
-The order is right by construction: read → costly deterministic ops → cache → shuffle → augmentation → widening ops →
-prefetch, with the batch as early as `vectorize` and the ops allow. What cannot be right is refused with its reason
-before anything runs. `dataset.py` folds a plan into a tf.data.Dataset, one verb per step.
+The order is right by construction and reads top to bottom in `_stream_steps`. What cannot be right is refused with its reason
+before anything runs (`constraints.py`). `dataset.py` builds the tf.data.Dataset of a plan, one verb per step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
-from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
+from tasks.pipelines.constraints import config_problems, variable_size_problems
 from tasks.pipelines.ops import Load, Op, Parse
-from tasks.pipelines.refusals import refusals
-from tasks.pipelines.shapes import ops_until_alike, output_shape, resolve
-from tasks.pipelines.steps import Apply, Batch, Distribute, DrawByClass, Gather, Keep, Mix, Prefetch, Read, Step, Windows
-from tasks.settings import PipelineConfig, Sample, Service, Shuffle
+from tasks.pipelines.shapes import ops_until_uniform, output_shape, resolve
+from tasks.pipelines.spec import InputSpec
+from tasks.pipelines.steps import Batch, Cache, Gather, Map, Prefetch, Read, SampleByClass, Service, Shuffle, Step, StreamSource, Window
+from tasks.settings import PipelineConfig, Sampling, ServiceSettings, ShuffleSettings
+
+Ops = tuple[Op, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one configuration does, in order, plus the options that hold for the whole data set."""
+    """What one configuration does, in order, plus the options that hold for the whole data set, and what it was made to compute."""
 
+    spec: InputSpec
     steps: tuple[Step, ...]
-    device_ops: tuple[Op, ...]
+    device_ops: Ops
     deterministic: bool
-    rewrites: bool
+    graph_rewrites: bool
     threads: str | int
     approximate: bool
 
@@ -38,195 +39,173 @@ class Plan:
     @property
     def autotunes(self) -> bool:
         """Whether anything is left to tf.data's AUTOTUNE."""
-        turns = [step.interleave for step in self.steps if isinstance(step, Read) and step.interleave]
-        set_by = [*turns, *(step for step in self.steps if isinstance(step, Apply | Gather))]
-        ahead = [step.batches for step in self.steps if isinstance(step, Prefetch)]
-        return self.rewrites or "auto" in [*(item.parallel for item in set_by), *ahead]
+        parallel = [step.parallel for step in self.steps if isinstance(step, Map | Gather)]
+        parallel += [step.interleave.parallel for step in self.steps if isinstance(step, Read) and step.interleave]
+        batches = [step.batches for step in self.steps if isinstance(step, Prefetch)]
+        return self.graph_rewrites or "auto" in [*parallel, *batches]
 
     @property
     def caches(self) -> bool:
         """Whether the first epoch fills a cache for the later ones."""
-        return any(isinstance(step, Keep) for step in self.steps)
+        return any(isinstance(step, Cache) for step in self.steps)
 
     @property
-    def gathers(self) -> bool:
-        """Whether the plan reads the mapped snapshot, and so can start at any (epoch, step)."""
-        return isinstance(self.steps[0], Gather)
+    def gather(self) -> Gather | None:
+        """The step that reads the snapshot; None for a plan that streams."""
+        first = self.steps[0]
+        return first if isinstance(first, Gather) else None
 
     @property
-    def resident(self) -> bool:
+    def reads_snapshot(self) -> bool:
+        """Whether the plan reads the memory-mapped snapshot, and so can start at any (epoch, step)."""
+        return self.gather is not None
+
+    @property
+    def on_device(self) -> bool:
         """Whether batches are gathered on the device, within the train step."""
-        return isinstance(self.steps[0], Gather) and self.steps[0].place == "device"
+        return self.gather is not None and self.gather.on == "device"
 
     @property
-    def service(self) -> Service | None:
+    def service(self) -> ServiceSettings | None:
         """The tf.data service that the plan uses, if any."""
-        return next((step.service for step in self.steps if isinstance(step, Distribute)), None)
+        return next((step.settings for step in self.steps if isinstance(step, Service)), None)
 
     @property
-    def phases(self) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
-        """The steps of a stream that are laid once (opening files or arrays, all up to a cache), those of every epoch, those behind all epochs."""
-        caches = [number for number, step in enumerate(self.steps) if isinstance(step, Keep)]
-        opened = isinstance(self.steps[0], Read) and self.steps[0].source in ("files", "arrays")
-        first = caches[0] + 1 if caches else int(opened)
-        last = len(self.steps) - isinstance(self.steps[-1], Prefetch)
-        return self.steps[:first], self.steps[first:last], self.steps[last:]
-
-    @property
-    def windows(self) -> Windows | None:
+    def window(self) -> Window | None:
         """The windows that are the examples of a series."""
-        return next((found for step in self.steps if (found := step if isinstance(step, Windows) else getattr(step, "windows", None))), None)
+        return self.spec.window
 
     @property
-    def classwise(self) -> bool:
-        """Whether classes are drawn in other proportions than they have."""
-        return any(isinstance(step, DrawByClass) or (isinstance(step, Gather) and step.sample.kind != "all") for step in self.steps)
+    def sampling(self) -> Sampling:
+        """How often the examples of each class are drawn."""
+        if self.gather:
+            return self.gather.sampling
+        for step in self.steps:
+            if isinstance(step, SampleByClass):
+                return step.sampling
+        return "uniform"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What is to be computed, whatever the configuration: the data's schema, the ops, the batch, and a series' windows."""
-
-    schema: RecordSchema
-    preprocess: Sequence[Op]
-    augment: Sequence[Op]
-    finish: Sequence[Op]
-    batch_size: int
-    windows: Windows | None = None
-
-    @property
-    def aligning(self) -> Sequence[Op]:
-        """The first of the augmenting ops, up to where images that differ in size have become alike and can be batched."""
-        needed = ops_until_alike((*self.preprocess, *self.augment), self.schema)
-        return self.augment if needed is None else self.augment[: max(0, needed - len(self.preprocess))]
-
-    @property
-    def cuts(self) -> Sequence[Op]:
-        """The first of the augmenting ops, which the host runs on one example at a time: they must be, or are cheaper so."""
-        return max(self.aligning, tuple(takewhile(lambda op: op.alone, self.augment)), key=len)
-
-
-def make_plan(config: PipelineConfig, work: Work) -> Plan:
+def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     """Lay out the steps for one configuration.
 
     Raises:
       ImpossiblePlan: the combination would be wrong or useless, or the examples cannot be batched; every reason is given.
     """
-    problems = refusals(config, preprocess=work.preprocess, augment=work.augment, finish=work.finish)
-    problems += _of_unlike_sizes(config, work)
+    problems = config_problems(config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess)
+    problems += variable_size_problems(config, spec.ops_to_uniform_shape)
     if problems:
         raise ImpossiblePlan("; ".join(problems))
-    output_shape((*work.preprocess, *work.augment), work.schema, work.windows)
-    on_device = tuple(op for op in work.finish if config.finish == "device" and not op.on_labels)
-    late = (*work.augment, *(op for op in work.finish if op not in on_device))
-    steps: list[Step]
-    if config.read == "snapshot":
-        steps = [
-            Gather(
-                shuffle=config.shuffle,
-                sample=config.sample,
-                batch_size=work.batch_size,
-                place=config.place,
-                windows=work.windows,
-                ops=late,
-                alone=len(work.cuts) if config.place == "host" else 0,
-                parallel=config.map.parallel,
-            )
-        ]
-    else:
-        # A series is in the order of time, which its windows need.
-        mixed = config.shuffle.kind == "buffer" and config.read in ("shards", "gzip_shards") and work.windows is None
-        steps = [Read(source=config.read, interleave=config.interleave, mixed=mixed), *_streamed(config, work, late)]
-    if config.service:
-        steps.append(Distribute(service=config.service, batch_size=work.batch_size))
-    if config.prefetch != "none":
-        steps.append(Prefetch(batches=config.prefetch))
+    output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
+    on_device = tuple(op for op in spec.postprocess if config.postprocess_on == "device" and not op.on_labels)
+    late = (*spec.augment, *(op for op in spec.postprocess if op not in on_device))
     return Plan(
-        steps=tuple(steps),
+        spec=spec,
+        steps=tuple(_snapshot_steps(config, spec, late) if config.read == "snapshot" else _stream_steps(config.read, config, spec, late)),
         device_ops=on_device,
         deterministic=config.deterministic,
-        rewrites=config.rewrites,
+        graph_rewrites=config.graph_rewrites,
         threads=config.threads,
-        approximate=config.decode.approximate and work.schema.payload == "encoded" and config.read != "snapshot",
+        approximate=config.decode.approximate and spec.schema.payload == "encoded" and config.read != "snapshot",
     )
 
 
-def in_order(config: PipelineConfig) -> PipelineConfig:
+def without_shuffling(config: PipelineConfig) -> PipelineConfig:
     """Return the configuration that delivers every example once, in storage order, for evaluation and equality."""
-    return config.model_copy(update={"shuffle": Shuffle(kind="none"), "sample": Sample(), "place": "host"})
+    return config.model_copy(update={"shuffle": ShuffleSettings(kind="none"), "sampling": "uniform", "snapshot_on": "host"})
 
 
-def _of_unlike_sizes(config: PipelineConfig, work: Work) -> list[str]:
-    """What cannot be done while images differ in size."""
-    unbatched = [op.name for op in work.aligning if op.takes == "batch"]
-    problems = [f"augment: {name} needs batches, and images must have the same size before: put the crop first" for name in unbatched]
-    if work.aligning and config.place == "device":
-        problems.append("place: images of unlike sizes are cut one by one on the host; resize them in preprocess, or use `place: host`")
-    return problems
+def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
+    """A batch is a gather of preprocessed rows; which rows is arithmetic, so nothing is shuffled through a buffer."""
+    gather = Gather(
+        shuffle=config.shuffle,
+        sampling=config.sampling,
+        batch_size=spec.batch_size,
+        on=config.snapshot_on,
+        window=spec.window,
+        ops=late,
+        per_example=len(spec.per_example_augment) if config.snapshot_on == "host" else 0,
+        parallel=config.map.parallel,
+    )
+    return [gather, *_prefetch(config)]
 
 
-def _streamed(config: PipelineConfig, work: Work, late: tuple[Op, ...]) -> list[Step]:
-    """Order cache, shuffle, batch and the ops of a configuration that streams its examples."""
-    schema = work.schema
-    opening: dict[str, tuple[Op, ...]] = {"files": (Load(),), "arrays": ()}
-    parse = (Parse(feature=schema.feature, label=schema.label),)
-    early = opening.get(config.read, parse) + resolve(work.preprocess, schema, config)
-    ops = early + late
-    cached = _position_after(early, config)
-    # The class of an example must be known before it can be drawn.
-    drawn = None if config.sample.kind == "all" else max(cached, 0 if config.read in ("files", "arrays") else 1)
-    alike = ops_until_alike(ops, schema) or 0
-    floor = max(cached, drawn or 0, alike, len(early) if work.windows else 0)
-    batched = _earliest_batchable(ops, floor=floor) if config.vectorize else _first_for_batches(ops, floor=floor)
-    # Without a cache, shuffling comes first, while examples are small; behind a cache, or its order would be frozen.
-    mixed = len(early) if work.windows else max(cached, drawn or 0)
-    steps: list[Step] = []
-    for position in range(len(ops) + 1):
-        if position == cached and config.cache:
-            steps.append(Keep(where=config.cache.where))
-        if position == drawn:
-            steps.append(DrawByClass(sample=config.sample))
-        if work.windows and position == len(early):
-            steps.append(work.windows)
-        if position == mixed and config.shuffle.kind == "buffer":
-            steps.append(Mix(size=config.shuffle.size))
-        if position == batched:
-            steps.append(Batch(size=work.batch_size))
-        if position < len(ops):
-            steps.append(Apply(ops=(ops[position],), parallel=config.map.parallel, first=position - len(early)))
-    return _fused(steps)
+def _stream_steps(source: StreamSource, config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
+    """The training pipeline of a configuration that streams its examples, in the order in which they pass through it."""
+    ops = early = (*_opening_ops(config, spec), *resolve(spec.preprocess, spec.schema, config))
+    variable = ops_until_uniform(early + late, spec.schema) or 0  # so many ops see images of variable size, which cannot be batched
+
+    # Files in another order each epoch, since no buffer is large enough; but a series is in the order of time.
+    shuffle_files = config.shuffle.kind == "buffer" and source in ("shards", "gzip_shards") and spec.window is None
+    steps: list[Step] = [Read(source=source, interleave=config.interleave, shuffle_files=shuffle_files)]
+
+    if config.cache:  # costly work whose result is the same in every epoch
+        cached, ops = _split_after(ops, config.cache.after)
+        steps += [_map(config, cached), Cache(where=config.cache.where)]
+
+    if config.sampling != "uniform":  # after the cache, which holds every example once; the class must be known
+        labeled, ops = (ops[:0], ops) if config.cache or source in ("files", "arrays") else (ops[:1], ops[1:])
+        steps += [_map(config, labeled), SampleByClass(sampling=config.sampling)]
+
+    if spec.window:  # its examples are made of time steps that are preprocessed and still in order
+        steps += [_map(config, ops), spec.window]
+        ops = ()
+
+    if config.shuffle.kind == "buffer":  # while examples are small; after the cache, which would freeze the order
+        steps += [Shuffle(size=config.shuffle.size)]
+
+    ops += late  # random from here on, so never cached
+    done = len(early + late) - len(ops)
+    per_example, per_batch = _split_for_batching(ops, early=config.vectorize, at_least=max(0, variable - done))
+    steps += [_map(config, per_example), Batch(size=spec.batch_size), _map(config, per_batch)]
+
+    if config.service:  # whole batches cross the network
+        steps += [Service(settings=config.service, batch_size=spec.batch_size)]
+    return [*_fuse_maps(steps, first=-len(early)), *_prefetch(config)]  # last, so that everything overlaps with training
 
 
-def _position_after(ops: tuple[Op, ...], config: PipelineConfig) -> int:
-    """Number of ops before the cache."""
-    if config.cache is None:
-        return 0
-    if config.cache.after == "preprocess":
-        return len(ops)
-    # A crop that is done while decoding is no op of its own any more.
-    found = [index + 1 for index, op in enumerate(ops) if op.name == config.cache.after]
-    return found[0] if found else len(ops)
+def _prefetch(config: PipelineConfig) -> list[Step]:
+    return [] if config.prefetch == "none" else [Prefetch(batches=config.prefetch)]
 
 
-def _earliest_batchable(ops: tuple[Op, ...], *, floor: int) -> int:
-    position = len(ops)
-    while position > floor and ops[position - 1].takes != "example" and not ops[position - 1].alone:
-        position -= 1
-    return position
+def _opening_ops(config: PipelineConfig, spec: InputSpec) -> Ops:
+    """What turns an element of the source into an example with a label."""
+    opening: dict[str, Ops] = {"files": (Load(),), "arrays": ()}
+    return opening.get(config.read, (Parse(feature=spec.schema.feature, label=spec.schema.label),))
 
 
-def _first_for_batches(ops: tuple[Op, ...], *, floor: int) -> int:
-    """The end, unless an op wants batches."""
-    return max(floor, next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops)))
+def _map(config: PipelineConfig, ops: Ops) -> Map:
+    return Map(ops=ops, parallel=config.map.parallel, first=0)
 
 
-def _fused(steps: list[Step]) -> list[Step]:
-    """Join neighbouring ops into one map: a map call has a fixed cost that one function need pay only once."""
+def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
+    """Split ops after the one of this name; after all of them for `preprocess`, or for a crop that is part of decoding."""
+    end = next((index + 1 for index, op in enumerate(ops) if op.name == name), len(ops))
+    return ops[:end], ops[end:]
+
+
+def _split_for_batching(ops: Ops, *, early: bool, at_least: int) -> tuple[Ops, Ops]:
+    """Split ops into those for single examples, `at_least` so many, and those for batches: all that allow it where batched `early`."""
+    if early:
+        end = len(ops)
+        while end > at_least and ops[end - 1].takes != "example" and not ops[end - 1].prefers_single_examples:
+            end -= 1
+    else:
+        end = max(at_least, next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops)))
+    return ops[:end], ops[end:]
+
+
+def _fuse_maps(steps: Sequence[Step], *, first: int) -> list[Step]:
+    """Join neighboring maps, since a call has a fixed cost, drop empty ones, and number the ops from `first`."""
     fused: list[Step] = []
     for step in steps:
-        previous = fused[-1] if fused else None
-        if isinstance(step, Apply) and isinstance(previous, Apply):
-            fused[-1] = Apply(ops=previous.ops + step.ops, parallel=step.parallel, first=previous.first)
-        else:
+        if not isinstance(step, Map):
             fused.append(step)
+            continue
+        previous = fused[-1]
+        if step.ops and isinstance(previous, Map):
+            fused[-1] = Map(ops=previous.ops + step.ops, parallel=previous.parallel, first=previous.first)
+        elif step.ops:
+            fused.append(Map(ops=step.ops, parallel=step.parallel, first=first))
+        first += len(step.ops)
     return fused

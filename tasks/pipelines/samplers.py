@@ -21,13 +21,13 @@ CHUNKS_PER_WINDOW = 16
 _GOLDEN, _MIXER = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 
-def permuted(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
+def permute(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Map positions in [0, count) to their places in the permutation of (seed, epoch): a bijection in constant memory."""
     key = fold(seed, epoch, "order")
-    return _cipher(positions, count, key) if count >= CIPHER_FROM else swapped(positions, tf.constant(count, tf.int64), key)
+    return _cipher(positions, count, key) if count >= CIPHER_FROM else swap_or_not(positions, tf.constant(count, tf.int64), key)
 
 
-def swapped(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Map positions in [0, count) by a bijection that depends on `key` (uint64); any `count`, even one per position.
 
     Each round pairs every position with its mirror image about a random point and swaps the two or not, by a hash of the
@@ -49,7 +49,7 @@ def swapped(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor
 
 
 def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
-    """As `swapped`, quicker for many examples. Source: Simon (Beaulieu et al., 2013) as in TensorFlow's RandomIndexShuffle."""
+    """As `swap_or_not`, quicker for many examples. Source: Simon (Beaulieu et al., 2013) as in TensorFlow's RandomIndexShuffle."""
     flat = tf.reshape(positions, (-1,))
     words = tf.stack([key, mix64(key), mix64(mix64(key))], axis=-1)
     words = tf.cast(tf.bitwise.right_shift(words, tf.constant(32, tf.uint64)), tf.uint32)
@@ -58,7 +58,7 @@ def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
     return tf.reshape(places, tf.shape(positions))
 
 
-def permuted_within_windows(positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
+def window_shuffle(positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Map positions to rows so that every stretch of `window` positions reads only a few chunks of neighbouring rows.
 
     For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random order, and the rows of a
@@ -66,13 +66,13 @@ def permuted_within_windows(positions: tf.Tensor, *, count: int, window: int, se
     """
     which = positions // window
     size = tf.minimum(tf.constant(window, tf.int64), count - which * window)
-    place = which * window + swapped(positions - which * window, size, fold(seed, epoch, "window", which))
+    place = which * window + swap_or_not(positions - which * window, size, fold(seed, epoch, "window", which))
     chunk = max(1, window // CHUNKS_PER_WINDOW)
     whole = max(1, count // chunk)
     number = place // chunk
     # A last, smaller chunk keeps its place; turning the whole circle by a random amount gives every row a chance to be in it.
     order = fold(seed, epoch, "chunks")
-    moved = swapped(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), order) * chunk + place % chunk
+    moved = swap_or_not(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), order) * chunk + place % chunk
     rows = tf.where(number < whole, moved, place)
     rotation = fold(seed, epoch, "rotation") % tf.constant(count, tf.uint64)
     return (rows + tf.cast(rotation, tf.int64)) % count
@@ -111,15 +111,15 @@ def class_index(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
     )
 
 
-def drawn_by_class(positions: tf.Tensor, *, index: ClassIndex, seed: int, epoch: tf.Tensor) -> tf.Tensor:
+def sample_by_class(positions: tf.Tensor, *, index: ClassIndex, seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Map positions (steps, batch) to rows so that each class comes as often as its quota says, mixed over the whole epoch.
 
     Within a class every example is drawn once before any is drawn again; which come once more turns from epoch to epoch.
     `epoch` is (steps, 1).
     """
-    place = permuted(positions, count=len(index.kinds), seed=seed, epoch=epoch)
+    place = permute(positions, count=len(index.kinds), seed=seed, epoch=epoch)
     classes = tf.range(len(index.sizes), dtype=tf.int64)
-    turns = fold(seed, epoch, "class", classes) % tf.constant(index.sizes.astype(np.uint64))
-    shifts = tf.constant(index.offsets) + tf.cast(turns, tf.int64)
+    rotation = fold(seed, epoch, "class", classes) % tf.constant(index.sizes.astype(np.uint64))
+    shifts = tf.constant(index.offsets) + tf.cast(rotation, tf.int64)
     kinds = tf.cast(tf.gather(tf.constant(index.kinds), place), tf.int32)
     return tf.cast(tf.gather(tf.constant(index.rows), place + tf.gather(shifts, kinds, axis=1, batch_dims=1)), tf.int64)

@@ -1,4 +1,4 @@
-"""What the ops make of the data: how `decode` is done, and the shape of an example behind each op. Pure; no TensorFlow."""
+"""What the ops make of the data: how `decode` is done, and the shape of an example after each op. Pure; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.ops import Decode, DecodeImage, DecodeRaw, Op, Shape
-from tasks.pipelines.steps import Windows
+from tasks.pipelines.steps import Window
 from tasks.settings import PipelineConfig
 
 
@@ -29,7 +29,7 @@ def resolve(preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConf
     return tuple(ops)
 
 
-def ops_until_alike(ops: Sequence[Op], schema: RecordSchema) -> int | None:
+def ops_until_uniform(ops: Sequence[Op], schema: RecordSchema) -> int | None:
     """How many of `ops` it takes until all examples have the same shape, so that they can be batched; None: not even all of them."""
     shape: Shape = schema.shape
     for count, op in enumerate(ops):
@@ -41,18 +41,18 @@ def ops_until_alike(ops: Sequence[Op], schema: RecordSchema) -> int | None:
 
 def stored_shape(preprocess: Sequence[Op], schema: RecordSchema) -> tuple[int | None, ...]:
     """Shape of what a snapshot stores of an example; (None, None, channels) where images keep their own sizes."""
-    unlike = ops_until_alike(preprocess, schema) is None
-    return (None, None, schema.channels) if unlike else output_shape(preprocess, schema)
+    variable = ops_until_uniform(preprocess, schema) is None
+    return (None, None, schema.channels) if variable else output_shape(preprocess, schema)
 
 
-def output_shape(ops: Sequence[Op], schema: RecordSchema, windows: Windows | None = None) -> tuple[int, ...]:
-    """Shape of the model's input behind `ops`, derived from the data: (height, width, channels), (columns,) or (length, columns).
+def output_shape(ops: Sequence[Op], schema: RecordSchema, window: Window | None = None) -> tuple[int, ...]:
+    """Shape of the model's input after `ops`, derived from the data: (height, width, channels), (columns,) or (length, columns).
 
     Raises:
-      ImpossiblePlan: the images differ in size and no op makes them alike.
+      ImpossiblePlan: the images differ in size and no op makes them the same size.
     """
     start: Shape = schema.shape
-    shape: Shape = (windows.length, *(start or ())) if windows else start
+    shape: Shape = (window.length, *(start or ())) if window else start
     for op in ops:
         shape = op.shape(shape)
     if shape is None or schema.payload == "encoded":

@@ -1,28 +1,36 @@
-"""The steps that a plan is made of: frozen values, each with the key of params.yaml that it comes from. Pure; no TensorFlow."""
+"""The steps that a plan is made of: frozen values, each with the key of params.yaml that it comes from. Pure; no TensorFlow.
+
+A step's `trace_name` is the `name=` that its tf.data transformation carries, by which traces, timelines and findings know it.
+To add a kind of step: a class here, its place in `plan.py`, its verb in `dataset.py`, its cost in the cost model. Each of the
+last two fails loudly where it is missing.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tasks.pipelines.ops import Op
-from tasks.settings import Interleave, Sample, Service, Shuffle
+from tasks.settings import InterleaveSettings, Sampling, ServiceSettings, ShuffleSettings
 
-AUTO_SHARE = 20
+AUTO_BUFFER_DIVISOR = 20
+StreamSource = Literal["files", "arrays", "shards", "gzip_shards"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
-    """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets` (places of columns)."""
+class Window:
+    """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets` (indices of columns)."""
+
+    key: ClassVar[str] = "window"
+    trace_name: ClassVar[str] = "window"
 
     length: int
     horizon: int
     stride: int
     targets: tuple[int, ...]
-    key: str = "window"
 
     def __str__(self) -> str:
-        return f"windows[{self.length}+{self.horizon},{self.stride}]"
+        return f"window[{self.length}+{self.horizon},{self.stride}]"
 
     def count(self, steps: int) -> int:
         """Windows in a split of so many time steps."""
@@ -31,89 +39,110 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """Deliver stored examples: file names, records in memory, or serialized records of shards; `mixed`: shards in another order each epoch."""
+    """Deliver stored examples: file names, records in memory, or serialized records of shards; shards perhaps in another order each epoch."""
 
-    source: Literal["files", "arrays", "shards", "gzip_shards"]
-    interleave: Interleave | None = None
-    mixed: bool = False
-    key: str = "read"
+    key: ClassVar[str] = "read"
+
+    source: StreamSource
+    interleave: InterleaveSettings | None = None
+    shuffle_files: bool = False
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "interleave" if self.interleave else "read"
 
     def __str__(self) -> str:
-        turns = self.interleave
-        return f"read:{'mixed ' if self.mixed else ''}{self.source}" + (
-            f"[{turns.cycle_length}×{turns.block_length},{turns.parallel}]" if turns else ""
-        )
+        interleave = self.interleave
+        cycle = f"[{interleave.cycle_length}×{interleave.block_length},{interleave.parallel}]" if interleave else ""
+        return f"read:{'shuffled ' if self.shuffle_files else ''}{self.source}{cycle}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gather:
-    """Deliver whole batches of preprocessed examples by their indices, from the mapped columns of the snapshot, and run `ops` on them.
+    """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's memory-mapped columns, and run `ops` on them.
 
-    The first `alone` of the ops run on one example at a time, before they are batched.
+    The first `per_example` of the ops run on one example at a time, before they are batched.
     """
 
-    shuffle: Shuffle
-    sample: Sample
+    key: ClassVar[str] = "read"
+    trace_name: ClassVar[str] = "gather"
+
+    shuffle: ShuffleSettings
+    sampling: Sampling
     batch_size: int
-    place: Literal["host", "device"]
-    windows: Windows | None
+    on: Literal["host", "device"]
+    window: Window | None
     ops: tuple[Op, ...]
-    alone: int
+    per_example: int
     parallel: str | int
-    key: str = "read"
 
     def __str__(self) -> str:
         orders = {"none": "in order", "global": "global shuffle", "window": f"shuffle within {self.shuffle.size}", "buffer": "buffer"}
-        drawn = "" if self.sample.kind == "all" else f",{self.sample.kind}"
-        what = f"{self.windows} of " if self.windows else ""
-        where = "device" if self.place == "device" else "snapshot"
-        ops = "".join(f"+{op.name}{' each' if number < self.alone else ''}" for number, op in enumerate(self.ops))
-        calls = "" if self.parallel == "none" else f"[{self.parallel}]"
-        return f"gather:{what}{where}[{orders[self.shuffle.kind]}{drawn},{self.batch_size}]{ops}{calls}"
+        sampling = "" if self.sampling == "uniform" else f",{_kind(self.sampling)}"
+        what = f"{self.window} of " if self.window else ""
+        where = "device" if self.on == "device" else "snapshot"
+        ops = "".join(f"+{op.name}{' each' if number < self.per_example else ''}" for number, op in enumerate(self.ops))
+        return f"gather:{what}{where}[{orders[self.shuffle.kind]}{sampling},{self.batch_size}]{ops}{_calls(self.parallel)}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apply:
-    """Run consecutive ops in one map; `first` is the position in `augment` of the first of them, negative for ops before."""
+class Map:
+    """Run consecutive ops in one call; `first` is the position in `augment` of the first of them, negative for ops before."""
+
+    key: ClassVar[str] = "map"
 
     ops: tuple[Op, ...]
     parallel: str | int
     first: int
-    key: str = "map"
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation: those of its ops."""
+        return "_".join(op.name for op in self.ops)
 
     def __str__(self) -> str:
-        calls = "" if self.parallel == "none" else f"[{self.parallel}]"
-        return "map:" + "+".join(op.name for op in self.ops) + calls
+        return "map:" + "+".join(op.name for op in self.ops) + _calls(self.parallel)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawByClass:
+class SampleByClass:
     """Draw examples class by class, so that rare ones come more often."""
 
-    sample: Sample
-    key: str = "sample"
+    key: ClassVar[str] = "sampling"
+    trace_name: ClassVar[str] = "sample"
+
+    sampling: Sampling
 
     def __str__(self) -> str:
-        return f"sample:{self.sample.kind}"
+        return f"sample:{_kind(self.sampling)}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
+class Cache:
     """Keep the elements that arrive here for later epochs."""
 
+    key: ClassVar[str] = "cache"
+
     where: Literal["memory", "disk", "tf_snapshot", "save_load"]
-    key: str = "cache"
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return self.where if self.where == "tf_snapshot" else f"cache_{self.where}"
 
     def __str__(self) -> str:
         return f"cache:{self.where}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mix:
-    """Shuffle through a reservoir of `size` elements (auto: a twentieth of the split), anew each epoch."""
+class Shuffle:
+    """Shuffle through a buffer of `size` elements (auto: a twentieth of the split), differently each epoch."""
+
+    key: ClassVar[str] = "shuffle"
+    trace_name: ClassVar[str] = "shuffle"
 
     size: str | int
-    key: str = "shuffle"
 
     def __str__(self) -> str:
         return f"shuffle[{self.size}]"
@@ -123,39 +152,55 @@ class Mix:
 class Batch:
     """Stack `size` consecutive examples; the last batch of an epoch may be smaller, so that no example is lost."""
 
+    key: ClassVar[str] = "batch_size"
+    trace_name: ClassVar[str] = "batch"
+
     size: int
-    key: str = "batch_size"
 
     def __str__(self) -> str:
         return f"batch[{self.size}]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribute:
-    """Do everything up to here in the workers of the tf.data service; batches are made whole again behind it."""
+class Service:
+    """Do everything up to here in the workers of the tf.data service, then rebatch to full batches."""
 
-    service: Service
+    key: ClassVar[str] = "service"
+    trace_name: ClassVar[str] = "service"
+
+    settings: ServiceSettings
     batch_size: int
-    key: str = "service"
 
     def __str__(self) -> str:
-        return f"service[{self.service.address or self.service.workers},{self.service.sharding}]"
+        return f"service[{self.settings.address or self.settings.workers},{self.settings.sharding}]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch:
     """Prepare batches ahead of the consumer."""
 
+    key: ClassVar[str] = "prefetch"
+    trace_name: ClassVar[str] = "prefetch"
+
     batches: str | int
-    key: str = "prefetch"
 
     def __str__(self) -> str:
         return f"prefetch[{self.batches}]"
 
 
-Step = Read | Gather | Windows | Apply | DrawByClass | Keep | Mix | Batch | Distribute | Prefetch
+Step = Read | Gather | Window | Map | SampleByClass | Cache | Shuffle | Batch | Service | Prefetch
 
 
-def mixed_together(size: str | int, *, examples: int) -> int:
+def shuffle_buffer_size(size: str | int, *, examples: int) -> int:
     """How many examples a shuffle mixes with each other."""
-    return max(1, examples // AUTO_SHARE) if isinstance(size, str) else min(size, examples)
+    return max(1, examples // AUTO_BUFFER_DIVISOR) if isinstance(size, str) else min(size, examples)
+
+
+def _calls(parallel: str | int) -> str:
+    """Parallel calls as a plan prints them."""
+    return "" if parallel == "none" else f"[{parallel}]"
+
+
+def _kind(sampling: Sampling) -> str:
+    """Kind of sampling as a plan prints it."""
+    return sampling if isinstance(sampling, str) else "weighted"

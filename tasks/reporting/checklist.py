@@ -20,14 +20,15 @@ class Point:
     evidence: str
 
 
-def checklist(config: Mapping[str, Any], plan: str, shards: Mapping[str, Any], row: Mapping[str, Any]) -> list[Point]:
-    """Go through the points for one configuration: its fields, its printed plan, the index of the shards, its row of the report."""
+def checklist(config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping[str, Any]) -> list[Point]:
+    """Go through the points for one configuration: its fields, the index of the shards, its row of the report."""
     train = [shard for shard in shards["shards"] if shard["split"] == "train" and shard["compression"] != "gzip"] or shards["shards"]
     total = sum(shard["bytes"] for shard in train) / 2**20
     each = total / max(1, len(train))
     payload, compression = shards["schema"]["payload"], train[0]["compression"] if train else "none"
     mapped = config["read"] == "snapshot"
     turns = config["interleave"] or {}
+    shuffles_files = config["read"] in ("shards", "gzip_shards") and payload != "series"
     return [
         Point(
             name="stored as TFRecord, compressed where it pays",
@@ -46,14 +47,14 @@ def checklist(config: Mapping[str, Any], plan: str, shards: Mapping[str, Any], r
         ),
         Point(
             name="shuffled twice: files and examples",
-            passed=config["shuffle"]["kind"] in ("global", "window") or (config["shuffle"]["kind"] == "buffer" and "mixed" in plan),
+            passed=config["shuffle"]["kind"] in ("global", "window") or (config["shuffle"]["kind"] == "buffer" and shuffles_files),
             evidence={"global": "one permutation of the whole split", "window": "chunks in random order, rows within a window"}.get(
                 config["shuffle"]["kind"], f"shuffle: {config['shuffle']['kind']}"
             ),
         ),
         Point(
             name="maps in parallel, or on whole batches",
-            passed=config["map"]["parallel"] != "none" or config["vectorize"] or config["place"] == "device",
+            passed=config["map"]["parallel"] != "none" or config["vectorize"] or config["snapshot_on"] == "device",
             evidence=f"map.parallel: {config['map']['parallel']}, vectorize: {str(config['vectorize'] or mapped).lower()}",
         ),
         Point(
@@ -63,8 +64,8 @@ def checklist(config: Mapping[str, Any], plan: str, shards: Mapping[str, Any], r
         ),
         Point(
             name="prefetch last",
-            passed=config["prefetch"] != "none" or config["place"] == "device",
-            evidence="the train step gathers its batch itself" if config["place"] == "device" else f"prefetch: {config['prefetch']}",
+            passed=config["prefetch"] != "none" or config["snapshot_on"] == "device",
+            evidence="the train step gathers its batch itself" if config["snapshot_on"] == "device" else f"prefetch: {config['prefetch']}",
         ),
         Point(
             name=f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %",

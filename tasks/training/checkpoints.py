@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
 from tasks.settings import TrainSettings
 from tasks.training.checkpoint_store import CheckpointStore
@@ -123,7 +123,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             echo(f"  step {self._step:,} of {self._pipeline.steps:,}: loss {(logs or {}).get('loss', float('nan')):.4f}")
         count, unit = self._settings.checkpoint_period
         due = self._step // count > before // count
-        if unit == "steps" and due and self._pipeline.plan.gathers and self._step < self._pipeline.steps:
+        if unit == "steps" and due and self._pipeline.plan.reads_snapshot and self._step < self._pipeline.steps:
             self._save(self._step)
 
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Models by name: two small built-in ones, every keras.applications network without weights, or a builder of your own.
 
 A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one logit per class, or one number
-per value to predict. What is saved and served is always the whole: stored inputs (uint8 images), finishing ops, then the
+per value to predict. What is saved and served is always the whole: stored inputs (uint8 images), postprocessing ops, then the
 network; so serving needs no preprocessing code.
 """
 
@@ -52,7 +52,7 @@ class Models:
     emulated: Emulation | None = None
 
 
-def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, target: Target, finish: Sequence[Op]) -> Models:
+def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, target: Target, postprocess: Sequence[Op]) -> Models:
     """Build the model that `settings` names for stored inputs of `input_shape` and `dtype`, without the batch axis.
 
     Raises:
@@ -60,7 +60,7 @@ def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, tar
     """
     stored = keras.Input(input_shape, dtype=dtype, name="image" if dtype == "uint8" else "features")
     value: Any = stored
-    for op in finish:
+    for op in postprocess:
         value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
     network = _builder(settings.name)(tuple(value.shape[1:]), outputs, **settings.options)
@@ -84,7 +84,7 @@ def trainable_model(models: Models, *, finished_inputs: bool, gather: Callable[[
     """
     if models.emulated:
         if gather:
-            raise ImpossiblePlan("place: device needs the memory of an accelerator, and model.name: emulated has none; use place: host")
+            raise ImpossiblePlan("snapshot_on: device needs the memory of an accelerator, and model.name: emulated has none; use snapshot_on: host")
         return emulation.EmulatedTraining(models.emulated, emulation.output_of(models.network), models.target.shape)
     model = models.network if finished_inputs else models.whole
     return DeviceResidentModel(model, gather) if gather else model
@@ -128,7 +128,7 @@ class DeviceResidentModel(keras.Model):
 
 
 def apply_as_layer(op: Op, value: Any) -> Any:
-    """What a `finish` op does on the host, as Keras layers on the device."""
+    """What a `postprocess` op does on the host, as Keras layers on the device."""
     if isinstance(op, Rescale):
         return layers.Rescaling(op.scale, op.offset, name="rescale")(value)
     if isinstance(op, Standardize):
@@ -140,7 +140,7 @@ def apply_as_layer(op: Op, value: Any) -> Any:
         return layers.Concatenate(name="categories")([value[:, :numeric], *coded])
     own = getattr(op, "layer", None)
     if own is None:
-        raise UnknownModel(f"finish: {op.name} cannot be part of a model; give {type(op).__name__} a method layer() that returns a Keras layer")
+        raise UnknownModel(f"postprocess: {op.name} cannot be part of a model; give {type(op).__name__} a method layer() that returns a Keras layer")
     return own()(value)
 
 

@@ -58,7 +58,7 @@ REFUSED = [
     ({"augment": [{"my-mod:X": {}}]}, FOREIGN),
     ({"augment": [{"..my_models:X": {}}]}, FOREIGN),
     ({"augment": [{"my_models/../x:X": {}}]}, FOREIGN),
-    ({"finish": [":X"]}, FOREIGN),
+    ({"postprocess": [":X"]}, FOREIGN),
     ({"preprocess": [[["os:system"]]]}, FOREIGN),
     ({"preprocess": {"x": {"y": ["os:system"]}}}, FOREIGN),
     ({"pipelines": {"a": {"service": {"address": "grpc://169.254.169.254:80"}}}}, UNGRANTED),

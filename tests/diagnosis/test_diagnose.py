@@ -16,15 +16,16 @@ from tasks.diagnosis.trace_breakdown import Breakdown
 from tasks.errors import InvalidParams, ThresholdExceeded
 from tasks.measurement.verdict import Stall
 from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
-from tasks.pipelines.plan import Work, make_plan
+from tasks.pipelines.plan import make_plan
+from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
 
 CORES, BATCH = 4, 64
-PHOTOS = Work(
+PHOTOS = InputSpec(
     schema=RecordSchema(payload="encoded", shape=None, channels=3, dtype="uint8"),
     preprocess=(Decode(), Resize(height=224, width=224)),
     augment=(Flip(),),
-    finish=(Rescale(),),
+    postprocess=(Rescale(),),
     batch_size=BATCH,
 )
 TINY = replace(PHOTOS, schema=RecordSchema(payload="raw", shape=(28, 28, 1), channels=1, dtype="uint8"), preprocess=(Decode(),))
@@ -48,11 +49,11 @@ TINY_COSTS = Costs(
 )
 
 
-def judged(config: dict, *, work: Work = PHOTOS, costs: Costs = PHOTO_COSTS, model_ms: float = 10.0, accelerator: bool = True, **more):
+def judged(config: dict, *, spec: InputSpec = PHOTOS, costs: Costs = PHOTO_COSTS, model_ms: float = 10.0, accelerator: bool = True, **more):
     """The diagnosis of a configuration whose step takes exactly what the operational model says."""
     checked = PipelineConfig.model_validate(config)
-    plan = make_plan(checked, work)
-    load = load_of(plan, costs, batch_size=BATCH, cores=CORES)
+    plan = make_plan(checked, spec)
+    load = load_of(plan, costs, cores=CORES)
     consumer = Consumer(step_ms=model_ms, core_ms=model_ms, accelerator=accelerator)
     train_ms = step_ms(load, consumer, CORES) if load else 2 * model_ms
     stall = 100 * (1 - model_ms / train_ms)
@@ -70,11 +71,11 @@ def judged(config: dict, *, work: Work = PHOTOS, costs: Costs = PHOTO_COSTS, mod
         "input_examples_per_s": 1000.0,
     } | more
     facts = Facts(
-        config=checked, plan=plan, costs=costs, load=load, batch_size=BATCH, cores=CORES, accelerator=accelerator,
+        config=checked, plan=plan, costs=costs, load=load, cores=CORES, accelerator=accelerator,
         model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall, stall=Stall(pct=stall, low_pct=stall, high_pct=stall), **known,
     )  # fmt: skip
     ceilings = Ceilings(input_examples_per_s=1000, model_examples_per_s=BATCH / model_ms * 1e3, train_examples_per_s=900, accelerator=accelerator)
-    return diagnose("p", facts, ceilings, consumer, work)
+    return diagnose("p", facts, ceilings, consumer)
 
 
 COPYING = Breakdown(steps=20, step_ms_p50=10.0, wait_ms_p50=0.0, wait_ms_p95=0.0, wait_ms_mean=0.0, iterators=(), gpu_copy_ms=4.0)
@@ -87,10 +88,10 @@ WELL = {"read": "shards", "interleave": {"parallel": "cores"}, "map": {"parallel
     [
         ("sequential_map", {**WELL, "map": {}}, {"model_ms": 30.0}),
         ("no_prefetch", {"read": "snapshot", "shuffle": {"kind": "global"}}, {"model_ms": 4.0}),
-        ("costly_calls", {**WELL, "map": {}}, {"work": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
-        ("costly_calls", {**WELL}, {"work": TINY, "costs": TINY_COSTS, "model_ms": 0.2}),
+        ("costly_calls", {**WELL, "map": {}}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
+        ("costly_calls", {**WELL}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.2}),
         ("repeated_work", WELL, {"model_ms": 2.0}),
-        ("compressed_reads", {**WELL, "read": "gzip_shards", "vectorize": True}, {"work": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
+        ("compressed_reads", {**WELL, "read": "gzip_shards", "vectorize": True}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
         ("sequential_map", {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2}, {"model_ms": 1.5}),
         ("host_widening", {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}, {"model_ms": 0.6}),
     ],
@@ -132,7 +133,7 @@ def test_every_rule_holds_where_its_fault_is(rule, config, known):
 
 
 def test_a_service_that_costs_more_than_it_brings_is_named_first():
-    here = judged({**WELL, "service": {"workers": 2}}, work=TINY, costs=TINY_COSTS, model_ms=5.0)
+    here = judged({**WELL, "service": {"workers": 2}}, spec=TINY, costs=TINY_COSTS, model_ms=5.0)
     assert (here.findings[0].rule, here.fix) == ("service_on_one_host", "service: null")
     assert here.predicted_gain == pytest.approx(2, rel=0.1), "what the model predicts without it, against the measured step"
 

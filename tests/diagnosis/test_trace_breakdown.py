@@ -12,7 +12,6 @@ from tasks.diagnosis.timeline import timeline_of
 from tasks.diagnosis.trace_breakdown import break_down
 from tasks.diagnosis.xspace import STEP, WAIT, Event, Trace, read_trace
 from tasks.errors import MissingInput
-from tasks.measurement.verdict import verdict_of
 
 BURN_MS, STEPS = 5.0, 40  # what lay prepared when the trace began takes little of so many
 
@@ -105,11 +104,10 @@ def test_every_instant_of_a_wait_is_blamed_on_one_iterator():
 
 
 def test_work_behind_a_prefetch_that_keeps_up_is_not_waited_for(tmp_path):
-    # A burn is long beside the two time slices that a step may wait for its turn on a busy machine.
+    # A burn is long against the two time slices that a step may wait for its turn on a busy machine.
     burn_ms = 25.0
     breakdown = break_down(traced(tmp_path, Planted("decode", prefetch=True, burn_ms=burn_ms, consumer_ms=6 * burn_ms), steps=20))
     assert breakdown.wait_ms_p50 < burn_ms / 2
-    assert verdict_of(100 * breakdown.wait_ms_mean / breakdown.step_ms_p50, accelerator=True) == "compute-bound"
 
 
 def test_a_trace_of_keras_own_callback_is_read_as_well(tmp_path):

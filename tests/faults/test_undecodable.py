@@ -13,7 +13,7 @@ from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptShard
 from tasks.files import digest_bytes
 from tasks.pipelines.ops import Decode, Resize
-from tasks.pipelines.stored import open_stored
+from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.settings import ShardSettings, SnapshotSettings
 from tasks.shard import shard
 from tasks.snapshot import snapshot
@@ -60,7 +60,7 @@ def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(damage
     index = take(tmp_path, manifest, SKIP)
     told = capsys.readouterr().out
     assert all(f"(example {victim}) cannot be decoded" in told for victim in victims) and "2 examples dropped" in told
-    stored = open_stored(manifest=tmp_path / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=PREPROCESS)
+    stored = open_prepared_data(manifest=tmp_path / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=PREPROCESS)
     expected = set(manifest.for_split("train")["key"]) - set(manifest.examples[manifest.examples["id"].isin(victims)]["key"])
     column = next(column for column in index.columns if column.name == "key")
     assert set(map_column(tmp_path / "snapshot", "train", column, index.splits["train"].count).tolist()) == expected

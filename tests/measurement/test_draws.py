@@ -14,7 +14,7 @@ from tasks.layout import Layout
 from tasks.measurement import draws
 from tasks.measurement.draws import check_epoch
 from tasks.params import check
-from tasks.pipelines.mapped import MappedSplit
+from tasks.pipelines.snapshot_reader import SnapshotReader
 from tasks.snapshot import snapshot
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
@@ -31,7 +31,7 @@ UNIFORM = {
     "arrays": {"read": "arrays", "shuffle": BUFFER},
     "snapshot": {**GLOBAL, "prefetch": 2},
     "window": {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
-    "device": {**GLOBAL, "place": "device"},
+    "device": {**GLOBAL, "snapshot_on": "device"},
 }
 
 
@@ -75,32 +75,32 @@ def test_the_rows_are_those_that_training_gets_in_its_order(layout):
     keyed = dataclasses.replace(pipeline, with_keys=True)
     delivered = np.concatenate([batch["key"] for batch in keyed.dataset().as_numpy_iterator()])
     _, rows = check_epoch(pipeline)
-    np.testing.assert_array_equal(np.asarray(pipeline.stored.mapped("train", "key"))[rows], delivered)
+    np.testing.assert_array_equal(np.asarray(pipeline.data.memmap("train", "key"))[rows], delivered)
 
 
 @pytest.mark.parametrize("read", [GLOBAL, {"read": "shards", "shuffle": BUFFER}], ids=["snapshot", "stream"])
 def test_classes_come_as_often_as_their_weights_say(layout, read):
-    pipeline = pipeline_of(layout, {**read, "sample": {"kind": "weighted", "weights": {"0": 3.0}}})
+    pipeline = pipeline_of(layout, {**read, "sampling": {"0": 3.0}})
     _, rows = check_epoch(pipeline)
-    labels = np.bincount(np.asarray(pipeline.stored.mapped("train", "label"))[rows], minlength=4)
+    labels = np.bincount(np.asarray(pipeline.data.memmap("train", "label"))[rows], minlength=4)
     assert labels[0] > 1.5 * labels[1:].mean()
 
 
 def test_a_sampler_that_forgets_examples_is_caught(layout, monkeypatch):
-    monkeypatch.setattr(MappedSplit, "_sampled", lambda self, positions, epochs: positions // 2)
+    monkeypatch.setattr(SnapshotReader, "_rows_for_positions", lambda self, positions, epochs: positions // 2)
     with pytest.raises(UnequalConfigurations, match=r"never come and .* come more than once"):
         check_epoch(pipeline_of(layout, GLOBAL))
 
 
 def test_a_sampler_that_ignores_the_weights_is_caught(layout, monkeypatch):
-    monkeypatch.setattr(MappedSplit, "_sampled", lambda self, positions, epochs: positions)
+    monkeypatch.setattr(SnapshotReader, "_rows_for_positions", lambda self, positions, epochs: positions)
     with pytest.raises(UnequalConfigurations, match="class 0 is drawn"):
-        check_epoch(pipeline_of(layout, {**GLOBAL, "sample": {"kind": "weighted", "weights": {"0": 30.0}}}))
+        check_epoch(pipeline_of(layout, {**GLOBAL, "sampling": {"0": 30.0}}))
 
 
 def test_examples_of_another_split_are_caught(layout, monkeypatch):
     pipeline = pipeline_of(layout, {"read": "shards", "shuffle": BUFFER})
-    own = np.asarray(pipeline.stored.mapped("train", "key"))
-    monkeypatch.setattr(type(pipeline.stored), "mapped", lambda self, split, name: own[5:])
+    own = np.asarray(pipeline.data.memmap("train", "key"))
+    monkeypatch.setattr(type(pipeline.data), "memmap", lambda self, split, name: own[5:])
     with pytest.raises(UnequalConfigurations, match="are not of the train split"):
         draws._streamed_rows(pipeline)

@@ -73,10 +73,10 @@ def test_an_input_that_keeps_up_shows_no_stall(layout, config):
 
 
 def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finishes(layout):
-    """The network on finished floats: what `finish: device` adds to a step is no part of it."""
+    """The network on finished floats: what `postprocess_on: device` adds to a step is no part of it."""
     shapes = {}
     for finish in ("host", "device"):
-        params = check(document({**SNAPSHOT, "finish": finish}, model={"name": "mlp", "options": {"width": 4}}))
+        params = check(document({**SNAPSHOT, "postprocess_on": finish}, model={"name": "mlp", "options": {"width": 4}}))
         stored = open_inputs(params, layout)
         pipeline = input_pipeline(params, "p", stored, split="train", purpose="train")
         models = build_models_for(params, stored)

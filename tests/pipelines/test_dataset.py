@@ -18,12 +18,13 @@ from tasks.data.columns import map_column
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptShard, StaleSnapshot
 from tasks.measurement.equality import difference, digest_examples
-from tasks.pipelines.dataset import InputPipeline
-from tasks.pipelines.mapped import Host
+from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Brightness, CenterCrop, Cutout, Decode, Flip, RandomCrop, Rescale, Resize
-from tasks.pipelines.plan import Work, in_order, make_plan
+from tasks.pipelines.plan import make_plan, without_shuffling
+from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.pipelines.service import local_service
-from tasks.pipelines.stored import open_stored
+from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig, SnapshotSettings
 from tasks.snapshot import snapshot
 
@@ -32,7 +33,7 @@ PRESETS = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").rea
 APPROXIMATE = PRESETS.pop("fast_decode")
 OTHERS = {
     "in_order": {"shuffle": {"kind": "none"}},
-    "rewrites": {"rewrites": True},
+    "rewrites": {"graph_rewrites": True},
     "private_threads": {"threads": 2, "map": {"parallel": 2}},
 }
 CONFIGS = PRESETS | OTHERS
@@ -51,7 +52,9 @@ def stored(arrays, photos):
     opened = {}
     for kind, folder in (("arrays", arrays), ("photos", photos)):
         snapshot(read_shard_index(folder / "shards"), folder / "shards", folder / "snapshot", preprocess=PREPROCESS[kind])
-        opened[kind] = open_stored(manifest=folder / "manifest", shards=folder / "shards", snapshot=folder / "snapshot", preprocess=PREPROCESS[kind])
+        opened[kind] = open_prepared_data(
+            manifest=folder / "manifest", shards=folder / "shards", snapshot=folder / "snapshot", preprocess=PREPROCESS[kind]
+        )
     return opened
 
 
@@ -62,23 +65,22 @@ def service():
         yield address
 
 
-def pipeline(stored, kind="arrays", *, augment=(), widen=RESCALE, seed=3, with_keys=False, plain=False, address="", host=Host(), **config):  # noqa: B008
+def pipeline(stored, kind="arrays", *, augment=(), postprocess=RESCALE, seed=3, with_keys=False, plain=False, address="", host=Host(), **config):  # noqa: B008
     chosen = PipelineConfig(**config)
-    work = Work(
+    spec = InputSpec(
         schema=stored[kind].shards.schema,
         preprocess=PREPROCESS[kind],
-        augment=stored[kind].completed(augment),
-        finish=stored[kind].completed(widen),
+        augment=stored[kind].bind_to_data(augment),
+        postprocess=stored[kind].bind_to_data(postprocess),
         batch_size=BATCH,
     )
     return InputPipeline(
-        plan=make_plan(in_order(chosen) if plain else chosen, work),
-        stored=stored[kind],
+        plan=make_plan(without_shuffling(chosen) if plain else chosen, spec),
+        data=stored[kind],
         split="train",
-        batch_size=BATCH,
         seed=seed,
         with_keys=with_keys,
-        address=address,
+        service_address=address,
         host=host,
     )
 
@@ -92,7 +94,7 @@ def same(one, two):
 
 
 def test_some_configurations_deliver_the_same_examples(stored):
-    plain = {"widen": (), "with_keys": True, "plain": True}
+    plain = {"postprocess": (), "with_keys": True, "plain": True}
     digests = {name: digest_examples(pipeline(stored, "photos", **plain, **CONFIGS[name])).digest for name in QUICK}
     assert len(set(digests.values())) == 1, digests
 
@@ -102,7 +104,7 @@ def test_some_configurations_deliver_the_same_examples(stored):
 def test_all_configurations_deliver_the_same_examples(stored, service, kind):
     extra = {"files": {"read": "files"}} if kind == "photos" else {}
     digests = {
-        name: digest_examples(pipeline(stored, kind, widen=(), with_keys=True, plain=True, address=service, **config))
+        name: digest_examples(pipeline(stored, kind, postprocess=(), with_keys=True, plain=True, address=service, **config))
         for name, config in (CONFIGS | extra).items()
     }
     assert len({digest.digest for digest in digests.values()}) == 1, digests
@@ -120,13 +122,13 @@ def test_large_crops_made_one_by_one_are_those_of_a_batch(stored, monkeypatch):
 
 
 def test_a_configuration_that_computes_something_else_has_another_digest(stored):
-    right = digest_examples(pipeline(stored, "photos", widen=(), with_keys=True, plain=True))
-    wrong_work = Work(
-        schema=stored["photos"].shards.schema, batch_size=BATCH, augment=(), finish=(),
+    right = digest_examples(pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True))
+    wrong_spec = InputSpec(
+        schema=stored["photos"].shards.schema, batch_size=BATCH, augment=(), postprocess=(),
         preprocess=(*PREPROCESS["photos"][:2], Resize(height=16, width=18, method="nearest")),
     )  # fmt: skip
-    wrong_plan = make_plan(PipelineConfig(shuffle={"kind": "none"}), wrong_work)
-    wrong = InputPipeline(plan=wrong_plan, stored=stored["photos"], split="train", batch_size=BATCH, seed=0, with_keys=True)
+    wrong_plan = make_plan(PipelineConfig(shuffle={"kind": "none"}), wrong_spec)
+    wrong = InputPipeline(plan=wrong_plan, data=stored["photos"], split="train", seed=0, with_keys=True)
     assert digest_examples(wrong).digest != right.digest
 
 
@@ -136,7 +138,7 @@ def test_shapes_dtypes_and_cardinality_are_known(stored, request, name):
     pipe = pipeline(stored, "photos", augment=(Flip(),), address=address, **CONFIGS[name])
     image, label = pipe.dataset().element_spec
     assert image.shape.as_list()[1:] == [16, 18, 3]
-    assert image.dtype == (tf.uint8 if CONFIGS[name].get("finish") == "device" else tf.float32)
+    assert image.dtype == (tf.uint8 if CONFIGS[name].get("postprocess_on") == "device" else tf.float32)
     assert label.dtype == tf.int64
     assert pipe.dataset().cardinality().numpy() == pipe.steps == len(batches(pipe))
 
@@ -184,7 +186,7 @@ def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name)
 @pytest.mark.parametrize("name", MAPPED)
 def test_what_is_gathered_on_the_device_is_what_the_data_set_delivers(stored, name):
     pipe = pipeline(stored, augment=(Flip(), Brightness()), **CONFIGS[name])
-    gather = tf.function(pipe.gatherer())
+    gather = tf.function(pipe.gather_fn())
     gathered = [tuple(part.numpy() for part in gather(tf.constant(step, tf.int64))) for step in range(2 * pipe.steps)]
     assert same(gathered, batches(pipe, epochs=2))
 
@@ -194,9 +196,8 @@ def test_what_is_gathered_on_the_device_is_what_the_data_set_delivers(stored, na
 def test_hosts_get_equal_slices_of_what_one_host_would_see(stored, hosts, batch_size):
     def of(index, count):
         made = pipeline(stored, host=Host(index=index, count=count), **CONFIGS["snapshot"])
-        gather = made.plan.steps[0]
-        plan = replace(made.plan, steps=(replace(gather, batch_size=batch_size), *made.plan.steps[1:]))
-        return batches(replace(made, plan=plan, batch_size=batch_size), epochs=2)
+        plan = make_plan(PipelineConfig(**CONFIGS["snapshot"]), replace(made.plan.spec, batch_size=batch_size))
+        return batches(replace(made, plan=plan), epochs=2)
 
     alone, each = of(0, 1), [of(index, hosts) for index in range(hosts)]
     joined = [tuple(np.concatenate(parts) for parts in zip(*step, strict=True)) for step in zip(*each, strict=True)]
@@ -242,7 +243,7 @@ def test_seed_and_epoch_are_a_pair_not_a_sum(stored):
 @pytest.mark.integration
 def test_augmentation_is_the_same_whatever_the_configuration(stored):
     def by_key(name, config):
-        pipe = pipeline(stored, augment=(Flip(), Cutout(size=3), Brightness(), Cutout(size=3), Flip()), widen=(), with_keys=True, **config)
+        pipe = pipeline(stored, augment=(Flip(), Cutout(size=3), Brightness(), Cutout(size=3), Flip()), postprocess=(), with_keys=True, **config)
         found = list(pipe.dataset(epochs=3).as_numpy_iterator())[-pipe.steps :]
         return {int(key): image.tobytes() for batch in found for key, image in zip(batch["key"], batch["image"], strict=True)}
 
@@ -254,7 +255,7 @@ def test_augmentation_is_the_same_whatever_the_configuration(stored):
 @pytest.mark.parametrize("name", ["naive", "vectorized", "snapshot"])
 def test_equal_ops_draw_independently(stored, name):
     def images(*augment):
-        batches = pipeline(stored, augment=augment, widen=(), with_keys=True, **CONFIGS[name]).dataset().as_numpy_iterator()
+        batches = pipeline(stored, augment=augment, postprocess=(), with_keys=True, **CONFIGS[name]).dataset().as_numpy_iterator()
         return dict(pair for batch in batches for pair in zip(batch["key"].tolist(), batch["image"], strict=True))
 
     plain, twice = images(), images(Flip(), Flip())
@@ -279,12 +280,12 @@ def test_a_stream_begins_with_the_epoch_of_the_step_that_is_asked_for(stored):
 
 def test_original_files_come_in_the_order_of_the_shards(stored):
     photos = stored["photos"]
-    assert list(photos.files("train").keys) == photos.mapped("train", "key").tolist()
+    assert list(photos.files("train").keys) == photos.memmap("train", "key").tolist()
 
 
 def test_a_snapshot_of_other_preprocessing_is_never_read(stored, photos):
     with pytest.raises(StaleSnapshot):
-        open_stored(
+        open_prepared_data(
             manifest=photos / "manifest", shards=photos / "shards", snapshot=photos / "snapshot", preprocess=(Decode(), Resize(height=9, width=9))
         )
 
@@ -292,7 +293,7 @@ def test_a_snapshot_of_other_preprocessing_is_never_read(stored, photos):
 def test_a_changed_op_version_makes_a_snapshot_stale(stored, photos, monkeypatch):
     monkeypatch.setattr(Resize, "version", 2)
     with pytest.raises(StaleSnapshot):
-        open_stored(manifest=photos / "manifest", shards=photos / "shards", snapshot=photos / "snapshot", preprocess=PREPROCESS["photos"])
+        open_prepared_data(manifest=photos / "manifest", shards=photos / "shards", snapshot=photos / "snapshot", preprocess=PREPROCESS["photos"])
 
 
 @pytest.mark.integration
@@ -403,13 +404,13 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
     written = snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=PREPROCESS[kind], settings=SKIP)
     told = capsys.readouterr().out
     assert f"{path}: record 0 at byte 0" in told and "2 examples dropped" in told
-    found = open_stored(manifest=source / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=PREPROCESS[kind])
+    found = open_prepared_data(manifest=source / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=PREPROCESS[kind])
     assert written.splits["train"].count == found.shards.examples("train") == index.examples("train") - 2
     assert found.shards.data_digest != index.data_digest
     configs = {name: CONFIGS[name] for name in ("naive", "in_memory", "gzip", "cache_memory", "service", "snapshot")}
     configs |= {"files": {"read": "files"}} if kind == "photos" else {}
     digests = {
-        name: digest_examples(pipeline({kind: found}, kind, widen=(), with_keys=True, plain=True, address=service, **config))
+        name: digest_examples(pipeline({kind: found}, kind, postprocess=(), with_keys=True, plain=True, address=service, **config))
         for name, config in configs.items()
     }
     assert len({item.digest for item in digests.values()}) == 1, digests
@@ -444,9 +445,9 @@ def test_a_compressed_twin_makes_good_for_a_damaged_shard(arrays, stored, tmp_pa
     index, _ = damaged_copy(arrays, tmp_path / "shards", records=2)
     snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=(Decode(),), settings=SnapshotSettings(on_corrupt="skip"))
     assert "0 examples dropped" in capsys.readouterr().out
-    found = open_stored(manifest=arrays / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=(Decode(),))
+    found = open_prepared_data(manifest=arrays / "manifest", shards=tmp_path / "shards", snapshot=tmp_path / "snapshot", preprocess=(Decode(),))
     assert found.shards.data_digest == index.data_digest
-    plain = {"widen": (), "with_keys": True, "plain": True}
+    plain = {"postprocess": (), "with_keys": True, "plain": True}
     assert digest_examples(pipeline({"arrays": found}, **plain)).digest == digest_examples(pipeline(stored, **plain)).digest
     repaired = next(shard for shard in found.shards.shards if shard.repaired)
     assert found.damage(repaired) == []
@@ -470,11 +471,11 @@ def test_an_error_that_is_no_damage_stays_what_it_is(stored):
 @pytest.mark.integration
 def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
     assert APPROXIMATE["decode"] == {"scale": 2}  # refused here, where a crop counts pixels; benchmarks measure it
-    exact = pipeline(stored, "photos", widen=(), with_keys=True, plain=True, **CONFIGS["snapshot"])
+    exact = pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True, **CONFIGS["snapshot"])
     for decode in ({"dct": "accurate"}, {"crop": "fused"}):
-        pipe = pipeline(stored, "photos", widen=(), with_keys=True, plain=True, decode=decode)
+        pipe = pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True, decode=decode)
         apart = difference(pipe, exact)
         assert pipe.plan.approximate
         assert apart.examples == pipe.examples
         assert apart.mean < 2, decode
-    assert difference(pipeline(stored, "photos", widen=(), with_keys=True, plain=True), exact).max == 0
+    assert difference(pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True), exact).max == 0

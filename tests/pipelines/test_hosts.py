@@ -9,9 +9,8 @@ import pytest
 from project import SMALL
 from ruamel.yaml import YAML
 
-from tasks.assembly.inputs import host_from_tf_config
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.mapped import Host
+from tasks.pipelines.hosts import Host, host_from_tf_config
 from tasks.train import main as train_stage
 
 WORKERS = {"worker": ["a:1", "b:1", "c:1"]}

@@ -9,10 +9,11 @@ import tensorflow as tf
 from tasks.data.columns import Column, SnapshotIndex, SplitColumns, Statistics, allocate, write_index
 from tasks.data.records import RecordSchema
 from tasks.data.shards import Shard, ShardIndex
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Decode, Resize
-from tasks.pipelines.plan import Work, make_plan
-from tasks.pipelines.stored import Stored
+from tasks.pipelines.plan import make_plan
+from tasks.pipelines.prepared_data import PreparedData
+from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
 
 pytestmark = pytest.mark.integration
@@ -33,13 +34,13 @@ def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
     ))  # fmt: skip
     schema = RecordSchema(payload="encoded", shape=None, channels=3)
     shard = Shard(name="s", split="train", records=ROWS, examples=ROWS, bytes=0, digest="", compression="none")
-    stored = Stored(
+    stored = PreparedData(
         shards_folder=tmp_path, shards=ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=(shard,)),
         snapshot_folder=tmp_path, snapshot=index, preprocess=PREPROCESS, files=lambda split: None,
     )  # fmt: skip
-    config = PipelineConfig(read="snapshot", shuffle={"kind": "global"}, prefetch=2, finish="device", rewrites=rewrites)
-    plan = make_plan(config, Work(schema=schema, preprocess=PREPROCESS, augment=(), finish=(), batch_size=64))
-    pipeline = InputPipeline(plan=plan, stored=stored, split="train", batch_size=64, seed=0)
+    config = PipelineConfig(read="snapshot", shuffle={"kind": "global"}, prefetch=2, postprocess_on="device", graph_rewrites=rewrites)
+    plan = make_plan(config, InputSpec(schema=schema, preprocess=PREPROCESS, augment=(), postprocess=(), batch_size=64))
+    pipeline = InputPipeline(plan=plan, data=stored, split="train", seed=0)
     before = psutil.Process().memory_info()
     batches = list(pipeline.dataset().take(5))
     grown = psutil.Process().memory_info().rss - before.rss - (psutil.Process().memory_info().shared - before.shared)

@@ -1,6 +1,6 @@
 """Literal values of everything that is drawn or digested: a change of these changes every later run, and is to be seen in a commit.
 
-Stored data and results depend on them. Whoever changes one on purpose changes the literal, the op's version where it has one,
+PreparedData data and results depend on them. Whoever changes one on purpose changes the literal, the op's version where it has one,
 and the changelog.
 """
 
@@ -14,13 +14,14 @@ from tasks.data.records import example_key
 from tasks.data.shards import read_shard_index
 from tasks.files import digest_bytes, digest_content, digest_file, digest_json
 from tasks.measurement.equality import digest_examples
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.kernels import Draw
 from tasks.pipelines.ops import Brightness, Decode, Flip, Op
-from tasks.pipelines.plan import Work, make_plan
+from tasks.pipelines.plan import make_plan
+from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
 from tasks.pipelines.randomness import mix64
-from tasks.pipelines.samplers import CIPHER_FROM, class_index, drawn_by_class, permuted, permuted_within_windows, swapped
-from tasks.pipelines.stored import Stored, open_stored
+from tasks.pipelines.samplers import CIPHER_FROM, class_index, permute, sample_by_class, swap_or_not, window_shuffle
+from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
 from tasks.snapshot import snapshot
 
@@ -36,21 +37,21 @@ def epoch(number: int) -> tf.Tensor:
 
 
 def test_a_global_permutation_of_a_small_split():
-    assert permuted(positions(12), count=12, seed=5, epoch=epoch(3)).numpy().tolist() == [0, 3, 2, 8, 7, 10, 9, 6, 5, 4, 1, 11]
+    assert permute(positions(12), count=12, seed=5, epoch=epoch(3)).numpy().tolist() == [0, 3, 2, 8, 7, 10, 9, 6, 5, 4, 1, 11]
 
 
 def test_a_global_permutation_of_a_large_split():
-    first = permuted(positions(8), count=CIPHER_FROM, seed=5, epoch=epoch(3))
+    first = permute(positions(8), count=CIPHER_FROM, seed=5, epoch=epoch(3))
     assert first.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
 
 
 def test_the_cipher_for_small_domains_by_its_key():
-    rows = swapped(positions(12), tf.constant(12, tf.int64), tf.constant(1234567, tf.uint64))
+    rows = swap_or_not(positions(12), tf.constant(12, tf.int64), tf.constant(1234567, tf.uint64))
     assert rows.numpy().tolist() == [4, 9, 0, 2, 7, 1, 5, 6, 11, 3, 10, 8]
 
 
 def test_a_shuffle_within_windows():
-    rows = permuted_within_windows(positions(24), count=24, window=8, seed=5, epoch=tf.fill([24], epoch(3)))
+    rows = window_shuffle(positions(24), count=24, window=8, seed=5, epoch=tf.fill([24], epoch(3)))
     assert rows.numpy().tolist() == [
         *(8, 4, 3, 5, 13, 17, 10, 11),
         *(19, 15, 7, 2, 21, 23, 9, 0),
@@ -60,7 +61,7 @@ def test_a_shuffle_within_windows():
 
 def test_draws_by_class():
     index = class_index(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
-    rows = drawn_by_class(positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None])
+    rows = sample_by_class(positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None])
     assert rows.numpy().tolist() == [[9, 9, 9, 8, 5, 6, 1, 7, 0, 8]]
 
 
@@ -86,21 +87,21 @@ def test_content_digests(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def stored(arrays, tmp_path_factory) -> Stored:
+def stored(arrays, tmp_path_factory) -> PreparedData:
     """Two hundred grey images with their snapshot."""
     folder = tmp_path_factory.mktemp("pinned")
     snapshot(read_shard_index(arrays / "shards"), arrays / "shards", folder, preprocess=(Decode(),))
-    return open_stored(manifest=arrays / "manifest", shards=arrays / "shards", snapshot=folder, preprocess=(Decode(),))
+    return open_prepared_data(manifest=arrays / "manifest", shards=arrays / "shards", snapshot=folder, preprocess=(Decode(),))
 
 
-def pipeline(stored: Stored, *, augment: tuple[Op, ...] = (), **config) -> InputPipeline:
-    work = Work(schema=stored.shards.schema, preprocess=(Decode(),), augment=augment, finish=(), batch_size=8)
-    return InputPipeline(plan=make_plan(PipelineConfig(**config), work), stored=stored, split="train", batch_size=8, seed=5, with_keys=True)
+def pipeline(stored: PreparedData, *, augment: tuple[Op, ...] = (), **config) -> InputPipeline:
+    spec = InputSpec(schema=stored.shards.schema, preprocess=(Decode(),), augment=augment, postprocess=(), batch_size=8)
+    return InputPipeline(plan=make_plan(PipelineConfig(**config), spec), data=stored, split="train", seed=5, with_keys=True)
 
 
-def rows_of(stored: Stored, keys: np.ndarray) -> list[int]:
+def rows_of(stored: PreparedData, keys: np.ndarray) -> list[int]:
     """The rows of the snapshot that hold the examples with these keys."""
-    return [stored.mapped("train", "key").tolist().index(key) for key in keys]
+    return [stored.memmap("train", "key").tolist().index(key) for key in keys]
 
 
 def first_batch(pipe: InputPipeline) -> dict[str, np.ndarray]:
@@ -111,9 +112,9 @@ def first_batch(pipe: InputPipeline) -> dict[str, np.ndarray]:
     ("config", "rows"),
     [
         (GLOBAL, [91, 5, 68, 104, 92, 86, 83, 26]),
-        (GLOBAL | {"sample": {"kind": "balanced"}}, [34, 112, 75, 104, 35, 15, 6, 85]),
+        (GLOBAL | {"sampling": "balanced"}, [34, 112, 75, 104, 35, 15, 6, 85]),
         ({"read": "snapshot", "shuffle": {"kind": "window", "size": 16}}, [119, 14, 32, 54, 41, 23, 113, 70]),
-        ({"read": "shards", "shuffle": {"kind": "none"}, "sample": {"kind": "balanced"}}, [7, 2, 3, 14, 9, 4, 8, 20]),
+        ({"read": "shards", "shuffle": {"kind": "none"}, "sampling": "balanced"}, [7, 2, 3, 14, 9, 4, 8, 20]),
         ({"read": "shards", "shuffle": {"kind": "buffer", "size": 1}}, [0, 1, 2, 3, 4, 5, 6, 7]),
         ({"read": "shards", "shuffle": {"kind": "buffer", "size": 32}}, [22, 17, 24, 7, 12, 0, 32, 29]),
     ],
@@ -126,7 +127,7 @@ def test_the_order_of_the_second_epoch(stored, config, rows):
 @pytest.mark.parametrize("config", [GLOBAL, {"read": "shards"}], ids=["gathered", "streamed"])
 def test_which_images_are_flipped(stored, config):
     pipe = pipeline(stored, augment=(Flip(),), **config)
-    images = stored.mapped("train", "image")
+    images = stored.memmap("train", "image")
     flipped = {}
     for batch in pipe.dataset().as_numpy_iterator():
         for row, image in zip(rows_of(stored, batch["key"]), batch["image"], strict=True):

@@ -10,18 +10,21 @@ import pytest
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.ops import CenterCrop, Decode, Flip, Load, Mixup, OneHot, RandomCrop, Rescale, Resize
-from tasks.pipelines.plan import Work, in_order, make_plan
+from tasks.pipelines.plan import make_plan, without_shuffling
 from tasks.pipelines.shapes import output_shape
-from tasks.pipelines.steps import Batch, Keep, Mix
+from tasks.pipelines.spec import InputSpec
+from tasks.pipelines.steps import Batch, Cache, Shuffle
 from tasks.settings import PipelineConfig
 
 JPEG = RecordSchema(payload="encoded", shape=None, channels=3)
 RAW = RecordSchema(payload="raw", shape=(28, 28, 1), channels=1)
-WORK = {"preprocess": (Decode(), Resize(height=8, width=8)), "augment": (Flip(),), "finish": (Rescale(),), "batch_size": 32}
+SPEC = {"preprocess": (Decode(), Resize(height=8, width=8)), "augment": (Flip(),), "postprocess": (Rescale(),), "batch_size": 32}
 
 
 def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
-    return make_plan(PipelineConfig(**config), Work(schema=schema, **{**WORK, **({"preprocess": preprocess} if preprocess else {}), **dict(ops)}))
+    return make_plan(
+        PipelineConfig(**config), InputSpec(schema=schema, **{**SPEC, **({"preprocess": preprocess} if preprocess else {}), **dict(ops)})
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,11 +34,11 @@ def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
         ({"read": "files"}, "read:files → shuffle[auto] → map:load+decode+resize+flip+rescale → batch[32]"),
         (
             {"cache": {"after": "resize"}, "prefetch": 2},
-            "read:mixed shards → map:parse+decode+resize → cache:memory → shuffle[auto] → map:flip+rescale → batch[32] → prefetch[2]",
+            "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] → map:flip+rescale → batch[32] → prefetch[2]",
         ),
-        ({"vectorize": True}, "read:mixed shards → shuffle[auto] → map:parse+decode+resize → batch[32] → map:flip+rescale"),
+        ({"vectorize": True}, "read:shuffled shards → shuffle[auto] → map:parse+decode+resize → batch[32] → map:flip+rescale"),
         (
-            {"read": "snapshot", "shuffle": {"kind": "global"}, "finish": "device", "prefetch": "auto"},
+            {"read": "snapshot", "shuffle": {"kind": "global"}, "postprocess_on": "device", "prefetch": "auto"},
             "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale",
         ),
         (
@@ -64,18 +67,18 @@ def test_plans_print_what_they_do_in_order(config, expected):
 )
 def test_crops_are_made_one_by_one_where_that_is_needed_or_cheaper(preprocess, size, expected, streamed):
     ops = {"augment": (RandomCrop(height=size, width=size), Flip())}
-    gathered = plan_of(preprocess=preprocess, ops=ops, read="snapshot", shuffle={"kind": "global"}, finish="device")
+    gathered = plan_of(preprocess=preprocess, ops=ops, read="snapshot", shuffle={"kind": "global"}, postprocess_on="device")
     assert str(gathered) == f"gather:snapshot[global shuffle,32]{expected} ⇒ device:rescale"
-    assert str(plan_of(preprocess=preprocess, ops=ops, vectorize=True)) == f"read:mixed shards → shuffle[auto] → {streamed}"
+    assert str(plan_of(preprocess=preprocess, ops=ops, vectorize=True)) == f"read:shuffled shards → shuffle[auto] → {streamed}"
 
 
 def test_mixing_ops_see_batches_without_being_told():
     plan = plan_of(ops={"augment": (Flip(), Mixup())})
-    assert str(plan) == "read:mixed shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] → map:mixup+rescale"
+    assert str(plan) == "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] → map:mixup+rescale"
 
 
 def test_vectors_of_labels_are_made_on_the_host_wherever_the_rest_is_finished():
-    plan = plan_of(ops={"finish": (Rescale(), OneHot())}, finish="device", shuffle={"kind": "none"})
+    plan = plan_of(ops={"postprocess": (Rescale(), OneHot())}, postprocess_on="device", shuffle={"kind": "none"})
     assert str(plan) == "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale"
 
 
@@ -85,21 +88,21 @@ def test_a_fused_crop_takes_the_place_of_decode_and_crop():
 
 
 def test_classes_are_drawn_as_soon_as_labels_are_known():
-    plan = plan_of(sample={"kind": "balanced"})
-    assert str(plan) == "read:mixed shards → map:parse → sample:balanced → shuffle[auto] → map:decode+resize+flip+rescale → batch[32]"
+    plan = plan_of(sampling="balanced")
+    assert str(plan) == "read:shuffled shards → map:parse → sample:balanced → shuffle[auto] → map:decode+resize+flip+rescale → batch[32]"
 
 
 def test_raw_pixels_are_parsed_and_decoded_in_whole_batches():
     plan = plan_of(schema=RAW, preprocess=(Decode(),), vectorize=True)
-    assert str(plan) == "read:mixed shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"
+    assert str(plan) == "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"
 
 
 def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
     for after in ("decode", "resize"):
         steps = plan_of(cache={"after": after}).steps
         place = {type(step): index for index, step in enumerate(steps)}
-        assert place[Keep] < place[Mix] < place[Batch]
-        assert not any(op.random for step in steps[: place[Keep]] for op in getattr(step, "ops", ()))
+        assert place[Cache] < place[Shuffle] < place[Batch]
+        assert not any(op.random for step in steps[: place[Cache]] for op in getattr(step, "ops", ()))
 
 
 @pytest.mark.parametrize(
@@ -113,16 +116,15 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ({"read": "snapshot", "shuffle": {"kind": "none"}, "decode": {"scale": 2}}, "decoded already"),
         ({"shuffle": {"kind": "global"}}, "needs random access"),
         ({"shuffle": {"kind": "window"}}, "needs random access"),
-        ({"read": "files", "interleave": {}}, "only shards are read by turns"),
+        ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
         ({"decode": {"scale": 2, "crop": "fused"}}, "choose one"),
-        ({"sample": {"kind": "weighted"}}, "needs the weight"),
-        ({"sample": {"kind": "balanced", "weights": {"a": 1}}}, "has weights of its own"),
-        ({"read": "snapshot", "shuffle": {"kind": "none"}, "sample": {"kind": "balanced"}}, "use `global`"),
-        ({"place": "device"}, "only a snapshot can live on the device"),
-        ({"read": "snapshot", "shuffle": {"kind": "global"}, "place": "device", "prefetch": 2}, "nothing to prepare ahead"),
+        ({"sampling": {}}, "need at least one class"),
+        ({"read": "snapshot", "shuffle": {"kind": "none"}, "sampling": "balanced"}, "use `global`"),
+        ({"snapshot_on": "device"}, "only a snapshot can live on the device"),
+        ({"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot_on": "device", "prefetch": 2}, "nothing to prepare ahead"),
         ({"read": "snapshot", "shuffle": {"kind": "global"}, "service": {}}, "would be sent to every worker"),
-        ({"service": {}, "cache": {}}, "fill the cache in vain"),
-        ({"service": {}, "sample": {"kind": "balanced"}}, "one stream over all examples"),
+        ({"service": {}, "cache": {}}, "fill a cache that is never read"),
+        ({"service": {}, "sampling": "balanced"}, "one stream over all examples"),
     ],
 )
 def test_refusals_carry_their_reason(config, reason):
@@ -134,7 +136,7 @@ def test_ops_are_refused_where_they_cannot_work():
     with pytest.raises(ImpossiblePlan, match="must come before mixup"):
         plan_of(ops={"augment": (Mixup(), Load())})
     with pytest.raises(ImpossiblePlan, match="flip cannot run on the device"):
-        plan_of(ops={"finish": (Flip(),)}, finish="device")
+        plan_of(ops={"postprocess": (Flip(),)}, postprocess_on="device")
     with pytest.raises(ImpossiblePlan, match="would cut something else"):
         plan_of(preprocess=(Decode(), CenterCrop(height=8, width=8)), decode={"scale": 2})
     with pytest.raises(ImpossiblePlan, match="images differ in size"):
@@ -145,8 +147,9 @@ def test_ops_are_refused_where_they_cannot_work():
     ("field", "value"),
     [
         ("read", "files"), ("interleave", {"cycle_length": 2}), ("map", {"parallel": 3}), ("vectorize", True), ("cache", {"after": "resize"}),
-        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False), ("finish", "device"), ("rewrites", True), ("threads", 3),
-        ("decode", {"scale": 2}), ("sample", {"kind": "balanced"}), ("service", {"workers": 3}),
+        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False), ("postprocess_on", "device"), ("graph_rewrites", True),
+        ("threads", 3),
+        ("decode", {"scale": 2}), ("sampling", "balanced"), ("service", {"workers": 3}),
     ],
 )  # fmt: skip
 def test_every_field_changes_the_plan(field, value):
@@ -156,25 +159,25 @@ def test_every_field_changes_the_plan(field, value):
 
 @pytest.mark.parametrize(
     ("config", "tuned"),
-    [({}, False), ({"prefetch": 2}, False), ({"prefetch": "auto"}, True), ({"map": {"parallel": "auto"}}, True), ({"rewrites": True}, True)],
+    [({}, False), ({"prefetch": 2}, False), ({"prefetch": "auto"}, True), ({"map": {"parallel": "auto"}}, True), ({"graph_rewrites": True}, True)],
 )
 def test_nothing_is_left_to_autotune_unless_a_field_says_so(config, tuned):
     """Its thread costs up to an epoch's time when an iterator ends: see docs/performance.md."""
     assert plan_of(**config).autotunes is tuned
 
 
-def test_the_place_changes_the_plan():
+def test_where_the_snapshot_lives_changes_the_plan():
     mapped = {"read": "snapshot", "shuffle": {"kind": "global"}}
-    assert plan_of(**mapped, place="device") != plan_of(**mapped)
+    assert plan_of(**mapped, snapshot_on="device") != plan_of(**mapped)
 
 
 def test_every_field_is_in_the_test_above():
     tested = {case[0] for case in test_every_field_changes_the_plan.pytestmark[0].args[1]}
-    assert tested | {"place"} == set(PipelineConfig.model_fields)
+    assert tested | {"snapshot_on"} == set(PipelineConfig.model_fields)
 
 
 def test_evaluation_keeps_storage_order():
-    assert "shuffle" not in str(make_plan(in_order(PipelineConfig()), Work(schema=JPEG, **WORK)))
+    assert "shuffle" not in str(make_plan(without_shuffling(PipelineConfig()), InputSpec(schema=JPEG, **SPEC)))
 
 
 def test_planning_needs_no_tensorflow():

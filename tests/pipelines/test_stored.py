@@ -7,7 +7,7 @@ import pytest
 from tasks.data.records import RecordSchema
 from tasks.data.shards import Shard, ShardIndex
 from tasks.pipelines.ops import Decode, Pad, Resize
-from tasks.pipelines.stored import snapshot_key
+from tasks.pipelines.prepared_data import snapshot_key
 
 OPS = (Decode(), Resize(height=4, width=5), Pad(pixels=1))
 
@@ -37,5 +37,5 @@ def test_another_version_of_an_op_or_of_tensorflow_has_another_key(monkeypatch):
     monkeypatch.setattr(Resize, "version", 2)
     changed = snapshot_key(index(), OPS)
     monkeypatch.undo()
-    monkeypatch.setattr("tasks.pipelines.stored.installed_versions", lambda names: dict.fromkeys(names, "0"))
+    monkeypatch.setattr("tasks.pipelines.prepared_data.installed_versions", lambda names: dict.fromkeys(names, "0"))
     assert len({before, changed, snapshot_key(index(), OPS)}) == 3

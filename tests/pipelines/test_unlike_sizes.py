@@ -13,10 +13,11 @@ from tasks.data.columns import column_path, map_column, read_index, verify
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptColumn, ImpossiblePlan
 from tasks.measurement.equality import digest_examples
-from tasks.pipelines.dataset import InputPipeline
+from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
-from tasks.pipelines.plan import Work, in_order, make_plan
-from tasks.pipelines.stored import open_stored
+from tasks.pipelines.plan import make_plan, without_shuffling
+from tasks.pipelines.prepared_data import open_prepared_data
+from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
 from tasks.snapshot import snapshot
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 CROP = (RandomCrop(height=20, width=24), Flip())
 # A service would need a server and a device an accelerator; both have tests of their own.
-CONFIGS = {name: config for name, config in PRESETS.items() if "service" not in config and config.get("place") != "device"}
+CONFIGS = {name: config for name, config in PRESETS.items() if "service" not in config and config.get("snapshot_on") != "device"}
 
 
 @pytest.fixture(scope="module", params=[1 << 25, pytest.param(5000, marks=pytest.mark.slow)], ids=["few_chunks", "many_chunks"])
@@ -35,14 +36,14 @@ def stored(photos, tmp_path_factory, request):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tasks.snapshot, "ROWS_BYTES", request.param)
         snapshot(read_shard_index(photos / "shards"), photos / "shards", folder / "snapshot", preprocess=PREPROCESS)
-    return open_stored(manifest=photos / "manifest", shards=photos / "shards", snapshot=folder / "snapshot", preprocess=PREPROCESS)
+    return open_prepared_data(manifest=photos / "manifest", shards=photos / "shards", snapshot=folder / "snapshot", preprocess=PREPROCESS)
 
 
-def pipeline(stored, config, *, augment=CROP, finish=(), plain=False) -> InputPipeline:
+def pipeline(stored, config, *, augment=CROP, postprocess=(), plain=False) -> InputPipeline:
     chosen = PipelineConfig(**config)
-    work = Work(schema=stored.shards.schema, preprocess=PREPROCESS, augment=augment, finish=finish, batch_size=BATCH)
-    plan = make_plan(in_order(chosen) if plain else chosen, work)
-    return InputPipeline(plan=plan, stored=stored, split="train", batch_size=BATCH, seed=3, with_keys=True)
+    spec = InputSpec(schema=stored.shards.schema, preprocess=PREPROCESS, augment=augment, postprocess=postprocess, batch_size=BATCH)
+    plan = make_plan(without_shuffling(chosen) if plain else chosen, spec)
+    return InputPipeline(plan=plan, data=stored, split="train", seed=3, with_keys=True)
 
 
 def by_key(pipe) -> dict[int, np.ndarray]:
@@ -78,7 +79,7 @@ def test_random_crops_are_the_same_whoever_makes_them(stored):
 
 @pytest.mark.parametrize("name", [name for name in MAPPED if name in CONFIGS])
 def test_any_step_can_be_started_from(stored, name):
-    pipe = pipeline(stored, CONFIGS[name], finish=(Rescale(),))
+    pipe = pipeline(stored, CONFIGS[name], postprocess=(Rescale(),))
     whole = list(pipe.dataset(epochs=2).as_numpy_iterator())
     for first in (1, pipe.steps - 1, pipe.steps + 1):
         rest = list(pipe.dataset(first_step=first, epochs=2).as_numpy_iterator())
@@ -91,7 +92,7 @@ def test_what_cannot_be_done_with_unlike_sizes_is_refused(stored):
         pipeline(stored, CONFIGS["optimized"], augment=(Flip(),))
     with pytest.raises(ImpossiblePlan, match=r"mixup needs batches.*put the crop first"):
         pipeline(stored, CONFIGS["naive"], augment=(Mixup(classes=3), *CROP))
-    with pytest.raises(ImpossiblePlan, match="place: images of variable size"):
+    with pytest.raises(ImpossiblePlan, match="snapshot_on: variable-size images"):
         pipeline(stored, PRESETS["device_resident"])
 
 

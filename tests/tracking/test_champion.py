@@ -179,7 +179,7 @@ def test_of_numbers_it_is_the_mean_distance_from_the_median(tmp_path):
 
 def opened(folder, source):
     """Run the data stages and open what they wrote."""
-    params = check({**SMALL, "data": {**SMALL["data"], **source}, "augment": [], "finish": []})
+    params = check({**SMALL, "data": {**SMALL["data"], **source}, "augment": [], "postprocess": []})
     prepared(params.data, folder / "data")
     layout = Layout(folder)
     snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=params.preprocess)

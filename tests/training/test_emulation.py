@@ -21,7 +21,7 @@ CLASSES = Target(kind="class", shape=(4,))
 
 def models(target=CLASSES, **options):
     settings = ModelSettings(name="emulated", options=options)
-    return build_models(settings, input_shape=(8, 8, 1), dtype="uint8", target=target, finish=[Rescale()])
+    return build_models(settings, input_shape=(8, 8, 1), dtype="uint8", target=target, postprocess=[Rescale()])
 
 
 def batches(count, labels=(0, 0, 0, 1)):
@@ -101,7 +101,7 @@ def test_options_are_checked(options, problem):
 
 
 def test_what_needs_the_accelerators_memory_is_refused():
-    with pytest.raises(ImpossiblePlan, match="place: host"):
+    with pytest.raises(ImpossiblePlan, match="snapshot_on: host"):
         trainable_model(models(step_ms=1), finished_inputs=False, gather=lambda step: step)
 
 

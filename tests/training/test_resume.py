@@ -151,7 +151,7 @@ def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(lay
     assert run(params_of(), layout, tmp_path / "stopped", pipeline=pipeline)[0] == rows
 
 
-CHANGES = ("augment=[flip, {brightness: {delta: 0.2}}]", "finish=[{rescale: {offset: 0.5}}]", "train.seed=1", "batch_size=24")
+CHANGES = ("augment=[flip, {brightness: {delta: 0.2}}]", "postprocess=[{rescale: {offset: 0.5}}]", "train.seed=1", "batch_size=24")
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "model.options.width=9", "pipelines.optimized.prefetch=3"])

@@ -1,4 +1,4 @@
-"""What lies on disk for an input pipeline to read, opened and checked: shards, snapshot, original files."""
+"""The prepared data on disk that an input pipeline reads, opened and checked: shards, snapshot, original files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from tasks.data.manifest import read_manifest
 from tasks.data.repair import shard_path
 from tasks.data.shards import Shard, ShardIndex, check_shard, damage, fix_hint, read_shard_index
 from tasks.data.splits import shard_order
+from tasks.errors import ImpossiblePlan, did_you_mean
 from tasks.files import digest_json
 from tasks.libraries import installed_versions
 from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize
 from tasks.pipelines.shapes import resolve
+from tasks.settings import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class FileList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class PreparedData:
     """The shards, the snapshot and, on demand, the original files of a split."""
 
     shards_folder: Path
@@ -52,15 +54,15 @@ class Stored:
         """One column of the snapshot."""
         return next(column for column in self.snapshot.columns if column.name == name)
 
-    def mapped(self, split: str, name: str) -> np.ndarray:
+    def memmap(self, split: str, name: str) -> np.ndarray:
         """The values of one column of a split, memory-mapped."""
         return map_column(self.snapshot_folder, split, self.column(name), self.snapshot.splits[split].count)
 
-    def completed(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+    def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
         """Ops with what they take from the data: statistics of the training split, the number of classes, the categories."""
-        return tuple(self._completed(op) for op in ops)
+        return tuple(self._bind(op) for op in ops)
 
-    def _completed(self, op: Op) -> Op:
+    def _bind(self, op: Op) -> Op:
         schema = self.shards.schema
         if isinstance(op, Standardize) and op.mean is None:
             numeric = len(self.snapshot.statistics.mean) - len(schema.categories)
@@ -74,7 +76,7 @@ class Stored:
         return op
 
 
-def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]) -> Stored:
+def open_prepared_data(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]) -> PreparedData:
     """Open what the earlier stages wrote and check that it belongs together.
 
     Raises:
@@ -83,17 +85,17 @@ def open_stored(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Seq
     """
     index = read_shard_index(shards, sizes=False)
     written = read_index(snapshot, key=snapshot_key(index, preprocess))
-    stored = Stored(
+    data = PreparedData(
         shards_folder=shards,
         shards=index.with_repaired(written.repaired),
         snapshot_folder=snapshot,
         snapshot=written,
         preprocess=tuple(preprocess),
-        files=lambda split: list_files(manifest, split, among=stored.mapped(split, "key") if written.repaired else None),
+        files=lambda split: list_files(manifest, split, among=data.memmap(split, "key") if written.repaired else None),
     )
-    for shard in stored.shards.shards:
-        check_shard(stored.path(shard), shard)
-    return stored
+    for shard in data.shards.shards:
+        check_shard(data.path(shard), shard)
+    return data
 
 
 def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
@@ -108,3 +110,25 @@ def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = 
     rows = rows.iloc[shard_order(rows)]
     rows = rows if among is None else rows[rows["key"].isin(among)]
     return FileList(paths=tuple(rows["uri"]), labels=tuple(rows["label"].tolist()), keys=tuple(rows["key"].tolist()))
+
+
+def labels_and_weights(sampling: Sampling, data: PreparedData, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each example of a split (examples,) int64 and the weight of each class (classes,) float64.
+
+    Raises:
+      ImpossiblePlan: a weight names no class, or a class that is to be drawn has no example.
+    """
+    classes = data.shards.classes
+    labels = np.asarray(data.memmap(split, "label"))
+    weight_of = sampling if isinstance(sampling, dict) else {}
+    for name in weight_of:
+        if name not in classes:
+            raise ImpossiblePlan(f"sampling: {name} is not a class; {did_you_mean(name, list(classes))}")
+    weights = np.asarray([weight_of.get(name, 1.0) for name in classes], np.float64)
+    counts = np.bincount(labels, minlength=len(classes))
+    missing = [name for name, weight, count in zip(classes, weights, counts, strict=True) if weight > 0 and count == 0]
+    if missing:
+        raise ImpossiblePlan(
+            f"sampling: the {split} split has no example of {', '.join(missing)}; give such a class the weight 0, or add examples to the data"
+        )
+    return labels, weights

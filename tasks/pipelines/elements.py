@@ -1,0 +1,35 @@
+"""Running ops on elements, and choosing what of an element a batch consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tasks.data.records import RecordSchema
+from tasks.pipelines.kernels import Draw, Element, compute
+from tasks.pipelines.ops import Op
+
+
+def apply_ops(ops: Sequence[Op], element: Element, *, seed: int, epoch: tf.Tensor, first: int = 0) -> Element:
+    """Run ops on an element, an example or a batch; in a trace their names stand before those of the kernels they call.
+
+    `first` is the position in `augment` of the first of them. What an op draws depends on its name and position, not on its
+    arguments: equal ops draw independently, and a stronger one draws as the weaker one did.
+    """
+    for position, op in enumerate(ops, first):
+        with tf.name_scope(op.name):
+            element = compute(op, element, Draw(seed=seed, epoch=epoch, salts=(op.name, position)))
+    return element
+
+
+def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -> Element | tuple:
+    """The (input, label) that a model takes, or, `with_keys`, the whole element."""
+    return element if with_keys else (element[schema.feature], element["label"])
+
+
+def split_window(time_steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> Element:
+    """Split windows (…, length + horizon, columns) into features (…, length, columns) and label (…, horizon, targets)."""
+    label = time_steps[..., length:, :]
+    all_columns = targets == tuple(range(time_steps.shape[-1]))
+    return {"features": time_steps[..., :length, :], "label": label if all_columns else tf.gather(label, targets, axis=-1)}

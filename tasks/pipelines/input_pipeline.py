@@ -1,0 +1,124 @@
+"""An input pipeline as stages and training loops use it: a plan bound to one split of the prepared data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.data.splits import steps_per_epoch
+from tasks.pipelines.dataset import BuildContext
+from tasks.pipelines.epochs import snapshot_batches, stream_batches
+from tasks.pipelines.hosts import Host
+from tasks.pipelines.plan import Plan
+from tasks.pipelines.prepared_data import PreparedData
+from tasks.pipelines.snapshot_reader import GatherFn, SnapshotReader
+from tasks.scratch import Scratch
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputPipeline:
+    """Batches of one split, epoch by epoch, as a plan says.
+
+    Batches are (input, label): image (batch, height, width, channels) or features (batch, …), label (batch,) int64 or what
+    the task predicts; or dicts that also carry `key` (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk
+    and lives as long as the pipeline.
+    """
+
+    plan: Plan
+    data: PreparedData
+    split: str
+    seed: int
+    with_keys: bool = False
+    host: Host = field(default_factory=Host)
+    service_address: str = ""
+    scratch: Scratch = field(default_factory=Scratch)
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in a full batch, over all hosts."""
+        return self.plan.spec.batch_size
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch."""
+        if self.plan.reads_snapshot:
+            return self.reader.examples
+        stored = self.data.shards.examples(self.split)
+        return self.plan.window.count(stored) if self.plan.window else stored
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return steps_per_epoch(self.examples, self.batch_size)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Size of the input of a full batch, as it leaves the host."""
+        spec = self.dataset().element_spec[0]
+        return self.batch_size * spec.dtype.size * (spec.shape[1:].num_elements() or 0)
+
+    def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
+        """The batches of steps [first_step, epochs · steps), counted over all epochs, as one sequence.
+
+        A plan that reads the snapshot starts at any step, a stream with the epoch in which `first_step` lies.
+        """
+        if self.plan.reads_snapshot:
+            step_range = tf.data.Dataset.from_tensors((np.int64(first_step), np.int64(epochs * self.steps)))
+            batches, count = snapshot_batches(self._context, self.reader, step_range), epochs * self.steps - first_step
+        else:
+            first_epoch = first_step // self.steps
+            numbers = tf.data.Dataset.range(first_epoch, epochs, name="epochs")
+            batches, count = stream_batches(self._context, numbers, open_early=True), (epochs - first_epoch) * self.steps
+        return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(self._context.options())
+
+    def epoch_by_epoch(self) -> tf.data.Dataset:
+        """One epoch, and with every new iteration the next: for loops that iterate again and again, such as `fit(dataset, epochs=…)`."""
+        numbers = tf.data.Dataset.from_tensors(1).map(lambda one: self._iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs")
+        if self.plan.reads_snapshot:
+            step_range = numbers.map(lambda epoch: (epoch * self.steps, (epoch + 1) * self.steps), name="epochs")
+            batches = snapshot_batches(self._context, self.reader, step_range)
+        else:
+            batches = stream_batches(self._context, numbers, open_early=False)
+        return batches.apply(tf.data.experimental.assert_cardinality(self.steps)).with_options(self._context.options())
+
+    def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
+        """Iterate over the batches that `dataset` has; those of a plan on the device are gathered there."""
+        if not self.plan.on_device:
+            return iter(self.dataset(first_step=first_step, epochs=epochs))
+        return map(tf.function(self.gather_fn()), tf.data.Dataset.range(first_step, epochs * self.steps))
+
+    def gather_fn(self) -> GatherFn:
+        """The function from a step (scalar int64, counted over all epochs) to its batch, of a plan that reads the snapshot."""
+        return self.reader.make_gather_fn()
+
+    @cached_property
+    def reader(self) -> SnapshotReader:
+        """What reads the split of the snapshot, for a plan that does."""
+        if self.plan.gather is None:
+            raise TypeError(f"{self.plan} does not read the snapshot")
+        return SnapshotReader(data=self.data, split=self.split, gather=self.plan.gather, seed=self.seed, host=self.host, with_keys=self.with_keys)
+
+    @cached_property
+    def _iterations(self) -> tf.Variable:
+        """How many iterations `epoch_by_epoch` has had."""
+        with tf.init_scope():
+            return tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
+
+    @cached_property
+    def _context(self) -> BuildContext:
+        return BuildContext(
+            plan=self.plan,
+            data=self.data,
+            split=self.split,
+            seed=self.seed,
+            with_keys=self.with_keys,
+            examples=self.examples,
+            steps=self.steps,
+            service_address=self.service_address,
+            scratch=self.scratch,
+        )

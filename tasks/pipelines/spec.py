@@ -1,0 +1,35 @@
+"""What an input pipeline is to compute, whatever the configuration: the data's schema, the ops, the batch, a series' windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from tasks.data.records import RecordSchema
+from tasks.pipelines.ops import Op
+from tasks.pipelines.shapes import ops_until_uniform
+from tasks.pipelines.steps import Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """The computation that every configuration carries out. `batch_size` counts examples over all hosts."""
+
+    schema: RecordSchema
+    preprocess: Sequence[Op]
+    augment: Sequence[Op]
+    postprocess: Sequence[Op]
+    batch_size: int
+    window: Window | None = None
+
+    @property
+    def ops_to_uniform_shape(self) -> Sequence[Op]:
+        """The first of the augmenting ops, up to where images of variable size have the same size and can be batched."""
+        needed = ops_until_uniform((*self.preprocess, *self.augment), self.schema)
+        return self.augment if needed is None else self.augment[: max(0, needed - len(self.preprocess))]
+
+    @property
+    def per_example_augment(self) -> Sequence[Op]:
+        """The first of the augmenting ops, which the host runs on one example at a time: they must be, or are cheaper so."""
+        return max(self.ops_to_uniform_shape, tuple(takewhile(lambda op: op.prefers_single_examples, self.augment)), key=len)
