@@ -26,7 +26,7 @@ CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}  
 
 @dataclass(frozen=True, kw_only=True)
 class OpCost:
-    """InputSpec of an op on one core [µs per example]: called with one example, and with a batch (None: it takes no batches)."""
+    """Work of an op on one core [µs per example]: called with one example, and with a batch (None: it takes no batches)."""
 
     example_us: float
     batch_us: float | None
@@ -34,7 +34,7 @@ class OpCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """InputSpec on one core [µs]: of any map call; per example of stacking into a batch, of reading each source, of each op."""
+    """Work on one core [µs]: of any map call; per example of stacking into a batch, of reading each source, of each op."""
 
     call_us: float
     stack_us: float
@@ -151,7 +151,7 @@ class CostContext:
     batched: bool
 
     def ops_us(self, ops: Sequence[Op], *, batched: bool) -> float:
-        """InputSpec of ops per example."""
+        """Work of ops per example."""
         known = [cost for op in ops if (cost := self.costs.ops.get(op.name))]
         return sum(cost.batch_us if batched and cost.batch_us is not None else cost.example_us for cost in known)
 

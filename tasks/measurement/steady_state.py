@@ -121,7 +121,7 @@ class SteadyState:
 
     @property
     def model_core_ms(self) -> float:
-        """InputSpec of such a step on all cores [ms]."""
+        """Work of such a step on all cores [ms]."""
         return statistics.median(each.model.core_ms for each in self.rounds)
 
     @property
