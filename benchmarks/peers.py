@@ -36,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        rates = race(data.photos(options.photos, work), options.photos, work, options.python, options.rounds)
+        rates = run_all(data.photos(options.photos, work), options.photos, work, options.python, options.rounds)
     base = statistics.median(rates["naive"])
     results = {
         name: {"examples_per_s": round(statistics.median(values), 1), "ratio": round(statistics.median(values) / base, 3)}
@@ -48,7 +48,7 @@ def main() -> None:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def race(workload: data.Workload, photos: Path, work: Path, python: Path, rounds: int) -> dict[str, list[float]]:
+def run_all(workload: data.Workload, photos: Path, work: Path, python: Path, rounds: int) -> dict[str, list[float]]:
     """Images per second of every loader, round by round."""
     context = multiprocessing.get_context("spawn")
     pipes, started = {}, {}
@@ -67,7 +67,7 @@ def race(workload: data.Workload, photos: Path, work: Path, python: Path, rounds
             pipe.send("turn")
             rates.setdefault(name, []).append(pipe.recv())
         for name, process in list(started.items()):
-            answer = asked(process)
+            answer = query_rate(process)
             if answer is None:
                 print(f"{name}: left out, its process ended with code {process.wait()}", file=sys.stderr)
                 del started[name]
@@ -80,7 +80,7 @@ def race(workload: data.Workload, photos: Path, work: Path, python: Path, rounds
     return rates
 
 
-def asked(process: subprocess.Popen[str]) -> float | None:
+def query_rate(process: subprocess.Popen[str]) -> float | None:
     """One turn of a peer; None when it is gone."""
     if process.stdin is None or process.stdout is None or process.poll() is not None:
         return None

@@ -34,7 +34,7 @@ CURVE = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 SETTINGS = ShardSettings()
 
 
-def ours(manifest: Manifest, folder: Path) -> float:
+def time_sharding(manifest: Manifest, folder: Path) -> float:
     """Seconds that sharding takes, flushed to the disk and digested as always.
 
     What was written is removed again, as the other two do it: memory that a virtual machine has not used before costs more to write to.
@@ -88,7 +88,7 @@ def curve_point(count: int) -> None:
         manifest = ingest(DataSettings(source="arrays", path=str(folder / "data.npz")), folder / "manifest")
         manifest = replace(manifest, folder=folder / "manifest")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        seconds = ours(manifest, folder / "shards")
+        seconds = time_sharding(manifest, folder / "shards")
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(
             json.dumps(
@@ -115,7 +115,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         small = read_manifest(data.fashion_mnist(work).layout.manifest)
-        times = [(ours(small, work / f"ours-{n}"), plain_loop(small, work / "loop.tfrecord")) for n in range(ROUNDS)]
+        times = [(time_sharding(small, work / f"ours-{n}"), plain_loop(small, work / "loop.tfrecord")) for n in range(ROUNDS)]
         records = len(small.examples)
         mine, loop = (statistics.median(column) for column in zip(*times, strict=True))
         results["fashion_mnist"] = {
@@ -128,11 +128,11 @@ def main() -> None:
             settings = DataSettings(source="image_folder", path=str(options.photos))
             large = ingest(settings, work / "manifest")
             size = int(large.stats["bytes"])
-            rates = [size / ours(large, work / "photos") / 1e6]
+            rates = [size / time_sharding(large, work / "photos") / 1e6]
             disks = []
             for _ in range(DISK_ROUNDS):  # each of the two follows itself and the other: pages that were just freed are quicker to write to
                 disks += [disk_rate(work / "plain", size) / 1e6 for _ in range(2)]
-                rates += [size / ours(large, work / "photos") / 1e6 for _ in range(2)]
+                rates += [size / time_sharding(large, work / "photos") / 1e6 for _ in range(2)]
             rate, disk = statistics.median(rates), statistics.median(disks)
             results["photos"] = {"mb_per_s": round(rate, 1), "disk_mb_per_s": round(disk, 1), "ratio": round(rate / disk, 2)}
             print(f"photos: {_spread(rates)}, the disk alone {_spread(disks)}, ratio {rate / disk:.2f}")

@@ -23,7 +23,7 @@ OTHERS = ("heuristic", "autotune")
 MODEL = {"name": "mlp", "options": {"width": 64}}
 
 
-def against(workload: data.Workload, other: str) -> dict[str, Any]:
+def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
     """Train `optimized` and `other` in alternation: examples per second of both, and the ratio with its extremes."""
     from tasks.allocator import raise_malloc_thresholds
     from tasks.assembly.inputs import input_pipeline, open_inputs
@@ -66,7 +66,7 @@ def main() -> None:
         for workload in workloads:
             for other in OTHERS:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
-                    found = results.setdefault(workload.name, {})[other] = pool.apply(against, (workload, other))
+                    found = results.setdefault(workload.name, {})[other] = pool.apply(compare_with, (workload, other))
                 rates = f"{found['other_examples_per_s']:>12,}{found['optimized_examples_per_s']:>12,}"
                 print(
                     f"{workload.name:<15}{other:<20}{rates}{found['ratio']:>7.2f}× ({found['from_to'][0]:.2f} to {found['from_to'][1]:.2f})",

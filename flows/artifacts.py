@@ -79,10 +79,10 @@ def to_markdown(summary: Mapping[str, Any]) -> str:
 
 def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
     """Say on the run's page what failed and where its log is."""
-    place = f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}" if os.environ.get(UI_URL) else f"`prefect flow-run logs {flow_run.id}`"
-    said = f"# {flow_run.name}: {state.name}\n\n{fenced((state.message or 'no message')[:4000])}"
-    advice = f"The log: {place}. Finished stages are kept; retry the run to continue."
-    create_markdown_artifact(key=f"{flow.name}-failure", markdown=f"{said}\n\n{advice}")
+    log = f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}" if os.environ.get(UI_URL) else f"`prefect flow-run logs {flow_run.id}`"
+    heading = f"# {flow_run.name}: {state.name}\n\n{fenced((state.message or 'no message')[:4000])}"
+    advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
+    create_markdown_artifact(key=f"{flow.name}-failure", markdown=f"{heading}\n\n{advice}")
 
 
 def fenced(text: str) -> str:

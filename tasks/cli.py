@@ -42,7 +42,7 @@ def stage_cli(command: Callable[[], None]) -> Iterator[Params]:
 
 @contextmanager
 def pipeline_stage_cli(command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None) -> Iterator[StageContext]:
-    """As `door`, for a stage that runs once per configuration; `add` declares options of its own."""
+    """As `stage_cli`, for a stage that runs once per configuration; `add` declares options of its own."""
     with report_user_errors():
         parser = _parser(command)
         parser.add_argument("--pipeline", required=True, metavar="NAME", help="a key of `pipelines:` in params.yaml")

@@ -60,7 +60,7 @@ class Profile:
     state: SteadyState
     breakdown: Breakdown
     diagnosis: Diagnosis
-    witness: CrossCheck | None
+    cross_check: CrossCheck | None
 
 
 def profile(context: StageContext, pipeline: InputPipeline, out: Path, *, built: Mapping[str, Any], trained: Mapping[str, Any]) -> Profile:
@@ -70,12 +70,12 @@ def profile(context: StageContext, pipeline: InputPipeline, out: Path, *, built:
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.trace_after)
     state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with resumable_folder(out, key=str(time.time_ns())) as folder:
-        events = _traced(loop, state, folder / "trace", measure)
+        events = _record_trace(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
-        witness = cross_check_from(state, trained, batch_size=pipeline.batch_size, steps=pipeline.steps)
+        cross_check = cross_check_from(state, trained, batch_size=pipeline.batch_size, steps=pipeline.steps)
         accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
-        measured = Measured(state=state, breakdown=breakdown, witness=witness, accelerator=accelerator)
-        facts = collect_facts(context, pipeline, measured, built=built, trained=trained)
+        measurements = Measurements(state=state, breakdown=breakdown, cross_check=cross_check, accelerator=accelerator)
+        facts = collect_facts(context, pipeline, measurements, built=built, trained=trained)
         consumer = Consumer(step_ms=state.model_step_ms, core_ms=state.model_core_ms, accelerator=accelerator)
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
@@ -86,26 +86,26 @@ def profile(context: StageContext, pipeline: InputPipeline, out: Path, *, built:
         diagnosis = diagnose(context.name, facts, ceilings, consumer)
         write_json(folder / "breakdown.json", asdict(breakdown))
         write_json(folder / "diagnosis.json", {**asdict(diagnosis), "costs": asdict(facts.costs)})
-        write_json(folder / "steps.json", _rounds(state))
+        write_json(folder / "steps.json", _rounds_as_lists(state))
         timeline = timeline_of(events)
         if timeline:
             write_json(folder / "timeline.json", asdict(timeline))
             plot_timelines({str(pipeline.plan): timeline.lanes}, folder / "timeline")
         plot_steps(state.train_steps_ms, state.model_step_ms, folder)
-    return Profile(state=state, breakdown=breakdown, diagnosis=diagnosis, witness=witness)
+    return Profile(state=state, breakdown=breakdown, diagnosis=diagnosis, cross_check=cross_check)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measurements:
     """What this stage has measured; `accelerator`: the model computes elsewhere, or is emulated."""
 
     state: SteadyState
     breakdown: Breakdown
-    witness: CrossCheck | None
+    cross_check: CrossCheck | None
     accelerator: bool
 
 
-def _rounds(state: SteadyState) -> dict[str, Any]:
+def _rounds_as_lists(state: SteadyState) -> dict[str, Any]:
     """The rounds as lists, a value each: mean times of a step [ms], and training's speed relative to the reference."""
     blocks = ("reference", "model", "full", "drained")
     return {
@@ -116,7 +116,7 @@ def _rounds(state: SteadyState) -> dict[str, Any]:
     }
 
 
-def _traced(loop: TrainingLoop, state: SteadyState, folder: Path, measure: MeasureSettings) -> Trace:
+def _record_trace(loop: TrainingLoop, state: SteadyState, folder: Path, measure: MeasureSettings) -> Trace:
     """A window of real steps in the steady state; where the profiler left no readable trace, the rest is still said."""
     settle()
     if state.stall_pct >= TRACE_DRAINED_PCT:  # then the steady state is that of empty buffers
@@ -135,14 +135,14 @@ def _traced(loop: TrainingLoop, state: SteadyState, folder: Path, measure: Measu
 def collect_facts(
     context: StageContext,
     pipeline: InputPipeline,
-    measured: Measured,
+    measurements: Measurements,
     *,
     built: Mapping[str, Any],
     trained: Mapping[str, Any],
 ) -> Facts:
     """Everything that the rules look at."""
     config, stored, cores = context.params.pipelines[context.name], pipeline.data, len(os.sched_getaffinity(0))
-    state, breakdown = measured.state, measured.breakdown
+    state, breakdown = measurements.state, measurements.breakdown
     costs = measure_costs(pipeline, config)
     shards = stored.shards.for_split(pipeline.split)
     input_only, gap = built["throughput"], built["throughput"]["epoch_gap_s"]
@@ -154,13 +154,13 @@ def collect_facts(
         costs=costs,
         load=load_of(pipeline.plan, costs, cores=cores),
         cores=cores,
-        accelerator=measured.accelerator,
+        accelerator=measurements.accelerator,
         model_step_ms=state.model_step_ms,
         train_step_ms=state.train_step_ms,
         # Tracing itself takes time, so the share is that of the traced steps.
         wait_pct=state.stall_pct if wait_ms is None or not breakdown.step_ms_p50 else min(100.0, 100 * wait_ms / breakdown.step_ms_p50),
         stall=Stall.of(state),
-        witness=measured.witness,
+        cross_check=measurements.cross_check,
         batch_mib=pipeline.batch_bytes / 2**20,
         stored_mib=stored.snapshot.bytes(pipeline.split) / 2**20,
         memory_mib=psutil.virtual_memory().available / 2**20,
@@ -189,7 +189,7 @@ def iterator_table(breakdown: Breakdown) -> list[str]:
 def summary(profiled: Profile, batch_size: int) -> dict[str, Any]:
     """What `dvc metrics` shows of a profile, and what `--fail-if` can ask for."""
     state, diagnosis, breakdown = profiled.state, profiled.diagnosis, profiled.breakdown
-    relative, witness = sorted(state.relative_rates), profiled.witness
+    relative, cross_check = sorted(state.relative_rates), profiled.cross_check
     tuned = {f"{item.path.rpartition('::')[2]} ({item.step})": item.tuned for item in breakdown.iterators if item.tuned is not None}
     return {
         "verdict": diagnosis.verdict,
@@ -198,7 +198,7 @@ def summary(profiled: Profile, batch_size: int) -> dict[str, Any]:
         "stall_pct_high": state.stall_interval_pct[1],
         "stall_side": state.side,
         "stall_seconds": state.seconds,
-        "epochs_stall_pct": None if witness is None else witness.low_pct,
+        "epochs_stall_pct": None if cross_check is None else cross_check.low_pct,
         "prepared_batches": state.prepared,
         "relative_rate": statistics.median(relative),
         "utilization_pct": diagnosis.utilization_pct,
@@ -257,7 +257,7 @@ def print_summary(name: str, profiled: Profile) -> None:
         echo(f"  {row}")
 
 
-def plan_for(context: StageContext, accelerator: Accelerator, *, address: str) -> None:
+def profile_emulated(context: StageContext, accelerator: Accelerator, *, address: str) -> None:
     """Profile the configuration with an emulated accelerator as its model, and print how many of them this host feeds.
 
     Nothing of runs/NAME changes; the profile goes to .throughline/accelerators/NAME.
@@ -288,7 +288,7 @@ def main() -> None:
         condition = parse_condition(options.fail_if) if options.fail_if else None
         keras.utils.set_random_seed(params.train.seed)
         if options.accelerator:
-            return plan_for(context, find_accelerator(options.accelerator), address=address)
+            return profile_emulated(context, find_accelerator(options.accelerator), address=address)
         out, stored = Layout().run(name), open_inputs(params, Layout())
         built, trained = read_json(out / "input.json"), read_json(out / "train.json")
         pipeline = input_pipeline(params, name, stored, split="train", purpose="train", address=address)

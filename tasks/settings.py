@@ -155,7 +155,7 @@ class JpegDecoding(Settings):
     )
     scale: Literal[1, 2, 4, 8] = Field(default=1, description="decode at 1/scale of the size, while decoding")
     crop: Literal["after", "fused"] = Field(
-        default="after", description="fused: a center_crop right behind decode is done while decoding, which skips the rest of the image"
+        default="after", description="fused: a center_crop right after decode is done while decoding, which skips the rest of the image"
     )
 
     @property

@@ -236,7 +236,7 @@ def main() -> None:
             echo(f"  {visible_gpus()[1]}")
         objects: dict[str, str] = {}
         if own := own_modules(params):
-            savable = check_savable(models.whole, sorted(own))
+            savable = check_savable(models.full_model, sorted(own))
             objects = dict(savable.objects)
             if savable.hint():
                 echo(f"  {savable.hint()}")
@@ -245,7 +245,7 @@ def main() -> None:
             trained = train(models, pipelines, CheckpointCallback(pipelines.train, store, params.train, recorder), settings=params.train)
             windows = series_windows(params, stored)
             baseline = held_out(stored, targets=windows.targets if windows else None)
-            save_model(models.whole, out / "model.keras")
+            save_model(models.full_model, out / "model.keras")
             write_history(out / "history.csv", trained.rows)
             write_json(out / "train.json", {"metric": models.target.metric, "held_out": asdict(baseline), **trained.result})
             recorder.metrics(metrics_of(trained, read_json(out / "input.json")))

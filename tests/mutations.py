@@ -288,8 +288,8 @@ FAULTS = (
     Fault("a disturbed round widens the interval", ">= TRIMMING_ROUNDS", "> TRIMMING_ROUNDS", STEADY_STATE),
     Fault("sides that disagree get a margin", "MARGIN_PCT if stall.decided else 0.0", "0.0 if stall.decided else MARGIN_PCT", VERDICT),
     Fault("validation prepares no batches", "free = min(state.prepared, steps - 1)", "free = 0", VERDICT),
-    Fault("a cold epoch is a witness", 'if not rate or rate == rates.get("cold_examples_per_s"):', "if not rate:", VERDICT),
-    Fault("epochs contradict a verdict from one side only", "return witness.high_pct + DRIFT_PCT if", "return stall.pct if", VERDICT),
+    Fault("a cold epoch is a cross_check", 'if not rate or rate == rates.get("cold_examples_per_s"):', "if not rate:", VERDICT),
+    Fault("epochs contradict a verdict from one side only", "return cross_check.high_pct + DRIFT_PCT if", "return stall.pct if", VERDICT),
     Fault("the best that is beaten is tied", "ratio_interval(top, row)[0] <= 1", "ratio_interval(top, row)[1] <= 1", REPORT),
     Fault(
         "of equals the one that waits most is best",

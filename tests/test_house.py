@@ -62,7 +62,7 @@ NOT_DECISIVE = {
 }  # fmt: skip
 # What they decide is in the files that `identities` writes, value by value; tests/test_stale.py changes each.
 IN_IDENTITIES = {"tasks/settings.py", "tasks/params.py"}
-# Words that the glossary replaces, with what to say instead. Files whose words are still to be replaced are named below.
+# Words that the glossary replaces, with what to say instead.
 OUTDATED_WORDS = {
     r"by turns": "interleaved, in alternation",
     r"laid over|lay over": "merged into",
@@ -78,12 +78,7 @@ OUTDATED_WORDS = {
     r"utilisation|colour|centre|serialised|vectorised": "American English",
     r"told_plainly|made_anew|known_form|damage_named|pipeline_door|Workplace": "see docs/glossary.md",
 }
-WITH_OUTDATED_WORDS = {
-    *(f"tasks/pipelines/{name}.py" for name in ("dataset", "mapped", "plan", "refusals", "shapes", "steps", "streams")),
-    "tasks/settings.py",
-    "docs/configurations.md",  # generated from settings
-}
-ALLOCATOR = ROOT / "tasks" / "allocator.py"  # it decides what is measured, and is called by the door of the stages that measure
+ALLOCATOR = ROOT / "tasks" / "allocator.py"  # it decides what is measured, and is called by the command line of the stages that measure
 PACKAGES = {"google_crc32c": "google-crc32c", "PIL": "pillow"}
 
 
@@ -256,7 +251,7 @@ def test_words_that_the_glossary_replaces_do_not_come_back():
         for name, text in texts.items()
         for number, line in enumerate(text.splitlines(), 1)
         for match in pattern.finditer(line)
-        if name not in WITH_OUTDATED_WORDS and not name.startswith("benchmarks")
+        if not name.startswith("benchmarks")
     ]
     assert not found
 

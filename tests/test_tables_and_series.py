@@ -101,7 +101,7 @@ def test_statistics_come_from_the_training_part_alone(series):
     np.testing.assert_allclose(standardize.deviation, [train.std()] * 3, rtol=1e-6)
     assert infer_target(params, stored).shape == (2, 1)
     assert input_shape(params, stored) == (8, 3)
-    assert build_models_for(params, stored).whole.output_shape == (None, 2, 1)
+    assert build_models_for(params, stored).full_model.output_shape == (None, 2, 1)
 
 
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
@@ -170,8 +170,8 @@ def test_rows_of_a_table_are_the_same_in_every_configuration(table):
     assert stored.shards.schema.categories == (("blue", "green", "red"),)
     features, label = next(iter(input_pipeline(params, "optimized", stored, split="train", purpose="train").dataset()))
     assert features.shape == (32, 3) and label.dtype == "int64"
-    whole = build_models_for(params, stored).whole
-    assert whole.input_shape == (None, 3) and whole.output_shape == (None, 2)
+    full_model = build_models_for(params, stored).full_model
+    assert full_model.input_shape == (None, 3) and full_model.output_shape == (None, 2)
 
 
 def test_rows_with_missing_or_impossible_values_are_listed_with_their_reason(table, tmp_path):

@@ -83,7 +83,7 @@ class Diagnosis:
 
 def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) -> Diagnosis:
     """Judge the configuration `name` from what was measured; findings come with the one to act on first."""
-    verdict = judge(facts.stall, facts.witness, accelerator=facts.accelerator)
+    verdict = judge(facts.stall, facts.cross_check, accelerator=facts.accelerator)
     found = rank_findings([finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, consumer))])
     bound = verdict.name != COMPUTE_BOUND
     gaining = [finding for finding in found if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100]

@@ -40,7 +40,7 @@ class Facts:
     epoch_ms: float
     cold_examples_per_s: float
     input_examples_per_s: float
-    witness: CrossCheck | None = None
+    cross_check: CrossCheck | None = None
     gpu_utilization_pct: float | None = None
 
     @property

@@ -114,13 +114,13 @@ def _repeated_work(facts: Facts) -> str | None:
     return f"deterministic work takes {work:.2f} core-ms of every step and gives the same in every epoch" if facts.worth(work) else None
 
 
-def _could_cache(facts: Facts) -> str | None:
+def _no_cache(facts: Facts) -> str | None:
     repeated = _repeated_work(facts)
     fits = facts.stored_mib < facts.memory_mib / 2 and facts.plan.service is None
     return f"{repeated}; its results take {facts.stored_mib:,.0f} MiB" if repeated and fits else None
 
 
-def _decodes(facts: Facts) -> str | None:
+def _decode_bound(facts: Facts) -> str | None:
     decode = next((op for step in facts.map_steps for op in step.ops if op.name == "decode" and hasattr(op, "dct")), None)
     resized = any(op.name == "resize" for step in facts.map_steps for op in step.ops)
     if decode is None or not resized or facts.config.decode.scale > 1 or facts.plan.caches:
@@ -129,44 +129,44 @@ def _decodes(facts: Facts) -> str | None:
     return f"decoding takes {work:.2f} core-ms of a step" if facts.worth(work / facts.cores) else None
 
 
-def _widens(facts: Facts) -> str | None:
+def _host_widening(facts: Facts) -> str | None:
     if facts.config.postprocess_on == "device" or facts.plan.device_ops:
         return None
     steps = [step for step in facts.plan.steps if isinstance(step, Map | Gather)]
     per_example_map = facts.per_example()
-    widening = [(op, step) for step in steps for op in step.ops if op.device and not op.random]
-    work = sum(facts.work_ms(op, batched=step is not per_example_map) for op, step in widening)
-    names = ", ".join(op.name for op, _ in widening)
+    casts = [(op, step) for step in steps for op in step.ops if op.device and not op.random]
+    work = sum(facts.work_ms(op, batched=step is not per_example_map) for op, step in casts)
+    names = ", ".join(op.name for op, _ in casts)
     evidence = f"{names} on the host takes {work:.2f} core-ms of a step and makes a batch {facts.batch_mib:,.1f} MiB"
-    return evidence if widening and (facts.worth(work) or (facts.accelerator and facts.worth(facts.breakdown.gpu_copy_ms or 0.0))) else None
+    return evidence if casts and (facts.worth(work) or (facts.accelerator and facts.worth(facts.breakdown.gpu_copy_ms or 0.0))) else None
 
 
-def _compressed(facts: Facts) -> str | None:
+def _compressed_reads(facts: Facts) -> str | None:
     if facts.config.read != "gzip_shards" or facts.plan.caches:
         return None
     packed, plain = (facts.batch_size * facts.costs.read_us.get(source, 0.0) / 1e3 for source in ("gzip_shards", "shards"))
     return f"reading takes {packed:.2f} ms of a step, {plain:.2f} ms from plain shards" if facts.worth(packed - plain) else None
 
 
-def _gap(facts: Facts) -> str | None:
+def _epoch_gap(facts: Facts) -> str | None:
     if facts.epoch_gap_ms is None or facts.plan.reads_snapshot or facts.plan.service or 100 * facts.epoch_gap_ms / facts.epoch_ms < WORTH_PCT:
         return None
     return f"{facts.epoch_gap_ms:.0f} ms pass between two epochs of {facts.epoch_ms:,.0f} ms before the first batch comes"
 
 
-def _varies(facts: Facts) -> str | None:
+def _variable_cost(facts: Facts) -> str | None:
     if not facts.config.deterministic or facts.config.map.parallel == "none":
         return None
     maps = [item for item in facts.breakdown.iterators if "Map" in item.path.rpartition("::")[2] and item.named and item.critical_pct > WORTH_PCT]
-    uneven = next((item for item in maps if item.call_ms_p95 > 3 * item.call_ms_p50 and item.call_ms_p95 > 1), None)
+    call = next((item for item in maps if item.call_ms_p95 > 3 * item.call_ms_p50 and item.call_ms_p95 > 1), None)
     return (
-        f"a call of {uneven.step} takes {uneven.call_ms_p50:.1f} ms (median) to {uneven.call_ms_p95:.1f} ms (p95): stragglers block in-order delivery"
-        if uneven
+        f"a call of {call.step} takes {call.call_ms_p50:.1f} ms (median) to {call.call_ms_p95:.1f} ms (p95): stragglers block in-order delivery"
+        if call
         else None
     )
 
 
-def _buffers(facts: Facts) -> str | None:
+def _buffer_memory(facts: Facts) -> str | None:
     mixes = [step for step in facts.plan.steps if isinstance(step, Shuffle) and isinstance(step.size, int)]
     held = 2 if facts.config.prefetch != "none" else 1  # this epoch's, and that of the next one, which is opened ahead
     used = held * max((int(step.size) for step in mixes), default=0) * facts.batch_mib / facts.batch_size
@@ -186,18 +186,18 @@ def _small_shards(facts: Facts) -> str | None:
     return f"{facts.shard_count} shards of {facts.shard_mib:.2f} MiB: opening files takes longer than reading them"
 
 
-def _copies(facts: Facts) -> str | None:
+def _copy_to_device(facts: Facts) -> str | None:
     copied = facts.breakdown.gpu_copy_ms
     return f"{copied:.2f} ms of a step copy {facts.batch_mib:,.1f} MiB to the GPU" if copied is not None and facts.worth(copied) else None
 
 
-def _allocates(facts: Facts) -> str | None:
+def _allocator(facts: Facts) -> str | None:
     if facts.malloc_tuned or facts.batch_mib <= MMAP_MIB:
         return None
     return f"a batch takes {facts.batch_mib:,.0f} MiB, above malloc's {MMAP_MIB} MiB: it is mapped, page-faulted and unmapped for every batch"
 
 
-def _cold(facts: Facts) -> str | None:
+def _cold_start(facts: Facts) -> str | None:
     slower = facts.cold_examples_per_s < 0.7 * facts.input_examples_per_s
     return (
         f"{facts.cold_examples_per_s:,.0f} examples/s in the first pass, {facts.input_examples_per_s:,.0f} later; a longer training does not feel it"
@@ -206,12 +206,12 @@ def _cold(facts: Facts) -> str | None:
     )
 
 
-def _served_here(facts: Facts) -> str | None:
+def _service_on_one_host(facts: Facts) -> str | None:
     service = facts.config.service
     return f"its workers share this host's {facts.cores} cores and add none" if service and service.on_this_host else None
 
 
-def _served_slowly(facts: Facts) -> str | None:
+def _slow_service(facts: Facts) -> str | None:
     service, wait_ms = facts.config.service, facts.breakdown.wait_ms_mean or 0.0
     if service is None or service.on_this_host or not facts.worth(wait_ms):
         return None
@@ -228,7 +228,7 @@ def _few_threads(facts: Facts) -> str | None:
     return f"{threads} threads for {facts.cores} cores" if isinstance(threads, int) and threads < facts.cores and facts.plan.steps else None
 
 
-def _idles(facts: Facts) -> str | None:
+def _gpu_idle(facts: Facts) -> str | None:
     used = facts.gpu_utilization_pct
     if used is None or used >= 80 or facts.wait_pct >= WORTH_PCT:  # noqa: PLR2004 - the usual target
         return None
@@ -268,7 +268,7 @@ RULES = (
         name="compressed_reads",
         key="read",
         cause="every epoch unpacks the shards again",
-        detect=_compressed,
+        detect=_compressed_reads,
         change=Change(config={"read": "shards"}),
     ),
     Rule(name="repeated_work", key="read", cause="every epoch repeats the preprocessing", detect=_repeated_work, change=SNAPSHOT, effort=Effort.DISK),
@@ -276,7 +276,7 @@ RULES = (
         name="no_cache",
         key="cache",
         cause="every epoch repeats the preprocessing",
-        detect=_could_cache,
+        detect=_no_cache,
         change=Change(config={"cache": {"where": "memory", "after": "preprocess"}}),
         effort=Effort.MEMORY,
     ),
@@ -284,7 +284,7 @@ RULES = (
         name="decode_bound",
         key="decode.scale",
         cause="images are decoded at full size and then made smaller",
-        detect=_decodes,
+        detect=_decode_bound,
         change=Change(config={"decode": {"scale": 2}}, factors={"decode": 0.6}),
         effort=Effort.RESULTS,
     ),
@@ -292,21 +292,21 @@ RULES = (
         name="host_widening",
         key="postprocess_on",
         cause="numbers are widened on the host, where they cost cores, memory and the way to the device",
-        detect=_widens,
+        detect=_host_widening,
         change=Change(config={"postprocess_on": "device"}),
     ),
     Rule(
         name="copy_to_device",
         key="postprocess_on",
         cause="more bytes cross to the device than the model needs",
-        detect=_copies,
+        detect=_copy_to_device,
         change=Change(config={"postprocess_on": "device"}, saved_ms=lambda facts: 0.75 * (facts.breakdown.gpu_copy_ms or 0.0)),
     ),
     Rule(
         name="epoch_gap",
         key="read",
         cause="every epoch starts its iterator, buffers and readers again",
-        detect=_gap,
+        detect=_epoch_gap,
         change=Change(config=SNAPSHOT.config, saved_ms=lambda facts: (facts.epoch_gap_ms or 0.0) / facts.epoch_ms * facts.train_step_ms),
         effort=Effort.DISK,
     ),
@@ -314,21 +314,21 @@ RULES = (
         name="variable_cost",
         key="deterministic",
         cause="a parallel map that keeps the order waits for its slowest call",
-        detect=_varies,
+        detect=_variable_cost,
         change=Change(config={"deterministic": False}),
     ),
     Rule(
         name="service_on_one_host",
         key="service",
         cause="tf.data service brings cores of other hosts; on one host it only adds copies",
-        detect=_served_here,
+        detect=_service_on_one_host,
         change=Change(config={"service": None}),
     ),
     Rule(
         name="slow_service",
         key="service.address",
         cause="the service's workers do not keep up with the training",
-        detect=_served_slowly,
+        detect=_slow_service,
         change=Change(),
         advice="more workers on other hosts, or `service: null`",
     ),
@@ -350,7 +350,7 @@ RULES = (
         name="buffer_memory",
         key="shuffle",
         cause="examples are shuffled by holding them",
-        detect=_buffers,
+        detect=_buffer_memory,
         change=Change(config=SNAPSHOT.config),
         effort=Effort.DISK,
     ),
@@ -372,15 +372,15 @@ RULES = (
         name="allocator",
         key="MALLOC_MMAP_THRESHOLD_",
         cause="large batches are given back to the kernel and asked for again",
-        detect=_allocates,
+        detect=_allocator,
         change=Change(other={"MALLOC_MMAP_THRESHOLD_": 1 << 30, "MALLOC_TRIM_THRESHOLD_": 1 << 30}),
     ),
-    Rule(name="cold_start", key="train.epochs", cause="only the first epoch is slow", detect=_cold, change=Change()),
+    Rule(name="cold_start", key="train.epochs", cause="only the first epoch is slow", detect=_cold_start, change=Change()),
     Rule(
         name="gpu_idle",
         key="train.steps_per_execution",
         cause="the GPU waits for Python and for kernels to be launched",
-        detect=_idles,
+        detect=_gpu_idle,
         change=Change(other={"train.steps_per_execution": 8, "train.jit_compile": True}),
     ),
 )

@@ -49,7 +49,7 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
     Raises:
       EmptyDataset: nothing came out.
     """
-    timings = list(_passes(pipeline, passes, max_seconds))
+    timings = list(_time_epochs(pipeline, passes, max_seconds))
     warm = [timing.steady_examples_per_s for timing in (timings[1:] or timings)]
     gaps = [timing.gap_s for timing in timings if timing.gap_s is not None]
     return InputThroughput(
@@ -62,13 +62,13 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
     )
 
 
-def _passes(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[EpochTiming]:
+def _time_epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[EpochTiming]:
     """Time pass after pass over one sequence of epochs; one that was cut short is followed by one from there on."""
     requested_at, previous_end = time.perf_counter(), None
     batches, steps_left = pipeline.batches(epochs=passes), pipeline.steps
     for number in range(passes):
         limit = math.inf if number == 0 and pipeline.plan.caches else max_seconds
-        timing, steps, now = _one_pass(
+        timing, steps, now = _time_epoch(
             batches, pipeline, steps_left=steps_left, requested_at=requested_at, previous_end=previous_end, max_seconds=limit
         )
         yield timing
@@ -76,7 +76,7 @@ def _passes(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterato
         requested_at, previous_end = now, now if steps_left == pipeline.steps else None
 
 
-def _one_pass(
+def _time_epoch(
     batches: Iterator, pipeline: InputPipeline, *, steps_left: int, requested_at: float, previous_end: float | None, max_seconds: float
 ) -> tuple[EpochTiming, int, float]:
     """A pass over the `left` steps of an epoch, and how many steps it took until when. `ended`: when the epoch before had ended."""

@@ -1,7 +1,7 @@
 """Whether a training is held up by its input: a verdict that is given only where the measurement bears it.
 
 Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the lower one is 15 %, since two
-runs of the same step differ by up to 10 % there. The second witness are the training's own epochs: a verdict that
+runs of the same step differ by up to 10 % there. The cross-check are the training's own epochs: a verdict that
 contradicts them is not given but explained.
 """
 
@@ -66,7 +66,7 @@ def verdict_of(stall_pct: float, *, accelerator: bool) -> str:
 
 
 def cross_check_from(state: SteadyState, trained: Mapping[str, Any], *, batch_size: int, steps: int) -> CrossCheck | None:
-    """Read the second witness from train.json; None where the training had one epoch only, which starts cold."""
+    """Read the cross-check from train.json; None where the training had one epoch only, which starts cold."""
     rates = trained.get("throughput", {})
     rate = rates.get("train_examples_per_s")
     if not rate or rate == rates.get("cold_examples_per_s"):
@@ -77,7 +77,7 @@ def cross_check_from(state: SteadyState, trained: Mapping[str, Any], *, batch_si
     return CrossCheck(low_pct=low, high_pct=high, step_ms=step_ms)
 
 
-def judge(stall: Stall, witness: CrossCheck | None, *, accelerator: bool) -> Verdict:
+def judge(stall: Stall, cross_check: CrossCheck | None, *, accelerator: bool) -> Verdict:
     """Give the verdict, or say why none can be given.
 
     Undecided is what lies on both sides of a threshold (by more than `MARGIN_PCT` each, where both sides of the measurement
@@ -93,17 +93,17 @@ def judge(stall: Stall, witness: CrossCheck | None, *, accelerator: bool) -> Ver
         why = f"the stall lies anywhere from {span}{sides}, on both sides of {across[0]:.0f} %"
         return Verdict(name=UNDECIDED, why=why, remedy=f"measure longer: {seconds}")
     name = verdict_of(stall.pct, accelerator=accelerator)
-    if witness is not None and verdict_of(_within_drift(stall, witness), accelerator=accelerator) != name:
+    if cross_check is not None and verdict_of(_within_drift(stall, cross_check), accelerator=accelerator) != name:
         why = (
-            f"the epochs of this training took {witness.step_ms:.2f} ms a step, a stall of {witness.low_pct:.0f} to "
-            f"{witness.high_pct:.0f} %, while now it is {stall.pct:.0f} % ({span}): the machine was busy then or now"
+            f"the epochs of this training took {cross_check.step_ms:.2f} ms a step, a stall of {cross_check.low_pct:.0f} to "
+            f"{cross_check.high_pct:.0f} %, while now it is {stall.pct:.0f} % ({span}): the machine was busy then or now"
         )
         return Verdict(name=UNDECIDED, why=why, remedy="run train and profile of this configuration again while nothing else runs")
     return Verdict(name=name)
 
 
-def _within_drift(stall: Stall, witness: CrossCheck) -> float:
-    """What the witness, after all drift, says at least that the interval does not hold; where they agree, the stall itself."""
-    if witness.low_pct - DRIFT_PCT > stall.high_pct:
-        return witness.low_pct - DRIFT_PCT
-    return witness.high_pct + DRIFT_PCT if witness.high_pct + DRIFT_PCT < stall.low_pct else stall.pct
+def _within_drift(stall: Stall, cross_check: CrossCheck) -> float:
+    """What the cross-check, after all drift, says at least that the interval does not hold; where they agree, the stall itself."""
+    if cross_check.low_pct - DRIFT_PCT > stall.high_pct:
+        return cross_check.low_pct - DRIFT_PCT
+    return cross_check.high_pct + DRIFT_PCT if cross_check.high_pct + DRIFT_PCT < stall.low_pct else stall.pct

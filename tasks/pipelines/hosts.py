@@ -41,7 +41,7 @@ class Host:
 
 
 def host_from_tf_config(environment: Mapping[str, str]) -> Host:
-    """Which of several hosts this is, as tf.distribute is told by TF_CONFIG: the chief first, then the workers. The only one where it is not set.
+    """Which of several hosts this is, as TF_CONFIG configures tf.distribute: the chief first, then the workers. The only one where it is not set.
 
     Raises:
       ImpossiblePlan: TF_CONFIG does not say that, so that hosts could train on the same examples.

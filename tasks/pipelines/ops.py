@@ -51,7 +51,7 @@ class Op(BaseModel):
         return False
 
     def shape(self, before: Shape) -> Shape:
-        """Shape of the model's input after this op, from the shape before it (None: unlike from example to example)."""
+        """Shape of the model's input after this op, from the shape before it (None: differs between examples)."""
         return before
 
     def in_evaluation(self) -> Op | None:

@@ -17,7 +17,7 @@ Salt = str | int | tf.Tensor
 def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
     """Fold seed, epoch and salts into keys: uint64, of the shape to which `epoch` and the salts that are tensors broadcast.
 
-    Not a sum: (seed 1, epoch 0) and (seed 0, epoch 1) are unlike, and so are the salts ("flip", 1) and ("flip", 0). Salts that are
+    Not a sum: (seed 1, epoch 0) and (seed 0, epoch 1) differ, and so do the salts ("flip", 1) and ("flip", 0). Salts that are
     no tensors name who draws, and come first.
     """
     names = [seed, *(salt for salt in salts if isinstance(salt, str | int))]

@@ -36,7 +36,7 @@ def find_undecodable(shards: Sequence[Shard], folder: Path, ops: Sequence[Op], d
     import tensorflow as tf
 
     run = tf.function(lambda record: run_ops(ops, record), input_signature=[tf.TensorSpec((), tf.string)])
-    problems = {name: list(told) for name, told in damage.problems.items()}
+    problems = {name: list(problem) for name, problem in damage.problems.items()}
     unusable = dict(damage.unusable)
     for shard in shards:
         path = folder / shard.name
@@ -45,9 +45,9 @@ def find_undecodable(shards: Sequence[Shard], folder: Path, ops: Sequence[Op], d
                 run(tf.constant(record))
             except tf.errors.OpError as error:
                 reason = next(iter(error.message.rpartition("}}")[2].strip().splitlines()), "")
-                told = f"{path}: record {number}{_name(ops[0], record, names)} cannot be decoded: {reason}"
-                problems.setdefault(shard.name, []).append(told)
-                unusable[digest_content(record)] = told
+                problem = f"{path}: record {number}{_name(ops[0], record, names)} cannot be decoded: {reason}"
+                problems.setdefault(shard.name, []).append(problem)
+                unusable[digest_content(record)] = problem
     return Damage(problems=problems, unusable=unusable)
 
 

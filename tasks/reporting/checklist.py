@@ -26,8 +26,8 @@ def checklist(config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping
     total = sum(shard["bytes"] for shard in train) / 2**20
     each = total / max(1, len(train))
     payload, compression = shards["schema"]["payload"], train[0]["compression"] if train else "none"
-    mapped = config["read"] == "snapshot"
-    turns = config["interleave"] or {}
+    reads_snapshot = config["read"] == "snapshot"
+    interleave = config["interleave"] or {}
     shuffles_files = config["read"] in ("shards", "gzip_shards") and payload != "series"
     return [
         Point(
@@ -42,8 +42,8 @@ def checklist(config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping
         ),
         Point(
             name="several shards read at once",
-            passed=mapped or turns.get("parallel", "none") != "none" or len(train) == 1,
-            evidence="rows of mapped columns, any of them at any time" if mapped else f"interleave: {turns or 'absent'}",
+            passed=reads_snapshot or interleave.get("parallel", "none") != "none" or len(train) == 1,
+            evidence="rows of mapped columns, any of them at any time" if reads_snapshot else f"interleave: {interleave or 'absent'}",
         ),
         Point(
             name="shuffled twice: files and examples",
@@ -55,12 +55,12 @@ def checklist(config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping
         Point(
             name="maps in parallel, or on whole batches",
             passed=config["map"]["parallel"] != "none" or config["vectorize"] or config["snapshot_on"] == "device",
-            evidence=f"map.parallel: {config['map']['parallel']}, vectorize: {str(config['vectorize'] or mapped).lower()}",
+            evidence=f"map.parallel: {config['map']['parallel']}, vectorize: {str(config['vectorize'] or reads_snapshot).lower()}",
         ),
         Point(
             name="deterministic work done once",
-            passed=mapped or config["cache"] is not None,
-            evidence="snapshot" if mapped else f"cache: {config['cache'] or 'absent'}",
+            passed=reads_snapshot or config["cache"] is not None,
+            evidence="snapshot" if reads_snapshot else f"cache: {config['cache'] or 'absent'}",
         ),
         Point(
             name="prefetch last",

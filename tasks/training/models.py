@@ -47,7 +47,7 @@ class Models:
     """
 
     network: keras.Model
-    whole: keras.Model
+    full_model: keras.Model
     target: Target
     emulated: Emulation | None = None
 
@@ -71,7 +71,7 @@ def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, tar
         inputs = keras.Input(tuple(value.shape[1:]))
         network = keras.Model(inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name)
     emulated = emulation_of(settings.options) if settings.name == emulation.NAME else None
-    return Models(network=network, whole=keras.Model(stored, network(value), name="whole"), target=target, emulated=emulated)
+    return Models(network=network, full_model=keras.Model(stored, network(value), name="whole"), target=target, emulated=emulated)
 
 
 def trainable_model(models: Models, *, finished_inputs: bool, gather: Callable[[Any], Any] | None = None) -> keras.Model:
@@ -86,7 +86,7 @@ def trainable_model(models: Models, *, finished_inputs: bool, gather: Callable[[
         if gather:
             raise ImpossiblePlan("snapshot_on: device needs the memory of an accelerator, and model.name: emulated has none; use snapshot_on: host")
         return emulation.EmulatedTraining(models.emulated, emulation.output_of(models.network), models.target.shape)
-    model = models.network if finished_inputs else models.whole
+    model = models.network if finished_inputs else models.full_model
     return DeviceResidentModel(model, gather) if gather else model
 
 

@@ -39,8 +39,8 @@ def test_an_undecided_verdict_says_why_and_what_it_would_take():
 
 
 def test_epochs_that_contradict_a_verdict_are_named_instead_of_it():
-    witness = CrossCheck(low_pct=72, high_pct=73, step_ms=51.4)
-    verdict = judge(stall(0, 0, 3), witness, accelerator=False)
+    cross_check = CrossCheck(low_pct=72, high_pct=73, step_ms=51.4)
+    verdict = judge(stall(0, 0, 3), cross_check, accelerator=False)
     assert verdict.name == "undecided"
     assert "took 51.40 ms a step, a stall of 72 to 73 %, while now it is 0 % (0 to 3 %)" in verdict.why
     assert "again" in verdict.remedy
@@ -65,9 +65,9 @@ def state(model_ms, train_ms, prepared):
 
 def test_the_epochs_stall_allows_for_the_batches_that_validation_gave_time_to_prepare():
     trained = {"throughput": {"train_examples_per_s": 1600.0, "cold_examples_per_s": 900.0}}
-    witness = cross_check_from(state(10, 40, prepared=8), trained, batch_size=32, steps=16)
-    assert witness.step_ms == 20
-    assert (witness.low_pct, witness.high_pct) == (50, 75), "of 16 steps 8 may have cost nothing"
+    cross_check = cross_check_from(state(10, 40, prepared=8), trained, batch_size=32, steps=16)
+    assert cross_check.step_ms == 20
+    assert (cross_check.low_pct, cross_check.high_pct) == (50, 75), "of 16 steps 8 may have cost nothing"
 
 
 def test_a_single_epoch_starts_cold_and_is_no_witness():

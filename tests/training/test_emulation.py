@@ -64,7 +64,7 @@ def test_varying_steps_are_drawn_from_their_seed_around_the_mean():
 def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_path):
     built = models(step_ms=0.1)
     model = trained(built, batches(60), 60)
-    built.whole.save(tmp_path / "model.keras")
+    built.full_model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     inputs = np.zeros((3, 8, 8, 1), np.uint8)
     logits = loaded.predict(inputs, verbose=0)
