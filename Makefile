@@ -30,7 +30,7 @@ OVERLAY.fashion_mnist.full :=
 OVERLAY.fashion_mnist.small := --overlay infra/demo/small.yaml --name small
 OVERLAY.photos.full := --overlay infra/demo/photos.yaml --name photos
 demo: setup
-	python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(if $(PHOTOS),--set data.fetch=none --set data.path=$(abspath $(PHOTOS)))
+	python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(if $(PHOTOS),--set data.fetch=none --set data.path="$$(realpath "$(PHOTOS)")")
 	@echo
 	@echo "Where to look:"
 	@echo "  report      $(if $(OVERLAY.$(DATA).$(BUDGET)),.throughline/workspaces/$(if $(filter photos,$(DATA)),photos,small)/,)report/index.html"

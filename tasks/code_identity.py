@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tasks.errors import InvalidCode
 from tasks.files import digest_bytes
 
 HERE = Path(__file__).resolve().parent.parent
@@ -62,7 +63,7 @@ def imported_packages(*modules: str, roots: Sequence[Path] | None = None, withou
 def _imports(module: str, path: Path) -> Iterator[str]:
     """Names that may be modules which a file imports: `from a import b` may mean a.b."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,9 +99,22 @@ def _installed(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
+def _parse(path: Path) -> ast.Module:
+    """The syntax tree of a file.
+
+    Raises:
+      InvalidCode: it is not Python.
+    """
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line, reason = getattr(error, "lineno", "?"), getattr(error, "msg", error)
+        raise InvalidCode(f"{path}, line {line}: {reason}; correct it and run the same command again") from error
+
+
 def _normalized(path: Path) -> str:
     """The syntax tree of a file without its docstrings."""
-    tree = ast.parse(path.read_text())
+    tree = _parse(path)
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]

@@ -92,6 +92,10 @@ class UnequalConfigurations(UserError):
     """Two configurations with the same preprocessing do not deliver the same examples."""
 
 
+class InvalidCode(UserError):
+    """A module of one's own is not Python."""
+
+
 class StageFailed(UserError):
     """A stage run by a flow ended with a non-zero exit code; its last lines are repeated."""
 
@@ -156,11 +160,23 @@ def disk_errors() -> Iterator[None]:
         raise DiskRefused(problem) from error
 
 
-def _disk_problem(error: Exception) -> str | None:
-    """What to say about an error that a disk caused, None about any other."""
+def disk_reason(error: Exception) -> str | None:
+    """Why a disk refused, in a few words; None where another error is the cause."""
+    known = _DISK.get(_disk_number(error) or 0)
+    return known[1] if known else None
+
+
+def _disk_number(error: Exception) -> int | None:
+    """The number of the disk's own error, which TensorFlow and HDF5 repeat in words."""
     number = error.errno if isinstance(error, OSError) else None
     if number not in _DISK and (isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")):
         number = next((known for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) if os.strerror(known) in str(error)), None)
+    return number
+
+
+def _disk_problem(error: Exception) -> str | None:
+    """What to say about an error that a disk caused, None about any other."""
+    number = _disk_number(error)
     if number not in _DISK:
         return None
     name, what, remedy = _DISK[number]
@@ -175,6 +191,13 @@ _WRITERS = {
     "shards/index.json": "shard", "snapshot/index.json": "snapshot", "snapshot.json": "snapshot",
     "plan.json": "build@{name}", "input.json": "build@{name}", "train.json": "train@{name}", "run.json": "train@{name}",
     "profile.json": "profile@{name}", "summary.json": "report",
+}  # fmt: skip
+
+
+# What a file of a stage has at its top, by its name: without these it is of another program.
+RESULT_KEYS = {
+    "plan.json": ("plan", "config"), "input.json": ("throughput", "equality"), "train.json": ("metric", "held_out"),
+    "run.json": ("mlflow_run_id",), "profile.json": ("verdict", "stall_pct", "relative_rate"), "snapshot.json": ("seconds",),
 }  # fmt: skip
 
 

@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from tasks.errors import expect_current_schema
+from tasks.errors import RESULT_KEYS, expect_current_schema
 
 KEY_FILE = ".key"
 PARTIAL = ".partial"
 OLD = ".old"
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
-_TEMPORARY = re.compile(r"\..*\.(\d+)-[0-9a-f]{16}\.tmp")
+_TEMPORARY = re.compile(r"\..*\.(\d+)-[0-9a-f]{16}\.tmp(\.\w+)?")
 
 
 def digest_bytes(*parts: bytes) -> str:
@@ -103,7 +103,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 def clear_leftovers(folder: Path) -> None:
     """Remove temporary files of `atomic_file` that processes which are gone have left in a folder, not below it."""
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(".*.tmp*"):
         if (match := _TEMPORARY.fullmatch(path.name)) and not _is_alive(int(match[1])):
             path.unlink(missing_ok=True)
 
@@ -121,7 +121,10 @@ def read_json(path: Path) -> Any:
       MissingInput, DamagedFile: it is not there, empty or cut off; names what makes it again.
     """
     with expect_current_schema(path):
-        return json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
+        if missing := [key for key in RESULT_KEYS.get(path.name, ()) if key not in value]:
+            raise KeyError(*missing)
+        return value
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from ruamel.yaml import YAML
 
 from tasks import settings
 from tasks.cli import parse_command
@@ -41,7 +40,7 @@ def write_identities(root: Path, out: Path) -> None:
       WrongVersion: an installed library is not the one that uv.lock names.
     """
     document = read_document(root / PARAMS_FILE)
-    stages = YAML(typ="safe").load((root / PIPELINE_FILE).read_text())["stages"]
+    stages = read_document(root / PIPELINE_FILE)["stages"]
     values, files = resolve_settings(document), _watched_files(root)
     for stage, libraries in LIBRARIES.items():
         check_versions(stage, root=root)

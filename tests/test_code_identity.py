@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tasks.code_identity import code_digest, project_files
+from tasks.errors import InvalidCode
 
 FILES = {
     "my_models.py": '"""Models."""\nfrom blocks.dense import block\n\n\ndef build():\n    return block("relu")\n',
@@ -78,3 +79,9 @@ def test_the_files_of_a_module_are_those_it_needs(project):
 def test_installed_modules_count_with_their_file_and_unknown_ones_with_their_name(project):
     assert code_digest("json.decoder", roots=[project]) != code_digest("json.encoder", roots=[project])
     assert code_digest("no_such_module", roots=[project]) != code_digest("nor_this", roots=[project])
+
+
+def test_code_that_is_not_python_is_named_with_its_line(project):
+    (project / "broken.py").write_text("import os\n\ndef compute(:\n    pass\n")
+    with pytest.raises(InvalidCode, match=r"broken.py, line 3: invalid syntax"):
+        code_digest("broken", roots=[project])

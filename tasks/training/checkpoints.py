@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tasks.errors import disk_reason
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
 from tasks.settings import TrainSettings
@@ -177,7 +178,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         try:
             self._store.write(_variables(self._training_model), state, epoch=len(self.rows), step=step)
         except (OSError, tf.errors.OpError) as error:
-            echo(f"  no checkpoint could be written ({str(error).splitlines()[0][:200]}); training continues, the earlier one stays")
+            reason = disk_reason(error) or str(error).splitlines()[0][:200]
+            echo(f"  no checkpoint could be written ({reason}); training continues, the earlier one stays")
 
 
 def _variables(model: keras.Model) -> list[tf.Variable]:

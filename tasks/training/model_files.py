@@ -62,9 +62,12 @@ class Form:
 def save_model(model: keras.Model, path: Path) -> None:
     """Save a model in Keras' own format, atomically."""
     with atomic_file(path) as temporary:
-        named = temporary.with_suffix(".keras")  # Keras insists on the suffix
-        model.save(named)
-        named.rename(temporary)
+        named = temporary.with_name(f"{temporary.name}.keras")  # Keras insists on the suffix
+        try:
+            model.save(named)
+            named.rename(temporary)
+        finally:
+            named.unlink(missing_ok=True)
 
 
 def load_model(path: Path, objects: Mapping[str, str], *, safe: bool = True) -> Any:

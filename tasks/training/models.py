@@ -63,7 +63,7 @@ def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, tar
     for op in postprocess:
         value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
-    network = _builder(settings.name)(tuple(value.shape[1:]), outputs, **settings.options)
+    network = _build(settings, tuple(value.shape[1:]), outputs)
     if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != (None, outputs):
         found = getattr(network, "output_shape", type(network).__name__)
         raise UnknownModel(f"model.name: {settings.name} returned {found}; needed is a keras.Model with outputs of shape (None, {outputs})")
@@ -167,11 +167,29 @@ def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
 
 
 def _application(name: str) -> Any:
+    constructor = getattr(keras.applications, name)
+
     def build(input_shape: Shape, outputs: int, **options: Any) -> keras.Model:
-        constructor = getattr(keras.applications, name)
+        if decided := {"weights", "input_shape", "classes", "classifier_activation"} & {*options}:
+            raise TypeError(f"{', '.join(sorted(decided))} follow from the data")
         return constructor(weights=None, input_shape=input_shape, classes=outputs, classifier_activation=None, **options)
 
     return build
+
+
+def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
+    """Call the builder.
+
+    Raises:
+      UnknownModel: it does not take these options.
+    """
+    builder = _builder(settings.name)
+    try:
+        return builder(input_shape, outputs, **settings.options)
+    except TypeError as error:
+        if ":" in settings.name and error.__traceback__ and error.__traceback__.tb_next:
+            raise  # from within a builder of one's own: its traceback says more
+        raise UnknownModel(f"model.options: {settings.name} does not take {settings.options}: {error}") from error
 
 
 def _builder(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from tasks.data.columns import read_index
 from tasks.data.manifest import read_manifest
 from tasks.data.shards import read_shard_index
-from tasks.errors import UserError
+from tasks.errors import RESULT_KEYS, UserError
 from tasks.fetch import fetch
 from tasks.files import read_json
 from tasks.pipelines.ops import Decode
@@ -49,6 +50,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "noise": lambda data: bytes((byte * 7 + 3) % 256 for byte in range(max(10, len(data)))),
     "nested without end": lambda data: b"[" * 200_000,
 }
+OF_ANOTHER_FORM = ("{}", "[]", "3", "null", '{"other": 1}')
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def whole(arrays, tmp_path_factory):
     for name, *_ in CASES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if not (folder / name).exists():
-            (folder / name).write_text('{"seconds": 1.5, "list": [1, 2, 3]}\n')
+            (folder / name).write_text(json.dumps(dict.fromkeys(RESULT_KEYS[Path(name).name], 1.5)) + "\n")
     return folder
 
 
@@ -77,3 +79,14 @@ def test_a_damaged_file_is_named_with_what_makes_it_again(whole, tmp_path, name,
     told = str(caught.value)
     assert str(folder / name) in told and f"`dvc repro {stage}`" in told and "\n" not in told
     assert damage != "empty" or "is empty" in told
+
+
+@pytest.mark.parametrize("content", OF_ANOTHER_FORM)
+@pytest.mark.parametrize("name", RESULT_KEYS)
+def test_results_of_another_form_are_named_with_what_makes_them_again(tmp_path, name, content):
+    path = tmp_path / "runs" / "fast" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        read_json(path)
+    assert str(path) in str(caught.value) and "run `dvc repro " in str(caught.value)

@@ -14,6 +14,7 @@ from tasks.cli import clear_after_kills
 from tasks.files import atomic_file, clear_leftovers, resumable_folder, write_json
 from tasks.layout import Layout
 from tasks.scratch import SCRATCH, Scratch, clear_scratch
+from tasks.training.model_files import save_model
 
 ROOT = Path(__file__).parents[2]
 KILLED = 9
@@ -117,6 +118,18 @@ def test_temporary_files_go_when_their_process_is_gone(tmp_path):
         assert temporary.exists(), "its process is alive"
     assert [path.name for path in folder.iterdir()] == ["train.json"]
     clear_leftovers(tmp_path / "not there")
+
+
+def test_a_model_that_was_being_saved_leaves_nothing(tmp_path):
+    class Killed:
+        def save(self, path):
+            path.write_bytes(b"half a model")
+            os._exit(KILLED)
+
+    assert killed_at(1000, lambda: save_model(Killed(), tmp_path / "model.keras"))
+    assert len(list(tmp_path.iterdir())) == 1
+    clear_leftovers(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_within_an_interrupted_folder_are_cleared_before_it_goes_on(tmp_path):

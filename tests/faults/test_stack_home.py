@@ -92,8 +92,8 @@ def test_a_restore_that_is_killed_leaves_all_databases_old_or_all_new(home, tmp_
         if generation == "new":
             postgres.dump(home, tmp_path)
     assert generations(home) == {"old"}
-    code = "import sys; from pathlib import Path; from infra.local import home, postgres; folder, dumps = map(Path, sys.argv[1:]); "
-    code += "postgres.restore(home.load_stack(folder), dumps)"
+    code = "import sys; from pathlib import Path; from infra.local import postgres, stack_config; folder, dumps = map(Path, sys.argv[1:]); "
+    code += "postgres.restore(stack_config.load_stack(folder), dumps)"
     outcomes = []
     for seconds in KILLED_AFTER_S:
         restoring = subprocess.Popen([sys.executable, "-c", code, home.folder, tmp_path], cwd=ROOT, start_new_session=True)

@@ -37,7 +37,7 @@ def libraries(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nvidia")
     for part in ("both", "nvml"):
         (folder / part).mkdir()
-        source = ROOT / "tests" / "evidence" / "nvidia.c"
+        source = ROOT / "tests" / "measurement" / "nvidia.c"
         subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", folder / part / "libnvidia-ml.so.1", source], check=True)
     shutil.copy(folder / "both" / "libnvidia-ml.so.1", folder / "both" / "libcuda.so.1")
     return folder

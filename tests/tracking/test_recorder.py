@@ -85,11 +85,12 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
 
 LOSING_ITS_STORE = """
 import shutil, sys
-from tasks.tracking.recorder import STORE_HOME, Identity, Recorder
+from tasks.tracking.experiments import RunKey
+from tasks.tracking.recorder import STORE_HOME, Recorder
 import os
 os.environ[STORE_HOME] = sys.argv[1]
 import mlflow
-with Recorder(Identity(data_set="lost", pipeline="naive", data_digest="d")) as recorder:
+with Recorder(RunKey(data_set="lost", pipeline="naive", data_digest="d")) as recorder:
     shutil.rmtree(sys.argv[1])
     recorder.metrics({"train/loss": 1.0}, step=0)
 print("sent", recorder.sent, "active", mlflow.active_run())

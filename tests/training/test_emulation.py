@@ -100,6 +100,20 @@ def test_options_are_checked(options, problem):
         emulation_of(options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("mlp", {"wdth": 3}, "model.options: mlp does not take .*wdth"),
+        ("MobileNetV2", {"weights": "imagenet"}, "weights follow from the data"),
+        ("MobileNetV2", {"alhpa": 1.0}, "model.options: MobileNetV2 does not take"),
+    ],
+)
+def test_options_that_a_model_does_not_take_are_refused(name, options, problem):
+    settings, target = ModelSettings(name=name, options=options), Target(kind="class", shape=(4,))
+    with pytest.raises(UnknownModel, match=problem):
+        build_models(settings, input_shape=(32, 32, 3), dtype="uint8", target=target, postprocess=[Rescale()])
+
+
 def test_what_needs_the_accelerators_memory_is_refused():
     with pytest.raises(ImpossiblePlan, match="snapshot_on: host"):
         trainable_model(models(step_ms=1), finished_inputs=False, gather=lambda step: step)

@@ -201,7 +201,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_nothing_and_leaves_the_earlier
             rest.write(bytes(4096))
     with pytest.raises(Stop):
         run(params_of(), layout, folder, stop_after=3)
-    assert "no checkpoint could be written" in capsys.readouterr().out
+    assert "no checkpoint could be written (no space is left)" in capsys.readouterr().out
     assert sorted(path.name for path in folder.glob("at-*")) == kept
     again, same_weights = run(params_of(), layout, folder)  # still without space, from the earlier one
     assert again == rows
