@@ -17,6 +17,7 @@ from flows.cli import check_pipelines_exist, configure_logging
 from flows.dvc_calls import stale_stages
 from flows.locks import hold
 from flows.parameters import Changes
+from flows.source_check import check_source
 from flows.stages import StageEnvironment, run_stage
 from flows.workspace import Workspace, merge_params, open_workspace, remove_workspace, save_experiment, untracked_python_files
 from tasks.errors import WorkspaceProblem, disk_errors
@@ -94,6 +95,7 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
 
     Raises:
       InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the UI reaches out of the project.
+      UnreadableSource: DVC could not compare the source's files with those of the last run.
     """
     configure_logging()
     project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
@@ -119,6 +121,7 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
             if unknown := untracked_python_files(project):
                 get_run_logger().warning(f"untracked files are not in this run's worktree: `git add {' '.join(unknown)}`")
         params = load_params(workspace.root / PARAMS_FILE)
+        check_source(workspace.root, params.data.path)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),

@@ -1,0 +1,60 @@
+"""Files of the source that DVC cannot hash, found before it is asked: it would wait for a pipe without end, or stop at a dangling link.
+
+DVC hashes the whole of `data.path` before ingest starts. What `.dvcignore` names it leaves alone, and ingest rejects it with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from flows.dvc_calls import DVC, dvc_environment
+from tasks.errors import UnreadableSource
+
+SHOWN = 3
+CHECKED = 100  # odd files; more are not looked for
+
+
+def check_source(root: Path, path: str) -> None:
+    """Refuse a source in which DVC would fail or wait.
+
+    Raises:
+      UnreadableSource: names the files and what to do.
+    """
+    odd = dict(islice(_find_odd(root / path), CHECKED))
+    kept = {name: reason for name, reason in odd.items() if not _is_ignored(root, name)}
+    if kept:
+        shown = "; ".join(f"{os.fsencode(name).decode(errors='backslashreplace')} {reason}" for name, reason in islice(kept.items(), SHOWN))
+        more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
+        raise UnreadableSource(
+            f"DVC, which compares all files of data.path with those of the last run, cannot read some: {shown}{more}. "
+            "Remove them, or name them in .dvcignore: ingest then rejects them with their reasons"
+        )
+
+
+def _find_odd(source: Path) -> Iterator[tuple[str, str]]:
+    """Files at or below a path that DVC cannot hash, and why."""
+    below = (Path(folder, name) for folder, _, names in os.walk(source) for name in names)
+    for path in below if source.is_dir() else [source] if source.exists() else []:
+        if reason := _oddity(path):
+            yield str(path), reason
+
+
+def _oddity(path: Path) -> str | None:
+    """Why DVC cannot hash a file; None where it can."""
+    try:
+        str(path).encode()
+        return None if stat.S_ISREG(path.stat().st_mode) else "is no regular file"
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    except OSError as error:
+        return f"cannot be opened ({error.strerror})"
+
+
+def _is_ignored(root: Path, path: str) -> bool:
+    command = [*DVC, "check-ignore", "--quiet", path]
+    return subprocess.run(command, cwd=root, env=dvc_environment({}), capture_output=True, check=False).returncode == 0

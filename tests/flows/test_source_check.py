@@ -1,0 +1,62 @@
+"""What DVC would fail at or wait for is named before it is asked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from project import run
+
+from flows.source_check import check_source
+from tasks.errors import UnreadableSource
+
+
+def pipe(folder):
+    os.mkfifo(folder / "pipe.jpg")
+
+
+def dangling_link(folder):
+    (folder / "link.png").symlink_to("nowhere")
+
+
+def device(folder):
+    (folder / "zero.png").symlink_to("/dev/zero")
+
+
+def name_that_is_not_utf8(folder):
+    Path(os.fsdecode(os.fsencode(folder) + b"/x\xff.png")).touch()
+
+
+ODD = [
+    (pipe, "pipe.jpg is no regular file"),
+    (dangling_link, "link.png cannot be opened"),
+    (device, "zero.png is no regular file"),
+    (name_that_is_not_utf8, "not UTF-8"),
+]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "cat" / "größe.jpg").write_bytes(b"x")
+    run(tmp_path, "dvc", "init", "--no-scm", "--quiet")
+    return tmp_path / "photos" / "cat"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("happens", "reason"), ODD, ids=[case[0].__name__ for case in ODD])
+def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(photos, tmp_path, happens, reason):
+    check_source(tmp_path, "photos")
+    happens(photos)
+    with pytest.raises(UnreadableSource, match=reason):
+        check_source(tmp_path, "photos")
+    (tmp_path / ".dvcignore").write_text("photos/cat/pipe.jpg\nphotos/cat/link.png\nphotos/cat/zero.png\nphotos/cat/x?.png\n")
+    if happens is not name_that_is_not_utf8:
+        check_source(tmp_path, "photos")
+
+
+def test_a_source_that_is_a_file_or_not_there_is_nobodys_business(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b\n")
+    check_source(tmp_path, "table.csv")
+    check_source(tmp_path, "nothing")
