@@ -11,8 +11,9 @@ from tasks.data.records import RecordSchema
 from tasks.diagnosis.cost_model import Consumer, Costs, Load, OpCost, Segment, load_of, step_ms
 from tasks.diagnosis.diagnose import Ceilings, Finding, changed, diagnose, rank_findings
 from tasks.diagnosis.facts import Facts
+from tasks.diagnosis.rules import RULES
 from tasks.diagnosis.threshold import parse_condition
-from tasks.diagnosis.trace_breakdown import Breakdown
+from tasks.diagnosis.trace_breakdown import Breakdown, IteratorTime
 from tasks.errors import InvalidParams, ThresholdExceeded
 from tasks.measurement.verdict import Stall
 from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
@@ -80,22 +81,27 @@ def judged(config: dict, *, spec: InputSpec = PHOTOS, costs: Costs = PHOTO_COSTS
 
 COPYING = Breakdown(steps=20, step_ms_p50=10.0, wait_ms_p50=0.0, wait_ms_p95=0.0, wait_ms_mean=0.0, iterators=(), gpu_copy_ms=4.0)
 WAITING = replace(COPYING, wait_ms_mean=50.0, gpu_copy_ms=None)
+STRAGGLING = IteratorTime(
+    path="Iterator::Root::ParallelMapV2", step="decode", calls=40, total_ms=400.0, self_ms=400.0, call_ms_p50=4.0, call_ms_p95=40.0, parallelism=1.0,
+    critical_pct=60.0,
+)  # fmt: skip
+UNEVEN = replace(WAITING, iterators=(STRAGGLING,))
 WELL = {"read": "shards", "interleave": {"parallel": "cores"}, "map": {"parallel": "cores"}, "prefetch": 2}
 
 
-@pytest.mark.parametrize(
-    ("rule", "config", "conditions"),
-    [
-        ("sequential_map", {**WELL, "map": {}}, {"model_ms": 30.0}),
-        ("no_prefetch", {"read": "snapshot", "shuffle": {"kind": "global"}}, {"model_ms": 4.0}),
-        ("costly_calls", {**WELL, "map": {}}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
-        ("costly_calls", {**WELL}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.2}),
-        ("repeated_work", WELL, {"model_ms": 2.0}),
-        ("compressed_reads", {**WELL, "read": "gzip_shards", "vectorize": True}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
-        ("sequential_map", {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2}, {"model_ms": 1.5}),
-        ("host_widening", {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}, {"model_ms": 0.6}),
-    ],
-)
+FIRST = [
+    ("sequential_map", {**WELL, "map": {}}, {"model_ms": 30.0}),
+    ("no_prefetch", {"read": "snapshot", "shuffle": {"kind": "global"}}, {"model_ms": 4.0}),
+    ("costly_calls", {**WELL, "map": {}}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
+    ("costly_calls", {**WELL}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.2}),
+    ("repeated_work", WELL, {"model_ms": 2.0}),
+    ("compressed_reads", {**WELL, "read": "gzip_shards", "vectorize": True}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
+    ("sequential_map", {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2}, {"model_ms": 1.5}),
+    ("host_widening", {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}, {"model_ms": 0.6}),
+]
+
+
+@pytest.mark.parametrize(("rule", "config", "conditions"), FIRST)
 def test_a_planted_fault_is_named_first(rule, config, conditions):
     diagnosis = judged(config, **conditions)
     assert diagnosis.verdict == "input-bound" or diagnosis.verdict.startswith("slightly")
@@ -103,33 +109,38 @@ def test_a_planted_fault_is_named_first(rule, config, conditions):
     assert diagnosis.predicted_gain > 1.05
 
 
-@pytest.mark.parametrize(
-    ("rule", "config", "known"),
-    [
-        ("decode_bound", WELL, {}),
-        ("no_cache", WELL, {}),
-        ("sequential_read", {**WELL, "interleave": None, "read": "gzip_shards"}, {}),
-        ("copy_to_device", WELL, {"breakdown": COPYING}),
-        ("epoch_gap", WELL, {"epoch_gap_ms": 900.0, "epoch_ms": 3000.0}),
-        ("service_on_one_host", {**WELL, "service": {"workers": 2}}, {}),
-        ("service_on_one_host", {**WELL, "service": {"address": "grpc://127.0.0.1:5050"}}, {}),
-        ("slow_service", {**WELL, "service": {"address": "grpc://input.example.org:5050"}}, {"breakdown": WAITING}),
-        ("too_parallel", {**WELL, "map": {"parallel": 64}}, {}),
-        ("few_threads", {**WELL, "threads": 1}, {}),
-        ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}}, {}),
-        ("few_shards", WELL, {"shard_count": 2}),
-        ("small_shards", WELL, {"shard_count": 500, "shard_mib": 0.2}),
-        ("allocator", WELL, {"batch_mib": 38.0, "malloc_tuned": False}),
-        ("gpu_idle", WELL, {"gpu_utilization_pct": 40.0, "model_ms": 100.0}),
-        ("cold_start", WELL, {"cold_examples_per_s": 100.0, "model_ms": 100.0}),
-    ],
-)  # fmt: skip
+HOLDS = [
+    ("decode_bound", WELL, {}),
+    ("no_cache", WELL, {}),
+    ("sequential_read", {**WELL, "interleave": None, "read": "gzip_shards"}, {}),
+    ("copy_to_device", WELL, {"breakdown": COPYING}),
+    ("epoch_gap", WELL, {"epoch_gap_ms": 900.0, "epoch_ms": 3000.0}),
+    ("service_on_one_host", {**WELL, "service": {"workers": 2}}, {}),
+    ("service_on_one_host", {**WELL, "service": {"address": "grpc://127.0.0.1:5050"}}, {}),
+    ("slow_service", {**WELL, "service": {"address": "grpc://input.example.org:5050"}}, {"breakdown": WAITING}),
+    ("too_parallel", {**WELL, "map": {"parallel": 64}}, {}),
+    ("few_threads", {**WELL, "threads": 1}, {}),
+    ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}}, {}),
+    ("few_shards", WELL, {"shard_count": 2}),
+    ("small_shards", WELL, {"shard_count": 500, "shard_mib": 0.2}),
+    ("allocator", WELL, {"batch_mib": 38.0, "malloc_tuned": False}),
+    ("gpu_idle", WELL, {"gpu_utilization_pct": 40.0, "model_ms": 100.0}),
+    ("cold_start", WELL, {"cold_examples_per_s": 100.0, "model_ms": 100.0}),
+    ("variable_cost", WELL, {"breakdown": UNEVEN}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "config", "known"), HOLDS)
 def test_every_rule_holds_where_its_fault_is(rule, config, known):
     found = {finding.rule: finding for finding in judged(config, **({"model_ms": 2.0} | known)).findings}
     assert rule in found
     for key, value in found[rule].change.items():
         if key.startswith("pipelines.p."):
             changed(PipelineConfig.model_validate(config), {key.removeprefix("pipelines.p."): value})
+
+
+def test_every_rule_has_a_case():
+    assert {rule for rule, *_ in (*FIRST, *HOLDS)} == {rule.name for rule in RULES}
 
 
 def test_a_service_that_costs_more_than_it_brings_is_named_first():
