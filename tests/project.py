@@ -128,7 +128,11 @@ prefect_template = PrefectTemplate()
 
 def environment(folder: Path) -> dict[str, str]:
     """An environment of one's own: this interpreter first, no settings of the user's."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "PREFECT_", "THROUGHLINE_", "GIT_", "DVC_"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("MLFLOW_", "PREFECT_", "THROUGHLINE_", "GIT_", "DVC_", "PYTHONDONTWRITE"))
+    }
     home = folder.parent / "home"
     if not home.exists():
         home.mkdir()
