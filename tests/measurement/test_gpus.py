@@ -127,7 +127,7 @@ sys.stdin.readline()
 began = time.process_time()
 while time.process_time() - began < 0.4:
     pass
-print()
+print(flush=True)
 sys.stdin.read()
 """
 
