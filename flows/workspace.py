@@ -146,8 +146,7 @@ def _commit_changes(project: Path) -> str:
     _git(project, "add", "--update", ":/", environment=own)
     tree = _git(project, "write-tree", environment=own)
     shutil.rmtree(folder)
-    who = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in NOBODY}
-    return _git(project, "commit-tree", tree, "-p", head, "-m", "uncommitted changes", environment=who)
+    return _git(project, "commit-tree", tree, "-p", head, "-m", "uncommitted changes", environment=_signature())
 
 
 def untracked_python_files(project: Path) -> list[str]:
@@ -192,7 +191,7 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
     Saving is serialized: several at once clash in shared git references.
     """
     command = [*DVC, "exp", "save", "--force", "--name", name]
-    environment = dvc_environment(workspace.environment) | _without_hooks()
+    environment = _identity(workspace.project) | dvc_environment(workspace.environment) | _without_hooks()
     with _exclusive(workspace.project, "experiments", workspace.holder) as held:
         done = run_supervised(command, workspace.root, environment, (*workspace.held, held))
     return None if done.returncode == 0 else done.stderr.strip()
@@ -282,6 +281,18 @@ def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = 
             f"a run with overrides happens in a git worktree, but `git {' '.join(arguments[:2])}` failed in {folder}: {done.stderr.strip()}"
         )
     return done.stdout.removesuffix("\n")
+
+
+def _identity(project: Path) -> dict[str, str]:
+    """Whose name an experiment's commit has where git knows none, as for a new user; DVC refuses to commit without."""
+    with contextlib.suppress(WorkspaceProblem):
+        if _git(project, "config", "user.name") and _git(project, "config", "user.email"):
+            return {}
+    return _signature()
+
+
+def _signature() -> dict[str, str]:
+    return {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in NOBODY}
 
 
 def _without_hooks() -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 from dvc.config import Config
 from project import SMALL, write_params
 
+from flows import workspace
 from flows.dvc_calls import DVC, dvc_environment, run_supervised
 from flows.workspace import open_workspace, save_experiment
 from tasks.params import read_document
@@ -202,3 +203,15 @@ def test_a_workspace_belongs_to_one_run_at_a_time(project):
         with pytest.raises(InterruptedError), second:
             pytest.fail("it is in use")
     assert said[0].startswith(f"run x (process {os.getpid()}, since ")
+
+
+def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path, monkeypatch):
+    """DVC refuses to commit without; a new user's git has no name and no email."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    signature = workspace._identity(tmp_path)
+    assert signature["GIT_COMMITTER_EMAIL"] and signature["GIT_AUTHOR_NAME"]
+    for key in ("user.name", "user.email"):
+        subprocess.run(["git", "-C", str(tmp_path), "config", key, "me"], check=True)
+    assert workspace._identity(tmp_path) == {}
