@@ -207,9 +207,11 @@ def test_a_workspace_belongs_to_one_run_at_a_time(project):
 
 def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path, monkeypatch):
     """DVC refuses to commit without; a new user's git has no name and no email."""
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    for key in ("user.name", "user.email"):  # whatever the machine's own configuration says
+        subprocess.run(["git", "-C", str(tmp_path), "config", key, ""], check=True)
     signature = workspace._identity(tmp_path)
     assert signature["GIT_COMMITTER_EMAIL"] and signature["GIT_AUTHOR_NAME"]
     for key in ("user.name", "user.email"):
