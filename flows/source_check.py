@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -26,7 +26,8 @@ def check_source(root: Path, path: str) -> None:
       UnreadableSource: names the files and what to do.
     """
     odd = dict(islice(_find_odd(root / path), CHECKED))
-    kept = {name: reason for name, reason in odd.items() if not _is_ignored(root, name)}
+    ignored = _ignored(root, list(odd)) if odd else set()
+    kept = {name: reason for name, reason in odd.items() if name not in ignored}
     if kept:
         shown = "; ".join(f"{os.fsencode(name).decode(errors='backslashreplace')} {reason}" for name, reason in islice(kept.items(), SHOWN))
         more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
@@ -55,6 +56,7 @@ def _oddity(path: Path) -> str | None:
         return f"cannot be opened ({error.strerror})"
 
 
-def _is_ignored(root: Path, path: str) -> bool:
-    command = [*DVC, "check-ignore", "--quiet", path]
-    return subprocess.run(command, cwd=root, env=dvc_environment({}), capture_output=True, check=False).returncode == 0
+def _ignored(root: Path, paths: Sequence[str]) -> set[str]:
+    """Those of the paths that .dvcignore names, asked for all at once: DVC takes a second to start."""
+    done = subprocess.run([*DVC, "check-ignore", *paths], cwd=root, env=dvc_environment({}), capture_output=True, check=False)
+    return {os.fsdecode(line) for line in done.stdout.splitlines()}
