@@ -1,4 +1,6 @@
-"""Data sets for the benchmarks, prepared by the product's own stages: photos, Fashion-MNIST, a long series."""
+"""Data sets for the benchmarks, prepared by the product's own stages: photos, Fashion-MNIST, a long
+series.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,31 @@ SERIES_SHAPE = (1_000_000, 8)
 def arguments(name: str, description: str | None) -> argparse.ArgumentParser:
     """The command line that the benchmarks of prepared data have in common."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out and this is said")
+    parser.add_argument(
+        "--photos",
+        type=Path,
+        metavar="DIR",
+        help="class folders of JPEG photos; without it, photos are left out and this is said",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there for the next time; default: a temporary folder")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="keep the prepared data there for the next time; default: a temporary folder",
+    )
     return parser
 
 
-def alternate(steps: Sequence[Callable[[], object]], *, rounds: int, seconds: float) -> list[list[float]]:
-    """Mean time of a step [ms] of each of several trainings, per round: they run in turn, so that drift hits all alike.
+def alternate(
+    steps: Sequence[Callable[[], object]], *, rounds: int, seconds: float
+) -> list[list[float]]:
+    """Mean time of a step [ms] of each of several trainings, per round: they run in turn, so that
+    drift hits all alike.
 
     Of each turn the second half counts: the first uses up what was prepared meanwhile.
     """
@@ -58,7 +75,9 @@ def _second_half_ms(step: Callable[[], object], seconds: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A data set with what is done to it, as params.yaml would say it; `layout` is where its stages have written."""
+    """A data set with what is done to it, as params.yaml would say it; `layout` is where its stages
+    have written.
+    """
 
     name: str
     document: dict[str, Any]
@@ -72,14 +91,20 @@ class Workload:
 
 def presets(kind: str) -> dict[str, Any]:
     """The configurations of infra/presets/."""
-    return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())["pipelines!"]
+    return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())[
+        "pipelines!"
+    ]
 
 
 def photos(source: Path, work: Path) -> Workload:
     """JPEG class folders → 224×224, batches of 64. Naive reads the original files."""
     pipelines = presets("images") | {"naive": {"read": "files"}}
     document = {
-        "data": {"source": "image_folder", "path": str(source.resolve()), "split": {"validation": 0.01, "test": 0.0}},
+        "data": {
+            "source": "image_folder",
+            "path": str(source.resolve()),
+            "split": {"validation": 0.01, "test": 0.0},
+        },
         "preprocess": ["decode", {"resize": {"height": 224, "width": 224}}],
         "batch_size": 64,
         "pipelines": pipelines | floats(pipelines),
@@ -88,7 +113,9 @@ def photos(source: Path, work: Path) -> Workload:
 
 
 def crops(source: Path, work: Path) -> Workload:
-    """The same photos cut to variable sizes; a random 224×224 of each, and no resizing: the snapshot keeps every photo in its own size."""
+    """The same photos cut to variable sizes; a random 224×224 of each, and no resizing: the
+    snapshot keeps every photo in its own size.
+    """
     unlike = work / "photos-of-unlike-sizes"
     if not unlike.exists():
         draw = np.random.default_rng(0)
@@ -99,13 +126,30 @@ def crops(source: Path, work: Path) -> Workload:
                 width, height = (int(draw.integers(3 * size // 4, size + 1)) for size in photo.size)
                 photo.crop((0, 0, width, height)).save(kept, quality=90)
         (work / "unlike.partial").rename(unlike)
-    kept = ("naive", "heuristic", "autotune", "map_parallel", "vectorized", "cache_memory", "cache_disk", "snapshot", "optimized", "balanced")
+    kept = (
+        "naive",
+        "heuristic",
+        "autotune",
+        "map_parallel",
+        "vectorized",
+        "cache_memory",
+        "cache_disk",
+        "snapshot",
+        "optimized",
+        "balanced",
+    )
     document = {
-        "data": {"source": "image_folder", "path": str(unlike.resolve()), "split": {"validation": 0.01, "test": 0.0}},
+        "data": {
+            "source": "image_folder",
+            "path": str(unlike.resolve()),
+            "split": {"validation": 0.01, "test": 0.0},
+        },
         "preprocess": ["decode"],
         "augment": [{"random_crop": {"height": 224, "width": 224}}],
         "batch_size": 64,
-        "pipelines": {name: presets("images")[name] for name in kept} | {"naive": {"read": "files"}},
+        "pipelines": (
+            {name: presets("images")[name] for name in kept} | {"naive": {"read": "files"}}
+        ),
     }
     return prepare("crops", document, work)
 
@@ -125,7 +169,9 @@ def fashion_mnist(work: Path) -> Workload:
 
 
 def windows(work: Path) -> Workload:
-    """A million steps of eight columns; windows of 24 steps and the step after them, batches of 256."""
+    """A million steps of eight columns; windows of 24 steps and the step after them, batches of
+    256.
+    """
     path = work / "series.npy"
     if not path.exists():
         np.save(path, np.random.default_rng(0).standard_normal(SERIES_SHAPE, np.float32))
@@ -152,5 +198,10 @@ def prepare(name: str, document: dict[str, Any], work: Path) -> Workload:
     if not (layout.snapshot / "index.json").exists():
         manifest = ingest(params.data, layout.manifest)
         manifest = replace(manifest, folder=layout.manifest)
-        snapshot(shard(manifest, layout.shards, settings=params.shard), layout.shards, layout.snapshot, preprocess=params.preprocess)
+        snapshot(
+            shard(manifest, layout.shards, settings=params.shard),
+            layout.shards,
+            layout.snapshot,
+            preprocess=params.preprocess,
+        )
     return Workload(name=name, document=document, layout=layout)

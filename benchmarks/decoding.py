@@ -1,10 +1,13 @@
-"""Whether ingest and TensorFlow agree about which image files can be used: on files mutated at random, and how long ingest takes.
+"""Whether ingest and TensorFlow agree about which image files can be used: on files mutated at
+random, and how long ingest takes.
 
-    python -m benchmarks.decoding --files 3000            # ends with exit code 1 where they disagree; --seed repeats a run
-    python -m benchmarks.decoding --files 0 --time 8000   # seconds for so many small PNGs
+    python -m benchmarks.decoding --files 3000            # ends with exit code 1 where they
+    disagree; --seed repeats a run python -m benchmarks.decoding --files 0 --time 8000   # seconds
+    for so many small PNGs
 
-Each mutated file is examined as ingest does. What is accepted must decode in TensorFlow, to the size that ingest says. What is
-refused although TensorFlow decodes it is counted as well: Pillow is the stricter one, and its word is final.
+Each mutated file is examined as ingest does. What is accepted must decode in TensorFlow, to the
+size that ingest says. What is refused although TensorFlow decodes it is counted as well: Pillow is
+the stricter one, and its word is final.
 """
 
 from __future__ import annotations
@@ -40,15 +43,23 @@ def seeds(draw: random.Random) -> Iterator[tuple[str, bytes]]:
         picture = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
         kind, mode, options = draw.choice(
             [
-                ("PNG", "RGB", {}), ("PNG", "RGB", {"optimize": True}), ("PNG", "L", {"compress_level": 0}), ("PNG", "RGBA", {}), ("PNG", "P", {}),
+                ("PNG", "RGB", {}), ("PNG", "RGB", {"optimize": True}), ("PNG", "L",
+                {"compress_level": 0}), ("PNG", "RGBA", {}), ("PNG", "P", {}),
                 ("PNG", "RGB", {"dpi": (72, 72)}), ("PNG", "I;16", {}), ("PNG", "1", {}),
-                ("JPEG", "RGB", {}), ("JPEG", "RGB", {"progressive": True}), ("JPEG", "L", {"quality": 95}), ("JPEG", "CMYK", {}),
-                ("JPEG", "RGB", {"subsampling": 0, "optimize": True}), ("JPEG", "RGB", {"restart_marker_blocks": 2}),
-                ("JPEG", "RGB", {"comment": b"x"}), ("GIF", "P", {}), ("BMP", "RGB", {}), ("WEBP", "RGB", {}), ("WEBP", "RGB", {"lossless": True}),
+                ("JPEG", "RGB", {}), ("JPEG", "RGB", {"progressive": True}), ("JPEG", "L",
+                {"quality": 95}), ("JPEG", "CMYK", {}),
+                ("JPEG", "RGB", {"subsampling": 0, "optimize": True}), ("JPEG", "RGB",
+                {"restart_marker_blocks": 2}),
+                ("JPEG", "RGB", {"comment": b"x"}), ("GIF", "P", {}), ("BMP", "RGB", {}), ("WEBP",
+                "RGB", {}), ("WEBP", "RGB", {"lossless": True}),
             ]
         )  # fmt: skip
         file = io.BytesIO()
-        (picture.convert("L").convert("I").convert("I;16") if mode == "I;16" else picture.convert(mode)).save(file, kind, **options)
+        (
+            picture.convert("L").convert("I").convert("I;16")
+            if mode == "I;16"
+            else picture.convert(mode)
+        ).save(file, kind, **options)
         yield kind.lower(), file.getvalue()
 
 
@@ -62,7 +73,9 @@ def flip(data: bytearray, draw: random.Random) -> bytes:
 def overwrite(data: bytearray, draw: random.Random) -> bytes:
     """A few bytes, often with those that mean something."""
     for _ in range(draw.choice((1, 2, 8))):
-        data[draw.randrange(len(data))] = draw.choice((0, 1, 0x7F, 0x80, 0xD9, 0xDA, 0xFE, 0xFF, draw.randrange(256)))
+        data[draw.randrange(len(data))] = draw.choice(
+            (0, 1, 0x7F, 0x80, 0xD9, 0xDA, 0xFE, 0xFF, draw.randrange(256))
+        )
     return bytes(data)
 
 
@@ -73,7 +86,9 @@ def cut(data: bytearray, draw: random.Random) -> bytes:
 
 def append(data: bytearray, draw: random.Random) -> bytes:
     """Something follows."""
-    return bytes(data) + draw.choice((b"\0", b"\n", bytes(data), draw.randbytes(40), b"\xff\xd9", bytes(data[-12:])))
+    return bytes(data) + draw.choice(
+        (b"\0", b"\n", bytes(data), draw.randbytes(40), b"\xff\xd9", bytes(data[-12:]))
+    )
 
 
 def drop(data: bytearray, draw: random.Random) -> bytes:
@@ -90,28 +105,63 @@ def double(data: bytearray, draw: random.Random) -> bytes:
 
 
 def rewrite_chunk(data: bytearray, draw: random.Random) -> bytes:
-    """A PNG chunk is changed, moved, doubled or renamed, and its checksum is right all the same; other files have bits flipped."""
+    """A PNG chunk is changed, moved, doubled or renamed, and its checksum is right all the same;
+    other files have bits flipped.
+    """
     if not data.startswith(b"\x89PNG"):
         return flip(data, draw)
     chunks, offset = [], 8
     while offset + 12 <= len(data):
         (length,) = struct.unpack_from(">I", data, offset)
-        chunks.append((bytes(data[offset + 4 : offset + 8]), bytearray(data[offset + 8 : offset + 8 + length])))
+        chunks.append(
+            (
+                bytes(data[offset + 4 : offset + 8]),
+                bytearray(data[offset + 8 : offset + 8 + length]),
+            )
+        )
         offset += 12 + length
     place = draw.randrange(len(chunks))
     kind, content = chunks[place]
     what = draw.randrange(6)
     if what == 0:
-        chunks[place] = (draw.choice((b"tRNS", b"gAMA", b"PLTE", b"sBIT", b"iCCP", b"hIST", b"bKGD", b"ABCD", b"abcd", b"cHRM")), content)
+        chunks[place] = (
+            draw.choice(
+                (
+                    b"tRNS",
+                    b"gAMA",
+                    b"PLTE",
+                    b"sBIT",
+                    b"iCCP",
+                    b"hIST",
+                    b"bKGD",
+                    b"ABCD",
+                    b"abcd",
+                    b"cHRM",
+                )
+            ),
+            content,
+        )
     elif what == 1:
         chunks.insert(draw.randrange(len(chunks) + 1), (kind, content))
     elif what == 2:
-        chunks.insert(draw.randrange(1, len(chunks) + 1), (draw.choice((b"gAMA", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"pHYs")), draw.randbytes(9)))
+        chunks.insert(
+            draw.randrange(1, len(chunks) + 1),
+            (
+                draw.choice((b"gAMA", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"pHYs")),
+                draw.randbytes(9),
+            ),
+        )
     elif what == 3:
         del chunks[place]
     elif content:
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    parts = (struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + bytes(body))) for name, body in chunks)
+    parts = (
+        struct.pack(">I", len(body))
+        + name
+        + body
+        + struct.pack(">I", zlib.crc32(name + bytes(body)))
+        for name, body in chunks
+    )
     return bytes(data[:8]) + b"".join(parts)
 
 
@@ -120,7 +170,18 @@ def rename(data: bytearray, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-MUTATIONS: tuple[Mutation, ...] = (flip, flip, overwrite, cut, append, drop, double, rewrite_chunk, rewrite_chunk, rename)
+MUTATIONS: tuple[Mutation, ...] = (
+    flip,
+    flip,
+    overwrite,
+    cut,
+    append,
+    drop,
+    double,
+    rewrite_chunk,
+    rewrite_chunk,
+    rename,
+)
 
 
 def mutated(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
@@ -135,7 +196,9 @@ def mutated(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[str, str]]:
-    """How often ingest and TensorFlow agree, and for each file that only ingest accepts what TensorFlow says."""
+    """How often ingest and TensorFlow agree, and for each file that only ingest accepts what
+    TensorFlow says.
+    """
     import tensorflow as tf
 
     seen, disagreements = Counter(), {}
@@ -146,18 +209,32 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
             path = folder / name
             path.write_bytes(data)
             try:
-                examined: ImageInfo | None = inspect_image(path, root=folder, max_pixels=MAX_PIXELS, converted=converted, decoder=decoder)
+                examined: ImageInfo | None = inspect_image(
+                    path, root=folder, max_pixels=MAX_PIXELS, converted=converted, decoder=decoder
+                )
             except RejectedImage:
                 examined = None
             try:
-                image = tf.io.decode_image((examined.path if examined else path).read_bytes(), channels=3, expand_animations=False)
+                image = tf.io.decode_image(
+                    (examined.path if examined else path).read_bytes(),
+                    channels=3,
+                    expand_animations=False,
+                )
                 size, problem = tuple(image.shape[:2]), ""
             except tf.errors.OpError as error:
                 size, problem = None, error.message
             if examined and size != (examined.height, examined.width):
-                disagreements[name] = problem or f"{size}, and not {(examined.height, examined.width)}"
-            verdict = "accepted" if examined else "refused by ingest alone" if size else "refused by both"
-            seen[f"{verdict}, converted" if examined and examined.path.parent == converted else verdict] += 1
+                disagreements[name] = (
+                    problem or f"{size}, and not {(examined.height, examined.width)}"
+                )
+            verdict = (
+                "accepted" if examined else "refused by ingest alone" if size else "refused by both"
+            )
+            seen[
+                f"{verdict}, converted"
+                if examined and examined.path.parent == converted
+                else verdict
+            ] += 1
             path.unlink()
     return seen, disagreements
 
@@ -179,10 +256,16 @@ def time_ingest(count: int, folder: Path) -> float:
 
 def main() -> None:
     """Compare, or time, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=3000, help="mutated files to compare")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32), help="repeat the run of this seed")
-    parser.add_argument("--time", type=int, default=0, metavar="PNGS", help="time the ingest of so many small PNGs")
+    parser.add_argument(
+        "--seed", type=int, default=secrets.randbelow(2**32), help="repeat the run of this seed"
+    )
+    parser.add_argument(
+        "--time", type=int, default=0, metavar="PNGS", help="time the ingest of so many small PNGs"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.time:

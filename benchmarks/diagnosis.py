@@ -2,9 +2,10 @@
 
     python -m benchmarks.diagnosis --photos DIR --json FILE
 
-Each case is a configuration with a known fault. It is profiled as the profile stage does it; then the first finding's change is made
-and both are trained in alternation, step by step in one process, so that the machine's drift hits both alike. A fault counts as named if
-the first finding's rule is one of those that mend it. Every case has a process of its own.
+Each case is a configuration with a known fault. It is profiled as the profile stage does it; then
+the first finding's change is made and both are trained in alternation, step by step in one process,
+so that the machine's drift hits both alike. A fault counts as named if the first finding's rule is
+one of those that mend it. Every case has a process of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ HEALTHY = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A planted fault: the configuration, the rules that mend it, and the model's cost in options of `mlp` or `small_cnn`."""
+    """A planted fault: the configuration, the rules that mend it, and the model's cost in options
+    of `mlp` or `small_cnn`.
+    """
 
     name: str
     config: dict[str, Any]
@@ -38,14 +41,24 @@ class Case:
 
 SMALL, LARGE = {"name": "mlp", "options": {"width": 64}}, {"name": "small_cnn"}
 FASHION_MNIST = (
-    Case(name="calls for single examples", config={"read": "shards", "prefetch": 2}, mended_by=("costly_calls",), model=LARGE),
+    Case(
+        name="calls for single examples",
+        config={"read": "shards", "prefetch": 2},
+        mended_by=("costly_calls",),
+        model=LARGE,
+    ),
     Case(
         name="a parallel map of cheap functions",
         config={"read": "shards", "map": {"parallel": "cores"}, "prefetch": 2},
         mended_by=("costly_calls",),
         model=LARGE,
     ),
-    Case(name="no prefetch", config={"read": "shards", "vectorize": True}, mended_by=("no_prefetch",), model=LARGE),
+    Case(
+        name="no prefetch",
+        config={"read": "shards", "vectorize": True},
+        mended_by=("no_prefetch",),
+        model=LARGE,
+    ),
     Case(
         name="compressed shards",
         config={"read": "gzip_shards", "vectorize": True, "prefetch": 2},
@@ -58,24 +71,55 @@ FASHION_MNIST = (
         mended_by=("costly_calls",),
         model=LARGE,
     ),
-    Case(name="a snapshot without prefetch", config=MAPPED, mended_by=("no_prefetch", "sequential_map"), model=SMALL),
-    Case(name="healthy", config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2}, mended_by=(HEALTHY,), model=LARGE),
+    Case(
+        name="a snapshot without prefetch",
+        config=MAPPED,
+        mended_by=("no_prefetch", "sequential_map"),
+        model=SMALL,
+    ),
+    Case(
+        name="healthy",
+        config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2},
+        mended_by=(HEALTHY,),
+        model=LARGE,
+    ),
 )
 PHOTOS = (
-    Case(name="everything anew, one after another", config={"read": "shards"}, mended_by=("repeated_work", "no_cache"), model=LARGE),
+    Case(
+        name="everything anew, one after another",
+        config={"read": "shards"},
+        mended_by=("repeated_work", "no_cache"),
+        model=LARGE,
+    ),
     Case(
         name="every epoch decodes again",
         config={**STREAMED, "map": {"parallel": "cores"}, "prefetch": 2},
         mended_by=("repeated_work", "no_cache"),
         model=LARGE,
     ),
-    Case(name="files, decoded again", config={"read": "files", "prefetch": 2}, mended_by=("repeated_work", "no_cache"), model=SMALL),
-    Case(name="a snapshot without prefetch", config=MAPPED, mended_by=("no_prefetch", "sequential_map", "host_widening"), model=LARGE),
     Case(
-        name="widened on the host, one call at a time", config={**MAPPED, "prefetch": 2}, mended_by=("host_widening", "sequential_map"), model=LARGE
+        name="files, decoded again",
+        config={"read": "files", "prefetch": 2},
+        mended_by=("repeated_work", "no_cache"),
+        model=SMALL,
     ),
     Case(
-        name="healthy", config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2, "postprocess_on": "device"}, mended_by=(HEALTHY,), model=LARGE
+        name="a snapshot without prefetch",
+        config=MAPPED,
+        mended_by=("no_prefetch", "sequential_map", "host_widening"),
+        model=LARGE,
+    ),
+    Case(
+        name="widened on the host, one call at a time",
+        config={**MAPPED, "prefetch": 2},
+        mended_by=("host_widening", "sequential_map"),
+        model=LARGE,
+    ),
+    Case(
+        name="healthy",
+        config={**MAPPED, "map": {"parallel": "cores"}, "prefetch": 2, "postprocess_on": "device"},
+        mended_by=(HEALTHY,),
+        model=LARGE,
     ),
 )
 
@@ -91,27 +135,64 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     from tasks.params import check
     from tasks.profiling import profile
 
-    document = {**workload.document, "model": case.model, "augment": ["flip"], "measure": {"max_seconds": 2}, "pipelines": {"faulty": case.config}}
+    document = {
+        **workload.document,
+        "model": case.model,
+        "augment": ["flip"],
+        "measure": {"max_seconds": 2},
+        "pipelines": {"faulty": case.config},
+    }
     params, kept = check(document), raise_malloc_thresholds()
     stored = open_inputs(params, workload.layout)
     pipeline = input_pipeline(params, "faulty", stored, split="train", purpose="train")
     alone = measure_input(pipeline, passes=2, max_seconds=1)
-    context = StageContext(params=params, name="faulty", options=argparse.Namespace(), malloc_tuned=kept)
+    context = StageContext(
+        params=params, name="faulty", options=argparse.Namespace(), malloc_tuned=kept
+    )
     with tempfile.TemporaryDirectory() as folder:
-        found = profile(context, pipeline, Path(folder) / "profile", built={"throughput": vars(alone)}, trained={})
+        found = profile(
+            context,
+            pipeline,
+            Path(folder) / "profile",
+            built={"throughput": vars(alone)},
+            trained={},
+        )
     diagnosis = found.diagnosis
     bound = diagnosis.verdict != "compute-bound"
-    first = next((finding for finding in diagnosis.findings if bound and (finding.predicted_gain or 0) > 1), None)
-    result = {"verdict": diagnosis.verdict, "named": first.rule if first else HEALTHY, "stall_pct": round(diagnosis.stall_pct, 1)}
+    first = next(
+        (finding for finding in diagnosis.findings if bound and (finding.predicted_gain or 0) > 1),
+        None,
+    )
+    result = {
+        "verdict": diagnosis.verdict,
+        "named": first.rule if first else HEALTHY,
+        "stall_pct": round(diagnosis.stall_pct, 1),
+    }
     if first is None:
         return result
-    repaired = check({**document, "pipelines": {"repaired": case.config | {key.split(".", 2)[2]: value for key, value in first.change.items()}}})
+    repaired = check(
+        {
+            **document,
+            "pipelines": {
+                "repaired": (
+                    case.config
+                    | {key.split(".", 2)[2]: value for key, value in first.change.items()}
+                )
+            },
+        }
+    )
     after = input_pipeline(repaired, "repaired", stored, split="train", purpose="train")
-    loops = [TrainingLoop(build_models_for(given, stored), fed, given.train) for given, fed in ((params, pipeline), (repaired, after))]
+    loops = [
+        TrainingLoop(build_models_for(given, stored), fed, given.train)
+        for given, fed in ((params, pipeline), (repaired, after))
+    ]
     for loop in loops:
         loop.start()
     steps = [loop.step for loop in loops]
-    gains = [slow / quick for slow, quick in zip(*data.alternate(steps, rounds=ROUNDS, seconds=TURN_S), strict=True)]
+    gains = [
+        slow / quick
+        for slow, quick in zip(*data.alternate(steps, rounds=ROUNDS, seconds=TURN_S), strict=True)
+    ]
     predicted, measured = first.predicted_gain or 1.0, statistics.median(gains)
     return result | {
         "fix": first.fix,
@@ -123,7 +204,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Examine all cases, print the table and the two figures that count, write everything as JSON."""
+    """Examine all cases, print the table and the two figures that count, write all as JSON."""
     options = data.arguments("diagnosis", __doc__).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
@@ -135,16 +216,33 @@ def main() -> None:
         else:
             print("photos: left out, since --photos DIR is not given")
         results = []
-        print(f"{'data':<15}{'planted fault':<42}{'named first':<20}{'right':>6}{'predicted':>11}{'measured':>10}{'error':>8}")
+        print(
+            f"{'data':<15}{'planted fault':<42}{'named first':<20}"
+            f"{'right':>6}{'predicted':>11}{'measured':>10}{'error':>8}"
+        )
         for workload, case in cases:
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found = pool.apply(examine, (workload, case))
             right = found["named"] in case.mended_by
             results.append({"data": workload.name, "fault": case.name, "right": right, **found})
-            figures = f"{found['predicted_gain']:>10.2f}×{found['measured_gain']:>9.2f}×{found['error_pct']:>7.0f}%" if "fix" in found else ""
-            print(f"{workload.name:<15}{case.name:<42}{found['named']:<20}{'yes' if right else 'no':>6}{figures}", flush=True)
-    named, errors = [found["right"] for found in results], [found["error_pct"] for found in results if "error_pct" in found]
-    print(f"named first: {sum(named)} of {len(named)}; median error of the predicted gain: {statistics.median(errors):.0f} %")
+            figures = (
+                f"{found['predicted_gain']:>10.2f}×{found['measured_gain']:>9.2f}×{found['error_pct']:>7.0f}%"
+                if "fix" in found
+                else ""
+            )
+            print(
+                f"{workload.name:<15}{case.name:<42}{found['named']:<20}"
+                f"{'yes' if right else 'no':>6}{figures}",
+                flush=True,
+            )
+    named, errors = (
+        [found["right"] for found in results],
+        [found["error_pct"] for found in results if "error_pct" in found],
+    )
+    print(
+        f"named first: {sum(named)} of {len(named)}; median error of the predicted gain:"
+        f" {statistics.median(errors):.0f} %"
+    )
     if options.json:
         options.json.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 

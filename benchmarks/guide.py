@@ -1,11 +1,13 @@
-"""The experiments of TensorFlow's guide "Better performance with the tf.data API", run here beside its published seconds.
+"""The experiments of TensorFlow's guide "Better performance with the tf.data API", run here beside
+its published seconds.
 
     python -m benchmarks.guide --json FILE
 
-An artificial data set takes 30 ms to open and 15 ms per sample, a train step 10 ms, a map 30 ms. All costs are sleeps, so the times do
-not depend on the machine. TensorFlow's defaults are left as they are, as in the guide; they put a prefetch behind pipelines that have
-none, so that even "naive" overlaps a little by now. Each experiment runs several times; the median counts.
-Source: tensorflow.org/guide/data_performance, whose numbers these are.
+An artificial data set takes 30 ms to open and 15 ms per sample, a train step 10 ms, a map 30 ms.
+All costs are sleeps, so the times do not depend on the machine. TensorFlow's defaults are left as
+they are, as in the guide; they put a prefetch behind pipelines that have none, so that even "naive"
+overlaps a little by now. Each experiment runs several times; the median counts. Source:
+tensorflow.org/guide/data_performance, whose numbers these are.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ Make = Callable[[], tf.data.Dataset]
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A data set, how many epochs of it are taken, and the seconds that the guide gives; `sleeps_s`: what its sleeps come to, laid out as the
-    experiment means it."""
+    """A data set, how many epochs of it are taken, and the seconds that the guide gives;
+    `sleeps_s`: what its sleeps come to, laid out as the experiment means it.
+    """
 
     name: str
     make: Make
@@ -77,13 +80,23 @@ def files(samples: int = SAMPLES) -> Callable[[tf.Tensor], tf.data.Dataset]:
 
 def optimized() -> tf.data.Dataset:
     """Interleave, batch, costly map, cache, widening map, prefetch: everything in its place."""
-    dataset = tf.data.Dataset.range(2).interleave(files(LARGE), num_parallel_calls=AUTO).batch(LARGE, drop_remainder=True)
+    dataset = (
+        tf.data.Dataset.range(2)
+        .interleave(files(LARGE), num_parallel_calls=AUTO)
+        .batch(LARGE, drop_remainder=True)
+    )
     dataset = dataset.map(sleeping(QUICK_MAP_S, per_sample=True), num_parallel_calls=AUTO).cache()
-    return dataset.map(sleeping(WIDENING_S, per_sample=True), num_parallel_calls=AUTO).prefetch(AUTO).unbatch()
+    return (
+        dataset.map(sleeping(WIDENING_S, per_sample=True), num_parallel_calls=AUTO)
+        .prefetch(AUTO)
+        .unbatch()
+    )
 
 
 def experiments() -> list[Experiment]:
-    """All of the guide, in its order. Sleeps of one epoch, one after another or side by side, times the epochs."""
+    """All of the guide, in its order. Sleeps of one epoch, one after another or side by side, times
+    the epochs.
+    """
     one_file, train = OPEN_S + SAMPLES * READ_S, SAMPLES * TRAIN_S
     two = tf.data.Dataset.range(2)
     last = 2 * (OPEN_S + LARGE * READ_S)
@@ -95,12 +108,29 @@ def experiments() -> list[Experiment]:
         return tf.data.Dataset.range(10_000).batch(BATCH).map(lambda value: value + 1)
 
     def naive() -> tf.data.Dataset:
-        return two.flat_map(files(LARGE)).map(sleeping(QUICK_MAP_S + WIDENING_S)).batch(LARGE, drop_remainder=True).unbatch()
+        return (
+            two.flat_map(files(LARGE))
+            .map(sleeping(QUICK_MAP_S + WIDENING_S))
+            .batch(LARGE, drop_remainder=True)
+            .unbatch()
+        )
 
     return [
-        Experiment(name="naive", make=artificial, published_s=0.290, sleeps_s=2 * (one_file + train)),
-        Experiment(name="prefetch", make=lambda: artificial().prefetch(AUTO), published_s=0.282, sleeps_s=2 * (one_file + TRAIN_S)),
-        Experiment(name="interleave, sequential", make=lambda: two.interleave(files()), published_s=0.477, sleeps_s=2 * 2 * (one_file + train)),
+        Experiment(
+            name="naive", make=artificial, published_s=0.290, sleeps_s=2 * (one_file + train)
+        ),
+        Experiment(
+            name="prefetch",
+            make=lambda: artificial().prefetch(AUTO),
+            published_s=0.282,
+            sleeps_s=2 * (one_file + TRAIN_S),
+        ),
+        Experiment(
+            name="interleave, sequential",
+            make=lambda: two.interleave(files()),
+            published_s=0.477,
+            sleeps_s=2 * 2 * (one_file + train),
+        ),
         Experiment(
             name="interleave, parallel",
             make=lambda: two.interleave(files(), num_parallel_calls=AUTO),
@@ -127,7 +157,9 @@ def experiments() -> list[Experiment]:
             epochs=5,
         ),
         Experiment(name="scalar map", make=scalar, published_s=0.240, sleeps_s=0.0, train_s=0.0),
-        Experiment(name="vectorized map", make=vector, published_s=0.050, sleeps_s=0.0, train_s=0.0),
+        Experiment(
+            name="vectorized map", make=vector, published_s=0.050, sleeps_s=0.0, train_s=0.0
+        ),
         Experiment(
             name="all naive, 5 epochs",
             make=naive,
@@ -146,7 +178,9 @@ def experiments() -> list[Experiment]:
 
 
 def seconds(experiment: Experiment) -> float:
-    """Time all epochs, as the guide does: iterating in Python, sleeping for a train step at each element."""
+    """Time all epochs, as the guide does: iterating in Python, sleeping for a train step at each
+    element.
+    """
     dataset = experiment.make()
     begun = time.perf_counter()
     for _ in range(experiment.epochs):
@@ -158,20 +192,41 @@ def seconds(experiment: Experiment) -> float:
 
 def main() -> None:
     """Run all experiments, print the table, write it as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.guide", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.guide",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--repeats", type=int, default=3, help="times that each experiment runs; the median counts")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="times that each experiment runs; the median counts"
+    )
     options = parser.parse_args()
     results = {}
-    print(f"{'experiment':<26}{'guide s':>9}{'here s':>9}{'here ÷ guide':>14}{'sleeps s':>9}{'spread':>8}")
+    print(
+        f"{'experiment':<26}{'guide s':>9}{'here s':>9}"
+        f"{'here ÷ guide':>14}{'sleeps s':>9}{'spread':>8}"
+    )
     for experiment in experiments():
-        times = sorted(seconds(experiment) for _ in range(options.repeats + 1))[: options.repeats]  # the slowest carries the first call's tracing
+        # The slowest carries the first call's tracing.
+        times = sorted(seconds(experiment) for _ in range(options.repeats + 1))[: options.repeats]
         here = statistics.median(times)
-        results[experiment.name] = {"published_s": experiment.published_s, "here_s": round(here, 4), "sleeps_s": round(experiment.sleeps_s, 4)}
+        results[experiment.name] = {
+            "published_s": experiment.published_s,
+            "here_s": round(here, 4),
+            "sleeps_s": round(experiment.sleeps_s, 4),
+        }
         spread = 100 * (times[-1] - times[0]) / here
-        figures = f"{experiment.published_s:>9.3f}{here:>9.3f}{here / experiment.published_s:>14.2f}{experiment.sleeps_s:>9.3f}{spread:>7.0f}%"
+        figures = (
+            f"{experiment.published_s:>9.3f}{here:>9.3f}{here / experiment.published_s:>14.2f}"
+            f"{experiment.sleeps_s:>9.3f}{spread:>7.0f}%"
+        )
         print(f"{experiment.name:<26}{figures}")
-    pairs = (("interleave, sequential", "interleave, parallel"), ("map, sequential", "map, parallel"), ("scalar map", "vectorized map"))
+    pairs = (
+        ("interleave, sequential", "interleave, parallel"),
+        ("map, sequential", "map, parallel"),
+        ("scalar map", "vectorized map"),
+    )
     for slow, quick in (*pairs, ("all naive, 5 epochs", "all optimized, 5 epochs")):
         gains = [results[slow][key] / results[quick][key] for key in ("published_s", "here_s")]
         print(f"{quick} over {slow}: {gains[0]:.2f} × in the guide, {gains[1]:.2f} × here")

@@ -1,10 +1,12 @@
-"""How fast every configuration delivers batches, alone: photos, random crops of photos, Fashion-MNIST and windows of a series.
+"""How fast every configuration delivers batches, alone: photos, random crops of photos,
+Fashion-MNIST and windows of a series.
 
     python -m benchmarks.input_pipelines --photos DIR --json FILE
 
-Every configuration has a process of its own, and all of them take turns: round after round each is drained for a moment, so that
-the machine's drift hits all alike. What counts is the median over the rounds. Starting an iterator is no part of it; the gap
-between epochs is measured apart. Batches are uint8 as they would cross to an accelerator; names with `_float` cast on the host.
+Every configuration has a process of its own, and all of them take turns: round after round each is
+drained for a moment, so that the machine's drift hits all alike. What counts is the median over the
+rounds. Starting an iterator is no part of it; the gap between epochs is measured apart. Batches are
+uint8 as they would cross to an accelerator; names with `_float` cast on the host.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ LONGEST_EPOCH_S = 5.0  # of an epoch whose gap is measured: it takes four of the
 
 
 def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
-    """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an epoch lost between epochs."""
+    """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an
+    epoch lost between epochs.
+    """
     from tasks.assembly.inputs import input_service, input_spec, open_inputs
     from tasks.pipelines.input_pipeline import InputPipeline
     from tasks.pipelines.plan import make_plan
@@ -51,7 +55,13 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
     if not wide and spec.window is None:
         spec = replace(spec, postprocess=())
     with input_service(config) as address:
-        pipeline = InputPipeline(plan=make_plan(config, spec), data=stored, split="train", seed=0, service_address=address)
+        pipeline = InputPipeline(
+            plan=make_plan(config, spec),
+            data=stored,
+            split="train",
+            seed=0,
+            service_address=address,
+        )
         batches = pipeline.batches(epochs=PLENTY)
         warm_up(pipeline, batches)
         pipe.send((str(pipeline.plan), pipeline.examples))
@@ -68,7 +78,9 @@ def warm_up(pipeline: Any, batches: Iterator[Any]) -> None:
 
 
 def turn(batches: Iterator[Any]) -> float:
-    """Examples per second over a moment, at least two batches, once what was prepared during the others' turns is used up."""
+    """Examples per second over a moment, at least two batches, once what was prepared during the
+    others' turns is used up.
+    """
     begun = time.perf_counter()
     while time.perf_counter() - begun < SETTLE_S:
         next(batches)
@@ -103,7 +115,7 @@ def images_to_copy(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def memcpy_rate(shape: tuple[int, ...], batch: int) -> float:
-    """Images per second that one thread copies, a batch at a time, from memory that is in no cache."""
+    """Images per second that one thread copies, batch by batch, from memory that is in no cache."""
     source = images_to_copy((24 * batch, *shape))
     target = np.empty((batch, *shape), np.uint8)
     begun = time.perf_counter()
@@ -113,7 +125,9 @@ def memcpy_rate(shape: tuple[int, ...], batch: int) -> float:
 
 
 def decode_rate(workload: data.Workload) -> float:
-    """Images per second that one thread decodes and resizes by the ops alone, from bytes in memory, without any pipeline around it."""
+    """Images per second that one thread decodes and resizes by the ops alone, from bytes in memory,
+    without any pipeline around it.
+    """
     import tensorflow as tf
 
     from tasks.assembly.inputs import open_inputs
@@ -125,7 +139,11 @@ def decode_rate(workload: data.Workload) -> float:
     encoded = [Path(path).read_bytes() for path in stored.files("train").paths[:300]]
 
     def run(image: Any) -> Any:
-        element = {"image": image, "key": tf.constant(0, tf.int64), "label": tf.constant(0, tf.int64)}
+        element = {
+            "image": image,
+            "key": tf.constant(0, tf.int64),
+            "label": tf.constant(0, tf.int64),
+        }
         for op in ops:
             element = compute(op, element, Draw(seed=0, epoch=tf.constant(0, tf.int64)))
         return tf.cast(element["image"][0, 0, 0], tf.int64)
@@ -134,7 +152,9 @@ def decode_rate(workload: data.Workload) -> float:
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
     images = tf.data.Dataset.from_tensor_slices(encoded).map(run).with_options(options)
-    drained = tf.function(lambda: images.reduce(tf.constant(0, tf.int64), lambda total, value: total + value))
+    drained = tf.function(
+        lambda: images.reduce(tf.constant(0, tf.int64), lambda total, value: total + value)
+    )
     drained()
     rates = []
     for _ in range(ROUNDS):
@@ -144,8 +164,12 @@ def decode_rate(workload: data.Workload) -> float:
     return statistics.median(rates)
 
 
-def compare(workload: data.Workload, names: list[str], rounds: int) -> tuple[dict[str, dict[str, Any]], list[float]]:
-    """Let the configurations take turns; returns their results and the memcpy rates of the same rounds."""
+def compare(
+    workload: data.Workload, names: list[str], rounds: int
+) -> tuple[dict[str, dict[str, Any]], list[float]]:
+    """Let the configurations take turns; returns their results and the memcpy rates of the same
+    rounds.
+    """
     context = multiprocessing.get_context("spawn")
     pipes, plans, examples, rates, copied = {}, {}, {}, {name: [] for name in names}, []
     with ExitStack() as stack:
@@ -187,16 +211,23 @@ def compare(workload: data.Workload, names: list[str], rounds: int) -> tuple[dic
 
 def show(title: str, results: dict[str, dict[str, Any]]) -> None:
     """Print one table, the fastest first."""
-    print(f"\n{title}\n{'configuration':<24}{'examples/s':>12}{'× naive':>10}{'spread':>9}{'epoch gap':>11}")
+    print(
+        f"\n{title}\n{'configuration':<24}{'examples/s':>12}"
+        f"{'× naive':>10}{'spread':>9}{'epoch gap':>11}"
+    )
     for name, row in sorted(results.items(), key=lambda item: -item[1]["examples_per_s"]):
         lost = "" if row["epoch_gap_pct"] is None else f"{row['epoch_gap_pct']:.1f} %"
-        print(f"{name:<24}{row['examples_per_s']:>12,.0f}{row['ratio']:>10.2f}{row['spread_pct']:>8.0f}%{lost:>11}")
+        print(
+            f"{name:<24}{row['examples_per_s']:>12,.0f}{row['ratio']:>10.2f}{row['spread_pct']:>8.0f}%{lost:>11}"
+        )
 
 
 def main() -> None:
     """Measure, print the tables, and write them as JSON."""
     parser = data.arguments("input_pipelines", __doc__)
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="only these configurations, and naive")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="NAME", help="only these configurations, and naive"
+    )
     parser.add_argument("--data", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")
     options = parser.parse_args()
@@ -215,15 +246,24 @@ def main() -> None:
                 print(f"{kind}: left out, since --photos DIR is not given")
                 continue
             workload = makers[kind]()
-            names = [name for name in workload.params.pipelines if not options.only or name in (*options.only, "naive")]
+            names = [
+                name
+                for name in workload.params.pipelines
+                if not options.only or name in (*options.only, "naive")
+            ]
             results, copied = compare(workload, names, options.rounds)
             written[kind] = results
             show(f"{kind}, batches of {workload.params.batch_size}", results)
             if kind == "photos":
                 written["memcpy_images_per_s"] = round(statistics.median(copied), 1)
-                written["decode_resize_images_per_s"] = round(decode_rate(workload) * multiprocessing.cpu_count(), 1)
+                written["decode_resize_images_per_s"] = round(
+                    decode_rate(workload) * multiprocessing.cpu_count(), 1
+                )
                 print(f"memcpy of the same bytes: {written['memcpy_images_per_s']:,.0f} images/s")
-                print(f"decoding and resizing by the ops alone, one core times all: {written['decode_resize_images_per_s']:,.0f} images/s")
+                print(
+                    "decoding and resizing by the ops alone, one core times all:"
+                    f" {written['decode_resize_images_per_s']:,.0f} images/s"
+                )
             if options.json:
                 options.json.write_text(json.dumps(written, indent=2) + "\n")
 

@@ -1,10 +1,12 @@
-"""What measuring costs a training outside the traced window: Keras' bare fit against the train stage's, in alternation.
+"""What measuring costs a training outside the traced window: Keras' bare fit against the train
+stage's, in alternation.
 
     python -m benchmarks.overhead
 
-The same model and the same mapped pipeline on Fashion-MNIST, epoch after epoch in alternation: without any callback, and with the step timer,
-the rows, the process and NVML sampling and MLflow's metrics and system metrics that the train stage has on. Both validate; no
-checkpoint is written. The median of the pairs' ratios counts.
+The same model and the same mapped pipeline on Fashion-MNIST, epoch after epoch in alternation:
+without any callback, and with the step timer, the rows, the process and NVML sampling and MLflow's
+metrics and system metrics that the train stage has on. Both validate; no checkpoint is written. The
+median of the pairs' ratios counts.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ from benchmarks import data
 
 
 @contextmanager
-def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[], float], Callable[[], float]]]:
-    """Two functions that train an epoch and return its seconds: bare, and measured, with an MLflow run as long as the block."""
+def epochs(
+    workload: data.Workload, folder: Path
+) -> Iterator[tuple[Callable[[], float], Callable[[], float]]]:
+    """Two functions that train an epoch and return its seconds: bare, and measured, with an MLflow
+    run as long as the block.
+    """
     import mlflow
 
     from tasks.assembly.inputs import input_pipeline, open_inputs
@@ -35,7 +41,12 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
     from tasks.training.executions import Executions
     from tasks.training.models import compile_model
 
-    config = {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}
+    config = {
+        "read": "snapshot",
+        "shuffle": {"kind": "global"},
+        "map": {"parallel": "cores"},
+        "prefetch": 2,
+    }
     train = {"epochs": 1000, "schedule": "constant", "checkpoint_every": "1000 epochs"}
     params = check({**workload.document, "pipelines": {"snapshot": config}, "train": train})
     stored = open_inputs(params, workload.layout)
@@ -45,13 +56,21 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
     compile_model(models.network, params.train, target=models.target, steps=pipeline.steps)
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     recorder = Recorder(RunKey(data_set="overhead", pipeline="snapshot", data_digest=""))
-    progress = CheckpointCallback(pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder)
+    progress = CheckpointCallback(
+        pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder
+    )
     executions = Executions(models.network)
 
     def epoch(callbacks: list) -> float:
         executions.begin(pipeline.steps)
         begun = time.perf_counter()
-        models.network.fit(pipeline.dataset(), validation_data=validation.dataset(), verbose=0, shuffle=False, callbacks=callbacks)  # pyright: ignore[reportArgumentType]
+        models.network.fit(
+            pipeline.dataset(),
+            validation_data=validation.dataset(),
+            verbose=0,
+            shuffle=False,
+            callbacks=callbacks,
+        )  # pyright: ignore[reportArgumentType]
         return time.perf_counter() - begun
 
     def measured() -> float:
@@ -65,7 +84,11 @@ def epochs(workload: data.Workload, folder: Path) -> Iterator[tuple[Callable[[],
 
 def main() -> None:
     """Train in alternation and print the ratio."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--pairs", type=int, default=15, help="epochs of each kind")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +100,10 @@ def main() -> None:
                 times = {first: first(), second: second()}
                 ratios.append(times[measured] / times[bare])
     low, middle, high = (100 * (ratio - 1) for ratio in statistics.quantiles(ratios, n=4))
-    print(f"a measured epoch takes {middle:+.1f} % longer than a bare one (quartiles {low:+.1f} to {high:+.1f} %)")
+    print(
+        f"a measured epoch takes {middle:+.1f} % longer than a bare one (quartiles {low:+.1f} to"
+        f" {high:+.1f} %)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The loaders of other libraries on the same work as our photo benchmark. Runs in an environment of its own, see peers.py.
+"""The loaders of other libraries on the same work as our photo benchmark. Runs in an environment of
+its own, see peers.py.
 
     python benchmarks/peer_loaders.py NAME --photos DIR --work DIR
 
-Answers every line on standard input with the images per second of one moment. All decode JPEG, resize to 224×224 and stack 64
-uint8 images, shuffled, on all cores. Nothing of ours is imported.
+Answers every line on standard input with the images per second of one moment. All decode JPEG,
+resize to 224×224 and stack 64 uint8 images, shuffled, on all cores. Nothing of ours is imported.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def with_pil(data: bytes) -> np.ndarray:
 
     from PIL import Image
 
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+    return np.asarray(
+        Image.open(io.BytesIO(data)).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+    )
 
 
 def with_opencv(data: bytes) -> np.ndarray:
@@ -39,7 +42,9 @@ def with_opencv(data: bytes) -> np.ndarray:
     import cv2
     import simplejpeg
 
-    return cv2.resize(simplejpeg.decode_jpeg(data, colorspace="RGB"), (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
+    return cv2.resize(
+        simplejpeg.decode_jpeg(data, colorspace="RGB"), (SIZE, SIZE), interpolation=cv2.INTER_LINEAR
+    )
 
 
 def torch_loader(files: list[Path], decode: Callable[[bytes], np.ndarray]) -> Iterator[Any]:
@@ -53,7 +58,9 @@ def torch_loader(files: list[Path], decode: Callable[[bytes], np.ndarray]) -> It
         def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
             return decode(files[index].read_bytes()), 0
 
-    loader = DataLoader(Photos(), BATCH, shuffle=True, num_workers=CORES, persistent_workers=True, prefetch_factor=4)
+    loader = DataLoader(
+        Photos(), BATCH, shuffle=True, num_workers=CORES, persistent_workers=True, prefetch_factor=4
+    )
     while True:
         yield from loader
 
@@ -72,7 +79,9 @@ def webdataset_loader(files: list[Path], work: Path) -> Iterator[Any]:
         shards = sorted(work.glob("photos-*.tar"))
     stream = webdataset.WebDataset([str(path) for path in shards], shardshuffle=8).shuffle(1000)
     batches = stream.map(lambda sample: with_opencv(sample["jpg"])).batched(BATCH)
-    loader = webdataset.WebLoader(batches, batch_size=None, num_workers=CORES, persistent_workers=True, prefetch_factor=4)
+    loader = webdataset.WebLoader(
+        batches, batch_size=None, num_workers=CORES, persistent_workers=True, prefetch_factor=4
+    )
     while True:
         yield from loader
 
@@ -92,8 +101,14 @@ def dali_loader(files: list[Path]) -> Iterator[Any]:
 
     @pipeline_def(batch_size=BATCH, num_threads=CORES, device_id=None)
     def photos() -> Any:
-        encoded, _ = fn.readers.file(files=[str(file) for file in files], random_shuffle=True, initial_fill=1000)
-        return fn.resize(fn.decoders.image(encoded, device="cpu", output_type=types.RGB), size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
+        encoded, _ = fn.readers.file(
+            files=[str(file) for file in files], random_shuffle=True, initial_fill=1000
+        )
+        return fn.resize(
+            fn.decoders.image(encoded, device="cpu", output_type=types.RGB),
+            size=(SIZE, SIZE),
+            interp_type=types.INTERP_LINEAR,
+        )
 
     running = photos()
     running.build()
@@ -103,8 +118,12 @@ def dali_loader(files: list[Path]) -> Iterator[Any]:
 
 def main() -> None:
     """Answer each line with a rate."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=["torch_pil", "torch_opencv", "webdataset", "grain", "dali"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "name", choices=["torch_pil", "torch_opencv", "webdataset", "grain", "dali"]
+    )
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     options = parser.parse_args()

@@ -1,9 +1,11 @@
-"""Our configurations beside the loaders of other libraries, on photos: JPEG → 224×224 uint8, batches of 64, all cores.
+"""Our configurations beside the loaders of other libraries, on photos: JPEG → 224×224 uint8,
+batches of 64, all cores.
 
     python -m venv DIR && DIR/bin/pip install -r benchmarks/peers-requirements.txt
     python -m benchmarks.peers --photos PHOTOS --python DIR/bin/python --json FILE
 
-All take turns in one run, each in processes of its own. A library that cannot be imported there is left out, and this is said.
+All take turns in one run, each in processes of its own. A library that cannot be imported there is
+left out, and this is said.
 """
 
 from __future__ import annotations
@@ -26,29 +28,56 @@ THEIRS = ("torch_pil", "torch_opencv", "webdataset", "grain", "dali")
 
 def main() -> None:
     """Measure all, print a table, and write it as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, required=True, metavar="DIR", help="class folders of JPEG photos")
-    parser.add_argument("--python", type=Path, required=True, metavar="FILE", help="interpreter of the peers' environment")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--photos", type=Path, required=True, metavar="DIR", help="class folders of JPEG photos"
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="interpreter of the peers' environment",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the prepared data there; default: a temporary folder")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="keep the prepared data there; default: a temporary folder",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        rates = run_all(data.photos(options.photos, work), options.photos, work, options.python, options.rounds)
+        rates = run_all(
+            data.photos(options.photos, work), options.photos, work, options.python, options.rounds
+        )
     base = statistics.median(rates["naive"])
     results = {
-        name: {"examples_per_s": round(statistics.median(values), 1), "ratio": round(statistics.median(values) / base, 3)}
+        name: {
+            "examples_per_s": round(statistics.median(values), 1),
+            "ratio": round(statistics.median(values) / base, 3),
+        }
         for name, values in rates.items()
     }
     for name, row in sorted(results.items(), key=lambda item: -item[1]["examples_per_s"]):
-        print(f"{name:<24}{row['examples_per_s']:>12,.0f}{row['ratio']:>10.2f}{'  ours' if name in OURS else ''}")
+        print(
+            f"{name:<24}{row['examples_per_s']:>12,.0f}{row['ratio']:>10.2f}"
+            f"{'  ours' if name in OURS else ''}"
+        )
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def run_all(workload: data.Workload, photos: Path, work: Path, python: Path, rounds: int) -> dict[str, list[float]]:
+def run_all(
+    workload: data.Workload, photos: Path, work: Path, python: Path, rounds: int
+) -> dict[str, list[float]]:
     """Images per second of every loader, round by round."""
     context = multiprocessing.get_context("spawn")
     pipes, started = {}, {}
@@ -59,8 +88,22 @@ def run_all(workload: data.Workload, photos: Path, work: Path, python: Path, rou
         ours.recv()
         pipes[name] = ours
     for name in THEIRS:
-        command = [str(python), str(Path(__file__).parent / "peer_loaders.py"), name, "--photos", str(photos), "--work", str(work)]
-        started[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        command = [
+            str(python),
+            str(Path(__file__).parent / "peer_loaders.py"),
+            name,
+            "--photos",
+            str(photos),
+            "--work",
+            str(work),
+        ]
+        started[name] = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
     rates: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, pipe in pipes.items():
@@ -69,7 +112,10 @@ def run_all(workload: data.Workload, photos: Path, work: Path, python: Path, rou
         for name, process in list(started.items()):
             answer = query_rate(process)
             if answer is None:
-                print(f"{name}: left out, its process ended with code {process.wait()}", file=sys.stderr)
+                print(
+                    f"{name}: left out, its process ended with code {process.wait()}",
+                    file=sys.stderr,
+                )
                 del started[name]
                 continue
             rates.setdefault(name, []).append(answer)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.ranking --json FILE
 
-Profiles every configuration of params.yaml's demo on Fashion-MNIST twice: on a quiet machine, and while another program
-computes during the second half of the configurations. Prints speed-ups and ties by pairs, and those by raw rates beside them.
+Profiles every configuration of params.yaml's demo on Fashion-MNIST twice: on a quiet machine, and
+while another program computes during the second half of the configurations. Prints speed-ups and
+ties by pairs, and those by raw rates beside them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from benchmarks import data
 from benchmarks.stall import eaten_core
 
 
-def profiled(workload: data.Workload, name: str, config: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+def profiled(
+    workload: data.Workload, name: str, config: dict[str, Any], document: dict[str, Any]
+) -> dict[str, Any]:
     """The figures of one configuration that ranking needs, from a process of its own."""
     from tasks.allocator import raise_malloc_thresholds
     from tasks.assembly.inputs import input_pipeline, open_inputs
@@ -46,8 +49,12 @@ def profiled(workload: data.Workload, name: str, config: dict[str, Any], documen
     }
 
 
-def compared(workload: data.Workload, document: dict[str, Any], *, disturbed: bool) -> list[dict[str, Any]]:
-    """All configurations, one after the other; `disturbed`: a core is eaten during the second half of them."""
+def compared(
+    workload: data.Workload, document: dict[str, Any], *, disturbed: bool
+) -> list[dict[str, Any]]:
+    """All configurations, one after the other; `disturbed`: a core is eaten during the second half
+    of them.
+    """
     rows, configs = [], list(document["pipelines"].items())
     for number, (name, config) in enumerate(configs):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -70,16 +77,23 @@ def main() -> None:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         workload = data.fashion_mnist(work)
-        results = {label: compared(workload, document, disturbed=label == "disturbed") for label in ("quiet", "disturbed")}
+        results = {
+            label: compared(workload, document, disturbed=label == "disturbed")
+            for label in ("quiet", "disturbed")
+        }
     for label, rows in results.items():
         base, names = baseline(rows), tied(rows)
         print(f"\n{label}: tied for the first place: {', '.join(names)}")
-        print(f"{'configuration':<16}{'by pairs':>10}{'interval':>16}{'by raw rates':>14}{'stall':>8}")
+        print(
+            f"{'configuration':<16}{'by pairs':>10}{'interval':>16}{'by raw rates':>14}{'stall':>8}"
+        )
         for row in sorted(rows, key=relative_rate, reverse=True):
             span = "{:.2f} to {:.2f}".format(*ratio_interval(row, base))
             raw = row["raw_examples_per_s"] / base["raw_examples_per_s"]
             ratio = relative_rate(row) / relative_rate(base)
-            print(f"{row['pipeline']:<16}{ratio:>9.2f}×{span:>16}{raw:>13.2f}×{row['stall_pct']:>7.0f}%")
+            print(
+                f"{row['pipeline']:<16}{ratio:>9.2f}×{span:>16}{raw:>13.2f}×{row['stall_pct']:>7.0f}%"
+            )
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

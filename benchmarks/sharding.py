@@ -1,4 +1,5 @@
-"""How fast examples become TFRecord shards: against a plain TFRecordWriter loop, against the disk, and from 10,000 to 1,000,000 records.
+"""How fast examples become TFRecord shards: against a plain TFRecordWriter loop, against the disk,
+and from 10,000 to 1,000,000 records.
 
 python -m benchmarks.sharding --photos DIR --json FILE
 """
@@ -29,7 +30,9 @@ from tasks.settings import DataSettings, ShardSettings
 from tasks.shard import shard
 
 ROUNDS = 5
-DISK_ROUNDS = 8  # of two each; the rate of a disk that is shared with others differs five times from one write to the next
+# of two each; the rate of a disk that is shared with others differs five times from one write to
+# the next
+DISK_ROUNDS = 8
 CURVE = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 SETTINGS = ShardSettings()
 
@@ -37,7 +40,8 @@ SETTINGS = ShardSettings()
 def time_sharding(manifest: Manifest, folder: Path) -> float:
     """Seconds that sharding takes, flushed to the disk and digested as always.
 
-    What was written is removed again, as the other two do it: memory that a virtual machine has not used before costs more to write to.
+    What was written is removed again, as the other two do it: memory that a virtual machine has not
+    used before costs more to write to.
     """
     begun = time.perf_counter()
     shard(manifest, folder, settings=SETTINGS)
@@ -47,7 +51,9 @@ def time_sharding(manifest: Manifest, folder: Path) -> float:
 
 
 def plain_loop(manifest: Manifest, path: Path) -> float:
-    """Seconds of the loop that tutorials show: one tf.train.Example and one TFRecordWriter.write per record; then flushed to the disk, as ours."""
+    """Seconds of the loop that tutorials show: one tf.train.Example and one TFRecordWriter.write
+    per record; then flushed to the disk, as ours.
+    """
     import tensorflow as tf
 
     values = np.load(manifest.folder / "values.npy", mmap_mode="r")
@@ -55,11 +61,15 @@ def plain_loop(manifest: Manifest, path: Path) -> float:
     with tf.io.TFRecordWriter(str(path)) as writer:
         for row, label in zip(manifest.examples["row"], manifest.examples["label"], strict=True):
             features = {
-                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[values[row].tobytes()])),
+                "image": tf.train.Feature(
+                    bytes_list=tf.train.BytesList(value=[values[row].tobytes()])
+                ),
                 "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
                 "key": tf.train.Feature(int64_list=tf.train.Int64List(value=[row])),
             }
-            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+            )
     with path.open("rb") as written:
         os.fsync(written.fileno())
     seconds = time.perf_counter() - begun
@@ -81,18 +91,29 @@ def disk_rate(path: Path, size: int) -> float:
 
 
 def curve_point(count: int) -> None:
-    """Ingest and shard `count` records of 28×28 in this process and print seconds and peak memory."""
+    """Ingest and shard `count` records of 28×28 here and print seconds and peak memory."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        np.savez(folder / "data.npz", x=np.random.default_rng(0).integers(0, 256, (count, 28, 28), np.uint8), y=np.arange(count) % 10)
-        manifest = ingest(DataSettings(source="arrays", path=str(folder / "data.npz")), folder / "manifest")
+        np.savez(
+            folder / "data.npz",
+            x=np.random.default_rng(0).integers(0, 256, (count, 28, 28), np.uint8),
+            y=np.arange(count) % 10,
+        )
+        manifest = ingest(
+            DataSettings(source="arrays", path=str(folder / "data.npz")), folder / "manifest"
+        )
         manifest = replace(manifest, folder=folder / "manifest")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         seconds = time_sharding(manifest, folder / "shards")
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(
             json.dumps(
-                {"records": count, "seconds": round(seconds, 3), "records_per_s": round(count / seconds), "more_memory_mb": (after - before) // 1024}
+                {
+                    "records": count,
+                    "seconds": round(seconds, 3),
+                    "records_per_s": round(count / seconds),
+                    "more_memory_mb": (after - before) // 1024,
+                }
             )
         )
 
@@ -103,8 +124,17 @@ def _spread(rates: list[float]) -> str:
 
 def main() -> None:
     """Measure, print, and write JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sharding", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="class folders of JPEG photos; without it, photos are left out")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sharding",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--photos",
+        type=Path,
+        metavar="DIR",
+        help="class folders of JPEG photos; without it, photos are left out",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--point", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -115,7 +145,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         small = read_manifest(data.fashion_mnist(work).layout.manifest)
-        times = [(time_sharding(small, work / f"ours-{n}"), plain_loop(small, work / "loop.tfrecord")) for n in range(ROUNDS)]
+        times = [
+            (time_sharding(small, work / f"ours-{n}"), plain_loop(small, work / "loop.tfrecord"))
+            for n in range(ROUNDS)
+        ]
         records = len(small.examples)
         mine, loop = (statistics.median(column) for column in zip(*times, strict=True))
         results["fashion_mnist"] = {
@@ -123,22 +156,38 @@ def main() -> None:
             "loop_records_per_s": round(records / loop),
             "ratio": round(loop / mine, 2),
         }
-        print(f"Fashion-MNIST: {records / mine:,.0f} records/s, a TFRecordWriter loop {records / loop:,.0f}, ratio {loop / mine:.1f}")
+        print(
+            f"Fashion-MNIST: {records / mine:,.0f} records/s, a TFRecordWriter loop"
+            f" {records / loop:,.0f}, ratio {loop / mine:.1f}"
+        )
         if options.photos:
             settings = DataSettings(source="image_folder", path=str(options.photos))
             large = ingest(settings, work / "manifest")
             size = int(large.stats["bytes"])
             rates = [size / time_sharding(large, work / "photos") / 1e6]
             disks = []
-            for _ in range(DISK_ROUNDS):  # each of the two follows itself and the other: pages that were just freed are quicker to write to
+            # Each of the two follows itself and the other: freed pages are quicker to write to.
+            for _ in range(DISK_ROUNDS):
                 disks += [disk_rate(work / "plain", size) / 1e6 for _ in range(2)]
                 rates += [size / time_sharding(large, work / "photos") / 1e6 for _ in range(2)]
             rate, disk = statistics.median(rates), statistics.median(disks)
-            results["photos"] = {"mb_per_s": round(rate, 1), "disk_mb_per_s": round(disk, 1), "ratio": round(rate / disk, 2)}
-            print(f"photos: {_spread(rates)}, the disk alone {_spread(disks)}, ratio {rate / disk:.2f}")
+            results["photos"] = {
+                "mb_per_s": round(rate, 1),
+                "disk_mb_per_s": round(disk, 1),
+                "ratio": round(rate / disk, 2),
+            }
+            print(
+                f"photos: {_spread(rates)}, the disk alone {_spread(disks)}, ratio"
+                f" {rate / disk:.2f}"
+            )
     results["curve"] = []
     for count in CURVE:
-        done = subprocess.run([sys.executable, "-m", "benchmarks.sharding", "--point", str(count)], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.sharding", "--point", str(count)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         results["curve"].append(json.loads(done.stdout.strip().splitlines()[-1]))
         print(results["curve"][-1])
     if options.json:

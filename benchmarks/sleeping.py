@@ -1,4 +1,6 @@
-"""An op that sleeps: input whose time per batch is known, and that occupies no core. Works in tf.data service workers, too."""
+"""An op that sleeps: input whose time per batch is known, and that occupies no core. Works in
+tf.data service workers, too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ class Sleep(Op):
     spread: float = Field(default=0.0, ge=0, le=1, description="by which fraction it varies")
 
     def compute(self, element: Any, draw: Any) -> Any:
-        """tf.data's own sleeping transformation, for one element; it sleeps again before it finds that there is no second."""
+        """tf.data's own sleeping transformation, for one element; it sleeps again before it finds
+        that there is no second.
+        """
         factor = 1 + self.spread * tf.random.uniform((), -1, 1) if self.spread else 1.0
         microseconds = tf.cast(1e3 / 2 * self.ms * factor, tf.int64)
-        return tf.data.Dataset.from_tensors(element).apply(testing.sleep(microseconds)).get_single_element()
+        return (
+            tf.data.Dataset.from_tensors(element)
+            .apply(testing.sleep(microseconds))
+            .get_single_element()
+        )

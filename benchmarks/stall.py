@@ -3,10 +3,10 @@
     python -m benchmarks.stall --json FILE
     python -m benchmarks.stall --real --photos DIR --json FILE
 
-The first: inputs and models that sleep, so that their stall follows from their construction (a queue of that capacity, by
-simulation) and no core is used; what Keras adds to a sleeping step is timed before there is an input. The second: real
-inputs and real models on real cores, each against long reference runs before and after it, with and without another program
-that eats a core.
+The first: inputs and models that sleep, so that their stall follows from their construction (a
+queue of that capacity, by simulation) and no core is used; what Keras adds to a sleeping step is
+timed before there is an input. The second: real inputs and real models on real cores, each against
+long reference runs before and after it, with and without another program that eats a core.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ THRESHOLDS_PCT, CLEAR_PCT = (5.0, 20.0), 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sleeping:
-    """Input and model that sleep [ms per batch], each uniformly ± its spread, with this configuration between them."""
+    """Input and model that sleep [ms per batch], each uniformly ± its spread, with this
+    configuration between them.
+    """
 
     input_ms: float
     model_ms: float
@@ -55,10 +57,28 @@ class Sleeping:
         calls = {"map": {"parallel": self.calls}} if self.calls > 1 else {}
         if self.workers:
             service = {"workers": self.workers, "sharding": "dynamic"}
-            return {"read": "shards", "vectorize": True, "shuffle": {"kind": "none"}, "service": service, "prefetch": self.prefetch, **calls}
+            return {
+                "read": "shards",
+                "vectorize": True,
+                "shuffle": {"kind": "none"},
+                "service": service,
+                "prefetch": self.prefetch,
+                **calls,
+            }
         if self.cached:
-            return {"read": "shards", "cache": {"where": "memory"}, "shuffle": {"kind": "none"}, "prefetch": self.prefetch, **calls}
-        return {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": self.prefetch, **calls}
+            return {
+                "read": "shards",
+                "cache": {"where": "memory"},
+                "shuffle": {"kind": "none"},
+                "prefetch": self.prefetch,
+                **calls,
+            }
+        return {
+            "read": "snapshot",
+            "shuffle": {"kind": "global"},
+            "prefetch": self.prefetch,
+            **calls,
+        }
 
     @property
     def name(self) -> str:
@@ -73,11 +93,15 @@ class Sleeping:
 
     @property
     def stall_pct(self) -> float:
-        """1 − model ÷ step in the steady state, of a queue with `calls` servers whose results come in order."""
+        """1 − model ÷ step in the steady state, of a queue with `calls` servers whose results come
+        in order.
+        """
         if self.cached:
             return 0.0
         servers = max(self.calls, self.workers)
-        ahead = {"none": 0, "auto": 8}.get(str(self.prefetch), self.prefetch) + (servers if servers > 1 else 0)
+        ahead = {"none": 0, "auto": 8}.get(str(self.prefetch), self.prefetch) + (
+            servers if servers > 1 else 0
+        )
         draw = random.Random(0)
         taken, done, now, model_s = [0.0] * (ahead + 1), [0.0] * servers, 0.0, 0.0
         started = None
@@ -85,7 +109,8 @@ class Sleeping:
             if number == LEARNED_STEPS:
                 started, model_s = now, 0.0
             free = heapq.heappop(done) if servers > 1 else done.pop()
-            # A batch is begun when a server is free and there is room for it; without prefetch when it is asked for.
+            # A batch is begun when a server is free and there is room for it; without prefetch when
+            # it is asked for.
             started_at = max(free, taken[number % len(taken)] if ahead else now)
             ready = started_at + self.input_ms * (1 + self.input_spread * draw.uniform(-1, 1))
             heapq.heappush(done, ready)
@@ -97,10 +122,20 @@ class Sleeping:
 
 
 def sleeping_cases() -> list[Sleeping]:
-    """At least sixty: constant and variable, from 1 to 200 ms, across prefetch, parallel calls, cache and service."""
+    """At least sixty: constant and variable, from 1 to 200 ms, across prefetch, parallel calls,
+    cache and service.
+    """
     constant = [
         Sleeping(input_ms=input_ms, model_ms=model_ms, prefetch=prefetch)
-        for input_ms, model_ms in ((30, 1), (30, 15), (30, 24), (30, 27), (20, 40), (10, 9), (5, 20))
+        for input_ms, model_ms in (
+            (30, 1),
+            (30, 15),
+            (30, 24),
+            (30, 27),
+            (20, 40),
+            (10, 9),
+            (5, 20),
+        )
         for prefetch in ("none", 2, 8, 64, "auto")
     ]
     slow = [
@@ -114,12 +149,22 @@ def sleeping_cases() -> list[Sleeping]:
         for prefetch in ("none", 2, 8)
     ]
     variable = [
-        Sleeping(input_ms=30, model_ms=model_ms, prefetch=prefetch, input_spread=spread, model_spread=jitter)
+        Sleeping(
+            input_ms=30,
+            model_ms=model_ms,
+            prefetch=prefetch,
+            input_spread=spread,
+            model_spread=jitter,
+        )
         for model_ms, spread, jitter in ((15, 0.5, 0.0), (15, 0.0, 0.5), (22, 0.5, 0.5))
         for prefetch in ("none", 2, 8)
     ]
-    cached = [Sleeping(input_ms=5, model_ms=20, prefetch=prefetch, cached=True) for prefetch in (2, 64)]
-    served = [Sleeping(input_ms=40, model_ms=model_ms, prefetch=2, workers=2) for model_ms in (5, 12, 50)]
+    cached = [
+        Sleeping(input_ms=5, model_ms=20, prefetch=prefetch, cached=True) for prefetch in (2, 64)
+    ]
+    served = [
+        Sleeping(input_ms=40, model_ms=model_ms, prefetch=2, workers=2) for model_ms in (5, 12, 50)
+    ]
     return [*constant, *slow, *parallel, *variable, *cached, *served]
 
 
@@ -143,10 +188,15 @@ def sleeping_workload(work: Path) -> data.Workload:
 def measure_sleeping(workload: data.Workload, cases: list[Sleeping]) -> Iterator[dict[str, Any]]:
     """Profile each case as the profile stage does; yields what was measured and what is true."""
     for case in cases:
-        model = {"name": "emulated", "options": {"step_ms": case.model_ms, "spread": case.model_spread}}
+        model = {
+            "name": "emulated",
+            "options": {"step_ms": case.model_ms, "spread": case.model_spread},
+        }
         sleep = {"benchmarks.sleeping:Sleep": {"ms": case.input_ms, "spread": case.input_spread}}
         late = {"augment": []} if case.cached else {"augment": [sleep]}
-        state, (step_ms, *_) = measured({**workload.document, **late, "model": model, "pipelines": {"p": case.config}}, workload)
+        state, (step_ms, *_) = measured(
+            {**workload.document, **late, "model": model, "pipelines": {"p": case.config}}, workload
+        )
         truth = replace(case, model_ms=step_ms).stall_pct
         yield {
             **asdict(case),
@@ -165,7 +215,8 @@ def measure_sleeping(workload: data.Workload, cases: list[Sleeping]) -> Iterator
 def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tuple[float, ...]]:
     """The steady state of a document's only configuration, and what it is compared with.
 
-    That is the time of an emulated model's step alone [ms], or the stalls of two long runs of a real model, before and after [%].
+    That is the time of an emulated model's step alone [ms], or the stalls of two long runs of a
+    real model, before and after [%].
     """
     from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
     from tasks.assembly.model import build_models_for
@@ -175,13 +226,17 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
     params = check(document)
     stored = open_inputs(params, workload.layout)
     with input_service(params.pipelines["p"]) as address:
-        pipeline = input_pipeline(params, "p", stored, split="train", purpose="train", address=address)
+        pipeline = input_pipeline(
+            params, "p", stored, split="train", purpose="train", address=address
+        )
         models = build_models_for(params, stored)
         loop = TrainingLoop(models, pipeline, params.train)
         model = model_only_step(models, pipeline, params.train)
 
         def reference() -> float:
-            """The stall of a long run: the model while the input rests, then training once what lay prepared is used up."""
+            """The stall of a long run: the model while the input rests, then training once what lay
+            prepared is used up.
+            """
             settle()
             alone = run_for(model, REFERENCE_S / 2)
             run_for(loop.step, SETTLE_S)
@@ -189,7 +244,9 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
 
         if params.model.name == "emulated":
             alone = run_for(model, STEP_ALONE_S)
-            return time_training(loop, models, pipeline, train=params.train, measure=params.measure), (alone,)
+            return time_training(
+                loop, models, pipeline, train=params.train, measure=params.measure
+            ), (alone,)
         loop.start()
         before = reference()
         state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
@@ -207,7 +264,11 @@ def run_for(step: Any, seconds: float) -> float:
 
 def wrong_side(measured_pct: float, true_pct: float) -> bool:
     """Whether the two are on different sides of a threshold that the truth is clearly away from."""
-    return any((measured_pct < each) != (true_pct < each) for each in THRESHOLDS_PCT if abs(true_pct - each) > CLEAR_PCT)
+    return any(
+        (measured_pct < each) != (true_pct < each)
+        for each in THRESHOLDS_PCT
+        if abs(true_pct - each) > CLEAR_PCT
+    )
 
 
 REAL = {
@@ -215,17 +276,35 @@ REAL = {
     "prefetch_64": {"read": "shards", "prefetch": 64},
     "map_parallel": {"read": "shards", "map": {"parallel": "auto"}, "prefetch": "auto"},
     "vectorized": {"read": "shards", "vectorize": True, "prefetch": 8},
-    "snapshot": {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2},
-    "optimized": {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2, "postprocess_on": "device"},
+    "snapshot": {
+        "read": "snapshot",
+        "shuffle": {"kind": "global"},
+        "map": {"parallel": "cores"},
+        "prefetch": 2,
+    },
+    "optimized": {
+        "read": "snapshot",
+        "shuffle": {"kind": "global"},
+        "map": {"parallel": "cores"},
+        "prefetch": 2,
+        "postprocess_on": "device",
+    },
 }
 
 
 def measure_real(workload: data.Workload, name: str, eater: bool) -> dict[str, Any]:
-    """One real configuration against its reference runs; with `eater` another program eats a core meanwhile."""
+    """One real configuration against its reference runs; with `eater` another program eats a core
+    meanwhile.
+    """
     from tasks.allocator import raise_malloc_thresholds
 
     raise_malloc_thresholds()
-    document = {**workload.document, "augment": ["flip"], "model": {"name": "small_cnn"}, "pipelines": {"p": REAL[name]}}
+    document = {
+        **workload.document,
+        "augment": ["flip"],
+        "model": {"name": "small_cnn"},
+        "pipelines": {"p": REAL[name]},
+    }
     with eaten_core() if eater else _nothing():
         state, references = measured(document, workload)
     low, high = state.stall_interval_pct
@@ -266,7 +345,9 @@ def _compute() -> None:
 def main() -> None:
     """Measure all cases, print a line each and the figures that count, write everything as JSON."""
     parser: argparse.ArgumentParser = data.arguments("stall", __doc__)
-    parser.add_argument("--real", action="store_true", help="real inputs and models on real cores instead")
+    parser.add_argument(
+        "--real", action="store_true", help="real inputs and models on real cores instead"
+    )
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name contains this")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -286,13 +367,17 @@ def _sleeping(options: argparse.Namespace, work: Path) -> Iterator[dict[str, Any
         span = "{:.1f} to {:.1f}".format(*result["interval_pct"])
         flag = "  WRONG SIDE" if result["wrong_side"] else ""
         print(
-            f"{result['name']:<64}{result['true_pct']:>7}{result['stall_pct']:>7}{span:>16}  {result['side']:<10}{result['seconds']:>6}{flag}",
+            f"{result['name']:<64}{result['true_pct']:>7}{result['stall_pct']:>7}{span:>16} "
+            f" {result['side']:<10}{result['seconds']:>6}{flag}",
             flush=True,
         )
         yield result
     errors = [result["error"] for result in results]
     undecided = sum(result["side"] == "undecided" for result in results)
-    print(f"{len(results)} cases: error median {statistics.median(errors):.1f}, worst {max(errors):.1f} points; undecided {undecided}")
+    print(
+        f"{len(results)} cases: error median {statistics.median(errors):.1f}, worst"
+        f" {max(errors):.1f} points; undecided {undecided}"
+    )
     print(f"on the wrong side of a threshold: {sum(result['wrong_side'] for result in results)}")
 
 
@@ -302,7 +387,10 @@ def _real(options: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
         workloads.append(data.photos(options.photos, work))
     else:
         print("photos: left out, since --photos DIR is not given")
-    print(f"{'data':<15}{'configuration':<16}{'core eaten':<12}{'reference before, after':>26}{'stall':>8}{'interval':>16}")
+    print(
+        f"{'data':<15}{'configuration':<16}{'core eaten':<12}"
+        f"{'reference before, after':>26}{'stall':>8}{'interval':>16}"
+    )
     results = []
     for workload in workloads:
         for name in REAL:
@@ -312,13 +400,21 @@ def _real(options: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
                     result = pool.apply(measure_real, (workload, name, eater))
                 results.append(result)
-                reference, span = (" to ".join(f"{end:.1f}" for end in result[key]) for key in ("reference_pct", "interval_pct"))
+                reference, span = (
+                    " to ".join(f"{end:.1f}" for end in result[key])
+                    for key in ("reference_pct", "interval_pct")
+                )
                 miss = "" if result["holds"] else "  OUTSIDE"
                 print(
-                    f"{workload.name:<15}{name:<16}{'yes' if eater else 'no':<12}{reference:>26}{result['stall_pct']:>8}{span:>16}{miss}", flush=True
+                    f"{workload.name:<15}{name:<16}{'yes' if eater else 'no':<12}{reference:>26}"
+                    f"{result['stall_pct']:>8}{span:>16}{miss}",
+                    flush=True,
                 )
                 yield result
-    print(f"reference within the interval: {sum(result['holds'] for result in results)} of {len(results)}")
+    print(
+        f"reference within the interval: {sum(result['holds'] for result in results)} of"
+        f" {len(results)}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Does `optimized` train at least as fast as what people use otherwise: everything parallel, or everything left to AUTOTUNE?
+"""Does `optimized` train at least as fast as what people use otherwise: everything parallel, or
+everything left to AUTOTUNE?
 
     python -m benchmarks.training --photos DIR --json FILE
 
-A small model, so that the input counts as it does on a fast accelerator. `optimized` and one other are trained in alternation in one process, so
-that the machine's drift hits both alike; every pair has a process of its own. What counts is the median of the rounds' ratios. Of each turn the
-second half counts: what AUTOTUNE's buffers took in while the other trained is used up by then.
+A small model, so that the input counts as it does on a fast accelerator. `optimized` and one other
+are trained in alternation in one process, so that the machine's drift hits both alike; every pair
+has a process of its own. What counts is the median of the rounds' ratios. Of each turn the second
+half counts: what AUTOTUNE's buffers took in while the other trained is used up by then.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ MODEL = {"name": "mlp", "options": {"width": 64}}
 
 
 def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
-    """Train `optimized` and `other` in alternation: examples per second of both, and the ratio with its extremes."""
+    """Train `optimized` and `other` in alternation: examples per second of both, and the ratio with
+    its extremes.
+    """
     from tasks.allocator import raise_malloc_thresholds
     from tasks.assembly.inputs import input_pipeline, open_inputs
     from tasks.assembly.model import build_models_for
@@ -35,7 +39,11 @@ def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
     params = check({**workload.document, "model": MODEL})
     stored = open_inputs(params, workload.layout)
     loops = [
-        TrainingLoop(build_models_for(params, stored), input_pipeline(params, name, stored, split="train", purpose="train"), params.train)
+        TrainingLoop(
+            build_models_for(params, stored),
+            input_pipeline(params, name, stored, split="train", purpose="train"),
+            params.train,
+        )
         for name in (other, "optimized")
     ]
     for loop in loops:
@@ -58,18 +66,29 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         workloads = [data.fashion_mnist(work), data.windows(work)]
         if options.photos:
-            workloads = [data.photos(options.photos, work), data.crops(options.photos, work), *workloads]
+            workloads = [
+                data.photos(options.photos, work),
+                data.crops(options.photos, work),
+                *workloads,
+            ]
         else:
             print("photos, crops: left out, since --photos DIR is not given")
         results: dict[str, Any] = {}
-        print(f"{'data':<15}{'optimized against':<20}{'examples/s':>12}{'optimized':>12}{'ratio':>8}")
+        print(
+            f"{'data':<15}{'optimized against':<20}{'examples/s':>12}{'optimized':>12}{'ratio':>8}"
+        )
         for workload in workloads:
             for other in OTHERS:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
-                    found = results.setdefault(workload.name, {})[other] = pool.apply(compare_with, (workload, other))
-                rates = f"{found['other_examples_per_s']:>12,}{found['optimized_examples_per_s']:>12,}"
+                    found = results.setdefault(workload.name, {})[other] = pool.apply(
+                        compare_with, (workload, other)
+                    )
+                rates = (
+                    f"{found['other_examples_per_s']:>12,}{found['optimized_examples_per_s']:>12,}"
+                )
                 print(
-                    f"{workload.name:<15}{other:<20}{rates}{found['ratio']:>7.2f}× ({found['from_to'][0]:.2f} to {found['from_to'][1]:.2f})",
+                    f"{workload.name:<15}{other:<20}{rates}{found['ratio']:>7.2f}×"
+                    f" ({found['from_to'][0]:.2f} to {found['from_to'][1]:.2f})",
                     flush=True,
                 )
     if options.json:

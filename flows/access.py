@@ -1,7 +1,8 @@
-"""Who may use the servers of `make ui`: a password that is drawn at the first start and stays with this project, for its owner alone.
+"""Who may use the servers of `make ui`: a password that is drawn at the first start and stays with
+this project, for its owner alone.
 
-While they run, everything that a process needs to talk to them is in .throughline/ui/environment: flows started by the same user in the
-same project find it there, and a terminal sources it.
+While they run, everything that a process needs to talk to them is in .throughline/ui/environment:
+flows started by the same user in the same project find it there, and a terminal sources it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from tasks.files import atomic_file
 
 USER = "throughline"
 ENVIRONMENT = "environment"
-_SECRETS, _MLFLOW_USERS, _MLFLOW_CONFIG, _LOCK = "secrets.json", "mlflow-users.db", "mlflow-auth.ini", "in-use.lock"
+_SECRETS, _MLFLOW_USERS, _MLFLOW_CONFIG, _LOCK = (
+    "secrets.json",
+    "mlflow-users.db",
+    "mlflow-auth.ini",
+    "in-use.lock",
+)
 
 
 def random_secret() -> str:
@@ -32,13 +38,22 @@ def random_secret() -> str:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that its owner alone may read, from the first byte on: completely, or not at all."""
-    with atomic_file(file) as temporary, os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as out:
+    """Write a file that its owner alone may read, from the first byte on: completely, or not at
+    all.
+    """
+    with (
+        atomic_file(file) as temporary,
+        os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w"
+        ) as out,
+    ):
         out.write(text)
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that its owner alone may enter, or take that from others where it is there; returns it."""
+    """Make a folder that its owner alone may enter, or take that from others where it is there;
+    returns it.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     return folder
@@ -85,18 +100,22 @@ class Credentials:
 
 
 def load_credentials(project: Path) -> Credentials:
-    """Open the private folder of `make ui` in a project, with the secrets of last time or new ones."""
+    """Open the private folder of `make ui` in a project, with last time's secrets or new ones."""
     folder = private_folder(project / STATE_DIR / "ui").resolve()
     file = folder / _SECRETS
     try:
         keys = Secrets(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError):  # the first start, or damaged: MLflow then makes its users again, too
+    except (OSError, ValueError, TypeError):
+        # The first start, or damaged: MLflow then makes its users again, too.
         keys = Secrets()
         (folder / _MLFLOW_USERS).unlink(missing_ok=True)
         write_private(file, json.dumps(asdict(keys)))
     users = f"sqlite:///{folder / _MLFLOW_USERS}".replace("%", "%%")
     known = {"default_permission": "READ", "database_uri": users, "auth_cache_ttl_seconds": "60"}
-    write_private(folder / _MLFLOW_CONFIG, "[mlflow]\n" + "".join(f"{key} = {value}\n" for key, value in known.items()))
+    write_private(
+        folder / _MLFLOW_CONFIG,
+        "[mlflow]\n" + "".join(f"{key} = {value}\n" for key, value in known.items()),
+    )
     return Credentials(folder=folder, keys=keys)
 
 
@@ -113,12 +132,17 @@ def exclusive(project: Path) -> Iterator[None]:
             (folder / ENVIRONMENT).unlink(missing_ok=True)  # of a start that was killed
             yield
     except Timeout:
-        raise ServiceFailed(f"the servers of this project run already; what a terminal needs to use them: source {folder / ENVIRONMENT}") from None
+        raise ServiceFailed(
+            "the servers of this project run already; what a terminal needs to use them: source"
+            f" {folder / ENVIRONMENT}"
+        ) from None
 
 
 @contextmanager
 def published_environment(project: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Have what clients need in a file for its owner alone, for as long as the block, which is within `exclusive`; yields the file."""
+    """Have what clients need in a file for its owner alone, for as long as the block, which is
+    within `exclusive`; yields the file.
+    """
     file = project / STATE_DIR / "ui" / ENVIRONMENT
     write_private(file, exports(environment))
     try:
@@ -129,11 +153,17 @@ def published_environment(project: Path, environment: Mapping[str, str]) -> Iter
 
 def exports(environment: Mapping[str, str]) -> str:
     """What a shell sources to have an environment, its search path excepted."""
-    return "".join(f"export {key}={shlex.quote(value)}\n" for key, value in environment.items() if key != "PATH")
+    return "".join(
+        f"export {key}={shlex.quote(value)}\n"
+        for key, value in environment.items()
+        if key != "PATH"
+    )
 
 
 def find_running(project: Path) -> dict[str, str]:
-    """Return what clients of the running `make ui` of a project need; nothing where it does not run, or is another user's."""
+    """Return what clients of the running `make ui` of a project need; nothing where it does not
+    run, or is another user's.
+    """
     folder = project / STATE_DIR / "ui"
     try:
         if (folder / ENVIRONMENT).stat().st_uid != os.geteuid():
@@ -150,14 +180,27 @@ def find_running(project: Path) -> dict[str, str]:
 
 @contextmanager
 def use_running_servers(project: Path) -> Iterator[None]:
-    """Let flows of the block, and their stages, use the running `make ui` of this project, unless the user has named servers."""
-    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+    """Let flows of the block, and their stages, use the running `make ui` of this project, unless
+    the user has named servers.
+    """
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        PREFECT_UI_URL,
+        temporary_settings,
+    )
 
-    running = {} if PREFECT_API_URL.value() or os.environ.get("MLFLOW_TRACKING_URI") else find_running(project)
+    running = (
+        {}
+        if PREFECT_API_URL.value() or os.environ.get("MLFLOW_TRACKING_URI")
+        else find_running(project)
+    )
     if not running:
         yield
         return
     os.environ.update(running)
     settings = (PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL)
-    with temporary_settings({setting: running[setting.name] for setting in settings if setting.name in running}):
+    with temporary_settings(
+        {setting: running[setting.name] for setting in settings if setting.name in running}
+    ):
         yield

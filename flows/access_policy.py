@@ -1,7 +1,9 @@
-"""What runs started from the Prefect UI may access: data and code of the project, and what its own params.yaml names already.
+"""What runs started from the Prefect UI may access: data and code of the project, and what its own
+params.yaml names already.
 
-Whoever may start runs in the UI does not have to be one who may read every file of the worker's machine, or run any code on it.
-All of it is decided from the parameters as they were written, before anything they name is imported or opened.
+Whoever may start runs in the UI does not have to be one who may read every file of the worker's
+machine, or run any code on it. All of it is decided from the parameters as they were written,
+before anything they name is imported or opened.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from tasks.params import read_document
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
 SECTIONS_WITH_CODE = ("model", "preprocess", "augment", "postprocess")
-OUR_PACKAGES = ("tasks", "flows", "infra", "benchmarks", "tests")  # their functions are not made to be called with anybody's options
+# Their functions are not made to be called with anybody's options.
+OUR_PACKAGES = ("tasks", "flows", "infra", "benchmarks", "tests")
 
 
 class Limits(BaseModel):
@@ -31,9 +34,15 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    data_roots: tuple[Path, ...] = Field(default=(), description="more folders that `data.path` may be in")
-    service_addresses: tuple[str, ...] = Field(default=(), description="dispatchers of tf.data service that may be joined")
-    retries: int = Field(default=0, ge=0, le=100, description="how often a run that failed is tried again")
+    data_roots: tuple[Path, ...] = Field(
+        default=(), description="more folders that `data.path` may be in"
+    )
+    service_addresses: tuple[str, ...] = Field(
+        default=(), description="dispatchers of tf.data service that may be joined"
+    )
+    retries: int = Field(
+        default=0, ge=0, le=100, description="how often a run that failed is tried again"
+    )
     stage_timeout_s: float = Field(default=86_400, gt=0, description="how long one stage may take")
 
 
@@ -49,7 +58,12 @@ def load_limits(project: Path) -> Limits:
     try:
         return Limits.model_validate(read_document(file))
     except ValidationError as error:
-        raise InvalidParams([f"{LIMITS_FILE}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]) from error
+        raise InvalidParams(
+            [
+                f"{LIMITS_FILE}: {'.'.join(map(str, item['loc']))}: {item['msg']}"
+                for item in error.errors()
+            ]
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +78,8 @@ class AccessPolicy:
         """Compare the parameters of a run, as they were asked for, with what it may reach.
 
         Raises:
-          InvalidParams: data outside the project and the granted folders, or hidden; code that is no tracked module of the project; a
+          InvalidParams: data outside the project and the granted folders, or hidden; code that is
+          no tracked module of the project; a
             dispatcher that nobody granted.
         """
         problems = [*self._data(asked), *self._code(asked), *self._services(asked)]
@@ -76,7 +91,9 @@ class AccessPolicy:
         roots = [self.project, *self.limits.data_roots]
         files = {"path": str(data.get("path", ""))}
         files |= {
-            key: str(Path(files["path"]) / f"{data[key]}.npy") for key in ("features", "labels") if data.get("source") == "arrays" and key in data
+            key: str(Path(files["path"]) / f"{data[key]}.npy")
+            for key in ("features", "labels")
+            if data.get("source") == "arrays" and key in data
         }
         for key, file in files.items():
             changed = [name for name in ("path", key) if data.get(name) != own.get(name)]
@@ -85,20 +102,29 @@ class AccessPolicy:
             root = self._root_of(file, roots)
             if root is None:
                 where = ", ".join(map(str, roots))
-                yield f"data.{key}: {data.get(key)} is outside of what runs from the UI may read: {where}; data_roots of {LIMITS_FILE} names more"
+                yield (
+                    f"data.{key}: {data.get(key)} is outside of what runs from the UI may read:"
+                    f" {where}; data_roots of {LIMITS_FILE} names more"
+                )
             elif _is_hidden(self.project / file, root):
-                yield f"data.{key}: {data.get(key)} is hidden (its path has a part that begins with a dot); runs from the UI read no hidden files"
+                yield (
+                    f"data.{key}: {data.get(key)} is hidden (its path has a part that begins with a"
+                    " dot); runs from the UI read no hidden files"
+                )
 
     def _root_of(self, file: str, roots: list[Path]) -> Path | None:
         try:
             path = (self.project / file).resolve()
-        except (ValueError, OSError, RuntimeError):  # a null byte, a name too long, links in a circle
+        except (ValueError, OSError, RuntimeError):
+            # A null byte, a name too long, links in a circle.
             return None
         return next((root.resolve() for root in roots if path.is_relative_to(root.resolve())), None)
 
     def _code(self, asked: Mapping[str, Any]) -> Iterator[str]:
         tracked: frozenset[str] | None = None
-        known = {name for section in SECTIONS_WITH_CODE for name in _import_paths(self.own.get(section))}
+        known = {
+            name for section in SECTIONS_WITH_CODE for name in _import_paths(self.own.get(section))
+        }
         for section in SECTIONS_WITH_CODE:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
                 if name in known:
@@ -106,8 +132,8 @@ class AccessPolicy:
                 tracked = _tracked_files(self.project) if tracked is None else tracked
                 if not _is_module(name.partition(":")[0], tracked):
                     yield (
-                        f"{section}: {name} is not part of this project; runs from the UI may use its modules that git knows, "
-                        "and what params.yaml names already"
+                        f"{section}: {name} is not part of this project; runs from the UI may use"
+                        " its modules that git knows, and what params.yaml names already"
                     )
 
     def _services(self, asked: Mapping[str, Any]) -> Iterator[str]:
@@ -116,7 +142,10 @@ class AccessPolicy:
         for pipeline, address in _addresses(asked):
             if address not in granted:
                 key = f"pipelines.{pipeline}.service.address"
-                yield f"{key}: {address} is not granted to runs from the UI; service_addresses of {LIMITS_FILE} names more"
+                yield (
+                    f"{key}: {address} is not granted to runs from the UI; service_addresses of"
+                    f" {LIMITS_FILE} names more"
+                )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -124,7 +153,9 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _is_hidden(file: Path, root: Path) -> bool:
-    """Whether a path below a root, links followed or not, leads through a name that begins with a dot: secrets, git, DVC, our state."""
+    """Whether a path below a root, links followed or not, leads through a name that begins with a
+    dot: secrets, git, DVC, our state.
+    """
     spelled = Path(os.path.normpath(file))
     ways = [file.resolve().relative_to(root).parts]
     if spelled.is_relative_to(root):
@@ -133,7 +164,10 @@ def _is_hidden(file: Path, root: Path) -> bool:
 
 
 def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    services = {name: _mapping(_mapping(config).get("service")) for name, config in _mapping(document.get("pipelines")).items()}
+    services = {
+        name: _mapping(_mapping(config).get("service"))
+        for name, config in _mapping(document.get("pipelines")).items()
+    }
     return [(name, _hashable(service.get("address"))) for name, service in services.items()]
 
 
@@ -142,7 +176,9 @@ def _hashable(value: object) -> str | None:
 
 
 def _import_paths(value: object) -> Iterator[str]:
-    """Every text with a colon in a section, as a value or as a key, whatever else is in it: it could be imported."""
+    """Every text with a colon in a section, as a value or as a key, whatever else is in it: it
+    could be imported.
+    """
     if isinstance(value, str):
         if ":" in value:
             yield value
@@ -161,14 +197,28 @@ def _is_module(module: str, tracked: frozenset[str]) -> bool:
     Untracked files are no code of the project: artifacts that others have uploaded, data, results.
     """
     parts = module.split(".")
-    if not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts) or parts[0] in OUR_PACKAGES:
+    if (
+        not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts)
+        or parts[0] in OUR_PACKAGES
+    ):
         return False
     stem = "/".join(parts)
     return f"{stem}.py" in tracked or f"{stem}/__init__.py" in tracked
 
 
 def _tracked_files(project: Path) -> frozenset[str]:
-    """Paths of the Python files below a project that git tracks, relative to it; none where git is not asked successfully."""
-    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "ls-files", "--", "*.py"]
+    """Paths of the Python files below a project that git tracks, relative to it; none where git is
+    not asked successfully.
+    """
+    command = [
+        "git",
+        "-c",
+        "core.fsmonitor=false",
+        "-c",
+        "core.quotePath=false",
+        "ls-files",
+        "--",
+        "*.py",
+    ]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     return frozenset(done.stdout.splitlines()) if done.returncode == 0 else frozenset()

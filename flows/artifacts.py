@@ -1,4 +1,6 @@
-"""Artifacts of a run in the Prefect UI: tables, Markdown, images and links; and what failed, with its log."""
+"""Artifacts of a run in the Prefect UI: tables, Markdown, images and links; and what failed, with
+its log.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from prefect.artifacts import (
 from tasks.tracking import comparison_run, recorder
 
 COLUMNS = (
-    "pipeline", "steady_examples_per_s", "speedup_vs_naive", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s",
+    "pipeline", "steady_examples_per_s", "speedup_vs_naive", "train_examples_per_s",
+    "input_examples_per_s", "model_examples_per_s",
     "stall_pct", "val_metric", "verdict",
 )  # fmt: skip
 UI_URL = "PREFECT_UI_URL"
@@ -32,24 +35,42 @@ class StageProgress:
 
     def __init__(self, stages: int) -> None:
         self._stages, self._done = stages, 0
-        self._artifact: Any = create_progress_artifact(0.0, key="progress", description=f"none of {stages} stages yet")
+        self._artifact: Any = create_progress_artifact(
+            0.0, key="progress", description=f"none of {stages} stages yet"
+        )
 
     def advance(self, stage: str) -> None:
         """One more stage is done."""
         self._done += 1
-        update_progress_artifact(self._artifact, 100 * self._done / self._stages, description=f"{self._done} of {self._stages} stages; last: {stage}")
+        update_progress_artifact(
+            self._artifact,
+            100 * self._done / self._stages,
+            description=f"{self._done} of {self._stages} stages; last: {stage}",
+        )
 
 
 def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None) -> None:
-    """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow run."""
-    table = [{column: _rounded(row[column]) for column in COLUMNS} for row in summary["configurations"]]
+    """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow
+    run.
+    """
+    table = [
+        {column: _rounded(row[column]) for column in COLUMNS} for row in summary["configurations"]
+    ]
     create_table_artifact(key="comparison", table=table, description=summary["headline"])
     create_markdown_artifact(key="comparison-report", markdown=to_markdown(summary))
     _show_picture("comparison-throughput", report / "plots" / "throughput.png", summary["headline"])
-    _show_picture("comparison-timelines", report / "plots" / "timelines.png", f"{summary['baseline']} and {summary['best']}, real steps")
+    _show_picture(
+        "comparison-timelines",
+        report / "plots" / "timelines.png",
+        f"{summary['baseline']} and {summary['best']}, real steps",
+    )
     if pages := comparison_run.run_urls(run_id):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=summary["headline"])
-        create_link_artifact(key="mlflow-comparison", link=pages[1], link_text="its configurations side by side in MLflow, fastest first")
+        create_link_artifact(
+            key="mlflow-comparison",
+            link=pages[1],
+            link_text="its configurations side by side in MLflow, fastest first",
+        )
 
 
 def link_to_report(report: Path) -> None:
@@ -60,11 +81,17 @@ def link_to_report(report: Path) -> None:
 
 def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> None:
     """One configuration's result as a table, its timeline, and a link to its MLflow run."""
-    plain = {key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)}
+    plain = {
+        key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)
+    }
     create_table_artifact(
-        key="training", table=[{"metric": key, "value": value} for key, value in plain.items()], description=f"{pipeline}: {result['verdict']}"
+        key="training",
+        table=[{"metric": key, "value": value} for key, value in plain.items()],
+        description=f"{pipeline}: {result['verdict']}",
     )
-    _show_picture("training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps")
+    _show_picture(
+        "training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps"
+    )
     if pages := comparison_run.run_urls(recorder.run_of(folder)):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 
@@ -72,29 +99,47 @@ def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> Non
 def to_markdown(summary: Mapping[str, Any]) -> str:
     """The comparison as Markdown."""
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    rows = ["| " + " | ".join(str(_rounded(row[column])) for column in COLUMNS) + " |" for row in summary["configurations"]]
-    fixes = [f"- **{row['pipeline']}** ({row['verdict']}): {row['cause']}. Fix: `{row['fix']}`" for row in summary["configurations"]]
-    return "\n".join([f"# {summary['headline']}", "", *head, *rows, "", "## Cause and fix", "", *fixes])
+    rows = [
+        "| " + " | ".join(str(_rounded(row[column])) for column in COLUMNS) + " |"
+        for row in summary["configurations"]
+    ]
+    fixes = [
+        f"- **{row['pipeline']}** ({row['verdict']}): {row['cause']}. Fix: `{row['fix']}`"
+        for row in summary["configurations"]
+    ]
+    return "\n".join(
+        [f"# {summary['headline']}", "", *head, *rows, "", "## Cause and fix", "", *fixes]
+    )
 
 
 def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
     """Say on the run's page what failed and where its log is."""
-    log = f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}" if os.environ.get(UI_URL) else f"`prefect flow-run logs {flow_run.id}`"
+    log = (
+        f"{os.environ[UI_URL]}/runs/flow-run/{flow_run.id}"
+        if os.environ.get(UI_URL)
+        else f"`prefect flow-run logs {flow_run.id}`"
+    )
     heading = f"# {flow_run.name}: {state.name}\n\n{fenced((state.message or 'no message')[:4000])}"
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
     create_markdown_artifact(key=f"{flow.name}-failure", markdown=f"{heading}\n\n{advice}")
 
 
 def fenced(text: str) -> str:
-    """Markdown that shows a text as it is: between fences longer than any run of backquotes in it, so that nothing in it ends them."""
+    """Markdown that shows a text as it is: between fences longer than any run of backquotes in it,
+    so that nothing in it ends them.
+    """
     fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 
 
 def _show_picture(key: str, path: Path, description: str) -> None:
-    """Pictures travel inside the artifact, so that any browser that reaches the server sees them."""
+    """Pictures travel inside the artifact: any browser that reaches the server sees them."""
     if path.exists():
-        create_image_artifact(key=key, image_url=f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}", description=description)
+        create_image_artifact(
+            key=key,
+            image_url=f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}",
+            description=description,
+        )
 
 
 def _rounded(value: object) -> object:

@@ -15,28 +15,51 @@ from tasks.errors import InvalidParams, UserError, did_you_mean
 from tasks.params import PARAMS_FILE, Params, read_document
 
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of params.yaml, e.g. train.epochs=5; repeatable")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="override a key of params.yaml, e.g. train.epochs=5; repeatable",
+    ),
 ]
-OverlayOption = Annotated[Path | None, typer.Option("--overlay", metavar="FILE", help="a YAML file merged into params.yaml")]
+OverlayOption = Annotated[
+    Path | None,
+    typer.Option("--overlay", metavar="FILE", help="a YAML file merged into params.yaml"),
+]
 NameOption = Annotated[
-    str | None, typer.Option("--name", help="name of the isolated workspace and of the DVC experiment; default: the flow run's name")
+    str | None,
+    typer.Option(
+        "--name",
+        help=(
+            "name of the isolated workspace and of the DVC experiment; default: the flow run's name"
+        ),
+    ),
 ]
 
 
-def parse_changes(overrides: list[str] | None, overlay: Path | None, name: str | None, pipelines: list[str] | None = None) -> Changes:
+def parse_changes(
+    overrides: list[str] | None,
+    overlay: Path | None,
+    name: str | None,
+    pipelines: list[str] | None = None,
+) -> Changes:
     """What a command asks for, checked as a whole before a flow starts.
 
     Raises:
-      InvalidParams: an override is not KEY=VALUE, the file cannot be read, a parameter is wrong, or a configuration does not exist.
-      WorkspaceProblem: the name cannot be one.
+      InvalidParams: an override is not KEY=VALUE, the file cannot be read, a parameter is wrong, or
+      a configuration does not exist. WorkspaceProblem: the name cannot be one.
     """
     wrong = [text for text in overrides or [] if "=" not in text]
     if wrong:
-        raise InvalidParams([f"--set: {text!r} is not KEY=VALUE, such as train.epochs=5" for text in wrong])
+        raise InvalidParams(
+            [f"--set: {text!r} is not KEY=VALUE, such as train.epochs=5" for text in wrong]
+        )
     if name is not None:
         check_name(name)
     changes = Changes(overrides=overrides or [], overlay=read_document(overlay) if overlay else {})
-    check_pipelines_exist(resolve_params(Path.cwd(), changes.settings(), changes.overlays()), pipelines or [])
+    check_pipelines_exist(
+        resolve_params(Path.cwd(), changes.settings(), changes.overlays()), pipelines or []
+    )
     return changes
 
 
@@ -48,12 +71,20 @@ def check_pipelines_exist(params: Params, names: list[str]) -> list[str]:
     """
     unknown = [name for name in names if name not in params.pipelines]
     if unknown:
-        raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {did_you_mean(name, list(params.pipelines))}" for name in unknown])
+        raise InvalidParams(
+            [
+                f"{PARAMS_FILE}: pipelines.{name} does not exist;"
+                f" {did_you_mean(name, list(params.pipelines))}"
+                for name in unknown
+            ]
+        )
     return names
 
 
 def configure_logging() -> None:
-    """Set Prefect's defaults for running without a server set up by hand; what the user has set stays."""
+    """Set Prefect's defaults for running without a server set up by hand; what the user has set
+    stays.
+    """
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")

@@ -1,4 +1,6 @@
-"""Every configuration of params.yaml through all stages, then the report: `python -m flows.comparison`."""
+"""Every configuration of params.yaml through all stages, then the report: `python -m
+flows.comparison`.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,28 @@ from tasks.tracking import comparison_run
 from tasks.tracking.experiments import RunKey
 
 
-@flow(name="comparison", log_prints=True, on_failure=[report_failure], on_crashed=[report_failure], on_cancellation=[report_failure])
-def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHANGED, name: RunName = None, crown: bool = False) -> Path | None:
+@flow(
+    name="comparison",
+    log_prints=True,
+    on_failure=[report_failure],
+    on_crashed=[report_failure],
+    on_cancellation=[report_failure],
+)
+def comparison(
+    pipelines: list[Pipeline] | None = None,
+    changes: Changes = UNCHANGED,
+    name: RunName = None,
+    crown: bool = False,
+) -> Path | None:
     """Run configurations through every stage and compare them; returns the folder of the report.
 
     Args:
-      pipelines: only these configurations; none: all of params.yaml. Without changes the report, which compares all, is then left out
-      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
-      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
-      crown: let a run with changes choose MLflow's `champion`, too; one without changes does. Either way its quality must not be worse
+      pipelines: only these configurations; none: all of params.yaml. Without changes the report,
+      which compares all, is then left out changes: what differs from params.yaml in this run only;
+      it then becomes a DVC experiment name: of the run's worktree and DVC experiment; empty: the
+      flow run's name, and the worktree goes when the run is kept crown: let a run with changes
+      choose MLflow's `champion`, too; one without changes does. Either way its quality must not be
+      worse
     """
     with start_run(changes, name, only=list(pipelines or [])) as run:
         chosen = list(pipelines or run.params.pipelines)
@@ -44,39 +59,83 @@ def comparison(pipelines: list[Pipeline] | None = None, changes: Changes = UNCHA
         identity = comparison_run.data_set_of(run.workspace.root, run.params.data.path)
         parent = open_parent(run, chosen, identity, prepared=prepared)
         run = run.with_parent_run(parent)
-        ran = [run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared) for pipeline in chosen]
+        ran = [
+            run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared)
+            for pipeline in chosen
+        ]
         if not complete:
-            get_run_logger().info("skipping report: it compares all configurations of params.yaml, and only some were selected")
+            get_run_logger().info(
+                "skipping report: it compares all configurations of params.yaml, and only some were"
+                " selected"
+            )
             return None
         reported = run.chain(["report"], upstream_ran=prepared or any(ran))
         report = Layout(run.workspace.root).report
         summary = json.loads((report / "summary.json").read_text())
         if parent:
             choose_champion = crown or not run.workspace.isolated
-            comparison_run.close_comparison(parent, identity, summary, report, note=to_markdown(summary), choose_champion=choose_champion)
+            comparison_run.close_comparison(
+                parent,
+                identity,
+                summary,
+                report,
+                note=to_markdown(summary),
+                choose_champion=choose_champion,
+            )
         show_comparison(summary, report, parent)
-        report = (run.save_experiment([*PREPARATION, *measured, "report"]) if reported or any(ran) else None) or report
+        report = (
+            run.save_experiment([*PREPARATION, *measured, "report"])
+            if reported or any(ran)
+            else None
+        ) or report
         link_to_report(report)
         return report
 
 
 def open_parent(run: Run, chosen: list[str], identity: RunKey, *, prepared: bool) -> str | None:
-    """Open the MLflow run that the configurations' runs belong to, unless everything is up to date."""
-    concerned = {*PREPARATION, "report", *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen)}
-    return comparison_run.open_comparison(identity, run.name) if prepared or concerned & run.stage_env.stale else None
+    """Open the MLflow run that the configurations' runs belong to, unless all is up to date."""
+    concerned = {
+        *PREPARATION,
+        "report",
+        *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen),
+    }
+    return (
+        comparison_run.open_comparison(identity, run.name)
+        if prepared or concerned & run.stage_env.stale
+        else None
+    )
 
 
 def show(summary: dict[str, Any], report: Path) -> None:
     """Print the comparison as a table on the terminal."""
     table = Table(
-        title=summary["headline"], caption=f"examples/s; the page about it: {report / 'index.html'}", title_justify="left", title_style="bold"
+        title=summary["headline"],
+        caption=f"examples/s; the page about it: {report / 'index.html'}",
+        title_justify="left",
+        title_style="bold",
     )
     table.add_column("configuration")
-    for heading in ("training", "× " + summary["baseline"], "its epochs", "input alone", "model alone", "stall", summary["metric"]):
+    for heading in (
+        "training",
+        "× " + summary["baseline"],
+        "its epochs",
+        "input alone",
+        "model alone",
+        "stall",
+        summary["metric"],
+    ):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
     for row in summary["configurations"]:
-        rates = [f"{row[key]:,.0f}" for key in ("steady_examples_per_s", "train_examples_per_s", "input_examples_per_s", "model_examples_per_s")]
+        rates = [
+            f"{row[key]:,.0f}"
+            for key in (
+                "steady_examples_per_s",
+                "train_examples_per_s",
+                "input_examples_per_s",
+                "model_examples_per_s",
+            )
+        ]
         quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
         table.add_row(
             row["pipeline"],
@@ -92,13 +151,19 @@ def show(summary: dict[str, Any], report: Path) -> None:
 
 
 def command(
-    pipeline: Annotated[list[str] | None, typer.Option("--pipeline", help="only this configuration; repeatable")] = None,
+    pipeline: Annotated[
+        list[str] | None, typer.Option("--pipeline", help="only this configuration; repeatable")
+    ] = None,
     set_: SetOption = None,
     overlay: OverlayOption = None,
     name: NameOption = None,
-    crown: Annotated[bool, typer.Option("--crown", help="let a run with changes choose MLflow's champion, too")] = False,
+    crown: Annotated[
+        bool, typer.Option("--crown", help="let a run with changes choose MLflow's champion, too")
+    ] = False,
 ) -> None:
-    """Run every configuration of params.yaml (or those given) through all stages, then write report/index.html."""
+    """Run every configuration of params.yaml (or those given) through all stages, then write
+    report/index.html.
+    """
     configure_logging()
     with report_user_errors(), use_running_servers(Path.cwd()):
         changes = parse_changes(set_, overlay, name, pipeline)

@@ -1,4 +1,6 @@
-"""The deployments of prefect.yaml and the work pool they belong to, as the project has them and as they are sent to the Prefect server."""
+"""The deployments of prefect.yaml and the work pool they belong to, as the project has them and as
+they are sent to the Prefect server.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +15,50 @@ from ruamel.yaml import YAML
 from tasks.errors import ServiceFailed
 
 POOL = "throughline"
-OWN_SERVICE = "THROUGHLINE_SERVICE_ADDRESS"  # of a worker's environment: the tf.data service of the stack that it belongs to
+OWN_SERVICE = (  # of a worker's environment: the tf.data service of the stack that it belongs to
+    "THROUGHLINE_SERVICE_ADDRESS"
+)
 FILE = Path("prefect.yaml")
-JOB_TEMPLATE = Path(__file__).with_name("job-template.json")  # of the work pool: no variables, so the server refuses any
+# Of the work pool: no variables, so the server refuses any.
+JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
 
 def read_entrypoints(file: Path) -> dict[str, str]:
     """Return the entrypoint of each deployment in a prefect.yaml, by the deployment's name."""
-    return {str(one["name"]): str(one["entrypoint"]) for one in YAML(typ="safe").load(file.read_text())["deployments"]}
+    return {
+        str(one["name"]): str(one["entrypoint"])
+        for one in YAML(typ="safe").load(file.read_text())["deployments"]
+    }
 
 
 def deploy(environment: Mapping[str, str]) -> None:
-    """Make the work pool and the deployments of prefect.yaml; their forms offer what params.yaml holds now.
+    """Make the work pool and the deployments of prefect.yaml; their forms offer what params.yaml
+    holds now.
 
     Raises:
       ServiceFailed: with what Prefect said.
     """
     prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    pool = ["work-pool", "create", POOL, "--type", "process", "--base-job-template", str(JOB_TEMPLATE), "--overwrite"]
+    pool = [
+        "work-pool",
+        "create",
+        POOL,
+        "--type",
+        "process",
+        "--base-job-template",
+        str(JOB_TEMPLATE),
+        "--overwrite",
+    ]
     for command in (pool, ["deploy", "--all"]):
-        done = subprocess.run([*prefect, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*prefect, *command],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
-            raise ServiceFailed(f"`prefect {' '.join(command)}` failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
+            raise ServiceFailed(
+                f"`prefect {' '.join(command)}`"
+                f" failed:\n{(done.stdout + done.stderr).strip()[-2000:]}"
+            )

@@ -1,7 +1,9 @@
-"""Calls of DVC that survive what DVC does not: another process at work in the project, and lock files of killed ones.
+"""Calls of DVC that survive what DVC does not: another process at work in the project, and lock
+files of killed ones.
 
-DVC refuses paths that another process reads or writes (`.dvc/tmp/rwlock`), also if asked to wait for its other lock.
-That file is written in place, so a kill can leave it empty, and its entries are by process id, which may be in use again.
+DVC refuses paths that another process reads or writes (`.dvc/tmp/rwlock`), also if asked to wait
+for its other lock. That file is written in place, so a kill can leave it empty, and its entries are
+by process id, which may be in use again.
 """
 
 from __future__ import annotations
@@ -27,31 +29,32 @@ from tasks.errors import StageFailed
 
 # --wait-for-lock comes before the subcommand; after it, DVC would not know it.
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
-# By its file, not as a module: a worktree may have another version of it. -P: no folder is put on the import path.
+# By its file, not as a module: a worktree may have another version of it. -P: no folder is put on
+# the import path.
 SUPERVISE = (sys.executable, "-P", str(Path(__file__).with_name("supervise.py")))
 BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock")
 LOCK_FILE = "dvc.lock"
 CONFLICT = b"<<<<<<< "
 BUSY_POLL_S = 1.0
-ATTEMPT_EVERY_S = 60.0  # where DVC processes are alive in the project, perhaps not those that matter
+# Where DVC processes are alive in the project, perhaps not those that matter.
+ATTEMPT_EVERY_S = 60.0
 GUARD_WAIT_S = 10.0  # DVC holds the guard of its rwlock for milliseconds
 
 
 def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with this interpreter first on the path, since dvc.yaml calls plain `python`."""
+    """Our environment, this interpreter first on the path: dvc.yaml calls plain `python`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
 
 
 def run_supervised(
-    command: Sequence[str],
-    folder: Path,
-    environment: Mapping[str, str],
-    held: Sequence[int] = (),
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], held: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends with this process, however that ends; returns its code and what it printed.
+    """Run a command that ends with this process, however that ends; returns its code and what it
+    printed.
 
-    `held` are file descriptors of locks that stay locked for as long as anything of the command is left.
+    `held` are file descriptors of locks that stay locked for as long as anything of the command is
+    left.
     """
     lifeline, ours = os.pipe()
     try:
@@ -109,15 +112,18 @@ def attempts(root: Path, on_wait: Callable[[str], object]) -> Iterator[int]:
         repair_locks(root)
         if set_damaged_lock_aside(root):
             on_wait(
-                f"{root / LOCK_FILE} was damaged, as by a kill while DVC wrote it, and is set aside as {LOCK_FILE}.damaged; "
-                f"stages run again, or come from DVC's cache; `git checkout {LOCK_FILE}` brings back the committed one"
+                f"{root / LOCK_FILE} was damaged, as by a kill while DVC wrote it, and is set aside"
+                f" as {LOCK_FILE}.damaged; stages run again, or come from DVC's cache; `git"
+                f" checkout {LOCK_FILE}` brings back the committed one"
             )
         yield number
         number += 1
 
 
 def repair_locks(root: Path) -> None:
-    """Remove from `.dvc/tmp/rwlock` what no living DVC process holds; a damaged file is emptied once none lives."""
+    """Remove from `.dvc/tmp/rwlock` what no living DVC process holds; a damaged file is emptied
+    once none lives.
+    """
     path = root / ".dvc" / "tmp" / "rwlock"
     if not path.exists():
         return
@@ -130,16 +136,22 @@ def repair_locks(root: Path) -> None:
             return
         living = {
             "write": {name: info for name, info in entries["write"].items() if _lives(info)},
-            "read": {name: infos for name, readers in entries["read"].items() if (infos := [info for info in readers if _lives(info)])},
+            "read": {
+                name: infos
+                for name, readers in entries["read"].items()
+                if (infos := [info for info in readers if _lives(info)])
+            },
         }
         if living != entries:
             path.write_text(json.dumps(living))
 
 
 def set_damaged_lock_aside(root: Path) -> bool:
-    """Rename a dvc.lock that holds no YAML mapping with a schema, unless DVC is writing it; returns whether it was one.
+    """Rename a dvc.lock that holds no YAML mapping with a schema, unless DVC is writing it; returns
+    whether it was one.
 
-    DVC writes it in place, and refuses to do anything with a damaged one. A merge conflict is left to the user.
+    DVC writes it in place, and refuses to do anything with a damaged one. A merge conflict is left
+    to the user.
     """
     path = root / LOCK_FILE
     try:
@@ -189,7 +201,9 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _lives(info: Mapping[str, Any]) -> bool:
-    """Whether an entry's process is still the one that made it: its id may belong to another one by now."""
+    """Whether an entry's process is still the one that made it: its id may belong to another one by
+    now.
+    """
     arguments = str(info["cmd"]).partition(" ")[2]
     try:
         process = psutil.Process(int(info["pid"]))
@@ -213,7 +227,8 @@ def _guard(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise StageFailed(
-                        f"{path} has been held for {GUARD_WAIT_S:.0f} s by another process; end it, or run again when it has ended"
+                        f"{path} has been held for {GUARD_WAIT_S:.0f} s by another process; end it,"
+                        " or run again when it has ended"
                     ) from None
                 time.sleep(0.05)
         yield

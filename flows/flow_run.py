@@ -1,4 +1,6 @@
-"""What every flow does around its stages: open a workspace, know the stages' order and environment, keep the experiment."""
+"""What every flow does around its stages: open a workspace, know the stages' order and environment,
+keep the experiment.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from flows.locks import hold
 from flows.parameters import Changes
 from flows.source_check import check_source
 from flows.stages import StageEnvironment, run_stage
-from flows.workspace import Workspace, merge_params, open_workspace, remove_workspace, save_experiment, untracked_python_files
+from flows.workspace import (
+    Workspace,
+    merge_params,
+    open_workspace,
+    remove_workspace,
+    save_experiment,
+    untracked_python_files,
+)
 from tasks.errors import WorkspaceProblem, disk_errors
 from tasks.identities import watch_own_code
 from tasks.params import PARAMS_FILE, Params, check, load_params, read_document
@@ -32,14 +41,17 @@ PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One flow run: its name, where it happens, its checked parameters, and where and how its stages run."""
+    """One flow run: its name, where it happens, its checked parameters, and where and how its
+    stages run.
+    """
 
     name: str
     workspace: Workspace
     params: Params
     stage_env: StageEnvironment
     progress: StageProgress | None = None
-    ephemeral: bool  # nobody gave it a name to come back to, so its worktree goes when it is kept as an experiment
+    # nobody gave it a name to come back to, so its worktree goes when it is kept as an experiment
+    ephemeral: bool
 
     def with_parent_run(self, parent: str | None) -> Run:
         """The same run with its configurations' MLflow runs below the run `parent`."""
@@ -53,7 +65,9 @@ class Run:
         return replace(self, progress=StageProgress(stages))
 
     def chain(self, stages: Sequence[str], *, upstream_ran: bool = False) -> bool:
-        """Run stages one after another; once one has run, the later ones ask DVC. Returns whether any ran."""
+        """Run stages one after another; once one has run, the later ones ask DVC. Returns whether
+        any ran.
+        """
         ran = upstream_ran
         for stage in stages:
             outcome = run_stage(stage, self.stage_env, upstream_ran=ran, return_state=True)
@@ -63,45 +77,66 @@ class Run:
         return ran
 
     def save_experiment(self, stages: Sequence[str]) -> Path | None:
-        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves only its report.
+        """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves only
+        its report.
 
-        `stages` are those it was to bring up to date. Returns where the report has moved to, if it has.
+        `stages` are those it was to bring up to date. Returns where the report has moved to, if it
+        has.
 
         Raises:
-          WorkspaceProblem: something in the worktree is out of date, so that dvc.lock would not match it; nothing is saved.
+          WorkspaceProblem: something in the worktree is out of date, so that dvc.lock would not
+          match it; nothing is saved.
         """
         if not self.workspace.isolated:
             return None
         stale = _stale_stages(self.workspace, self.stage_env.environment) & set(stages)
         if stale:
-            raise WorkspaceProblem(f"{self.name} is not saved as an experiment: {', '.join(sorted(stale))} out of date with dvc.lock")
+            raise WorkspaceProblem(
+                f"{self.name} is not saved as an experiment: {', '.join(sorted(stale))} out of date"
+                " with dvc.lock"
+            )
         failure = save_experiment(self.workspace, self.name)
         if failure is not None:
-            raise WorkspaceProblem(f"{self.name} could not be kept as an experiment: {failure}; its worktree {self.workspace.root} stays")
-        get_run_logger().info(f"kept as DVC experiment {self.name}: `dvc exp show`, `dvc exp apply {self.name}`")
+            raise WorkspaceProblem(
+                f"{self.name} could not be kept as an experiment: {failure}; its worktree"
+                f" {self.workspace.root} stays"
+            )
+        get_run_logger().info(
+            f"kept as DVC experiment {self.name}: `dvc exp show`, `dvc exp apply {self.name}`"
+        )
         return self.cleanup()
 
     def cleanup(self) -> Path | None:
-        """Remove the worktree of a run that nobody named. Returns where the report has moved to, if it has."""
-        return remove_workspace(self.workspace) if self.workspace.isolated and self.ephemeral else None
+        """Remove the worktree of a run that nobody named. Returns where the report has moved to, if
+        it has.
+        """
+        return (
+            remove_workspace(self.workspace) if self.workspace.isolated and self.ephemeral else None
+        )
 
 
 @contextmanager
 def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Iterator[Run]:
-    """Open the workspace of the current flow run, ask DVC once what is out of date there, and hold it for the block.
+    """Open the workspace of the current flow run, ask DVC once what is out of date there, and hold
+    it for the block.
 
-    `only` are the configurations that the run is about; none: all. In a workspace of its own there are no others, since an
-    experiment would hold results for them that nobody has made. A run whose name another run is using waits for that one.
+    `only` are the configurations that the run is about; none: all. In a workspace of its own there
+    are no others, since an experiment would hold results for them that nobody has made. A run whose
+    name another run is using waits for that one.
 
     Raises:
-      InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the UI reaches out of the project.
-      UnreadableSource: DVC could not compare the source's files with those of the last run.
+      InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the
+      UI reaches out of the project. UnreadableSource: DVC could not compare the source's files with
+      those of the last run.
     """
     configure_logging()
     project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
     document = merge_params(project, overrides, overlays)
-    if os.environ.get(CONFINED) or deployment.id:  # before the check below, which imports what the parameters name
-        AccessPolicy(project=project, own=read_document(project / PARAMS_FILE), limits=load_limits(project)).check(document)
+    # Before the check below, which imports what the parameters name.
+    if os.environ.get(CONFINED) or deployment.id:
+        AccessPolicy(
+            project=project, own=read_document(project / PARAMS_FILE), limits=load_limits(project)
+        ).check(document)
     chosen = check_pipelines_exist(check(document), list(only))
     run_name = name or str(flow_run.name)
     opened = open_workspace(
@@ -110,16 +145,23 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
         overrides=overrides,
         overlays=overlays,
         only=chosen,
-        on_wait=lambda who: get_run_logger().info(f"waits: {who} is using the workspace of that name"),
+        on_wait=lambda who: get_run_logger().info(
+            f"waits: {who} is using the workspace of that name"
+        ),
     )
     with disk_errors(), opened as workspace:
         # MLflow's store stays the project's, for the stages and for this process.
         os.environ[recorder.STORE_HOME] = str(workspace.project)
-        environment = {recorder.STORE_HOME: str(workspace.project), recorder.FLOW_RUN: str(flow_run.id or "")}
+        environment = {
+            recorder.STORE_HOME: str(workspace.project),
+            recorder.FLOW_RUN: str(flow_run.id or ""),
+        }
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
             if unknown := untracked_python_files(project):
-                get_run_logger().warning(f"untracked files are not in this run's worktree: `git add {' '.join(unknown)}`")
+                get_run_logger().warning(
+                    f"untracked files are not in this run's worktree: `git add {' '.join(unknown)}`"
+                )
         params = load_params(workspace.root / PARAMS_FILE)
         check_source(workspace.root, params.data.path)
         stage_env = StageEnvironment(
@@ -134,7 +176,13 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
             run_stage(IDENTITIES, stage_env, upstream_ran=False)
             stage_env = replace(stage_env, stale=_stale_stages(workspace, environment))
         try:
-            yield Run(name=run_name, workspace=workspace, params=params, stage_env=stage_env, ephemeral=name is None)
+            yield Run(
+                name=run_name,
+                workspace=workspace,
+                params=params,
+                stage_env=stage_env,
+                ephemeral=name is None,
+            )
         finally:
             clear_scratch(workspace.root)  # of stages that were ended
 
@@ -145,7 +193,15 @@ def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> froze
     with ExitStack() as locks:
         held = list(workspace.held)
         if workspace.lock:
-            held.append(locks.enter_context(hold(workspace.lock, workspace.holder, lambda who: logger.info(f"waits: {who} is at work here"))))
+            held.append(
+                locks.enter_context(
+                    hold(
+                        workspace.lock,
+                        workspace.holder,
+                        lambda who: logger.info(f"waits: {who} is at work here"),
+                    )
+                )
+            )
         for added in watch_own_code(workspace.root):
             logger.info(f"{added} decides results and is listed in dvc.yaml now")
         return stale_stages(workspace.root, environment, logger.info, held)

@@ -1,8 +1,8 @@
 """Locks between runs: of a workspace, of the project, and of the machine.
 
-All are the kernel's, so that a holder that is gone, even by kill -9, holds nothing. A lock's file descriptor can be
-passed on to the supervisors of a stage (`supervise.py`); the lock is then free when nothing of the run is left, not
-already when the flow is gone.
+All are the kernel's, so that a holder that is gone, even by kill -9, holds nothing. A lock's file
+descriptor can be passed on to the supervisors of a stage (`supervise.py`); the lock is then free
+when nothing of the run is left, not already when the flow is gone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from datetime import datetime
 from pathlib import Path
 
 POLL_S = 0.2
-# An abstract socket address: one per machine (per network namespace), for all users, whatever their TMPDIR, without a
-# file that could belong to another user, be a link, or stay.
+# An abstract socket address: one per machine (per network namespace), for all users, whatever their
+# TMPDIR, without a file that could belong to another user, be a link, or stay.
 MACHINE_ADDRESS = "\0throughline-measuring"
 
 
@@ -31,15 +31,19 @@ MACHINE_ADDRESS = "\0throughline-measuring"
 def hold(path: Path, holder: str, on_wait: Callable[[str], object]) -> Iterator[int]:
     """Hold the lock `path` for the length of the block; yields its file descriptor.
 
-    `holder` is what others are shown who wait for it; `on_wait` is called once, with who holds it since when, if this
-    process has to wait. The file goes when the lock is released.
+    `holder` is what others are shown who wait for it; `on_wait` is called once, with who holds it
+    since when, if this process has to wait. The file goes when the lock is released.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _acquire(path, on_wait)
     try:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"holder": holder, "pid": os.getpid(), "since": since}).encode(), 0)
+        os.pwrite(
+            descriptor,
+            json.dumps({"holder": holder, "pid": os.getpid(), "since": since}).encode(),
+            0,
+        )
         yield descriptor
     finally:
         # Before it is released: who opens the file from now on gets another one.
@@ -64,7 +68,9 @@ def _acquire(path: Path, on_wait: Callable[[str], object]) -> int:
 
 
 def _is_current(descriptor: int, path: Path) -> bool:
-    """Whether a file that has been locked is still the one at `path`: its last holder may have removed it meanwhile."""
+    """Whether a file that has been locked is still the one at `path`: its last holder may have
+    removed it meanwhile.
+    """
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -72,7 +78,9 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def describe_holder(path: Path) -> str:
-    """Who holds a lock, since when, in words; the file is empty for an instant after its holder has locked it."""
+    """Who holds a lock, since when, in words; the file is empty for an instant after its holder has
+    locked it.
+    """
     try:
         known = json.loads(path.read_text())
         return f"{known['holder']} (process {known['pid']}, since {known['since']})"
@@ -82,12 +90,15 @@ def describe_holder(path: Path) -> str:
 
 @contextmanager
 def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
-    """Hold the lock that all users of this machine share, for the length of the block; yields its file descriptor.
+    """Hold the lock that all users of this machine share, for the length of the block; yields its
+    file descriptor.
 
     It says nothing about what its holder does; the kernel says which process that is.
     """
     if sys.platform != "linux":  # no abstract addresses: per user
-        with hold(Path.home() / ".throughline-measuring.lock", "a measured stage", on_wait) as descriptor:
+        with hold(
+            Path.home() / ".throughline-measuring.lock", "a measured stage", on_wait
+        ) as descriptor:
             yield descriptor
         return
     waiting = False
@@ -107,10 +118,15 @@ def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
 
 
 def _describe_machine_holder() -> str:
-    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+    with (
+        contextlib.suppress(OSError, KeyError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer,
+    ):
         peer.setblocking(False)
         peer.connect(MACHINE_ADDRESS)
-        process, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        process, user, _ = struct.unpack(
+            "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         with contextlib.suppress(KeyError):
             return f"process {process} of user {pwd.getpwuid(user).pw_name}"
         return f"process {process} of user {user}"

@@ -1,6 +1,8 @@
-"""Flow parameters as typed values: the Prefect UI's form is made from them, and so is the command line.
+"""Flow parameters as typed values: the Prefect UI's form is made from them, and so is the command
+line.
 
-The names of configurations and of overlays are those of the project in the current folder, at the moment of deploying or running.
+The names of configurations and of overlays are those of the project in the current folder, at the
+moment of deploying or running.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ OVERLAYS = ("infra/demo", "infra/presets")
 
 
 def _configurations(*files: str | Path) -> tuple[str, ...]:
-    """Names below `pipelines:` in any of the files; those that cannot be read have none; the run itself then reports them."""
+    """Names below `pipelines:` in any of the files; those that cannot be read have none; the run
+    itself then reports them.
+    """
     names: dict[str, None] = {}
     for file in files:
         try:
@@ -39,9 +43,12 @@ _OWN = _configurations(PARAMS_FILE)
 _PIPELINE_NAMES = _configurations(PARAMS_FILE, *_overlays())
 PREFERRED = "optimized"  # offered first where there is one of that name
 
-# The names are offered by the form, and checked by the server, but no part of the type: an overlay can bring
-# configurations of its own, so that the run alone, when it has its parameters, knows them all.
-Pipeline = Annotated[str, Field(json_schema_extra={"enum": list(_PIPELINE_NAMES)} if _PIPELINE_NAMES else None)]
+# The names are offered by the form, and checked by the server, but no part of the type: an overlay
+# can bring configurations of its own, so that the run alone, when it has its parameters, knows them
+# all.
+Pipeline = Annotated[
+    str, Field(json_schema_extra={"enum": list(_PIPELINE_NAMES)} if _PIPELINE_NAMES else None)
+]
 
 if TYPE_CHECKING:
     DEFAULT_PIPELINE: str
@@ -54,18 +61,39 @@ RunName = Annotated[str | None, Field(pattern=NAME_PATTERN)]
 
 
 class Changes(BaseModel):
-    """What differs from params.yaml in this run only. With any change the run has a git worktree of its own and becomes a DVC experiment."""
+    """What differs from params.yaml in this run only. With any change the run has a git worktree of
+    its own and becomes a DVC experiment.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    preset: Overlay | None = Field(default=None, description="a file of this project to merge into params.yaml: other data, other configurations")
-    epochs: int | None = Field(default=None, ge=1, le=100_000, description="passes over the training split; empty: as in params.yaml")
-    batch_size: int | None = Field(default=None, ge=1, le=1_000_000, description="examples per step; empty: as in params.yaml")
-    learning_rate: float | None = Field(default=None, gt=0, le=10, description="initial rate of Adam; empty: as in params.yaml")
-    overrides: list[Annotated[str, Field(pattern=r"^[\w.]+=.*$")]] = Field(
-        default=[], description="any other key as KEY=VALUE, e.g. pipelines.naive.prefetch=2 or data.path=my/photos"
+    preset: Overlay | None = Field(
+        default=None,
+        description=(
+            "a file of this project to merge into params.yaml: other data, other configurations"
+        ),
     )
-    overlay: dict[str, Any] = Field(default={}, description="mappings to merge into params.yaml, as JSON")
+    epochs: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="passes over the training split; empty: as in params.yaml",
+    )
+    batch_size: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="examples per step; empty: as in params.yaml"
+    )
+    learning_rate: float | None = Field(
+        default=None, gt=0, le=10, description="initial rate of Adam; empty: as in params.yaml"
+    )
+    overrides: list[Annotated[str, Field(pattern=r"^[\w.]+=.*$")]] = Field(
+        default=[],
+        description=(
+            "any other key as KEY=VALUE, e.g. pipelines.naive.prefetch=2 or data.path=my/photos"
+        ),
+    )
+    overlay: dict[str, Any] = Field(
+        default={}, description="mappings to merge into params.yaml, as JSON"
+    )
 
     def overlays(self) -> list[Mapping[str, Any]]:
         """Preset and overlay, in the order in which they are merged into params.yaml."""
@@ -74,8 +102,15 @@ class Changes(BaseModel):
 
     def settings(self) -> list[str]:
         """Everything else, as KEY=VALUE."""
-        fields = {"train.epochs": self.epochs, "batch_size": self.batch_size, "train.learning_rate": self.learning_rate}
-        return [*(f"{key}={value}" for key, value in fields.items() if value is not None), *self.overrides]
+        fields = {
+            "train.epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "train.learning_rate": self.learning_rate,
+        }
+        return [
+            *(f"{key}={value}" for key, value in fields.items() if value is not None),
+            *self.overrides,
+        ]
 
 
 UNCHANGED = Changes()

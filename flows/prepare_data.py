@@ -16,13 +16,21 @@ from flows.temporary_server import prefect_server
 from tasks.errors import report_user_errors
 
 
-@flow(name="ingest-and-shard", log_prints=True, on_failure=[report_failure], on_crashed=[report_failure], on_cancellation=[report_failure])
+@flow(
+    name="ingest-and-shard",
+    log_prints=True,
+    on_failure=[report_failure],
+    on_crashed=[report_failure],
+    on_cancellation=[report_failure],
+)
 def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool:
-    """Fetch, ingest, shard and snapshot, so that later runs find the data in DVC's cache; returns whether anything had to be done.
+    """Fetch, ingest, shard and snapshot, so that later runs find the data in DVC's cache; returns
+    whether anything had to be done.
 
     Args:
-      changes: what differs from params.yaml in this run only; without a configuration's results it is no experiment
-      name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
+      changes: what differs from params.yaml in this run only; without a configuration's results it
+      is no experiment name: of the run's worktree; empty: the flow run's name, and the worktree
+      goes at the end
     """
     with start_run(changes, name) as run:
         ran = run.with_progress_bar(len(PREPARATION)).chain(PREPARATION)

@@ -1,4 +1,6 @@
-"""Processes that serve: started, waited for until they are healthy, and ended with the block that started them, whatever happens."""
+"""Processes that serve: started, waited for until they are healthy, and ended with the block that
+started them, whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ LAST_LINES = 15
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A process that serves, how to check that it does, and what its environment has besides ours."""
+    """A process that serves, how to check that it does, and its additions to our environment."""
 
     name: str
     command: Sequence[str]
@@ -43,12 +45,16 @@ class Running:
         """Raise ServiceFailed if it has ended, with the last lines of its log."""
         if self.process.poll() is not None:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-            raise ServiceFailed(f"{self.service.name} ended with exit code {self.process.returncode}; {self.log} ends with:\n{tail}")
+            raise ServiceFailed(
+                f"{self.service.name} ended with exit code {self.process.returncode}; {self.log}"
+                f" ends with:\n{tail}"
+            )
 
 
 @contextmanager
 def serving(*services: Service, logs: Path) -> Iterator[list[Running]]:
-    """Start services, all at once, and wait until each is healthy; they end with the block, and with this process, whatever happens to that.
+    """Start services, all at once, and wait until each is healthy; they end with the block, and
+    with this process, whatever happens to that.
 
     The output of each goes to NAME.log in the folder `logs`.
 
@@ -88,7 +94,10 @@ def _wait_until(running: Running) -> None:
     while not running.service.healthy():
         running.check()
         if time.monotonic() > deadline:
-            raise ServiceFailed(f"{running.service.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log is {running.log}")
+            raise ServiceFailed(
+                f"{running.service.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log"
+                f" is {running.log}"
+            )
         time.sleep(0.3)
 
 
@@ -114,7 +123,11 @@ def is_listening(port: int) -> bool:
 
 
 def check_free(ports: Mapping[str, int]) -> None:
-    """Raise ServiceFailed if something listens at one of the ports; they are named by the options that set them."""
+    """Raise ServiceFailed if something listens at one of the ports; they are named by the options
+    that set them.
+    """
     for option, port in ports.items():
         if is_listening(port):
-            raise ServiceFailed(f"port {port} is taken, perhaps by another stack; choose another with --{option}")
+            raise ServiceFailed(
+                f"port {port} is taken, perhaps by another stack; choose another with --{option}"
+            )

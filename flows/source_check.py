@@ -1,6 +1,8 @@
-"""Files of the source that DVC cannot hash, found before it is asked: it would wait for a pipe without end, or stop at a dangling link.
+"""Files of the source that DVC cannot hash, found before it is asked: it would wait for a pipe
+without end, or stop at a dangling link.
 
-DVC hashes the whole of `data.path` before ingest starts. What `.dvcignore` names it leaves alone, and ingest rejects it with its reason.
+DVC hashes the whole of `data.path` before ingest starts. What `.dvcignore` names it leaves alone,
+and ingest rejects it with its reason.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ def check_source(root: Path, path: str) -> None:
     ignored = _ignored(root, list(odd)) if odd else set()
     kept = {name: reason for name, reason in odd.items() if name not in ignored}
     if kept:
-        shown = "; ".join(f"{os.fsencode(name).decode(errors='backslashreplace')} {reason}" for name, reason in islice(kept.items(), SHOWN))
+        shown = "; ".join(
+            f"{os.fsencode(name).decode(errors='backslashreplace')} {reason}"
+            for name, reason in islice(kept.items(), SHOWN)
+        )
         more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
         raise UnreadableSource(
-            f"DVC, which compares all files of data.path with those of the last run, cannot read some: {shown}{more}. "
-            "Remove them, or name them in .dvcignore: ingest then rejects them with their reasons"
+            "DVC, which compares all files of data.path with those of the last run, cannot read"
+            f" some: {shown}{more}. Remove them, or name them in .dvcignore: ingest then rejects"
+            " them with their reasons"
         )
 
 
@@ -57,6 +63,12 @@ def _oddity(path: Path) -> str | None:
 
 
 def _ignored(root: Path, paths: Sequence[str]) -> set[str]:
-    """Those of the paths that .dvcignore names, asked for all at once: DVC takes a second to start."""
-    done = subprocess.run([*DVC, "check-ignore", *paths], cwd=root, env=dvc_environment({}), capture_output=True, check=False)
+    """Those of the paths that .dvcignore names, asked for at once: DVC takes a second to start."""
+    done = subprocess.run(
+        [*DVC, "check-ignore", *paths],
+        cwd=root,
+        env=dvc_environment({}),
+        capture_output=True,
+        check=False,
+    )
     return {os.fsdecode(line) for line in done.stdout.splitlines()}

@@ -1,6 +1,8 @@
-"""Thin Prefect tasks: run one DVC stage as a subprocess, stream its log, say whether it ran or was up to date.
+"""Thin Prefect tasks: run one DVC stage as a subprocess, stream its log, say whether it ran or was
+up to date.
 
-DVC decides whether a stage must run; TensorFlow gets a fresh process; cancelling the task ends the process tree.
+DVC decides whether a stage must run; TensorFlow gets a fresh process; cancelling the task ends the
+process tree.
 """
 
 from __future__ import annotations
@@ -27,20 +29,26 @@ from tasks.errors import StageFailed
 LAST_LINES = 25
 MEASURED = ("build", "train", "profile")
 TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it in its job variables
-RETRIED = ("fetch", "ingest", "shard", "snapshot")  # they touch networks and shared disks; measured stages are not retried
-# TensorFlow's start-up chatter, which no setting silences, and DVC's advice for people at a terminal.
+# They touch networks and shared disks; measured stages are not retried.
+RETRIED = ("fetch", "ingest", "shard", "snapshot")
+# TensorFlow's start-up chatter, which no setting silences, and DVC's advice for people at a
+# terminal.
 _NOISE = re.compile(
-    r"[IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl|To enable the following instructions"
-    r"|To track the changes|\s+git add|To enable auto staging|\s+dvc config|Use `dvc push`|Updating lock file|Generating lock file"
+    r"[IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl|To enable the following"
+    r" instructions"
+    r"|To track the changes|\s+git add|To enable auto staging|\s+dvc config|Use `dvc push`|Updating"
+    r" lock file|Generating lock file"
 )
 
 
 @dataclass(frozen=True)
 class StageEnvironment:
-    """Where stages run and with which environment; `stale` are the stages that DVC held for out of date at the start.
+    """Where stages run and with which environment; `stale` are the stages that DVC held for out of
+    date at the start.
 
-    `lock`: the file to lock around each call of DVC, where runs share the folder; `held`: file descriptors of locks
-    that are held for the run's whole length. `holder` is what others are shown who wait.
+    `lock`: the file to lock around each call of DVC, where runs share the folder; `held`: file
+    descriptors of locks that are held for the run's whole length. `holder` is what others are shown
+    who wait.
     """
 
     root: Path
@@ -67,31 +75,55 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_ran: bool) ->
     if not upstream_ran and stage not in stage_env.stale:
         return Completed(name="Cached", message=f"{stage} is up to date", data=False)
     ran = run_dvc(stage, stage_env)
-    return Completed(message=f"{stage} ran", data=True) if ran else Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
+    return (
+        Completed(message=f"{stage} ran", data=True)
+        if ran
+        else Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
+    )
 
 
 @contextmanager
 def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[int, ...]]:
-    """Wait until the stage may run: no other run on this machine measures, if it does, and none is at work in the folder.
+    """Wait until the stage may run: no other run on this machine measures, if it does, and none is
+    at work in the folder.
 
-    Yields the file descriptors of all locks; they are the kernel's, so they hold without a server, too, and are free
-    when nothing of the stage is left, even by kill -9.
+    Yields the file descriptors of all locks; they are the kernel's, so they hold without a server,
+    too, and are free when nothing of the stage is left, even by kill -9.
     """
     logger = get_run_logger()
     held = list(stage_env.held)
     with ExitStack() as locks:
-        # First the machine's: the folder is then not locked in vain while another folder's run measures.
+        # First the machine's: the folder is then not locked in vain while another folder's run
+        # measures.
         if stage.partition("@")[0] in MEASURED:
-            held.append(locks.enter_context(hold_machine(lambda who: logger.info(f"{stage} waits: {who} is measuring on this machine"))))
+            held.append(
+                locks.enter_context(
+                    hold_machine(
+                        lambda who: logger.info(
+                            f"{stage} waits: {who} is measuring on this machine"
+                        )
+                    )
+                )
+            )
         if stage_env.lock:
-            held.append(locks.enter_context(hold(stage_env.lock, stage_env.holder, lambda who: logger.info(f"{stage} waits: {who} is at work here"))))
+            held.append(
+                locks.enter_context(
+                    hold(
+                        stage_env.lock,
+                        stage_env.holder,
+                        lambda who: logger.info(f"{stage} waits: {who} is at work here"),
+                    )
+                )
+            )
         yield tuple(held)
 
 
 def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
-    """Run `dvc repro --single-item` and stream its output to the task's log; returns whether the stage's command ran.
+    """Run `dvc repro --single-item` and stream its output to the task's log; returns whether the
+    stage's command ran.
 
-    Tried again for as long as another DVC process, such as one started by hand, is at work on the same files.
+    Tried again for as long as another DVC process, such as one started by hand, is at work on the
+    same files.
 
     Raises:
       StageFailed: the stage ended with an error, or took longer than is allowed.
@@ -109,11 +141,17 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
     raise StageFailed(f"{stage} ended with exit code {code}. Its last lines:\n" + "\n".join(tail))
 
 
-def _run_once(stage: str, stage_env: StageEnvironment, held: tuple[int, ...], tail: deque[str]) -> tuple[int, bool]:
+def _run_once(
+    stage: str, stage_env: StageEnvironment, held: tuple[int, ...], tail: deque[str]
+) -> tuple[int, bool]:
     logger = get_run_logger()
     ran = False
-    with supervised([*DVC, "repro", "--single-item", stage], stage_env, held) as process, with_timeout(process) as timed_out:
-        # Ends when no process is left that could write, not already with the supervisor: a killed one leaves that to another.
+    with (
+        supervised([*DVC, "repro", "--single-item", stage], stage_env, held) as process,
+        with_timeout(process) as timed_out,
+    ):
+        # Ends when no process is left that could write, not already with the supervisor: a killed
+        # one leaves that to another.
         for line in process.stdout or ():
             text = line.rstrip()
             if not text or _NOISE.match(text):
@@ -123,13 +161,18 @@ def _run_once(stage: str, stage_env: StageEnvironment, held: tuple[int, ...], ta
             logger.info(text)
         code = process.wait()
     if timed_out.is_set():
-        raise StageFailed(f"{stage} was ended after {os.environ[TIMEOUT_S]} s, which {TIMEOUT_S} allows; what it has finished is kept")
+        raise StageFailed(
+            f"{stage} was ended after {os.environ[TIMEOUT_S]} s, which {TIMEOUT_S} allows; what it"
+            " has finished is kept"
+        )
     return code, ran
 
 
 @contextmanager
 def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
-    """End a supervised process that takes longer than THROUGHLINE_STAGE_TIMEOUT_S; yields what is set when that has happened."""
+    """End a supervised process that takes longer than THROUGHLINE_STAGE_TIMEOUT_S; yields what is
+    set when that has happened.
+    """
     timed_out = threading.Event()
 
     def end() -> None:
@@ -148,10 +191,13 @@ def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def supervised(command: list[str], stage_env: StageEnvironment, held: tuple[int, ...] = ()) -> Iterator[subprocess.Popen]:
+def supervised(
+    command: list[str], stage_env: StageEnvironment, held: tuple[int, ...] = ()
+) -> Iterator[subprocess.Popen]:
     """Start a command under the supervisors; however the block is left, nothing of it stays.
 
-    `held` are file descriptors of locks that stay locked for as long as anything of the command is left.
+    `held` are file descriptors of locks that stay locked for as long as anything of the command is
+    left.
     """
     process = subprocess.Popen(
         [*SUPERVISE, *command],
@@ -177,5 +223,7 @@ def supervised(command: list[str], stage_env: StageEnvironment, held: tuple[int,
 
 
 def _should_retry(stage: str, message: str) -> bool:
-    """Whether trying again can help: not where a user must act first (exit code 2), nor where a measurement would be repeated."""
+    """Whether trying again can help: not where a user must act first (exit code 2), nor where a
+    measurement would be repeated.
+    """
     return stage in RETRIED and "exited with 2" not in message

@@ -1,18 +1,20 @@
 """Two small processes between a flow and a stage, so that no stage outlives its flow.
 
-`python -m flows.supervise COMMAND…` is an outer and an inner supervisor, each in a session of its own, and the command
-below them in a third. Both are subreapers (`PR_SET_CHILD_SUBREAPER`): whatever the command starts, however deep and in
-whatever session, becomes a child of theirs when its parent dies, and can be ended. A parent-death signal alone
-(`PR_SET_PDEATHSIG`) would not do: it follows the thread that forked and is not inherited by grandchildren.
+`python -m flows.supervise COMMAND…` is an outer and an inner supervisor, each in a session of its
+own, and the command below them in a third. Both are subreapers (`PR_SET_CHILD_SUBREAPER`): whatever
+the command starts, however deep and in whatever session, becomes a child of theirs when its parent
+dies, and can be ended. A parent-death signal alone (`PR_SET_PDEATHSIG`) would not do: it follows
+the thread that forked and is not inherited by grandchildren.
 
 - The flow dies, even by kill -9, or closes our stdin: the outer supervisor ends what is below it.
 - The outer one dies: its pipe to the inner one closes, which ends what is below it.
 - The inner one dies: its children become those of the outer one, which ends them.
 - The command dies or finishes: what it has left running is ended.
 
-Ending means SIGTERM and, for what lingers, SIGKILL. A supervisor exits when nothing is left below it. Inherited file
-descriptors, such as those of locks, stay open in both supervisors: a lock is free when nothing of its run is left.
-Without subreapers (not Linux), process groups are ended, and a command that changes its session escapes.
+Ending means SIGTERM and, for what lingers, SIGKILL. A supervisor exits when nothing is left below
+it. Inherited file descriptors, such as those of locks, stay open in both supervisors: a lock is
+free when nothing of its run is left. Without subreapers (not Linux), process groups are ended, and
+a command that changes its session escapes.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ POLL_S = 0.05
 
 def main() -> None:
     """Run the command given as arguments; exit with its code."""
-    read, write = os.pipe()  # the inner supervisor's lifeline; closed by exec, so the command does not hold it
+    # The inner supervisor's lifeline; closed by exec, so the command does not hold it.
+    read, write = os.pipe()
 
     def start_inner() -> int:
         process = os.fork()
@@ -67,10 +70,11 @@ def start_command(command: list[str]) -> int:
 
 
 def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int:
-    """Start a child and wait until nothing is left below this process; returns the child's exit code.
+    """Start a child and wait until nothing is left below this process; returns the child's exit
+    code.
 
-    Ends everything when `lifeline`, a file descriptor, is closed at its other end, at SIGTERM and SIGINT, and when the
-    child has exited.
+    Ends everything when `lifeline`, a file descriptor, is closed at its other end, at SIGTERM and
+    SIGINT, and when the child has exited.
     """
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     wake, wakeup = os.pipe()
@@ -92,7 +96,9 @@ def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int
 
 
 def reap(child: int) -> int | None:
-    """Collect every process below us that has ended; returns the exit code of `child` if it is among them."""
+    """Collect every process below us that has ended; returns the exit code of `child` if it is
+    among them.
+    """
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -106,7 +112,9 @@ def reap(child: int) -> int | None:
 
 
 def end_children(child: int, code: int | None, grace_s: float) -> int:
-    """End everything below this process: ask first, then insist. Returns the exit code of `child`, if not known yet."""
+    """End everything below this process: ask first, then insist. Returns the exit code of `child`,
+    if not known yet.
+    """
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
     while children := _children():
@@ -145,7 +153,10 @@ def signal_group(group: int, number: signal.Signals) -> None:
 
 def _children() -> list[int]:
     try:
-        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+        return [
+            int(word)
+            for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        ]
     except FileNotFoundError:  # not Linux, or a kernel without this file
         import psutil  # imported here: it takes longer than all the rest
 

@@ -1,7 +1,8 @@
-"""A Prefect server for one command where none is configured; it ends with the command, however that ends.
+"""A Prefect server for one command where none is configured; it ends with the command, however that
+ends.
 
-The one that Prefect starts by itself stays for ever when the command is killed. This one is the same, below our
-supervisors.
+The one that Prefect starts by itself stays for ever when the command is killed. This one is the
+same, below our supervisors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from pathlib import Path
 import prefect
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL, get_current_settings, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_UI_URL,
+    get_current_settings,
+    temporary_settings,
+)
 
 from flows.access import USER, random_secret
 from flows.dvc_calls import SUPERVISE
@@ -33,7 +41,8 @@ DRAIN_TIMEOUT_S = 5.0
 
 @contextmanager
 def prefect_server() -> Iterator[None]:
-    """Make sure that flows started in the block have a server: the configured one, or a temporary one.
+    """Make sure that flows started in the block have a server: the configured one, or a temporary
+    one.
 
     Raises:
       ServiceFailed: it did not start.
@@ -47,12 +56,22 @@ def prefect_server() -> Iterator[None]:
         with ExitStack() as server:
             # One at a time: the first ever makes the tables, and two that do it together fail.
             password = f"{USER}:{random_secret()}"  # other users of the machine reach the port, too
-            with hold(PREFECT_HOME.value() / "throughline.lock", "a start of Prefect's server", lambda who: None):
+            with hold(
+                PREFECT_HOME.value() / "throughline.lock",
+                "a start of Prefect's server",
+                lambda who: None,
+            ):
                 process = server.enter_context(_server(port, password))
                 healthy = _becomes_healthy(process, url)
             if healthy:
                 # It has no UI: the log names no page.
-                with temporary_settings(updates={PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: password, PREFECT_UI_URL: ""}):
+                with temporary_settings(
+                    updates={
+                        PREFECT_API_URL: url,
+                        PREFECT_API_AUTH_STRING: password,
+                        PREFECT_UI_URL: "",
+                    }
+                ):
                     try:
                         yield
                     finally:
@@ -60,8 +79,9 @@ def prefect_server() -> Iterator[None]:
                 return
         if attempt == ATTEMPTS:
             raise ServiceFailed(
-                f"Prefect's temporary server ended with exit code {process.returncode}, or did not answer within "
-                f"{STARTUP_TIMEOUT_S:.0f} s; start one with `make ui`, and name it in PREFECT_API_URL"
+                f"Prefect's temporary server ended with exit code {process.returncode}, or did not"
+                f" answer within {STARTUP_TIMEOUT_S:.0f} s; start one with `make ui`, and name it"
+                " in PREFECT_API_URL"
             )
 
 

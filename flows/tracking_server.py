@@ -1,7 +1,9 @@
-"""MLflow's server for its own pages alone: `python -m flows.tracking_server --host …` takes the options of `mlflow server`.
+"""MLflow's server for its own pages alone: `python -m flows.tracking_server --host …` takes the
+options of `mlflow server`.
 
-MLflow lets pages of any port of localhost read and change everything, with the password that the browser remembers. Other users of the
-machine can serve such pages. Here a browser's request must come from a page of the very address that it goes to.
+MLflow lets pages of any port of localhost read and change everything, with the password that the
+browser remembers. Other users of the machine can serve such pages. Here a browser's request must
+come from a page of the very address that it goes to.
 """
 
 from __future__ import annotations
@@ -13,15 +15,21 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-APP = "THROUGHLINE_MLFLOW_APP"  # MODULE:NAME that `mlflow server` would have served; a factory, where it ends in ()
+APP = (  # MODULE:NAME that `mlflow server` would have served; a factory, where it ends in ()
+    "THROUGHLINE_MLFLOW_APP"
+)
 REFUSAL = b"This server answers its own pages and programs, not pages of other addresses."
 
 Scope = MutableMapping[str, Any]
-Application = Callable[[Scope, Any, Callable[[MutableMapping[str, Any]], Awaitable[None]]], Awaitable[None]]
+Application = Callable[
+    [Scope, Any, Callable[[MutableMapping[str, Any]], Awaitable[None]]], Awaitable[None]
+]
 
 
 def is_foreign(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a request is one that a browser makes for a page of another origin; following a link is not."""
+    """Whether a request is one that a browser makes for a page of another origin; following a link
+    is not.
+    """
     known = {name.lower(): value.decode("latin-1") for name, value in headers}
     origin, site = known.get(b"origin"), known.get(b"sec-fetch-site", "none")
     if origin is not None and urlsplit(origin).netloc != known.get(b"host", ""):
@@ -32,13 +40,21 @@ def is_foreign(headers: list[tuple[bytes, bytes]]) -> bool:
 def own_pages_only(app: Application) -> Application:
     """Wrap an ASGI application so that it does not see requests of foreign pages."""
 
-    async def answer(scope: Scope, receive: Any, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+    async def answer(
+        scope: Scope, receive: Any, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
+    ) -> None:
         if scope["type"] not in ("http", "websocket") or not is_foreign(scope["headers"]):
             await app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 403,
+                    "headers": [(b"content-type", b"text/plain")],
+                }
+            )
             await send({"type": "http.response.body", "body": REFUSAL})
 
     return answer
@@ -52,9 +68,11 @@ def create_app() -> Application:
 
 
 def main() -> None:
-    """Run `mlflow server`, which starts uvicorn in processes of its own, with the application above instead of its own.
+    """Run `mlflow server`, which starts uvicorn in processes of its own, with the application above
+    instead of its own.
 
-    Its jobs, which evaluate language models, stay out: eight processes of 240 MB, and code that is run on request.
+    Its jobs, which evaluate language models, stay out: eight processes of 240 MB, and code that is
+    run on request.
     """
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     import mlflow.server
@@ -62,9 +80,19 @@ def main() -> None:
 
     build = mlflow.server._build_uvicorn_command
 
-    def with_own_pages_only(options: str, host: str, port: int, workers: int, app: str, env_file: str | None = None, is_factory: bool = False) -> Any:  # noqa: PLR0913
+    def with_own_pages_only(  # noqa: PLR0913 - MLflow's signature
+        options: str,
+        host: str,
+        port: int,
+        workers: int,
+        app: str,
+        env_file: str | None = None,
+        is_factory: bool = False,
+    ) -> Any:
         os.environ[APP] = f"{app}()" if is_factory else app
-        return build(options, host, port, workers, "flows.tracking_server:create_app", env_file, True)
+        return build(
+            options, host, port, workers, "flows.tracking_server:create_app", env_file, True
+        )
 
     mlflow.server._build_uvicorn_command = with_own_pages_only
     cli.main(args=["server", *sys.argv[1:]], prog_name="mlflow")

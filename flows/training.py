@@ -1,4 +1,4 @@
-"""One configuration through all stages: `python -m flows.training --pipeline NAME --set KEY=VALUE`."""
+"""One configuration through all stages: `python -m flows.training --pipeline NAME`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,35 @@ from tasks.errors import report_user_errors
 from tasks.layout import Layout
 
 
-@flow(name="training", log_prints=True, on_failure=[report_failure], on_crashed=[report_failure], on_cancellation=[report_failure])
-def training(pipeline: Pipeline = DEFAULT_PIPELINE, changes: Changes = UNCHANGED, name: RunName = None) -> dict[str, Any]:
+@flow(
+    name="training",
+    log_prints=True,
+    on_failure=[report_failure],
+    on_crashed=[report_failure],
+    on_cancellation=[report_failure],
+)
+def training(
+    pipeline: Pipeline = DEFAULT_PIPELINE, changes: Changes = UNCHANGED, name: RunName = None
+) -> dict[str, Any]:
     """Run one configuration through every stage and return its result.
 
     Args:
-      pipeline: the configuration, a key of `pipelines:` in params.yaml
-      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
-      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
+      pipeline: the configuration, a key of `pipelines:` in params.yaml changes: what differs from
+      params.yaml in this run only; it then becomes a DVC experiment name: of the run's worktree and
+      DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
     """
     with start_run(changes, name, only=[pipeline]) as run:
         # An experiment is complete with the report, which is then about this configuration alone.
-        stages = [*PREPARATION, *(f"{stage}@{pipeline}" for stage in MEASURED), *(["report"] if run.workspace.isolated else [])]
+        stages = [
+            *PREPARATION,
+            *(f"{stage}@{pipeline}" for stage in MEASURED),
+            *(["report"] if run.workspace.isolated else []),
+        ]
         ran = run.with_progress_bar(len(stages)).chain(stages)
         folder = Layout(run.workspace.root).run(pipeline)
-        trained, profiled = (json.loads((folder / file).read_text()) for file in ("train.json", "profile.json"))
+        trained, profiled = (
+            json.loads((folder / file).read_text()) for file in ("train.json", "profile.json")
+        )
         test = {f"test_{key}": value for key, value in trained.get("test", {}).items()}
         result = {**trained["throughput"], **trained["train"], **test, **profiled}
         show_training(pipeline, result, folder)
@@ -44,7 +58,9 @@ def training(pipeline: Pipeline = DEFAULT_PIPELINE, changes: Changes = UNCHANGED
 
 
 def command(
-    pipeline: Annotated[str, typer.Option("--pipeline", help="a key of `pipelines:` in params.yaml")],
+    pipeline: Annotated[
+        str, typer.Option("--pipeline", help="a key of `pipelines:` in params.yaml")
+    ],
     set_: SetOption = None,
     overlay: OverlayOption = None,
     name: NameOption = None,

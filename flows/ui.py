@@ -1,7 +1,9 @@
-"""`make ui`: a Prefect server, a worker with the deployments, and MLflow's UI, on this machine alone. Ctrl-C stops all three.
+"""`make ui`: a Prefect server, a worker with the deployments, and MLflow's UI, on this machine
+alone. Ctrl-C stops all three.
 
-Everything listens on loopback, asks for a password unless started with --open, answers no page of another origin, keeps its state in
-SQLite files unless configured otherwise, and writes its log to .throughline/logs/.
+Everything listens on loopback, asks for a password unless started with --open, answers no page of
+another origin, keeps its state in SQLite files unless configured otherwise, and writes its log to
+.throughline/logs/.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ MLFLOW_SQLITE = "sqlite:///mlflow.db"
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Where the servers listen and keep their state, and what their environments hold: databases, secrets.
+    """Where the servers listen and keep their state, and what their environments hold: databases,
+    secrets.
 
-    `server` goes to the Prefect server alone, `tracking` to MLflow alone, `worker` to the worker and its runs alone, `client` to everybody who
-    asks them, the stages included.
+    `server` goes to the Prefect server alone, `tracking` to MLflow alone, `worker` to the worker
+    and its runs alone, `client` to everybody who asks them, the stages included.
     """
 
     prefect_port: int
@@ -60,10 +63,14 @@ class Endpoints:
 
     @property
     def own_pages_only(self) -> dict[str, str]:
-        """What lets the Prefect server answer its own UI, under both names of this machine, and no page of another origin."""
+        """What lets the Prefect server answer its own UI, under both names of this machine, and no
+        page of another origin.
+        """
         names = (HOST, "localhost")
         return {
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{self.prefect_port}" for name in names),
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
+                f"http://{name}:{self.prefect_port}" for name in names
+            ),
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         }
 
@@ -82,16 +89,22 @@ class Endpoints:
 
 @contextmanager
 def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[], None]]:
-    """Both servers and a worker with the deployments; yields a function that looks after them, to be called now and then.
+    """Both servers and a worker with the deployments; yields a function that looks after them, to
+    be called now and then.
 
-    It starts a worker that has died again; what it was running can be retried. Without its servers nothing goes on.
+    It starts a worker that has died again; what it was running can be retried. Without its servers
+    nothing goes on.
 
     Raises:
       ServiceFailed: a port is taken, or something did not start.
     """
     check_free({"prefect-port": endpoints.prefect_port, "mlflow-port": endpoints.mlflow_port})
     python = [sys.executable, "-m"]
-    artifacts = endpoints.artifacts if "://" in endpoints.artifacts else str(Path(endpoints.artifacts).resolve())
+    artifacts = (
+        endpoints.artifacts
+        if "://" in endpoints.artifacts
+        else str(Path(endpoints.artifacts).resolve())
+    )
     listening = ["--host", HOST, "--port"]
     server = Service(
         name="prefect-server",
@@ -102,7 +115,16 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     stores = ["--backend-store-uri", endpoints.store, "--artifacts-destination", artifacts]
     tracking = Service(
         name="mlflow",
-        command=[*python, "flows.tracking_server", *listening, str(endpoints.mlflow_port), *stores, "--workers", "1", *endpoints.mlflow_options],
+        command=[
+            *python,
+            "flows.tracking_server",
+            *listening,
+            str(endpoints.mlflow_port),
+            *stores,
+            "--workers",
+            "1",
+            *endpoints.mlflow_options,
+        ],
         healthy=lambda: responds(f"{endpoints.mlflow}/health"),
         environment={**endpoints.environment, **endpoints.tracking},
     )
@@ -120,7 +142,9 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         def check_services() -> None:
             for place, one in enumerate(running):
                 if one.service is worker and one.process.poll() is not None:
-                    typer.echo(f"the worker ended with exit code {one.process.returncode}; restarting it")
+                    typer.echo(
+                        f"the worker ended with exit code {one.process.returncode}; restarting it"
+                    )
                     running[place] = open_services.enter_context(serving(worker, logs=LOGS))[0]
                 else:
                     one.check()
@@ -129,10 +153,16 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
 
 
 def _has_worker(endpoints: Endpoints) -> bool:
-    """Whether the pool has a worker that is online; its state is asked for, which needs no CSRF token as a search would."""
+    """Whether the pool has a worker that is online; its state is asked for, which needs no CSRF
+    token as a search would.
+    """
     user, _, password = endpoints.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
     try:
-        found = requests.get(f"{endpoints.prefect}/api/work_pools/{POOL}", auth=(user, password) if user else None, timeout=2)
+        found = requests.get(
+            f"{endpoints.prefect}/api/work_pools/{POOL}",
+            auth=(user, password) if user else None,
+            timeout=2,
+        )
     except requests.RequestException:
         return False
     return found.ok and found.json()["status"] == "READY"
@@ -149,17 +179,32 @@ def run_until_interrupted(check_services: Callable[[], None]) -> None:
 
 PrefectPort = Annotated[int, typer.Option(help="of the Prefect server and its UI")]
 MlflowPort = Annotated[int, typer.Option(help="of MLflow's server and its UI")]
-RunsAtOnce = Annotated[int, typer.Option(min=1, help="flow runs that the worker takes at once; measured stages take turns all the same")]
+RunsAtOnce = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="flow runs that the worker takes at once; measured stages take turns all the same",
+    ),
+]
 
 
 def command(
     prefect_port: PrefectPort = 4200,
     mlflow_port: MlflowPort = 5000,
-    store: Annotated[str, typer.Option(help="MLflow's backend store; default: the project's SQLite file")] = MLFLOW_SQLITE,
+    store: Annotated[
+        str, typer.Option(help="MLflow's backend store; default: the project's SQLite file")
+    ] = MLFLOW_SQLITE,
     runs_at_once: RunsAtOnce = 2,
-    open_: Annotated[bool, typer.Option("--open", help="ask for no password: every user of this machine may do everything")] = False,
+    open_: Annotated[
+        bool,
+        typer.Option(
+            "--open", help="ask for no password: every user of this machine may do everything"
+        ),
+    ] = False,
 ) -> None:
-    """Start the Prefect server, a worker with the deployments, and MLflow; print where they are; stop them on Ctrl-C."""
+    """Start the Prefect server, a worker with the deployments, and MLflow; print where they are;
+    stop them on Ctrl-C.
+    """
     configure_logging()
     os.umask(0o077)  # databases, logs and results are their owner's
     with report_user_errors():
@@ -183,27 +228,43 @@ def command(
         ):
             print_urls(endpoints, runs_at_once)
             if open_:
-                typer.echo("  OPEN      without a password: every user of this machine can start runs, read all results and delete them")
+                typer.echo(
+                    "  OPEN      without a password: every user of this machine can start runs,"
+                    " read all results and delete them"
+                )
             else:
-                typer.echo(f"  password  Prefect asks for {credentials.clients['PREFECT_API_AUTH_STRING']}")
-                typer.echo(f"            MLflow asks for user {USER}, password {credentials.keys.password}")
-            typer.echo(f"Flows from a terminal in this folder use these servers by themselves; other programs: source {file.relative_to(here)}")
+                typer.echo(
+                    f"  password  Prefect asks for {credentials.clients['PREFECT_API_AUTH_STRING']}"
+                )
+                typer.echo(
+                    f"            MLflow asks for user {USER}, password {credentials.keys.password}"
+                )
+            typer.echo(
+                "Flows from a terminal in this folder use these servers by themselves; other"
+                f" programs: source {file.relative_to(here)}"
+            )
             typer.echo("Ctrl-C stops all three.")
             run_until_interrupted(check_services)
         typer.echo("stopped")
 
 
 def take_from_others(project: Path) -> None:
-    """Make the servers' databases, artifacts and logs their owner's alone where earlier runs have left them readable."""
+    """Make the servers' databases, artifacts and logs their owner's alone where earlier runs have
+    left them readable.
+    """
     prefect = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     for path in (prefect, project / LOGS, project / "mlartifacts", *project.glob("mlflow.db*")):
-        with suppress(FileNotFoundError, PermissionError):  # nothing there; another user's, who decides
+        # Nothing there; another user's, who decides.
+        with suppress(FileNotFoundError, PermissionError):
             path.chmod(path.stat().st_mode & 0o700)
 
 
 def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
     """Print where both UIs are and what runs."""
-    typer.echo(f"  Prefect   {endpoints.prefect}/deployments   start a run here: training, comparison, ingest-and-shard")
+    typer.echo(
+        f"  Prefect   {endpoints.prefect}/deployments   start a run here: training, comparison,"
+        " ingest-and-shard"
+    )
     typer.echo(f"  MLflow    {endpoints.mlflow}               compare runs here")
     typer.echo(f"  worker    pool {POOL}, {runs_at_once} runs at once      logs in {LOGS}/")
 

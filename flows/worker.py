@@ -1,8 +1,10 @@
-"""The worker that takes runs from the Prefect server, and what it lets the server decide: which deployment, which parameters.
+"""The worker that takes runs from the Prefect server, and what it lets the server decide: which
+deployment, which parameters.
 
-Command, environment, working directory and entrypoint of a run come from this project alone. A work pool, a deployment or a flow
-run in the server's database could name others (job variables, pull steps, entrypoints); none of that is looked at, so whoever
-reaches the server's API cannot run commands through the worker. What parameters may reach is decided in `flows/access_policy.py`.
+Command, environment, working directory and entrypoint of a run come from this project alone. A work
+pool, a deployment or a flow run in the server's database could name others (job variables, pull
+steps, entrypoints); none of that is looked at, so whoever reaches the server's API cannot run
+commands through the worker. What parameters may reach is decided in `flows/access_policy.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +34,13 @@ from tasks.errors import ServiceFailed, report_user_errors
 from tasks.scratch import temporary_files_in_scratch
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message="Type 'ProjectWorker'")  # it takes Prefect's place for this type of pool on purpose
+    # It takes Prefect's place for this type of pool on purpose.
+    warnings.filterwarnings("ignore", message="Type 'ProjectWorker'")
 
     class ProjectWorker(ProcessWorker):
-        """A process worker for the deployments of prefect.yaml in the current folder, and nothing else."""
+        """A process worker for the deployments of prefect.yaml in the current folder, and nothing
+        else.
+        """
 
         async def run(
             self,
@@ -43,10 +48,12 @@ with warnings.catch_warnings():
             configuration: ProcessJobConfiguration,
             task_status: anyio.abc.TaskStatus[int] | None = None,
         ) -> ProcessWorkerResult:
-            """Run a flow of the project in a process of its own; `configuration`, which the server decides, is not used.
+            """Run a flow of the project in a process of its own; `configuration`, which the server
+            decides, is not used.
 
             Raises:
-              ServiceFailed: the flow run belongs to no deployment of this project; Prefect then marks it as crashed.
+              ServiceFailed: the flow run belongs to no deployment of this project; Prefect then
+              marks it as crashed.
             """
             entrypoint = await find_entrypoint(flow_run)
 
@@ -60,7 +67,9 @@ with warnings.catch_warnings():
                     env=dict(run_environment(load_limits(Path.cwd()))),
                     control_channel=context.control_channel,
                 )
-                executor = context.create_executor(flow_run, starter, resolve_flow=load, propose_submitting=False)
+                executor = context.create_executor(
+                    flow_run, starter, resolve_flow=load, propose_submitting=False
+                )
                 result = None
 
                 async def execute(*, task_status: anyio.abc.TaskStatus[Any]) -> None:
@@ -73,7 +82,9 @@ with warnings.catch_warnings():
                         task_status.started(handle.pid)
             if result is None or result.status_code is None:
                 raise RuntimeError(f"the process of flow run {flow_run.id} did not start")
-            return ProcessWorkerResult(status_code=result.status_code, identifier=str(result.handle.pid))
+            return ProcessWorkerResult(
+                status_code=result.status_code, identifier=str(result.handle.pid)
+            )
 
 
 def run_environment(limits: Limits) -> Mapping[str, str]:
@@ -92,28 +103,43 @@ async def find_entrypoint(flow_run: FlowRun) -> str:
       ServiceFailed: the flow run has no deployment, or one that prefect.yaml does not have.
     """
     if flow_run.deployment_id is None:
-        raise ServiceFailed(f"flow run {flow_run.name} belongs to no deployment; this worker runs those of {FILE} only")
+        raise ServiceFailed(
+            f"flow run {flow_run.name} belongs to no deployment; this worker runs those of {FILE}"
+            " only"
+        )
     async with get_client() as client:
         deployment = await client.read_deployment(flow_run.deployment_id)
     known = read_entrypoints(FILE)
     if deployment.name not in known:
-        raise ServiceFailed(f"deployment {deployment.name} is not in {FILE}; this worker runs {', '.join(sorted(known))} only")
+        raise ServiceFailed(
+            f"deployment {deployment.name} is not in {FILE}; this worker runs"
+            f" {', '.join(sorted(known))} only"
+        )
     return known[deployment.name]
 
 
 def command(
     limit: Annotated[int, typer.Option(min=1, help="flow runs at once")] = 2,
-    with_deployments: Annotated[bool, typer.Option("--deploy", help="make the work pool and the deployments first")] = False,
-    healthcheck: Annotated[bool, typer.Option(help="answer at /health of PREFECT_WORKER_WEBSERVER_PORT")] = False,
+    with_deployments: Annotated[
+        bool, typer.Option("--deploy", help="make the work pool and the deployments first")
+    ] = False,
+    healthcheck: Annotated[
+        bool, typer.Option(help="answer at /health of PREFECT_WORKER_WEBSERVER_PORT")
+    ] = False,
 ) -> None:
-    """Take flow runs of this project's deployments from the server that PREFECT_API_URL names, until it is stopped."""
-    with report_user_errors(), temporary_files_in_scratch(Path.cwd()):  # Prefect makes a folder for each worker
+    """Take flow runs of this project's deployments from the server that PREFECT_API_URL names,
+    until it is stopped.
+    """
+    # Prefect makes a folder for each worker.
+    with report_user_errors(), temporary_files_in_scratch(Path.cwd()):
         load_limits(Path.cwd())
         if with_deployments:
             deploy({})
         setup_signal_handlers_worker(os.getpid(), "the worker", typer.echo)
         heartbeat = int(PREFECT_WORKER_HEARTBEAT_SECONDS.value())
-        worker = ProjectWorker(POOL, limit=limit, heartbeat_interval_seconds=heartbeat, create_pool_if_not_found=False)
+        worker = ProjectWorker(
+            POOL, limit=limit, heartbeat_interval_seconds=heartbeat, create_pool_if_not_found=False
+        )
         asyncio.run(worker.start(with_healthcheck=healthcheck, printer=typer.echo))
 
 

@@ -1,7 +1,8 @@
-"""Where a run happens: the project itself, or, for a run with overrides, a git worktree of its own that shares DVC's cache.
+"""Where a run happens: the project itself, or, for a run with overrides, a git worktree of its own
+that shares DVC's cache.
 
-The project's params.yaml, dvc.lock and outputs stay untouched by such a run; it is kept as a DVC experiment. A worktree
-belongs to one run at a time: it is locked for the run's whole length.
+The project's params.yaml, dvc.lock and outputs stay untouched by such a run; it is kept as a DVC
+experiment. A worktree belongs to one run at a time: it is locked for the run's whole length.
 """
 
 from __future__ import annotations
@@ -27,16 +28,21 @@ from tasks.layout import Layout
 from tasks.params import PARAMS_FILE, Params, apply_overrides, check, read_document
 
 STATE_DIR = ".throughline"
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # of a run: it becomes a folder and a git reference
+NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
+    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+)
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
-NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))  # commits what is on no branch
+# Commits what is on no branch.
+NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """A folder in which stages run, the project it belongs to, and whether it is the project itself.
+    """A folder in which stages run, the project it belongs to, and whether it is the project
+    itself.
 
-    `held`: file descriptors of the locks that the run holds for its whole length. `holder` is what others are shown.
+    `held`: file descriptors of the locks that the run holds for its whole length. `holder` is what
+    others are shown.
     """
 
     root: Path
@@ -51,12 +57,20 @@ class Workspace:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What DVC is to know here: a worktree's databases go with it, instead of staying in /var/tmp."""
-        return {"DVC_SITE_CACHE_DIR": str(self.root / ".dvc" / "tmp" / "site")} if self.isolated else {}
+        """What DVC is to know here: a worktree's databases go with it, instead of staying in
+        /var/tmp.
+        """
+        return (
+            {"DVC_SITE_CACHE_DIR": str(self.root / ".dvc" / "tmp" / "site")}
+            if self.isolated
+            else {}
+        )
 
     @property
     def lock(self) -> Path | None:
-        """The file to lock around each call of DVC, in the project, which runs without changes share."""
+        """The file to lock around each call of DVC, in the project, which runs without changes
+        share.
+        """
         return None if self.isolated else lock_path(self.project, "project")
 
 
@@ -70,15 +84,17 @@ def open_workspace(
     only: Sequence[str] = (),
     on_wait: Callable[[str], object] = print,
 ) -> Iterator[Workspace]:
-    """Yield the project itself where nothing is overridden, else a worktree named `name` with the overridden parameters.
+    """Yield the project itself where nothing is overridden, else a worktree named `name` with the
+    overridden parameters.
 
-    Parameters are checked before anything is created. Uncommitted changes of tracked files are part of the run; untracked
-    files are not. An existing worktree of that name is brought up to date and used again, once no other run uses it;
-    `on_wait` is called with its name. `only`: the configurations that are to be there.
+    Parameters are checked before anything is created. Uncommitted changes of tracked files are part
+    of the run; untracked files are not. An existing worktree of that name is brought up to date and
+    used again, once no other run uses it; `on_wait` is called with its name. `only`: the
+    configurations that are to be there.
 
     Raises:
-      InvalidParams: all problems of the overridden parameters.
-      WorkspaceProblem: the project is no git repository with a commit, or the name could lead out of it.
+      InvalidParams: all problems of the overridden parameters. WorkspaceProblem: the project is no
+      git repository with a commit, or the name could lead out of it.
     """
     check_name(name)
     resolve_params(project, overrides, overlays)
@@ -101,13 +117,15 @@ def lock_path(project: Path, name: str) -> Path:
 
 
 def _check_out(project: Path, root: Path) -> None:
-    """Bring the worktree `root` to the project's present state, its uncommitted changes included."""
+    """Bring the worktree `root` to the project's present state, uncommitted changes included."""
     commit = _commit_changes(project)
-    # A kill can leave a folder that is no worktree; git would then take the project for what is meant.
+    # A kill can leave a folder that is no worktree; git would then take the project for what is
+    # meant.
     if root.exists() and not _is_worktree(root):
         shutil.rmtree(root)
     if root.exists():
-        # Nobody else uses this worktree while its lock is held, so what a killed git has left is nobody's.
+        # Nobody else uses this worktree while its lock is held, so what a killed git has left is
+        # nobody's.
         index = Path(_git(root, "rev-parse", "--absolute-git-dir"), "index")
         index.with_name("index.lock").unlink(missing_ok=True)
         checkout = ("checkout", "--quiet", "--force", "--detach", commit)
@@ -118,7 +136,8 @@ def _check_out(project: Path, root: Path) -> None:
             _git(root, *checkout)
     else:
         _git(project, "worktree", "prune")
-        # Forced twice: also where a kill has left git's entry of a worktree of that name, still locked.
+        # Forced twice: also where a kill has left git's entry of a worktree of that name, still
+        # locked.
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
         _git(project, *add, str(root), commit)
 
@@ -130,7 +149,8 @@ def _is_worktree(root: Path) -> bool:
 
 
 def _commit_changes(project: Path) -> str:
-    """A commit, on no branch, of the project with its uncommitted changes; HEAD where there are none.
+    """A commit, on no branch, of the project with its uncommitted changes; HEAD where there are
+    none.
 
     Made with an index of its own: the project's is neither locked nor changed.
     """
@@ -146,7 +166,16 @@ def _commit_changes(project: Path) -> str:
     _git(project, "add", "--update", ":/", environment=own)
     tree = _git(project, "write-tree", environment=own)
     shutil.rmtree(folder)
-    return _git(project, "commit-tree", tree, "-p", head, "-m", "uncommitted changes", environment=_signature())
+    return _git(
+        project,
+        "commit-tree",
+        tree,
+        "-p",
+        head,
+        "-m",
+        "uncommitted changes",
+        environment=_signature(),
+    )
 
 
 def untracked_python_files(project: Path) -> list[str]:
@@ -161,10 +190,14 @@ def check_name(name: str) -> None:
       WorkspaceProblem: it could lead out of the workspaces, or is no git reference.
     """
     if not re.fullmatch(NAME_PATTERN, name):
-        raise WorkspaceProblem(f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most")
+        raise WorkspaceProblem(
+            f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most"
+        )
 
 
-def resolve_params(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> Params:
+def resolve_params(
+    project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]
+) -> Params:
     """The project's parameters with overlays and overrides applied, in this order, checked.
 
     Raises:
@@ -173,12 +206,18 @@ def resolve_params(project: Path, overrides: list[str], overlays: Sequence[Mappi
     return check(merge_params(project, overrides, overlays))
 
 
-def merge_params(project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The project's params.yaml with overlays and overrides applied, in this order, not checked yet."""
+def merge_params(
+    project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The project's params.yaml with overlays and overrides applied, in this order, not checked
+    yet.
+    """
     return _merged(read_document(project / PARAMS_FILE), overrides, overlays)
 
 
-def _merged(document: dict[str, Any], overrides: list[str], overlays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merged(
+    document: dict[str, Any], overrides: list[str], overlays: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     for overlay in overlays:
         merge(document, overlay)
     apply_overrides(document, overrides)
@@ -186,23 +225,30 @@ def _merged(document: dict[str, Any], overrides: list[str], overlays: Sequence[M
 
 
 def save_experiment(workspace: Workspace, name: str) -> str | None:
-    """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or None.
+    """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or
+    None.
 
     Saving is serialized: several at once clash in shared git references.
     """
     command = [*DVC, "exp", "save", "--force", "--name", name]
-    environment = _identity(workspace.project) | dvc_environment(workspace.environment) | _without_hooks()
+    environment = (
+        _identity(workspace.project) | dvc_environment(workspace.environment) | _without_hooks()
+    )
     with _exclusive(workspace.project, "experiments", workspace.holder) as held:
         done = run_supervised(command, workspace.root, environment, (*workspace.held, held))
     return None if done.returncode == 0 else done.stderr.strip()
 
 
 def remove_workspace(workspace: Workspace) -> Path | None:
-    """Remove the worktree of a run that has been kept as an experiment; its report, if there is one, stays in .throughline/reports/.
+    """Remove the worktree of a run that has been kept as an experiment; its report, if there is
+    one, stays in .throughline/reports/.
 
     What the run made is in DVC's cache. Returns where the report is.
     """
-    report, kept = Layout(workspace.root).report, workspace.project / STATE_DIR / "reports" / workspace.root.name
+    report, kept = (
+        Layout(workspace.root).report,
+        workspace.project / STATE_DIR / "reports" / workspace.root.name,
+    )
     if report.exists():
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
@@ -211,8 +257,15 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     return kept if report.exists() or kept.exists() else None
 
 
-def _write_params(project: Path, root: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]], only: Sequence[str]) -> None:
-    """Write the overridden parameters, keeping order and comments; of the configurations `only` those, if any are given.
+def _write_params(
+    project: Path,
+    root: Path,
+    overrides: list[str],
+    overlays: Sequence[Mapping[str, Any]],
+    only: Sequence[str],
+) -> None:
+    """Write the overridden parameters, keeping order and comments; of the configurations `only`
+    those, if any are given.
 
     Data outside the repository is named absolutely.
     """
@@ -222,14 +275,20 @@ def _write_params(project: Path, root: Path, overrides: list[str], overlays: Seq
     for other in [key for key in document["pipelines"] if only and key not in only]:
         del document["pipelines"][other]
     source = Path(document["data"]["path"])
-    if not source.is_absolute() and (project / source).exists() and not source.is_relative_to("data/raw"):
+    if (
+        not source.is_absolute()
+        and (project / source).exists()
+        and not source.is_relative_to("data/raw")
+    ):
         document["data"]["path"] = str((project / source).resolve())
     with atomic_file(root / PARAMS_FILE) as temporary, temporary.open("w") as file:
         yaml.dump(document, file)
 
 
 def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
-    """Lay nested mappings over a document; everything but mappings is replaced, and so is a mapping that ends in `!`."""
+    """Lay nested mappings over a document; everything but mappings is replaced, and so is a mapping
+    that ends in `!`.
+    """
     for key, value in overlay.items():
         if key.endswith("!"):
             document[key.removesuffix("!")] = value
@@ -242,7 +301,8 @@ def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
 def _share_cache(project: Path, root: Path) -> None:
     """Let the worktree use the project's cache.
 
-    By a link, so that no path is in DVC's configuration: it knows no quoting for `%` and for what is not ASCII.
+    By a link, so that no path is in DVC's configuration: it knows no quoting for `%` and for what
+    is not ASCII.
     """
     from dvc.config import Config  # imported here: half a second
     from dvc.exceptions import DvcException
@@ -252,39 +312,54 @@ def _share_cache(project: Path, root: Path) -> None:
         cache: Any = config.get("cache", {})
         local: Any = config.load_one("local")
     except DvcException as error:
-        raise WorkspaceProblem(f"DVC's configuration in {project / '.dvc'} cannot be read: {error}") from None
+        raise WorkspaceProblem(
+            f"DVC's configuration in {project / '.dvc'} cannot be read: {error}"
+        ) from None
     kind = local["cache"].get("type", "")
     kind = kind if isinstance(kind, str) else ",".join(kind)
     target = Path(cache.get("dir") or project / ".dvc" / "cache")
     target.mkdir(parents=True, exist_ok=True)
     link = root / ".dvc" / "cache"
     if not link.is_symlink() or link.readlink() != target:
-        shutil.rmtree(link) if link.is_dir() and not link.is_symlink() else link.unlink(missing_ok=True)
+        (
+            shutil.rmtree(link)
+            if link.is_dir() and not link.is_symlink()
+            else link.unlink(missing_ok=True)
+        )
         link.symlink_to(target, target_is_directory=True)
     with atomic_file(root / ".dvc" / "config.local") as temporary:
-        temporary.write_text("[cache]\n    dir = cache\n" + (f'    type = "{kind}"\n' if kind else ""))
+        temporary.write_text(
+            "[cache]\n    dir = cache\n" + (f'    type = "{kind}"\n' if kind else "")
+        )
 
 
 def _git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    # Up to `folder` and no further: within a damaged worktree git would find the project's repository.
+    # Up to `folder` and no further: within a damaged worktree git would find the project's
+    # repository.
     ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_OPTIONAL_LOCKS": "0"}
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     # Hooks, such as those of `dvc install`, call DVC in a worktree that is not complete yet.
     command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
     variables = {**inherited, **ceiling, **(environment or {})}
-    if arguments[0] in CHANGE_WORKTREES:  # these take time, and a killed run must not leave them at work
+    # These take time, and a killed run must not leave them at work.
+    if arguments[0] in CHANGE_WORKTREES:
         done = run_supervised(command, folder, variables)
     else:
-        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+        )
     if done.returncode != 0:
         raise WorkspaceProblem(
-            f"a run with overrides happens in a git worktree, but `git {' '.join(arguments[:2])}` failed in {folder}: {done.stderr.strip()}"
+            f"a run with overrides happens in a git worktree, but `git {' '.join(arguments[:2])}`"
+            f" failed in {folder}: {done.stderr.strip()}"
         )
     return done.stdout.removesuffix("\n")
 
 
 def _identity(project: Path) -> dict[str, str]:
-    """Whose name an experiment's commit has where git knows none, as for a new user; DVC refuses to commit without."""
+    """Whose name an experiment's commit has where git knows none, as for a new user; DVC refuses to
+    commit without.
+    """
     with contextlib.suppress(WorkspaceProblem):
         if _git(project, "config", "user.name") and _git(project, "config", "user.email"):
             return {}
@@ -297,7 +372,11 @@ def _signature() -> dict[str, str]:
 
 def _without_hooks() -> dict[str, str]:
     """What keeps DVC's own calls of git from running hooks."""
-    return {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
+    return {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.hooksPath",
+        "GIT_CONFIG_VALUE_0": os.devnull,
+    }
 
 
 def _exclusive(project: Path, name: str, holder: str) -> contextlib.AbstractContextManager[int]:

@@ -1,7 +1,8 @@
-"""Write docs/configurations.md, docs/errors.md and the rules of docs/diagnosis.md from the code: `python infra/reference.py`; the tests compare them.
+"""Write docs/configurations.md, docs/errors.md and the rules of docs/diagnosis.md from the code:
+`python infra/reference.py`; the tests compare them.
 
-The tables come from the settings, the op registry and the errors; what stands above the marker in configurations.md is
-written by hand and kept.
+The tables come from the settings, the op registry and the errors; what stands above the marker in
+configurations.md is written by hand and kept.
 """
 
 from __future__ import annotations
@@ -29,17 +30,40 @@ def configurations(kept: str) -> str:
     lines = [kept.split(MARKER)[0].rstrip(), "", MARKER, "", "## Every key", ""]
     for name, field in Document.model_fields.items():
         section = _model(field.annotation)
-        lines += [f"### `{name}`" + (" (one mapping per configuration)" if name == "pipelines" else ""), ""]
+        lines += [
+            f"### `{name}`" + (" (one mapping per configuration)" if name == "pipelines" else ""),
+            "",
+        ]
         if section is None:
             lines += [f"{field.description} Default: `{_default(field)}`.", ""]
             continue
-        lines += [" ".join((section.__doc__ or "").split()), "", "| key | default | meaning |", "|---|---|---|", *_rows(section, ""), ""]
-    lines += ["## Ops", "", "| op | takes | random | on the device | what it does | arguments |", "|---|---|---|---|---|---|"]
+        lines += [
+            " ".join((section.__doc__ or "").split()),
+            "",
+            "| key | default | meaning |",
+            "|---|---|---|",
+            *_rows(section, ""),
+            "",
+        ]
+    lines += [
+        "## Ops",
+        "",
+        "| op | takes | random | on the device | what it does | arguments |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, op in REGISTRY.items():
-        arguments = ", ".join(f"`{key}` ({field.description}; default `{_default(field)}`)" for key, field in op.model_fields.items()) or "none"
+        arguments = (
+            ", ".join(
+                f"`{key}` ({field.description}; default `{_default(field)}`)"
+                for key, field in op.model_fields.items()
+            )
+            or "none"
+        )
         takes = {"both": "example or batch"}.get(op.takes, op.takes)
         what = " ".join((op.__doc__ or "").split())
-        lines.append(f"| `{name}` | {takes} | {_yes(op.random)} | {_yes(op.device)} | {what} | {arguments} |")
+        lines.append(
+            f"| `{name}` | {takes} | {_yes(op.random)} | {_yes(op.device)} | {what} | {arguments} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -49,15 +73,28 @@ def rules(kept: str) -> str:
     lines = [begin, "", "| rule | blames | because | asks for | change |", "|---|---|---|---|---|"]
     for rule in RULES:
         values = {**rule.change.config, **rule.change.other}
-        change = ", ".join(f"`{key}: {_flow_yaml(value)}`" for key, value in values.items()) or "none"
-        lines.append(f"| `{rule.name}` | `{rule.key}` | {rule.cause} | {rule.effort.name.lower()} | {change} |")
+        change = (
+            ", ".join(f"`{key}: {_flow_yaml(value)}`" for key, value in values.items()) or "none"
+        )
+        lines.append(
+            f"| `{rule.name}` | `{rule.key}` | {rule.cause} | {rule.effort.name.lower()} |"
+            f" {change} |"
+        )
     before, after = kept.split(begin)[0], kept.split(end)[1]
     return before + "\n".join([*lines, "", end]) + after
 
 
 def error_reference() -> str:
     """Every error a user can meet, with what it means."""
-    lines = ["# Errors", "", "Shown as one paragraph, with exit code 2. What is not listed here is a bug and keeps its traceback.", ""]
+    lines = [
+        "# Errors",
+        "",
+        (
+            "Shown as one paragraph, with exit code 2. What is not listed here is a bug and keeps"
+            " its traceback."
+        ),
+        "",
+    ]
     for kind in errors.UserError.__subclasses__():
         lines += [f"* **{kind.__name__}**: {' '.join((kind.__doc__ or '').split())}"]
     return "\n".join(lines) + "\n"
@@ -71,13 +108,22 @@ def _rows(section: type[BaseModel], prefix: str) -> list[str]:
             note = field.description or " ".join((inner.__doc__ or "").split())
             rows += [f"| `{prefix}{key}` | | {note} |", *_rows(inner, f"{prefix}{key}.")]
         else:
-            rows.append(f"| `{prefix}{key}` | `{_default(field)}` | {field.description or _range(field)} |")
+            rows.append(
+                f"| `{prefix}{key}` | `{_default(field)}` | {field.description or _range(field)} |"
+            )
     return rows
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
     options = [annotation, *get_args(annotation)]
-    return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
+    return next(
+        (
+            option
+            for option in options
+            if isinstance(option, type) and issubclass(option, BaseModel)
+        ),
+        None,
+    )
 
 
 def _default(field: Any) -> str:
@@ -94,7 +140,9 @@ def _flow_yaml(value: Any) -> str:
     """A value as it is in params.yaml."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow_yaml(item)}" for key, item in value.items()) + "}"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def _yes(value: bool) -> str:

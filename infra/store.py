@@ -1,9 +1,11 @@
-"""Start SeaweedFS as an S3 store of which only the S3 port answers anybody: `python -m infra.store --data DIR`, here and in containers.
+"""Start SeaweedFS as an S3 store of which only the S3 port answers anybody: `python -m infra.store
+--data DIR`, here and in containers.
 
-SeaweedFS is four servers, and only S3 asks for a key; master, volume and filer would hand out, replace and delete every object. So each of
-their ports, HTTP and gRPC, demands a certificate of an authority that lives for one start: it is drawn here, its key is thrown away, and
-the one certificate it has signed is in a folder that nobody else may enter. Where S3 is to be reached from elsewhere (`--bind`), the
-others stay on loopback all the same.
+SeaweedFS is four servers, and only S3 asks for a key; master, volume and filer would hand out,
+replace and delete every object. So each of their ports, HTTP and gRPC, demands a certificate of an
+authority that lives for one start: it is drawn here, its key is thrown away, and the one
+certificate it has signed is in a folder that nobody else may enter. Where S3 is to be reached from
+elsewhere (`--bind`), the others stay on loopback all the same.
 """
 
 from __future__ import annotations
@@ -23,38 +25,67 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LOOPBACK = "127.0.0.1"
-PARTS = ("s3", "master", "volume", "filer")  # each listens at a port of its own, from the S3 port on, and 10,000 above it
+# Each listens at a port of its own, from the S3 port on, and 10,000 above it.
+PARTS = ("s3", "master", "volume", "filer")
 CERTIFICATES = ".certificates"
 _VALID = datetime.timedelta(days=36_500)
 
 
 def command(
     data: Annotated[Path, typer.Option(help="folder of the objects")],
-    port: Annotated[int, typer.Option(help="of S3; the three others take the next ones, and gRPC 10,000 above")] = 8333,
+    port: Annotated[
+        int, typer.Option(help="of S3; the three others take the next ones, and gRPC 10,000 above")
+    ] = 8333,
     bind: Annotated[str, typer.Option(help="address that S3 listens at")] = LOOPBACK,
 ) -> None:
-    """Become `weed server`; the one S3 user comes from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
+    """Become `weed server`; its S3 user comes from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
     os.umask(0o077)
     weed = Path(sys.executable).with_name("weed")
     folder = data.resolve()
-    os.execve(weed, [str(weed), *arguments(folder, port=port, bind=bind)], {**os.environ, **draw_certificates(folder / CERTIFICATES)})
+    os.execve(
+        weed,
+        [str(weed), *arguments(folder, port=port, bind=bind)],
+        {**os.environ, **draw_certificates(folder / CERTIFICATES)},
+    )
 
 
 def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
     """The command line of `weed`."""
     ports = [f"-{part}.port={port + number}" for number, part in enumerate(PARTS)]
     sockets = [f"-{part}.localSocket={folder / CERTIFICATES / part}" for part in ("s3", "filer")]
-    closed = [f"-s3.allowedOrigins=http://{LOOPBACK}:{port}", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
-    sizes = ["-master.volumeSizeLimitMB=1024", "-volume.max=0"]  # as many volumes as the disk takes; eight would be taken by one bucket
+    closed = [
+        f"-s3.allowedOrigins=http://{LOOPBACK}:{port}",
+        "-s3.iam=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-master.telemetry=false",
+    ]
+    # As many volumes as the disk takes; eight would be taken by one bucket.
+    sizes = ["-master.volumeSizeLimitMB=1024", "-volume.max=0"]
     addresses = [f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", f"-s3.ip.bind={bind}"]
-    return ["server", f"-dir={folder}", "-s3", *addresses, *ports, *sockets, *closed, *sizes, "-volume.preStopSeconds=1"]
+    return [
+        "server",
+        f"-dir={folder}",
+        "-s3",
+        *addresses,
+        *ports,
+        *sockets,
+        *closed,
+        *sizes,
+        "-volume.preStopSeconds=1",
+    ]
 
 
 def draw_certificates(folder: Path) -> dict[str, str]:
-    """Draw an authority and a certificate for all parts of the store into a folder; returns the settings that make them demand it."""
+    """Draw an authority and a certificate for all parts of the store into a folder; returns the
+    settings that make them demand it.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
-    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority_key, key = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     authority = _sign("authority", authority_key.public_key(), authority_key, is_authority=True)
     certificate = _sign("store", key.public_key(), authority_key, is_authority=False)
     files = {"ca": folder / "ca.pem", "cert": folder / "cert.pem", "key": folder / "key.pem"}
@@ -62,16 +93,28 @@ def draw_certificates(folder: Path) -> dict[str, str]:
     files["cert"].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     files["key"].touch(mode=0o600)
     unencrypted = serialization.NoEncryption()
-    files["key"].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, unencrypted))
+    files["key"].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, unencrypted
+        )
+    )
     settings = {"WEED_GRPC_CA": str(files["ca"]), "WEED_HTTPS_CLIENT_ENABLED": "true"}
     for part in ("MASTER", "VOLUME", "FILER", "S3", "CLIENT"):
-        settings |= {f"WEED_GRPC_{part}_{name.upper()}": str(files[name]) for name in ("cert", "key")}
+        settings |= {
+            f"WEED_GRPC_{part}_{name.upper()}": str(files[name]) for name in ("cert", "key")
+        }
     for part in ("MASTER", "VOLUME", "FILER", "CLIENT"):
         settings |= {f"WEED_HTTPS_{part}_{name.upper()}": str(file) for name, file in files.items()}
     return settings
 
 
-def _sign(name: str, public_key: ec.EllipticCurvePublicKey, authority_key: ec.EllipticCurvePrivateKey, *, is_authority: bool) -> x509.Certificate:
+def _sign(
+    name: str,
+    public_key: ec.EllipticCurvePublicKey,
+    authority_key: ec.EllipticCurvePrivateKey,
+    *,
+    is_authority: bool,
+) -> x509.Certificate:
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()

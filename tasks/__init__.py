@@ -1,8 +1,8 @@
 """The stages and the rooms they are built from. Nothing in here imports Prefect.
 
-Importing the package sets the defaults of the environment that every process of Throughline runs in. They must stand
-before TensorFlow, MLflow or DVC are imported, which read them once; what the user has set stays. It also keeps Keras from
-importing what no stage uses.
+Importing the package sets the defaults of the environment that every process of Throughline runs
+in. They must stand before TensorFlow, MLflow or DVC are imported, which read them once; what the
+user has set stays. It also keeps Keras from importing what no stage uses.
 """
 
 import os
@@ -25,16 +25,22 @@ for _name, _value in DEFAULT_ENVIRONMENT.items():
 
 
 class _LeanKeras:
-    """An import finder by which Keras, while it is imported itself, does not find packages that it can do without.
+    """An import finder by which Keras, while it is imported itself, does not find packages that it
+    can do without.
 
-    It takes them for its scikit-learn wrappers and its picture galleries; they are a quarter of the start of every stage.
+    It takes them for its scikit-learn wrappers and its picture galleries; they are a quarter of the
+    start of every stage.
     """
 
     LEFT_OUT = ("matplotlib", "sklearn")
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Refuse these packages to Keras; leave everything else, and these at any other time, to the usual finders."""
-        if name in self.LEFT_OUT and getattr(getattr(sys.modules.get("keras"), "__spec__", None), "_initializing", False):
+        """Refuse these packages to Keras; leave everything else, and these at any other time, to
+        the usual finders.
+        """
+        if name in self.LEFT_OUT and getattr(
+            getattr(sys.modules.get("keras"), "__spec__", None), "_initializing", False
+        ):
             raise ModuleNotFoundError(f"{name} is left out while Keras is imported", name=name)
 
 

@@ -1,7 +1,8 @@
-"""Stage 4, build: lay out one configuration's plan, prove that it delivers the right examples, and measure it alone.
+"""Stage 4, build: lay out one configuration's plan, prove that it delivers the right examples, and
+measure it alone.
 
-Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (input-only throughput, first batch, epoch
-gap, equality digest).
+Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (input-only throughput,
+first batch, epoch gap, equality digest).
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from tasks.assembly.inputs import explain_read_errors, input_pipeline, input_service, open_inputs, reference_pipeline
+from tasks.assembly.inputs import (
+    explain_read_errors,
+    input_pipeline,
+    input_service,
+    open_inputs,
+    reference_pipeline,
+)
 from tasks.cli import pipeline_stage_cli
 from tasks.files import write_json
 from tasks.layout import Layout
@@ -26,11 +33,19 @@ from tasks.settings import MeasureSettings
 
 
 def build(
-    training: InputPipeline, plain: InputPipeline, exact: InputPipeline, out: Path, *, measure: MeasureSettings, about: dict[str, Any]
+    training: InputPipeline,
+    plain: InputPipeline,
+    exact: InputPipeline,
+    out: Path,
+    *,
+    measure: MeasureSettings,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
-    """Measure `training` (all of the configuration) and digest `plain` (the same without shuffle, augmentation and finishing).
+    """Measure `training` (all of the configuration) and digest `plain` (the same without shuffle,
+    augmentation and finishing).
 
-    Of `training` one epoch's draws are checked. Where decoding is approximate, `plain` is compared with `exact`, the snapshot's examples.
+    Of `training` one epoch's draws are checked. Where decoding is approximate, `plain` is compared
+    with `exact`, the snapshot's examples.
 
     Raises:
       UnequalConfigurations: an epoch of `training` does not draw the examples that it should.
@@ -63,7 +78,11 @@ def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, fl
     """Share of each class among the rows of an epoch."""
     classes = pipeline.data.shards.classes
     labels = np.asarray(pipeline.data.memmap(pipeline.split, "label"))[rows]
-    return dict(zip(classes, (np.bincount(labels, minlength=len(classes)) / len(rows)).tolist(), strict=True))
+    return dict(
+        zip(
+            classes, (np.bincount(labels, minlength=len(classes)) / len(rows)).tolist(), strict=True
+        )
+    )
 
 
 def summarize_plan(pipeline: InputPipeline) -> dict[str, Any]:
@@ -75,7 +94,10 @@ def summarize_plan(pipeline: InputPipeline) -> dict[str, Any]:
         "steps": [{"step": str(step), "key": step.key} for step in pipeline.plan.steps],
         "autotuned": pipeline.plan.autotunes,
         "device_ops": [op.identity for op in pipeline.plan.device_ops],
-        "element": {"input": {"shape": value.shape.as_list(), "dtype": value.dtype.name}, "label": {"dtype": label.dtype.name}},
+        "element": {
+            "input": {"shape": value.shape.as_list(), "dtype": value.dtype.name},
+            "label": {"dtype": label.dtype.name},
+        },
         "examples": pipeline.examples,
         "steps_per_epoch": pipeline.steps,
         "batch_size": pipeline.batch_size,
@@ -84,25 +106,48 @@ def summarize_plan(pipeline: InputPipeline) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Lay out one configuration, check that it delivers the right examples, measure its input-only throughput."""
-    with pipeline_stage_cli(main) as context, input_service(context.params.pipelines[context.name]) as address:
+    """Lay out one configuration, check that it delivers the right examples, measure its input-only
+    throughput.
+    """
+    with (
+        pipeline_stage_cli(main) as context,
+        input_service(context.params.pipelines[context.name]) as address,
+    ):
         params, name = context.params, context.name
         stored = open_inputs(params, Layout())
-        training = input_pipeline(params, name, stored, split="train", purpose="train", address=address)
-        plain = input_pipeline(params, name, stored, split="train", purpose="compare", address=address)
-        about = {"pipeline": name, "config": params.pipelines[name].model_dump(), "data_digest": stored.shards.data_digest}
+        training = input_pipeline(
+            params, name, stored, split="train", purpose="train", address=address
+        )
+        plain = input_pipeline(
+            params, name, stored, split="train", purpose="compare", address=address
+        )
+        about = {
+            "pipeline": name,
+            "config": params.pipelines[name].model_dump(),
+            "data_digest": stored.shards.data_digest,
+        }
         with explain_read_errors(stored):
             result = build(
-                training, plain, reference_pipeline(params, stored, split="train"), Layout().run(name), measure=params.measure, about=about
+                training,
+                plain,
+                reference_pipeline(params, stored, split="train"),
+                Layout().run(name),
+                measure=params.measure,
+                about=about,
             )
         throughput, equality = result["throughput"], result["equality"]
         echo(f"build {name}: {result['plan']}")
         echo(
-            f"  input-only {throughput['input_examples_per_s']:,.0f} examples/s (first pass {throughput['cold_examples_per_s']:,.0f}), "
-            f"first batch {throughput['first_batch_s'] * 1e3:,.0f} ms, {equality['examples']:,} examples, digest {equality['digest'][:12]}"
+            f"  input-only {throughput['input_examples_per_s']:,.0f} examples/s (first pass"
+            f" {throughput['cold_examples_per_s']:,.0f}), first batch"
+            f" {throughput['first_batch_s'] * 1e3:,.0f} ms, {equality['examples']:,} examples,"
+            f" digest {equality['digest'][:12]}"
         )
         if apart := result.get("difference"):
-            echo(f"  approximate: pixels differ by {apart['mean']:.2f} of 256 levels on average, by {apart['max']:.0f} at most")
+            echo(
+                f"  approximate: pixels differ by {apart['mean']:.2f} of 256 levels on average, by"
+                f" {apart['max']:.0f} at most"
+            )
         for label, share in result.get("class_frequencies", {}).items():
             echo(f"  {label}: {share:.1%} of what is delivered")
 

@@ -20,7 +20,9 @@ from tasks.scratch import clear_scratch, temporary_files_in_scratch
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """What a stage gets for one configuration; `malloc_tuned`: whether the allocator agreed to (see `allocator.py`)."""
+    """What a stage gets for one configuration; `malloc_tuned`: whether the allocator agreed to (see
+    `allocator.py`).
+    """
 
     params: Params
     name: str
@@ -30,7 +32,9 @@ class StageContext:
 
 @contextmanager
 def stage_cli(command: Callable[[], None]) -> Iterator[Params]:
-    """Parse a stage's command line, check all parameters, and report user errors. Imports no TensorFlow."""
+    """Parse a stage's command line, check all parameters, and report user errors. Imports no
+    TensorFlow.
+    """
     with report_user_errors():
         parse_command(command)
         check_versions(_stage_of(command), root=Path())
@@ -41,21 +45,34 @@ def stage_cli(command: Callable[[], None]) -> Iterator[Params]:
 
 
 @contextmanager
-def pipeline_stage_cli(command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None) -> Iterator[StageContext]:
-    """As `stage_cli`, for a stage that runs once per configuration; `add` declares options of its own."""
+def pipeline_stage_cli(
+    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None
+) -> Iterator[StageContext]:
+    """As `stage_cli`, for a stage that runs once per configuration; `add` declares options of its
+    own.
+    """
     with report_user_errors():
         parser = _parser(command)
-        parser.add_argument("--pipeline", required=True, metavar="NAME", help="a key of `pipelines:` in params.yaml")
+        parser.add_argument(
+            "--pipeline", required=True, metavar="NAME", help="a key of `pipelines:` in params.yaml"
+        )
         if add:
             add(parser)
         options = parser.parse_args()
         check_versions(_stage_of(command), root=Path())
         params, name = load_params(), options.pipeline
         if name not in params.pipelines:
-            raise InvalidParams([f"{PARAMS_FILE}: pipelines.{name} does not exist; {did_you_mean(name, list(params.pipelines))}"])
+            raise InvalidParams(
+                [
+                    f"{PARAMS_FILE}: pipelines.{name} does not exist;"
+                    f" {did_you_mean(name, list(params.pipelines))}"
+                ]
+            )
         clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):
-            yield StageContext(params=params, name=name, options=options, malloc_tuned=raise_malloc_thresholds())
+            yield StageContext(
+                params=params, name=name, options=options, malloc_tuned=raise_malloc_thresholds()
+            )
 
 
 def parse_command(command: Callable[[], None]) -> None:
@@ -70,7 +87,9 @@ def _stage_of(command: Callable[[], None]) -> str:
 
 
 def clear_after_kills(layout: Layout) -> None:
-    """Remove what stages that were killed have left, temporary files and caches, but not what can be continued."""
+    """Remove what stages that were killed have left, temporary files and caches, but not what can
+    be continued.
+    """
     clear_scratch(layout.root)
     data, runs = layout.root / "data", layout.root / "runs"
     for folder in (layout.root, data, *data.glob("*/"), *runs.glob("*/"), layout.report):
@@ -84,6 +103,9 @@ def _parser(command: Callable[[], None]) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         prog=f"python -m tasks.{Path(inspect.getfile(command)).stem}",
         description=inspect.getdoc(command),
-        epilog=f"{explanation}\nReads params.yaml of the current folder. `dvc repro {stage}` runs it only if something changed.",
+        epilog=(
+            f"{explanation}\nReads params.yaml of the current folder. `dvc repro {stage}` runs it"
+            " only if something changed."
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

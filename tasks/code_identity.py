@@ -1,7 +1,9 @@
-"""The identity of code: a digest of modules and of all the project's modules that they import, read without running them.
+"""The identity of code: a digest of modules and of all the project's modules that they import, read
+without running them.
 
-Comments, docstrings and formatting do not count. Imports of whatever kind are followed, lazy and relative ones too; a module that
-is named only by a string (`importlib.import_module(name)`) is not seen. What is installed is identified by its version, elsewhere.
+Comments, docstrings and formatting do not count. Imports of whatever kind are followed, lazy and
+relative ones too; a module that is named only by a string (`importlib.import_module(name)`) is not
+seen. What is installed is identified by its version, elsewhere.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ HERE = Path(__file__).resolve().parent.parent
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def code_digest(*modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()) -> str:
-    """Digest of the code of `modules` and of the modules below `roots` that they import, directly or not.
+def code_digest(
+    *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
+) -> str:
+    """Digest of the code of `modules` and of the modules below `roots` that they import, directly
+    or not.
 
-    `roots` are the current folder and the one that holds this program, unless given; packages in `without` are not followed. A module
-    outside of them counts with its own file alone; one without a file in Python counts with its name.
+    `roots` are the current folder and the one that holds this program, unless given; packages in
+    `without` are not followed. A module outside of them counts with its own file alone; one without
+    a file in Python counts with its name.
     """
     files = project_files(*modules, roots=roots, without=without)
     parts = [f"{name}\n{_normalized(path)}" for name, path in files.items()]
@@ -33,8 +39,11 @@ def code_digest(*modules: str, roots: Sequence[Path] | None = None, without: Seq
     return digest_bytes(*(part.encode() for part in sorted(parts)))
 
 
-def project_files(*modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()) -> dict[str, Path]:
-    """The files of `modules` and of all they import below `roots`, by module name; packages' own files among them.
+def project_files(
+    *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
+) -> dict[str, Path]:
+    """The files of `modules` and of all they import below `roots`, by module name; packages' own
+    files among them.
 
     Modules and packages in `without`, and what is below them, are left out.
     """
@@ -43,7 +52,9 @@ def project_files(*modules: str, roots: Sequence[Path] | None = None, without: S
     pending = list(modules)
     while pending:
         name = pending.pop()
-        left_out = name in files or any(name == other or name.startswith(f"{other}.") for other in without)
+        left_out = name in files or any(
+            name == other or name.startswith(f"{other}.") for other in without
+        )
         path = None if left_out else _file_of(name, searched)
         if path is None:
             continue
@@ -53,11 +64,24 @@ def project_files(*modules: str, roots: Sequence[Path] | None = None, without: S
     return files
 
 
-def imported_packages(*modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()) -> set[str]:
-    """Top-level packages that `modules` and the project's modules they import need besides: neither the project's nor Python's own."""
+def imported_packages(
+    *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
+) -> set[str]:
+    """Top-level packages that `modules` and the project's modules they import need besides: neither
+    the project's nor Python's own.
+    """
     files = project_files(*modules, roots=roots, without=without)
-    tops = {imported.partition(".")[0] for name, path in files.items() for imported in _imports(name, path)}
-    return tops - {name.partition(".")[0] for name in files} - {*without, ""} - set(sys.stdlib_module_names)
+    tops = {
+        imported.partition(".")[0]
+        for name, path in files.items()
+        for imported in _imports(name, path)
+    }
+    return (
+        tops
+        - {name.partition(".")[0] for name in files}
+        - {*without, ""}
+        - set(sys.stdlib_module_names)
+    )
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
@@ -109,7 +133,9 @@ def _parse(path: Path) -> ast.Module:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
         line, reason = getattr(error, "lineno", "?"), getattr(error, "msg", error)
-        raise InvalidCode(f"{path}, line {line}: {reason}; correct it and run the same command again") from error
+        raise InvalidCode(
+            f"{path}, line {line}: {reason}; correct it and run the same command again"
+        ) from error
 
 
 def _normalized(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""Everything that can go wrong for a user: one class per situation, each saying what, where and what to do.
+"""Everything that can go wrong for a user: one class per situation, each saying what, where and
+what to do.
 
 A `UserError` is shown as one paragraph without a traceback and ends the process with exit code 2.
 Anything else is a bug and keeps its traceback. `docs/errors.md` is generated from these docstrings.
@@ -19,29 +20,42 @@ class UserError(Exception):
 
 
 class InvalidParams(UserError):
-    """params.yaml (or an override) has unknown keys, wrong types or impossible combinations; all of them are listed."""
+    """params.yaml (or an override) has unknown keys, wrong types or impossible combinations; all of
+    them are listed.
+    """
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
         heading = "1 problem" if count == 1 else f"{count} problems"
-        super().__init__(f"{heading} in the parameters:\n" + "\n".join(f"  - {problem}" for problem in self.problems))
+        super().__init__(
+            f"{heading} in the parameters:\n"
+            + "\n".join(f"  - {problem}" for problem in self.problems)
+        )
 
 
 class DataNotFound(UserError):
-    """The data source is not where params.yaml says, or a known data set could neither be found nor downloaded."""
+    """The data source is not where params.yaml says, or a known data set could neither be found nor
+    downloaded.
+    """
 
 
 class ForeignFiles(UserError):
-    """A folder that a stage is to replace holds files that the stage did not write; they are left as they are."""
+    """A folder that a stage is to replace holds files that the stage did not write; they are left
+    as they are.
+    """
 
 
 class UnreadableSource(UserError):
-    """The source as a whole cannot be read: a table without the needed columns, arrays of different lengths, a broken archive."""
+    """The source as a whole cannot be read: a table without the needed columns, arrays of different
+    lengths, a broken archive.
+    """
 
 
 class TooManyRejects(UserError):
-    """More examples were rejected than `data.max_reject_fraction` allows; the reasons are counted and the list is kept."""
+    """More examples were rejected than `data.max_reject_fraction` allows; the reasons are counted
+    and the list is kept.
+    """
 
 
 class UnusableDataset(UserError):
@@ -53,11 +67,13 @@ class MissingInput(UserError):
 
 
 class DamagedFile(UserError, ValueError):
-    """A file that a stage wrote is empty, cut off, or holds something else; names the file and what makes it again."""
+    """A file that a stage wrote is empty, cut off, or holds something else; names the file and what
+    makes it again.
+    """
 
 
 class CorruptShard(UserError):
-    """A TFRecord file is truncated, has a wrong checksum, or is not the file its index describes."""
+    """A TFRecord file is truncated, has a wrong checksum, or is not the one its index describes."""
 
 
 class CorruptColumn(UserError):
@@ -69,11 +85,13 @@ class WrongVersion(UserError):
 
 
 class StaleSnapshot(UserError):
-    """The snapshot was made from other shards or by another preprocessing than the ones asked for."""
+    """The snapshot was made from other shards or by another preprocessing than asked for."""
 
 
 class ImpossiblePlan(UserError):
-    """A configuration asks for steps in an order that would be wrong or useless; the reason is given."""
+    """A configuration asks for steps in an order that would be wrong or useless; the reason is
+    given.
+    """
 
 
 class EmptyDataset(UserError):
@@ -81,11 +99,15 @@ class EmptyDataset(UserError):
 
 
 class UnknownModel(UserError):
-    """`model.name` is neither a built-in model, nor a `keras.applications` name, nor an importable builder."""
+    """`model.name` is neither a built-in model, nor a `keras.applications` name, nor an importable
+    builder.
+    """
 
 
 class UnsavableModel(UserError):
-    """A model of one's own could not be saved and loaded again after training; found out before the first epoch."""
+    """A model of one's own could not be saved and loaded again after training; found out before the
+    first epoch.
+    """
 
 
 class UnequalConfigurations(UserError):
@@ -101,7 +123,9 @@ class StageFailed(UserError):
 
 
 class ThresholdExceeded(UserError):
-    """`--fail-if` asked for an error exit if a metric of the profile meets this condition, and it does."""
+    """`--fail-if` asked for an error exit if a metric of the profile meets this condition, and it
+    does.
+    """
 
 
 class ServiceFailed(UserError):
@@ -109,26 +133,43 @@ class ServiceFailed(UserError):
 
 
 class DiskRefused(UserError):
-    """A disk is full or read-only, or a file belongs to another user; earlier outputs are untouched."""
+    """A disk is full or read-only, or a file belongs to another user; earlier outputs are
+    untouched.
+    """
 
 
 class WorkspaceProblem(UserError):
     """The git or DVC state does not allow an isolated run."""
 
 
-# What a disk has to say, to all who write to it: TensorFlow and HDF5 repeat its words in errors of their own.
+# What a disk has to say, to all who write to it: TensorFlow and HDF5 repeat its words in errors of
+# their own.
 _DISK = {
     errno.ENOSPC: ("DiskFull", "no space is left", "Free some space"),
     errno.EDQUOT: ("DiskFull", "no space is left within the quota", "Free some space"),
-    errno.EROFS: ("ReadOnlyDisk", "the file system is read-only", "Make it writable, or work elsewhere"),
-    errno.EACCES: ("NotPermitted", "this user may not do that", "Change the owner or the permissions"),
-    errno.EPERM: ("NotPermitted", "this user may not do that", "Change the owner or the permissions"),
+    errno.EROFS: (
+        "ReadOnlyDisk",
+        "the file system is read-only",
+        "Make it writable, or work elsewhere",
+    ),
+    errno.EACCES: (
+        "NotPermitted",
+        "this user may not do that",
+        "Change the owner or the permissions",
+    ),
+    errno.EPERM: (
+        "NotPermitted",
+        "this user may not do that",
+        "Change the owner or the permissions",
+    ),
 }
 
 
 @contextmanager
 def report_user_errors() -> Iterator[None]:
-    """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2; every command is wrapped in it."""
+    """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2;
+    every command is wrapped in it.
+    """
     try:
         yield
     except UserError as error:
@@ -144,7 +185,8 @@ def report_user_errors() -> Iterator[None]:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Make a `UserError` of what a full, read-only or forbidden disk raises, where a traceback would be shown before `report_user_errors` is reached.
+    """Make a `UserError` of what a full, read-only or forbidden disk raises, where a traceback
+    would be shown before `report_user_errors` is reached.
 
     Raises:
       DiskRefused: with the paragraph.
@@ -169,8 +211,17 @@ def disk_reason(error: Exception) -> str | None:
 def _disk_number(error: Exception) -> int | None:
     """The number of the disk's own error, which TensorFlow and HDF5 repeat in words."""
     number = error.errno if isinstance(error, OSError) else None
-    if number not in _DISK and (isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")):
-        number = next((known for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) if os.strerror(known) in str(error)), None)
+    if number not in _DISK and (
+        isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
+    ):
+        number = next(
+            (
+                known
+                for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+                if os.strerror(known) in str(error)
+            ),
+            None,
+        )
     return number
 
 
@@ -181,23 +232,30 @@ def _disk_problem(error: Exception) -> str | None:
         return None
     name, what, remedy = _DISK[number]
     file = getattr(error, "filename", None)
-    return f"{name}: {what}{f', {file}' if file else ''}; earlier outputs are untouched. {remedy} and run the same command again."
+    return (
+        f"{name}: {what}{f', {file}' if file else ''}; earlier outputs are untouched. {remedy} and"
+        " run the same command again."
+    )
 
 
 # Which stage wrote a file; {name} is the configuration, by whose name the folder goes.
 _WRITERS = {
     "origin.json": "fetch",
-    "manifest.json": "ingest", "examples.parquet": "ingest", "rejected.csv": "ingest", "values.npy": "ingest",
+    "manifest.json": "ingest", "examples.parquet": "ingest", "rejected.csv": "ingest",
+    "values.npy": "ingest",
     "shards/index.json": "shard", "snapshot/index.json": "snapshot", "snapshot.json": "snapshot",
-    "plan.json": "build@{name}", "input.json": "build@{name}", "train.json": "train@{name}", "run.json": "train@{name}",
+    "plan.json": "build@{name}", "input.json": "build@{name}", "train.json": "train@{name}",
+    "run.json": "train@{name}",
     "profile.json": "profile@{name}", "summary.json": "report",
 }  # fmt: skip
 
 
 # What a file of a stage has at its top, by its name: without these it is of another program.
 RESULT_KEYS = {
-    "plan.json": ("plan", "config"), "input.json": ("throughput", "equality"), "train.json": ("metric", "held_out"),
-    "run.json": ("mlflow_run_id",), "profile.json": ("verdict", "stall_pct", "relative_rate"), "snapshot.json": ("seconds",),
+    "plan.json": ("plan", "config"), "input.json": ("throughput", "equality"),
+    "train.json": ("metric", "held_out"),
+    "run.json": ("mlflow_run_id",), "profile.json": ("verdict", "stall_pct", "relative_rate"),
+    "snapshot.json": ("seconds",),
 }  # fmt: skip
 
 
@@ -217,13 +275,21 @@ def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None
     except UserError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise MissingInput(f"{path} was written by another version of the program ({error}); {run}") from error
+        raise MissingInput(
+            f"{path} was written by another version of the program ({error}); {run}"
+        ) from error
     except FileNotFoundError as error:
         raise MissingInput(f"{path} is missing; {run}") from error
     except (ValueError, EOFError, RecursionError) as error:
         empty = path.is_file() and path.stat().st_size == 0
-        reason = "is empty" if empty else f"is damaged ({next(iter(str(error).splitlines()), type(error).__name__)})"
-        raise DamagedFile(f"{path} {reason}; {rebuild_hint(path, stage) if stage else f'delete it and {run}'}") from error
+        reason = (
+            "is empty"
+            if empty
+            else f"is damaged ({next(iter(str(error).splitlines()), type(error).__name__)})"
+        )
+        raise DamagedFile(
+            f"{path} {reason}; {rebuild_hint(path, stage) if stage else f'delete it and {run}'}"
+        ) from error
 
 
 def rebuild_hint(path: Path, stage: str) -> str:
@@ -232,7 +298,9 @@ def rebuild_hint(path: Path, stage: str) -> str:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return a hint that names the known word closest to a mistyped one, or all of them when none is close."""
+    """Return a hint that names the known word closest to a mistyped one, or all of them when none
+    is close.
+    """
     import difflib
 
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)

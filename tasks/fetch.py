@@ -1,7 +1,9 @@
-"""Stage 0, fetch: put a known data set into data/raw/NAME: from a local copy, its official download, or Debian's packages.
+"""Stage 0, fetch: put a known data set into data/raw/NAME: from a local copy, its official
+download, or Debian's packages.
 
-Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it. What `fetch` did not write, it does not
-replace: a note in the folder, origin.json, lists the files that it made with their digests.
+Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it. What `fetch`
+did not write, it does not replace: a note in the folder, origin.json, lists the files that it made
+with their digests.
 """
 
 from __future__ import annotations
@@ -38,29 +40,45 @@ def fetch(name: str, out: Path) -> str:
 
 
 def _check_replaceable(target: Path, new: Path) -> None:
-    """Refuse to replace a folder with files that neither an earlier fetch wrote nor the new folder holds alike."""
+    """Refuse to replace a folder with files that neither an earlier fetch wrote nor the new folder
+    holds alike.
+    """
     if target.is_symlink():
-        raise ForeignFiles(f"{target} is a link, which fetch did not make; remove the link, or set `data.fetch: none` and data.path to {target}")
+        raise ForeignFiles(
+            f"{target} is a link, which fetch did not make; remove the link, or set `data.fetch:"
+            f" none` and data.path to {target}"
+        )
     if not target.exists():
         return
     known = set((_digests(new) | {ORIGIN: ""}).items())
     if (target / ORIGIN).is_file():
         with expect_current_schema(target / ORIGIN):
             known |= set(read_json(target / ORIGIN)["files"].items())
-    foreign = sorted(name for name, digest in _digests(target).items() if (name, digest) not in known)
+    foreign = sorted(
+        name for name, digest in _digests(target).items() if (name, digest) not in known
+    )
     if foreign:
-        shown = ", ".join(foreign[:FILES_SHOWN]) + (f" and {len(foreign) - FILES_SHOWN} more" if len(foreign) > FILES_SHOWN else "")
+        shown = ", ".join(foreign[:FILES_SHOWN]) + (
+            f" and {len(foreign) - FILES_SHOWN} more" if len(foreign) > FILES_SHOWN else ""
+        )
         raise ForeignFiles(
-            f"{target} holds files that fetch did not write, and would remove: {shown}. Move them out of data/raw, which belongs to fetch; "
-            "to use them, set `data.fetch: none` and data.path to where they are then"
+            f"{target} holds files that fetch did not write, and would remove: {shown}. Move them"
+            " out of data/raw, which belongs to fetch; to use them, set `data.fetch: none` and"
+            " data.path to where they are then"
         )
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Digest of every file below a folder by its relative path, but for the notes; other kinds of file have none."""
+    """Digest of every file below a folder by its relative path, but for the notes; other kinds of
+    file have none.
+    """
     files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
     names = ((path.relative_to(folder).as_posix(), path) for path in files)
-    return {name: digest_file(path) if path.is_file() and not path.is_symlink() else "" for name, path in names if name not in (ORIGIN, ".key")}
+    return {
+        name: digest_file(path) if path.is_file() and not path.is_symlink() else ""
+        for name, path in names
+        if name not in (ORIGIN, ".key")
+    }
 
 
 def main() -> None:

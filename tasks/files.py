@@ -1,8 +1,9 @@
 """Files that are either complete or absent: atomic writes, resumable folders, digests.
 
-Every stage writes next to its destination and renames at the end, so that a kill or a power failure at any instant
-leaves the old output or the new one. A resumable folder keeps finished members across a kill, as long as the work is
-still the same. What a kill leaves is removed by the next start.
+Every stage writes next to its destination and renames at the end, so that a kill or a power failure
+at any instant leaves the old output or the new one. A resumable folder keeps finished members
+across a kill, as long as the work is still the same. What a kill leaves is removed by the next
+start.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def digest_bytes(*parts: bytes) -> str:
 
 
 def digest_content(data: bytes | memoryview) -> str:
-    """Return the 128-bit hexadecimal BLAKE3 digest of stored bytes: for megabytes it is seven times as fast as BLAKE2b."""
+    """Return the 128-bit hexadecimal BLAKE3 digest of stored bytes: for megabytes it is seven times
+    as fast as BLAKE2b.
+    """
     return blake3(data).hexdigest(length=16)
 
 
@@ -59,7 +62,9 @@ def digest_file(path: Path, *, block: int = 1 << 20) -> str:
 
 
 class HashingWriter(io.FileIO):
-    """A new file whose digest, as `digest_file`, is known when it has been written, without reading it again."""
+    """A new file whose digest, as `digest_file`, is known when it has been written, without reading
+    it again.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "wb")
@@ -84,10 +89,11 @@ def digest_json(value: Any) -> str:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; on success it is flushed to disk and renamed, on failure removed.
+    """Yield a temporary path next to `path`; on success it is flushed to disk and renamed, on
+    failure removed.
 
-    The temporary name is drawn, so that threads and processes may write the same file at the same time; it holds the
-    process, so that `clear_leftovers` knows whose it was.
+    The temporary name is drawn, so that threads and processes may write the same file at the same
+    time; it holds the process, so that `clear_leftovers` knows whose it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
@@ -95,14 +101,17 @@ def atomic_file(path: Path) -> Iterator[Path]:
         yield temporary
         flush(temporary)
         os.replace(temporary, path)
-        if not any(parent.name.endswith(PARTIAL) for parent in path.parents):  # these are flushed as a whole
+        # These are flushed as a whole.
+        if not any(parent.name.endswith(PARTIAL) for parent in path.parents):
             flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove temporary files of `atomic_file` that processes which are gone have left in a folder, not below it."""
+    """Remove temporary files of `atomic_file` that processes which are gone have left in a folder,
+    not below it.
+    """
     for path in folder.glob(".*.tmp*"):
         if (match := _TEMPORARY.fullmatch(path.name)) and not _is_alive(int(match[1])):
             path.unlink(missing_ok=True)
@@ -129,10 +138,11 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
-    """Yield `path`.partial, keeping what an interrupted run of the *same* work (equal `key`) left there.
+    """Yield `path`.partial, keeping what an interrupted run of the *same* work (equal `key`) left
+    there.
 
-    On success the folder replaces `path` by rename. On failure or kill it stays, to be continued. A partial folder
-    with another key is thrown away.
+    On success the folder replaces `path` by rename. On failure or kill it stays, to be continued. A
+    partial folder with another key is thrown away.
     """
     _recover(path)
     partial = path.with_name(path.name + PARTIAL)
@@ -149,10 +159,12 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Put folder `new` where `path` is, both flushed to disk; at every instant one of the two is complete at `path`.
+    """Put folder `new` where `path` is, both flushed to disk; at every instant one of the two is
+    complete at `path`.
 
-    They change places, and what was at `path` is removed from where `new` was. File systems that cannot do that rename
-    twice; after a kill between the two, the next start puts the old folder back.
+    They change places, and what was at `path` is removed from where `new` was. File systems that
+    cannot do that rename twice; after a kill between the two, the next start puts the old folder
+    back.
     """
     flush_folder(new)
     if not path.exists():
@@ -205,7 +217,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _recover(path: Path) -> None:
-    """Put back, or remove, what `replace_folder` has left when it was killed between two renames."""
+    """Put back, or remove, what `replace_folder` left when killed between two renames."""
     for old in (path.with_name(f".{path.name}{OLD}"), *path.parent.glob(f".{path.name}.*{OLD}")):
         if old.exists() and not path.exists():
             os.replace(old, path)

@@ -1,7 +1,9 @@
-"""What decides results and is in no file that DVC could watch for one stage: settings with their defaults, own code, library versions.
+"""What decides results and is in no file that DVC could watch for one stage: settings with their
+defaults, own code, library versions.
 
-DVC runs this stage first. It writes one small file per stage, and per configuration, which that stage depends on: a change of a default, of
-an own op or model or of what they import, or of a library's version reruns the stages that it concerns, and no others.
+DVC runs this stage first. It writes one small file per stage, and per configuration, which that
+stage depends on: a change of a default, of an own op or model or of what they import, or of a
+library's version reruns the stages that it concerns, and no others.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from tasks.progress import echo
 PIPELINE_FILE = Path("dvc.yaml")
 OPS = ("preprocess", "augment", "postprocess")
 # The sections of params.yaml that may name code of one's own, by the stages that run it.
-CODE: Mapping[str, tuple[str, ...]] = {"snapshot": ("preprocess",), "build": OPS, "train": (*OPS, "model"), "profile": (*OPS, "model")}
+CODE: Mapping[str, tuple[str, ...]] = {
+    "snapshot": ("preprocess",),
+    "build": OPS,
+    "train": (*OPS, "model"),
+    "profile": (*OPS, "model"),
+}
 _MARK = "      # Own ops and models"
 
 
@@ -44,10 +51,22 @@ def write_identities(root: Path, out: Path) -> None:
     values, files = resolve_settings(document), _watched_files(root)
     for stage, libraries in LIBRARIES.items():
         check_versions(stage, root=root)
-        modules = sorted({module for section in CODE.get(stage, ()) for module in own_modules(document.get(section))})
-        brought = distributions_of(imported_packages(*modules, roots=[root], without=PROGRAM)) if modules else []
+        modules = sorted(
+            {
+                module
+                for section in CODE.get(stage, ())
+                for module in own_modules(document.get(section))
+            }
+        )
+        brought = (
+            distributions_of(imported_packages(*modules, roots=[root], without=PROGRAM))
+            if modules
+            else []
+        )
         identity = {
-            "code": {module: code_digest(module, roots=[root], without=PROGRAM) for module in modules},
+            "code": {
+                module: code_digest(module, roots=[root], without=PROGRAM) for module in modules
+            },
             "files": files if modules else {},
             "libraries": installed_versions([*libraries, *brought]),
             "rules": _rules(),
@@ -61,7 +80,8 @@ def write_identities(root: Path, out: Path) -> None:
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with the defaults of what they leave out; ops as they are written. Imports no code of one's own.
+    """Parameters with the defaults of what they leave out; ops as they are written. Imports no code
+    of one's own.
 
     Raises:
       InvalidParams: all problems of the parameters.
@@ -87,12 +107,16 @@ def own_modules(section: Any) -> Iterator[str]:
 
 
 def watch_own_code(root: Path) -> Sequence[str]:
-    """List the files of own ops and models, and of what they import, in dvc.yaml; return what was not there yet.
+    """List the files of own ops and models, and of what they import, in dvc.yaml; return what was
+    not there yet.
 
-    Python files that are listed there and are gone are taken off. Without this DVC would not see that they change.
+    Python files that are listed there and are gone are taken off. Without this DVC would not see
+    that they change.
     """
     document = read_document(root / PARAMS_FILE)
-    modules = {module for section in (*OPS, "model") for module in own_modules(document.get(section))}
+    modules = {
+        module for section in (*OPS, "model") for module in own_modules(document.get(section))
+    }
     found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
     path = root / PIPELINE_FILE
     before, listed, after = _split(path.read_text())
@@ -101,7 +125,9 @@ def watch_own_code(root: Path) -> Sequence[str]:
     added = [name for name in needed if name not in kept]
     if [*kept, *added] != listed:
         with atomic_file(path) as temporary:
-            temporary.write_text(before + "".join(f"      - {name}\n" for name in [*kept, *added]) + after)
+            temporary.write_text(
+                before + "".join(f"      - {name}\n" for name in [*kept, *added]) + after
+            )
     return added
 
 
@@ -112,15 +138,31 @@ def _watched_files(root: Path) -> dict[str, str]:
 
 
 def _split(text: str) -> tuple[str, list[str], str]:
-    """The text of dvc.yaml up to the list of own code, the names in that list, and the text after it."""
+    """The text of dvc.yaml up to the list of own code, the names in that list, and the text after
+    it.
+    """
     lines = text.splitlines(keepends=True)
     start = next((number for number, line in enumerate(lines, 1) if line.startswith(_MARK)), None)
     if start is None:
         raise InvalidParams(
-            [f"{PIPELINE_FILE}: the deps of the stage `identities` lack the line `{_MARK.strip()} …`, below which own code is listed"]
+            [
+                f"{PIPELINE_FILE}: the deps of the stage `identities` lack the line"
+                f" `{_MARK.strip()} …`, below which own code is listed"
+            ]
         )
-    stop = next((number for number, line in enumerate(lines[start:], start) if not line.startswith("      - ")), len(lines))
-    return "".join(lines[:start]), [line.strip().removeprefix("- ") for line in lines[start:stop]], "".join(lines[stop:])
+    stop = next(
+        (
+            number
+            for number, line in enumerate(lines[start:], start)
+            if not line.startswith("      - ")
+        ),
+        len(lines),
+    )
+    return (
+        "".join(lines[:start]),
+        [line.strip().removeprefix("- ") for line in lines[start:stop]],
+        "".join(lines[stop:]),
+    )
 
 
 def _value(values: Mapping[str, Any], key: str) -> Any:
@@ -138,7 +180,9 @@ def _rules() -> str:
 
 
 def main() -> None:
-    """Write what decides results beyond the program's files: one small file per stage in data/identities/."""
+    """Write what decides results beyond the program's files: one small file per stage in
+    data/identities/.
+    """
     with report_user_errors():
         parse_command(main)
         sys.path.insert(0, str(Path.cwd()))

@@ -1,6 +1,8 @@
-"""Stage 1, ingest: look at every example of the source once, refuse what is unusable with a reason, and write the manifest.
+"""Stage 1, ingest: look at every example of the source once, refuse what is unusable with a reason,
+and write the manifest.
 
-Everything after this stage can rely on it: images decode, labels exist, splits are fixed and free of duplicates across.
+Everything after this stage can rely on it: images decode, labels exist, splits are fixed and free
+of duplicates across.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
 
 
 def ingest(settings: DataSettings, out: Path) -> Manifest:
-    """Write the manifest of the data set that `settings` describes into `out`, replacing it only when complete.
+    """Write the manifest of the data set that `settings` describes into `out`, replacing it only
+    when complete.
 
     Raises:
       DataNotFound, UnreadableSource: the source is missing or not what it should be.
@@ -43,29 +46,55 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
       UnusableDataset: what is left is not enough to train on.
     """
     source = sources.scan(settings)
-    with resumable_folder(out, key=digest_json([settings.model_dump(), program_digest("ingest")])) as folder:
+    with resumable_folder(
+        out, key=digest_json([settings.model_dump(), program_digest("ingest")])
+    ) as folder:
         notes: Counter = Counter()
         if isinstance(source, sources.Series):
-            rows, rejected, classes, schema = _from_series(source, folder, settings.split), [], (), source.schema
+            rows, rejected, classes, schema = (
+                _from_series(source, folder, settings.split),
+                [],
+                (),
+                source.schema,
+            )
         elif isinstance(source, sources.Arrays):
-            rows, rejected, classes, schema = _from_arrays(source, folder), list(source.rejected), tuple(source.classes), source.schema
+            rows, rejected, classes, schema = (
+                _from_arrays(source, folder),
+                list(source.rejected),
+                tuple(source.classes),
+                source.schema,
+            )
         else:
-            rows, rejected, notes, schema = _from_files(source, folder, out, max_pixels=settings.max_pixels)
+            rows, rejected, notes, schema = _from_files(
+                source, folder, out, max_pixels=settings.max_pixels
+            )
             classes = tuple(sorted(set(rows["label"])))
         total = len(rows) + len(rejected)
         if schema.label == "class" and schema.payload != "series":
             rows, classes, unnamed = _without_odd_classes(rows, classes)
             rejected += unnamed
         if schema.payload != "series":
-            # Two photos with the same bytes are one photo; two rows of numbers that agree are two observations.
-            rows, duplicates = _without_duplicates(rows, keep=settings.duplicates == "keep" or schema.feature == "features")
+            # Two photos with the same bytes are one photo; two rows of numbers that agree are two
+            # observations.
+            rows, duplicates = _without_duplicates(
+                rows, keep=settings.duplicates == "keep" or schema.feature == "features"
+            )
             rejected = sorted([*rejected, *duplicates], key=lambda item: item.id)
-        rejects = pd.DataFrame([(item.id, item.reason) for item in rejected], columns=["id", "reason"]).map(_printable)
+        rejects = pd.DataFrame(
+            [(item.id, item.reason) for item in rejected], columns=["id", "reason"]
+        ).map(_printable)
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         examples = _table(rows, classes, settings.split, series=schema.payload == "series")
         stats = _stats(examples, classes, rejects, notes, source)
         _check_usable(stats, schema, classes, set(rows["split"]))
-        manifest = Manifest(examples=examples, classes=classes, schema=schema, rejected=rejects, stats=stats, folder=folder)
+        manifest = Manifest(
+            examples=examples,
+            classes=classes,
+            schema=schema,
+            rejected=rejects,
+            stats=stats,
+            folder=folder,
+        )
         write_manifest(manifest)
     return manifest
 
@@ -80,18 +109,34 @@ def _from_arrays(source: sources.Arrays, folder: Path) -> pd.DataFrame:
             copy.write(block.data)
             rows = block.reshape(-1).view(np.uint8).data
             size = block.nbytes // max(1, len(block))
-            digests += [digest_bytes(bytes(rows[at : at + size])) for at in range(0, block.nbytes, size)]
+            digests += [
+                digest_bytes(bytes(rows[at : at + size])) for at in range(0, block.nbytes, size)
+            ]
     size = source.values.dtype.itemsize * int(np.prod(source.values.shape[1:]))
-    columns = {"id": source.ids, "uri": "", "row": np.arange(len(digests)), "label": source.labels, "bytes": size, "digest": digests}
+    columns = {
+        "id": source.ids,
+        "uri": "",
+        "row": np.arange(len(digests)),
+        "label": source.labels,
+        "bytes": size,
+        "digest": digests,
+    }
     return pd.DataFrame({**columns, "split": [split or "" for split in source.splits]})
 
 
 def _from_series(source: sources.Series, folder: Path, split: SplitSettings) -> pd.DataFrame:
-    """Cut the series by time into train, validation and test, and each of them into blocks of consecutive steps."""
+    """Cut the series by time into train, validation and test, and each of them into blocks of
+    consecutive steps.
+    """
     with _values_file(folder, source.values) as copy:
         copy.write(np.ascontiguousarray(source.values).data)
     count = len(source.values)
-    edges = [0, round(count * (1 - split.validation - split.test)), round(count * (1 - split.test)), count]
+    edges = [
+        0,
+        round(count * (1 - split.validation - split.test)),
+        round(count * (1 - split.test)),
+        count,
+    ]
     rows = []
     for name, begin, end in zip(SPLITS, edges, edges[1:], strict=False):
         for row in range(begin, end, STEPS_PER_BLOCK):
@@ -99,7 +144,15 @@ def _from_series(source: sources.Series, folder: Path, split: SplitSettings) -> 
             digest = digest_bytes(block.tobytes())
             # The label of a block is its number of time steps.
             rows.append(
-                {"id": f"{name}/{row:012d}", "uri": "", "row": row, "label": len(block), "bytes": block.nbytes, "digest": digest, "split": name}
+                {
+                    "id": f"{name}/{row:012d}",
+                    "uri": "",
+                    "row": row,
+                    "label": len(block),
+                    "bytes": block.nbytes,
+                    "digest": digest,
+                    "split": name,
+                }
             )
     return pd.DataFrame(rows)
 
@@ -111,26 +164,42 @@ def _values_file(folder: Path, values: np.ndarray) -> Iterator[BinaryIO]:
     Written, not mapped: on a full disk a write fails with an error, a mapped page with a signal.
     """
     with (folder / VALUES).open("wb") as file:
-        np.lib.format.write_array_header_2_0(file, {"descr": values.dtype.str, "fortran_order": False, "shape": values.shape})
+        np.lib.format.write_array_header_2_0(
+            file, {"descr": values.dtype.str, "fortran_order": False, "shape": values.shape}
+        )
         yield file
 
 
 def _from_files(
     source: sources.ImageFiles, folder: Path, final: Path, *, max_pixels: int
 ) -> tuple[pd.DataFrame, list[sources.Rejected], Counter, RecordSchema]:
-    """Examine all files on all cores; Pillow decodes without the GIL, TensorFlow outside of this process."""
+    """Examine all files on all cores; Pillow decodes without the GIL, TensorFlow outside of this
+    process.
+    """
     converted = folder / "converted"
     converted.mkdir(exist_ok=True)
 
     def examine_one(file: sources.ImageFile) -> ImageInfo | sources.Rejected:
         try:
-            return inspect_image(file.path, root=source.root, max_pixels=max_pixels, converted=converted, decoder=decoder)
+            return inspect_image(
+                file.path,
+                root=source.root,
+                max_pixels=max_pixels,
+                converted=converted,
+                decoder=decoder,
+            )
         except RejectedImage as reason:
             return sources.Rejected(id=file.id, reason=str(reason))
 
     rows, rejected, notes, sizes = [], list(source.rejected), Counter(), Counter()
     with Decoder() as decoder:
-        results = list(progress(in_threads(examine_one, source.files, workers=os.cpu_count() or 1), total=len(source.files), label="ingest"))
+        results = list(
+            progress(
+                in_threads(examine_one, source.files, workers=os.cpu_count() or 1),
+                total=len(source.files),
+                label="ingest",
+            )
+        )
     for file, result in zip(source.files, results, strict=True):
         if isinstance(result, sources.Rejected):
             rejected.append(result)
@@ -138,7 +207,9 @@ def _from_files(
         # A converted copy moves along when the finished folder gets its final name.
         moved = result.path.is_relative_to(folder)
         uri = final / result.path.relative_to(folder) if moved else result.path
-        notes.update([*(["converted to PNG"] if moved else []), *([result.note] if result.note else [])])
+        notes.update(
+            [*(["converted to PNG"] if moved else []), *([result.note] if result.note else [])]
+        )
         sizes[(result.height, result.width, result.channels)] += 1
         rows.append(
             {
@@ -154,16 +225,26 @@ def _from_files(
     channels = 1 if all(size[2] == 1 for size in sizes) else 3
     alike = {size[:2] for size in sizes}
     shape = (*next(iter(alike)), channels) if len(alike) == 1 else None
-    return pd.DataFrame(rows, columns=list(COLUMNS)), rejected, notes, RecordSchema(payload="encoded", shape=shape, channels=channels)
+    return (
+        pd.DataFrame(rows, columns=list(COLUMNS)),
+        rejected,
+        notes,
+        RecordSchema(payload="encoded", shape=shape, channels=channels),
+    )
 
 
-def _without_odd_classes(rows: pd.DataFrame, classes: Sequence[str]) -> tuple[pd.DataFrame, tuple[str, ...], list[sources.Rejected]]:
+def _without_odd_classes(
+    rows: pd.DataFrame, classes: Sequence[str]
+) -> tuple[pd.DataFrame, tuple[str, ...], list[sources.Rejected]]:
     """Drop examples whose class has a name that lists of names, one per line, cannot hold."""
     odd = {name: reason for name in classes if (reason := _oddity(name))}
     if not odd:
         return rows, tuple(classes), []
     wrong = rows["label"].isin(list(odd))
-    rejected = [sources.Rejected(id=row["id"], reason=odd[row["label"]]) for row in pd.DataFrame(rows[wrong]).to_dict("records")]
+    rejected = [
+        sources.Rejected(id=row["id"], reason=odd[row["label"]])
+        for row in pd.DataFrame(rows[wrong]).to_dict("records")
+    ]
     return pd.DataFrame(rows[~wrong]), tuple(name for name in classes if name not in odd), rejected
 
 
@@ -173,27 +254,45 @@ def _oddity(name: str) -> str | None:
     return None if name.splitlines() == [name] else f"the class name {name!r} has a line break"
 
 
-def _without_duplicates(rows: pd.DataFrame, *, keep: bool) -> tuple[pd.DataFrame, list[sources.Rejected]]:
-    """Drop examples whose bytes occur before; held-out splits come first, so that training never sees a test example.
+def _without_duplicates(
+    rows: pd.DataFrame, *, keep: bool
+) -> tuple[pd.DataFrame, list[sources.Rejected]]:
+    """Drop examples whose bytes occur before; held-out splits come first, so that training never
+    sees a test example.
 
-    With `keep`, only what would sit on both sides of the source's own splits is dropped, and what is listed twice: that is
-    one example, whatever labels it is given. Rows are compared by their position, since an id may be listed twice, too.
+    With `keep`, only what would sit on both sides of the source's own splits is dropped, and what
+    is listed twice: that is one example, whatever labels it is given. Rows are compared by their
+    position, since an id may be listed twice, too.
     """
     rank = [-SPLITS.index(split) if split else 0 for split in rows["split"]]
-    rows = rows.assign(rank=rank).sort_values(["rank", "id"], kind="stable", ignore_index=True).drop(columns="rank")
+    rows = (
+        rows.assign(rank=rank)
+        .sort_values(["rank", "id"], kind="stable", ignore_index=True)
+        .drop(columns="rank")
+    )
     codes = pd.factorize(rows["digest"])[0]
     first = np.unique(codes, return_index=True)[1][codes]
     firsts = rows.iloc[first]
     doubled = first != np.arange(len(rows))
     if keep:
-        doubled &= (firsts["split"].to_numpy() != rows["split"].to_numpy()) | rows.duplicated("id").to_numpy()
+        doubled &= (firsts["split"].to_numpy() != rows["split"].to_numpy()) | rows.duplicated(
+            "id"
+        ).to_numpy()
     dropped = []
     for number in np.flatnonzero(doubled).tolist():
         row, earlier = rows.iloc[number], firsts.iloc[number]
         what = "listed twice" if earlier["id"] == row["id"] else f"duplicate of {earlier['id']}"
         notes = [f"labelled {earlier['label']}"] if earlier["label"] != row["label"] else []
-        notes += [f"in the {earlier['split']} split"] if earlier["split"] and row["split"] not in ("", earlier["split"]) else []
-        dropped.append(sources.Rejected(id=row["id"], reason=", ".join([what, *(f"there {note}" for note in notes)])))
+        notes += (
+            [f"in the {earlier['split']} split"]
+            if earlier["split"] and row["split"] not in ("", earlier["split"])
+            else []
+        )
+        dropped.append(
+            sources.Rejected(
+                id=row["id"], reason=", ".join([what, *(f"there {note}" for note in notes)])
+            )
+        )
     return rows.loc[~doubled], dropped
 
 
@@ -206,18 +305,30 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     rejects.to_csv(folder / "rejected.csv", index=False)
     if len(rejects) <= limit * total:
         return
-    shown = "\n".join(f"  {row['id']}: {row['reason']}" for row in rejects.head(REJECTS_SHOWN).to_dict("records"))
+    shown = "\n".join(
+        f"  {row['id']}: {row['reason']}" for row in rejects.head(REJECTS_SHOWN).to_dict("records")
+    )
     raise TooManyRejects(
-        f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%}; data.max_reject_fraction allows {limit:.1%}.\n"
-        f"{shown}\n  all of them: {folder / 'rejected.csv'}\nFix or remove them, or raise data.max_reject_fraction."
+        f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
+        f" data.max_reject_fraction allows {limit:.1%}.\n{shown}\n  all of them:"
+        f" {folder / 'rejected.csv'}\nFix or remove them, or raise data.max_reject_fraction."
     )
 
 
-def _table(rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool) -> pd.DataFrame:
-    """Number examples and classes and deal the splits; where the source brings a test split, only validation is dealt."""
+def _table(
+    rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool
+) -> pd.DataFrame:
+    """Number examples and classes and deal the splits; where the source brings a test split, only
+    validation is dealt.
+    """
     number = {name: index for index, name in enumerate(classes)}
-    shares = {"validation": split.validation} | ({} if "test" in rows["split"].tolist() else {"test": split.test})
-    dealt = [given or assign_split(digest, shares=shares, seed=split.seed) for given, digest in zip(rows["split"], rows["digest"], strict=True)]
+    shares = {"validation": split.validation} | (
+        {} if "test" in rows["split"].tolist() else {"test": split.test}
+    )
+    dealt = [
+        given or assign_split(digest, shares=shares, seed=split.seed)
+        for given, digest in zip(rows["split"], rows["digest"], strict=True)
+    ]
     labels = [number[label] for label in rows["label"]] if classes else rows["label"]
     keys = rows["row"].tolist() if series else [example_key(identity) for identity in rows["id"]]
     _check_unique(keys, rows["id"].tolist())
@@ -230,13 +341,24 @@ def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:
     owners: dict[int, str] = {}
     for key, identity in zip(keys, ids, strict=True):
         if owners.setdefault(key, identity) is not identity:
-            raise UnusableDataset(f"the examples {owners[key]} and {identity} have the same key; rename one of them")
+            raise UnusableDataset(
+                f"the examples {owners[key]} and {identity} have the same key; rename one of them"
+            )
 
 
-def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame, notes: Counter, source: object) -> dict:
+def _stats(
+    examples: pd.DataFrame,
+    classes: Sequence[str],
+    rejects: pd.DataFrame,
+    notes: Counter,
+    source: object,
+) -> dict:
     reasons = Counter(reason.split(" of ")[0].split(":")[0] for reason in rejects["reason"])
     balance = {
-        str(split): {classes[label]: count for label, count in sorted(Counter(rows["label"].tolist()).items())}
+        str(split): {
+            classes[label]: count
+            for label, count in sorted(Counter(rows["label"].tolist()).items())
+        }
         for split, rows in examples.groupby("split")
         if classes
     }
@@ -251,30 +373,53 @@ def _stats(examples: pd.DataFrame, classes: Sequence[str], rejects: pd.DataFrame
     }
 
 
-def _check_usable(stats: dict, schema: RecordSchema, classes: Sequence[str], given: Collection[str]) -> None:
-    """Refuse what cannot be trained on; `given` are the splits that the source itself names, empty where it leaves that open."""
+def _check_usable(
+    stats: dict, schema: RecordSchema, classes: Sequence[str], given: Collection[str]
+) -> None:
+    """Refuse what cannot be trained on; `given` are the splits that the source itself names, empty
+    where it leaves that open.
+    """
     train = stats["examples"].get("train", 0)
     own = bool(given) and "" not in given
     if train == 0:
         remedy = "mark examples as train in the column `split`" if own else "see data.split"
-        raise UnusableDataset(f"no example is left for training; {remedy} and the rejected examples")
+        raise UnusableDataset(
+            f"no example is left for training; {remedy} and the rejected examples"
+        )
     if schema.label == "class" and len(classes) < 2:  # noqa: PLR2004
-        raise UnusableDataset(f"there is a single class, {classes[0]}; a classifier needs at least two class folders or labels")
+        raise UnusableDataset(
+            f"there is a single class, {classes[0]}; a classifier needs at least two class folders"
+            " or labels"
+        )
     if stats["examples"].get("validation", 0) == 0:
         remedy = "raise data.split.validation or add data"
         if own:
-            remedy = "the source names the split of every example: name some `validation`, or leave the split of some empty, to be dealt"
-        raise UnusableDataset(f"none of the {train} examples fell into the validation split; {remedy}")
+            remedy = (
+                "the source names the split of every example: name some `validation`, or leave the"
+                " split of some empty, to be dealt"
+            )
+        raise UnusableDataset(
+            f"none of the {train} examples fell into the validation split; {remedy}"
+        )
 
 
 def main() -> None:
-    """Look at every example of the source, refuse the unusable ones with a reason, write data/manifest/."""
+    """Look at every example of the source, refuse the unusable ones with a reason, write
+    data/manifest/.
+    """
     with stage_cli(main) as params:
         manifest = ingest(params.data, Layout().manifest)
         stats = manifest.stats
         counts = ", ".join(f"{count:,} {split}" for split, count in stats["examples"].items())
-        kind = f"{len(manifest.classes)} classes" if manifest.classes else f"columns {', '.join(manifest.schema.columns)}"
-        echo(f"ingest: {counts}; {kind}, {stats['bytes'] / 1e6:,.1f} MB, {stats['rejected']} rejected")
+        kind = (
+            f"{len(manifest.classes)} classes"
+            if manifest.classes
+            else f"columns {', '.join(manifest.schema.columns)}"
+        )
+        echo(
+            f"ingest: {counts}; {kind}, {stats['bytes'] / 1e6:,.1f} MB, {stats['rejected']}"
+            " rejected"
+        )
         for reason, count in {**stats["reject_reasons"], **stats["notes"]}.items():
             echo(f"  {count} × {reason}")
         for name in stats["empty_classes"]:

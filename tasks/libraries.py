@@ -1,6 +1,8 @@
-"""The libraries whose versions decide what a stage writes, and whether those that are installed are those that uv.lock names.
+"""The libraries whose versions decide what a stage writes, and whether those that are installed are
+those that uv.lock names.
 
-A version decides like a line of code: another decoder gives other pixels. uv.lock is what DVC watches, so what is installed must agree.
+A version decides like a line of code: another decoder gives other pixels. uv.lock is what DVC
+watches, so what is installed must agree.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from tasks.errors import WrongVersion
 from tasks.files import digest_json
 
 LOCK_FILE = Path("uv.lock")
-# Data sets that are fetched are sources: they do not change with the library that once cut them to size.
+# Data sets that are fetched are sources: they do not change with the library that once cut them to
+# size.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "fetch": (),
     "ingest": ("blake3", "numpy", "pandas", "pillow", "pyarrow", "tensorflow"),
@@ -43,13 +46,17 @@ _PLUMBING = (
 
 @cache
 def program_digest(stage: str) -> str:
-    """Digest of a stage's code, with all it imports, and of its libraries: only the same program continues what it began."""
+    """Digest of a stage's code, with all it imports, and of its libraries: only the same program
+    continues what it began.
+    """
     code = code_digest(f"tasks.{stage}", roots=[HERE], without=_PLUMBING)
     return digest_json({"code": code, "libraries": installed_versions(LIBRARIES[stage])})
 
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
-    """Versions of installed libraries by name; with Pillow also that of the JPEG library in it. One that is not there is `absent`."""
+    """Versions of installed libraries by name; with Pillow also that of the JPEG library in it. One
+    that is not there is `absent`.
+    """
     versions = {}
     for name in libraries:
         try:
@@ -70,7 +77,8 @@ def distributions_of(packages: Iterable[str]) -> list[str]:
 
 
 def check_versions(stage: str, *, root: Path) -> None:
-    """Make sure that the libraries that decide what a stage writes are those of uv.lock in `root`, if there is one.
+    """Make sure that the libraries that decide what a stage writes are those of uv.lock in `root`,
+    if there is one.
 
     Raises:
       WrongVersion: another version of one is installed.
@@ -80,9 +88,12 @@ def check_versions(stage: str, *, root: Path) -> None:
         return
     text = lock.read_text()
     for name, version in installed_versions(LIBRARIES[stage]).items():
-        locked = re.findall(rf'^name = "{re.escape(name)}"\nversion = "([^"]+)"', text, re.MULTILINE)
+        locked = re.findall(
+            rf'^name = "{re.escape(name)}"\nversion = "([^"]+)"', text, re.MULTILINE
+        )
         if locked and version not in locked:
             raise WrongVersion(
-                f"{name} {version} is installed, {lock} names {' or '.join(locked)}; results are compared with those of the locked version. "
-                f"Run `uv sync`, or `uv lock --upgrade-package {name}` to continue with another version"
+                f"{name} {version} is installed, {lock} names {' or '.join(locked)}; results are"
+                " compared with those of the locked version. Run `uv sync`, or `uv lock"
+                f" --upgrade-package {name}` to continue with another version"
             )

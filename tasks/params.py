@@ -1,7 +1,9 @@
-"""The one place that knows params.yaml: loading, overriding, and checking everything at once before anything runs.
+"""The one place that knows params.yaml: loading, overriding, and checking everything at once before
+anything runs.
 
-A problem is one line that begins with its path in the file. All problems are found together: unknown keys (with the
-nearest valid one), wrong types, ops that do not exist, and combinations that cannot be right.
+A problem is one line that begins with its path in the file. All problems are found together:
+unknown keys (with the nearest valid one), wrong types, ops that do not exist, and combinations that
+cannot be right.
 """
 
 from __future__ import annotations
@@ -54,15 +56,26 @@ class Document(Settings):
 
     data: DataSettings
     shard: ShardSettings = ShardSettings()
-    preprocess: list[OpSpec] = Field(default=["decode"], description="deterministic ops, in order; what a snapshot stores and a cache may keep")
-    augment: list[OpSpec] = Field(default=[], description="random ops, drawn again each epoch from (seed, epoch, example)")
+    preprocess: list[OpSpec] = Field(
+        default=["decode"],
+        description="deterministic ops, in order; what a snapshot stores and a cache may keep",
+    )
+    augment: list[OpSpec] = Field(
+        default=[], description="random ops, drawn again each epoch from (seed, epoch, example)"
+    )
     snapshot: SnapshotSettings = SnapshotSettings()
     window: WindowSettings = WindowSettings()
     postprocess: list[OpSpec] = Field(
-        default=["rescale"], description="ops that turn uint8 into floats, last; on the host or on the device as a configuration says"
+        default=["rescale"],
+        description=(
+            "ops that turn uint8 into floats, last; on the host or on the device as a configuration"
+            " says"
+        ),
     )
     batch_size: int = Field(default=256, ge=1, description="examples per train step")
-    pipelines: dict[str, PipelineConfig] = Field(min_length=1, description="input-pipeline configurations by name")
+    pipelines: dict[str, PipelineConfig] = Field(
+        min_length=1, description="input-pipeline configurations by name"
+    )
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     measure: MeasureSettings = MeasureSettings()
@@ -105,15 +118,25 @@ def read_document(path: Path) -> dict[str, Any]:
         raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
     try:
         document = YAML(typ="safe").load(path.read_text())
-    except (YAMLError, ValueError, RecursionError) as error:  # not YAML or no UTF-8; a date or number that cannot be; nested without end
-        raise InvalidParams([f"{path.name} is not valid YAML: {' '.join(str(error).split())}"]) from error
+    except (
+        YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # not YAML or no UTF-8; a date or number that cannot be; nested without end
+        raise InvalidParams(
+            [f"{path.name} is not valid YAML: {' '.join(str(error).split())}"]
+        ) from error
     if not isinstance(document, dict):
-        raise InvalidParams([f"{path.name}: expected a mapping at the top, found {type(document).__name__}"])
+        raise InvalidParams(
+            [f"{path.name}: expected a mapping at the top, found {type(document).__name__}"]
+        )
     return document
 
 
 def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Set dotted keys of the document in place; a part that is missing on the way becomes a mapping."""
+    """Set dotted keys of the document in place; a part that is missing on the way becomes a
+    mapping.
+    """
     problems = []
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -122,7 +145,8 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
             continue
         try:
             value = _read_value(text)
-        except (YAMLError, ValueError, RecursionError):  # not YAML; a date or number that cannot be; nested without end
+        except (YAMLError, ValueError, RecursionError):
+            # Not YAML; a date or number that cannot be; nested without end.
             problems.append(f"--set {override[:200]}: {text[:200]} is not a YAML value")
             continue
         target: Any = document
@@ -138,7 +162,9 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _read_value(text: str) -> Any:
-    """Read a YAML value without aliases, which make gigabytes of a few lines, and of bounded depth, which the parser pays for dearly."""
+    """Read a YAML value without aliases, which make gigabytes of a few lines, and of bounded depth,
+    which the parser pays for dearly.
+    """
     if not text.strip():
         return None
     if len(text) > LONGEST_OVERRIDE or text.count("[") + text.count("{") > MOST_BRACKETS:
@@ -155,16 +181,46 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
       InvalidParams: every problem found, each beginning with the file and the path of the key.
     """
     problems: list[str] = []
-    ops = {section: _parse_ops(document.get(section), section, problems) for section in ("preprocess", "augment", "postprocess")}
+    ops = {
+        section: _parse_ops(document.get(section), section, problems)
+        for section in ("preprocess", "augment", "postprocess")
+    }
     try:
         parsed = Document.model_validate(document)
     except ValidationError as error:
-        problems = [_format_error(item) for item in error.errors() if item["loc"][:1] not in [(s,) for s, p in ops.items() if p is None]] + problems
-        raise InvalidParams([f"{name}: {problem}" for problem in dict.fromkeys(problems)]) from error
-    preprocess = ops["preprocess"] if "preprocess" in document else _parse_ops(parsed.preprocess, "preprocess", problems)
-    postprocess = ops["postprocess"] if "postprocess" in document else _parse_ops(parsed.postprocess, "postprocess", problems)
+        problems = [
+            _format_error(item)
+            for item in error.errors()
+            if item["loc"][:1] not in [(s,) for s, p in ops.items() if p is None]
+        ] + problems
+        raise InvalidParams(
+            [f"{name}: {problem}" for problem in dict.fromkeys(problems)]
+        ) from error
+    preprocess = (
+        ops["preprocess"]
+        if "preprocess" in document
+        else _parse_ops(parsed.preprocess, "preprocess", problems)
+    )
+    postprocess = (
+        ops["postprocess"]
+        if "postprocess" in document
+        else _parse_ops(parsed.postprocess, "postprocess", problems)
+    )
     params = Params(
-        **{key: getattr(parsed, key) for key in ("data", "shard", "snapshot", "window", "batch_size", "pipelines", "model", "train", "measure")},
+        **{
+            key: getattr(parsed, key)
+            for key in (
+                "data",
+                "shard",
+                "snapshot",
+                "window",
+                "batch_size",
+                "pipelines",
+                "model",
+                "train",
+                "measure",
+            )
+        },
         preprocess=tuple(preprocess or ()),
         augment=tuple(ops["augment"] or ()),
         postprocess=tuple(postprocess or ()),
@@ -176,7 +232,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
 
 
 def model_names() -> list[str]:
-    """Names that `model.name` may have without being an import path; Keras is read, not imported."""
+    """Names that `model.name` may have besides import paths; Keras is read, not imported."""
     spec = importlib.util.find_spec("keras")
     if spec is None or not spec.submodule_search_locations:
         return list(BUILT_IN_MODELS)
@@ -187,7 +243,9 @@ def model_names() -> list[str]:
 
 
 def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:
-    """Parse one list of ops, adding to `problems`; None where it is no list (the schema says so) or has problems."""
+    """Parse one list of ops, adding to `problems`; None where it is no list (the schema says so) or
+    has problems.
+    """
     if not isinstance(specs, list):
         return None
     ops, found = [], []
@@ -202,42 +260,81 @@ def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None
 def _cross_field_problems(params: Params) -> list[str]:
     """Problems that concern more than one key."""
     names = [op.name for op in params.preprocess]
-    found = [f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment" for op in params.preprocess if op.random]
-    found += [f"augment: {op.name} is deterministic; do it once, in preprocess" for op in params.augment if not op.random]
-    found += [f"postprocess: {op.name} is random; move it to augment" for op in params.postprocess if op.random]
+    found = [
+        f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment"
+        for op in params.preprocess
+        if op.random
+    ]
+    found += [
+        f"augment: {op.name} is deterministic; do it once, in preprocess"
+        for op in params.augment
+        if not op.random
+    ]
+    found += [
+        f"postprocess: {op.name} is random; move it to augment"
+        for op in params.postprocess
+        if op.random
+    ]
     if names[:1] != ["decode"] or names.count("decode") != 1:
         found.append("preprocess: begins with `decode`, once; later ops need its pixels")
     if params.data.split.validation + params.data.split.test >= 1:
         found.append("data.split: validation and test together leave nothing to train on")
     if params.data.split.validation == 0:
-        found.append("data.split.validation: must be above 0; every epoch is judged on held-out examples")
+        found.append(
+            "data.split.validation: must be above 0; every epoch is judged on held-out examples"
+        )
     found += _path_problems(params) + _source_problems(params)
     mixing = [op.name for op in params.augment if op.name in ("mixup", "cutmix")]
     if mixing and "one_hot" not in [op.name for op in params.postprocess]:
-        found.append(f"postprocess: {mixing[0]} mixes labels, which needs them as vectors everywhere; add `one_hot`")
+        found.append(
+            f"postprocess: {mixing[0]} mixes labels, which needs them as vectors everywhere; add"
+            " `one_hot`"
+        )
     for name, config in params.pipelines.items():
         if not name.isidentifier():
-            found.append(f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)")
-        reasons = config_problems(config, preprocess=params.preprocess, augment=params.augment, postprocess=params.postprocess)
+            found.append(
+                f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)"
+            )
+        reasons = config_problems(
+            config,
+            preprocess=params.preprocess,
+            augment=params.augment,
+            postprocess=params.postprocess,
+        )
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
         if config.read == "files" and params.data.source not in FILE_SOURCES:
-            found.append(f"pipelines.{name}.read: the source {params.data.source} has no image files; use arrays, shards or snapshot")
+            found.append(
+                f"pipelines.{name}.read: the source {params.data.source} has no image files; use"
+                " arrays, shards or snapshot"
+            )
         if config.read == "gzip_shards" and params.shard.compression == "none":
-            found.append(f"pipelines.{name}.read: there are no compressed shards; set shard.compression to gzip or both")
+            found.append(
+                f"pipelines.{name}.read: there are no compressed shards; set shard.compression to"
+                " gzip or both"
+            )
         if config.snapshot_on == "device" and params.train.jit_compile:
-            found.append(f"pipelines.{name}.snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
+            found.append(
+                f"pipelines.{name}.snapshot_on: the index shuffle has no XLA form; set"
+                " train.jit_compile to false"
+            )
     return found + _model_problems(params.model.name)
 
 
 def _path_problems(params: Params) -> list[str]:
     """Data of one's own must not be where `fetch` writes."""
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
-    if not path.is_relative_to(raw) or (params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)):
+    if not path.is_relative_to(raw) or (
+        params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)
+    ):
         return []
-    fetched = "" if params.data.fetch == "none" else f" `fetch: {params.data.fetch}` writes {RAW}/{params.data.fetch}."
+    fetched = (
+        ""
+        if params.data.fetch == "none"
+        else f" `fetch: {params.data.fetch}` writes {RAW}/{params.data.fetch}."
+    )
     return [
-        f"data.path: {params.data.path} is in {RAW}, which is for what data.fetch gets.{fetched} Move data of your own elsewhere, such as my/data, "
-        "and set data.path to it"
+        f"data.path: {params.data.path} is in {RAW}, which is for what data.fetch gets.{fetched}"
+        " Move data of your own elsewhere, such as my/data, and set data.path to it"
     ]
 
 
@@ -246,38 +343,70 @@ def _source_problems(params: Params) -> list[str]:
     source = params.data.source
     if source not in ("table", "time_series"):
         return []
-    ops = [(section, op) for section in ("preprocess", "augment", "postprocess") for op in getattr(params, section)]
+    ops = [
+        (section, op)
+        for section in ("preprocess", "augment", "postprocess")
+        for op in getattr(params, section)
+    ]
     found = [
-        f"{section}: {op.name} works on images, not on a {source.replace('_', ' ')}" for section, op in ops if not op.any_input and ":" not in op.name
+        f"{section}: {op.name} works on images, not on a {source.replace('_', ' ')}"
+        for section, op in ops
+        if not op.any_input and ":" not in op.name
     ]
     if source == "time_series":
-        sampled = [name for name, config in params.pipelines.items() if config.sampling != "uniform"]
+        sampled = [
+            name for name, config in params.pipelines.items() if config.sampling != "uniform"
+        ]
         found += [f"pipelines.{name}.sampling: a time series has no classes" for name in sampled]
         cached = [name for name, config in params.pipelines.items() if config.vectorize]
-        found += [f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`" for name in cached]
+        found += [
+            f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`"
+            for name in cached
+        ]
     return found
 
 
 def _model_problems(name: str) -> list[str]:
     if ":" not in name:
         known = model_names()
-        return [] if name in known else [f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own: package.module:function"]
+        return (
+            []
+            if name in known
+            else [
+                f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
+                " package.module:function"
+            ]
+        )
     module = name.partition(":")[0]
     try:
         missing = importlib.util.find_spec(module) is None
     except (ImportError, ValueError):
         missing = True
-    return [f"model.name: module {module} cannot be found; run from the folder that holds it, or install it"] if missing else []
+    return (
+        [
+            f"model.name: module {module} cannot be found; run from the folder that holds it, or"
+            " install it"
+        ]
+        if missing
+        else []
+    )
 
 
 def _format_error(item: Any) -> str:
     """One pydantic error as one line with its path; unknown keys get the nearest valid one."""
-    loc = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(("function-", "literal", "constrained")))]
+    loc = [
+        part
+        for part in item["loc"]
+        if not (isinstance(part, str) and part.startswith(("function-", "literal", "constrained")))
+    ]
     where = ""
     for part in loc:
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
     if item["type"] == "extra_forbidden":
-        general = ".".join("*" if number == 1 and loc[0] == "pipelines" else str(part) for number, part in enumerate(loc))
+        general = ".".join(
+            "*" if number == 1 and loc[0] == "pipelines" else str(part)
+            for number, part in enumerate(loc)
+        )
         if general in RENAMED:
             return f"{where} is now called {RENAMED[general]}"
         return f"{where} is not a field; {did_you_mean(str(loc[-1]), _fields_at(loc[:-1]))}"
@@ -292,7 +421,15 @@ def _fields_at(loc: Sequence[str | int]) -> list[str]:
     """Names of the fields that are valid at a path of the document."""
     kind: Any = Document
     for part in loc:
-        kind = kind.model_fields[str(part)].annotation if isinstance(kind, type) and issubclass(kind, BaseModel) else get_args(kind)[-1]
-        options = [option for option in get_args(kind) if isinstance(option, type) and issubclass(option, BaseModel)]
+        kind = (
+            kind.model_fields[str(part)].annotation
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+            else get_args(kind)[-1]
+        )
+        options = [
+            option
+            for option in get_args(kind)
+            if isinstance(option, type) and issubclass(option, BaseModel)
+        ]
         kind = options[0] if options and not str(kind).startswith("dict") else kind
     return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -31,7 +31,9 @@ def progress(items: Iterable[T], *, total: int, label: str, unit: str = "example
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
-    """Yield function(item) for all items in their order, `workers` at work at once; pending items are cancelled when one fails."""
+    """Yield function(item) for all items in their order, `workers` at work at once; pending items
+    are cancelled when one fails.
+    """
     pool = ThreadPoolExecutor(workers)
     try:
         yield from pool.map(function, items)
@@ -40,5 +42,7 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) 
 
 
 def echo(message: str) -> None:
-    """Print one line of progress or result at once, so that a flow sees it while the stage still runs."""
+    """Print one line of progress or result at once, so that a flow sees it while the stage still
+    runs.
+    """
     print(message, flush=True)

@@ -1,6 +1,8 @@
-"""Stage 7, report: put all configurations side by side, check that they did the same work, and write one page about it.
+"""Stage 7, report: put all configurations side by side, check that they did the same work, and
+write one page about it.
 
-Writes report/summary.json, report/plots/ and report/index.html, a single file that needs no network.
+Writes report/summary.json, report/plots/ and report/index.html, a single file that needs no
+network.
 """
 
 from __future__ import annotations
@@ -60,7 +62,11 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
     results = {name: _results(layout.run(name)) for name in names if name not in missing}
     if not results:
         raise MissingInput(
-            "; ".join(f"{layout.run(name)}: {', '.join(lacking)} missing" for name, lacking in missing.items()) + "; run `dvc repro` first"
+            "; ".join(
+                f"{layout.run(name)}: {', '.join(lacking)} missing"
+                for name, lacking in missing.items()
+            )
+            + "; run `dvc repro` first"
         )
     _check_equal(results)
     rows = _rows(results, setup_s=_snapshot_seconds(layout))
@@ -76,16 +82,30 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
         "warning": accuracy_warning(rows),
         "missing": missing,
         "machine": shown["input"]["machine"],
-        "examples_digest": next((r["input"]["equality"]["digest"] for r in results.values() if "difference" not in r["input"]), "none"),
+        "examples_digest": next(
+            (
+                r["input"]["equality"]["digest"]
+                for r in results.values()
+                if "difference" not in r["input"]
+            ),
+            "none",
+        ),
         "data_digest": shown["plan"]["data_digest"],
-        "checklist": [asdict(point) for point in checklist(shown["plan"]["config"], read_json(layout.shards / "index.json"), top)],
+        "checklist": [
+            asdict(point)
+            for point in checklist(
+                shown["plan"]["config"], read_json(layout.shards / "index.json"), top
+            )
+        ],
         "configurations": rows,
     }
     with resumable_folder(out, key="report") as folder:
         (folder / "plots").mkdir(exist_ok=True)
         plot_throughput(rows, folder / "plots")
         _plot_side_by_side(layout, dict.fromkeys([base["pipeline"], top["pipeline"]]), folder)
-        pd.DataFrame(rows).drop(columns="relative_rates").to_csv(folder / "plots" / "throughput.csv", index=False)
+        pd.DataFrame(rows).drop(columns="relative_rates").to_csv(
+            folder / "plots" / "throughput.csv", index=False
+        )
         (folder / "index.html").write_text(_page(summary, results, layout, folder))
         write_json(folder / "summary.json", summary)
     return summary
@@ -120,8 +140,13 @@ def _check_equal(results: Mapping[str, Mapping[str, Any]]) -> None:
             continue  # approximate by its own wish: the difference is shown
         digests.setdefault(result["input"]["equality"]["digest"], []).append(name)
     if len(digests) > 1:
-        groups = "; ".join(f"{', '.join(names)}: {digest[:12]}" for digest, names in digests.items())
-        raise UnequalConfigurations(f"the configurations did not deliver the same examples ({groups}); their throughputs cannot be compared")
+        groups = "; ".join(
+            f"{', '.join(names)}: {digest[:12]}" for digest, names in digests.items()
+        )
+        raise UnequalConfigurations(
+            f"the configurations did not deliver the same examples ({groups}); their throughputs"
+            " cannot be compared"
+        )
 
 
 def _rows(results: Mapping[str, Mapping[str, Any]], *, setup_s: float) -> list[dict[str, Any]]:
@@ -131,8 +156,13 @@ def _rows(results: Mapping[str, Mapping[str, Any]], *, setup_s: float) -> list[d
     for row in rows:
         low, high = relative_interval(row)
         row["steady_examples_per_s"] = relative_rate(row) * reference
-        row["steady_examples_per_s_low"], row["steady_examples_per_s_high"] = low * reference, high * reference
-        row["ceiling_examples_per_s"] = row["model_examples_per_s"] / row["reference_examples_per_s"] * reference
+        row["steady_examples_per_s_low"], row["steady_examples_per_s_high"] = (
+            low * reference,
+            high * reference,
+        )
+        row["ceiling_examples_per_s"] = (
+            row["model_examples_per_s"] / row["reference_examples_per_s"] * reference
+        )
         row["speedup_vs_naive"] = relative_rate(row) / relative_rate(base)
         row["speedup_vs_naive_low"], row["speedup_vs_naive_high"] = ratio_interval(row, base)
     for row in rows:
@@ -142,7 +172,9 @@ def _rows(results: Mapping[str, Mapping[str, Any]], *, setup_s: float) -> list[d
 
 def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """What the report says about one configuration."""
-    plan, input_only, trained, profiled, diagnosis = (result[key] for key in ("plan", "input", "train", "profile", "diagnosis"))
+    plan, input_only, trained, profiled, diagnosis = (
+        result[key] for key in ("plan", "input", "train", "profile", "diagnosis")
+    )
     return {
         "pipeline": name,
         "plan": plan["plan"],
@@ -156,7 +188,16 @@ def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
         "cold_examples_per_s": input_only["throughput"]["cold_examples_per_s"],
         "model_examples_per_s": profiled["model_examples_per_s"],
         "attainable_examples_per_s": profiled["attainable_examples_per_s"],
-        **{key: profiled[key] for key in ("stall_pct", "stall_pct_low", "stall_pct_high", "wait_ms_p50", "predicted_gain")},
+        **{
+            key: profiled[key]
+            for key in (
+                "stall_pct",
+                "stall_pct_low",
+                "stall_pct_high",
+                "wait_ms_p50",
+                "predicted_gain",
+            )
+        },
         "first_batch_s": input_only["throughput"]["first_batch_s"],
         "epoch_gap_s": input_only["throughput"]["epoch_gap_s"],
         "step_ms_p50": trained["step"]["ms_p50"],
@@ -180,18 +221,37 @@ def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _page(summary: Mapping[str, Any], results: Mapping[str, Any], layout: Layout, folder: Path) -> str:
+def _page(
+    summary: Mapping[str, Any], results: Mapping[str, Any], layout: Layout, folder: Path
+) -> str:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "reporting"), autoescape=select_autoescape(), undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent / "reporting"),
+        autoescape=select_autoescape(),
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
-    pictures = {name: {kind: _svg(layout.run(name) / "profile" / f"{kind}.svg") for kind in ("timeline", "steps")} for name in results}
+    pictures = {
+        name: {
+            kind: _svg(layout.run(name) / "profile" / f"{kind}.svg")
+            for kind in ("timeline", "steps")
+        }
+        for name in results
+    }
     plots = {kind: _svg(folder / "plots" / f"{kind}.svg") for kind in ("throughput", "timelines")}
-    return environment.get_template("report.html").render(summary=summary, plots=plots, pictures=pictures, results=results)
+    return environment.get_template("report.html").render(
+        summary=summary, plots=plots, pictures=pictures, results=results
+    )
 
 
 def _svg(path: Path) -> str:
-    """The picture as an address for an image, in which a browser runs no script whatever the file holds; empty where there is none."""
-    return f"data:image/svg+xml;base64,{b64encode(path.read_bytes()).decode()}" if path.exists() else ""
+    """The picture as an address for an image, in which a browser runs no script whatever the file
+    holds; empty where there is none.
+    """
+    return (
+        f"data:image/svg+xml;base64,{b64encode(path.read_bytes()).decode()}"
+        if path.exists()
+        else ""
+    )
 
 
 def main() -> None:
@@ -199,16 +259,30 @@ def main() -> None:
     with stage_cli(main) as params:
         summary = report(list(params.pipelines), Layout(), Layout().report)
         echo(summary["headline"])
-        columns = {"steady": 10, "×naive": 8, "epochs": 10, "input": 12, "model": 10, "stall": 8, summary["metric"]: 10}
-        echo(f"{'configuration':<24}" + "".join(f"{name:>{width}}" for name, width in columns.items()) + "  verdict")
+        columns = {
+            "steady": 10,
+            "×naive": 8,
+            "epochs": 10,
+            "input": 12,
+            "model": 10,
+            "stall": 8,
+            summary["metric"]: 10,
+        }
+        echo(
+            f"{'configuration':<24}"
+            + "".join(f"{name:>{width}}" for name, width in columns.items())
+            + "  verdict"
+        )
         for row in summary["configurations"]:
             quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
             echo(
-                f"{row['pipeline']:<24}{row['steady_examples_per_s']:>10,.0f}{row['speedup_vs_naive']:>8.2f}"
-                f"{row['train_examples_per_s']:>10,.0f}{row['input_examples_per_s']:>12,.0f}{row['model_examples_per_s']:>10,.0f}"
-                f"{row['stall_pct']:>7.0f}%{quality:>10.4f}  {row['verdict']}"
+                f"{row['pipeline']:<24}{row['steady_examples_per_s']:>10,.0f}{row['speedup_vs_naive']:>8.2f}{row['train_examples_per_s']:>10,.0f}{row['input_examples_per_s']:>12,.0f}{row['model_examples_per_s']:>10,.0f}{row['stall_pct']:>7.0f}%{quality:>10.4f}"
+                f"  {row['verdict']}"
             )
-        echo("steady: training relative to the model alone in the same moments; epochs, input (alone) and model (alone) as measured; examples/s")
+        echo(
+            "steady: training relative to the model alone in the same moments; epochs, input"
+            " (alone) and model (alone) as measured; examples/s"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Folders for what a process writes to disk for itself alone, such as tf.data's caches: they go with it, or are cleared by the next.
+"""Folders for what a process writes to disk for itself alone, such as tf.data's caches: they go
+with it, or are cleared by the next.
 
-They are in `.throughline/scratch` of the project, on its disk, not in the system's temporary directory, where nobody
-would clear them. A process that is killed leaves its own; the kernel's lock on a folder says whether its process lives.
+They are in `.throughline/scratch` of the project, on its disk, not in the system's temporary
+directory, where nobody would clear them. A process that is killed leaves its own; the kernel's lock
+on a folder says whether its process lives.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ SCRATCH = Path(".throughline") / "scratch"
 
 
 class Scratch:
-    """A folder that is made when it is first asked for, and removed with this object, at the latest when the process exits."""
+    """A folder that is made when it is first asked for, and removed with this object, at the latest
+    when the process exits.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -42,7 +46,9 @@ class Scratch:
 
 @contextmanager
 def temporary_files_in_scratch(root: Path) -> Iterator[None]:
-    """Put Python's temporary files into the scratch folder for the length of the block: TensorFlow writes some of its own."""
+    """Put Python's temporary files into the scratch folder for the length of the block: TensorFlow
+    writes some of its own.
+    """
     scratch, before = Scratch(root), tempfile.tempdir
     tempfile.tempdir = str(scratch.folder)
     try:

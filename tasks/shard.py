@@ -1,7 +1,9 @@
-"""Stage 2, shard: write all examples into TFRecord shards in a deterministic, content-keyed global shuffle.
+"""Stage 2, shard: write all examples into TFRecord shards in a deterministic, content-keyed global
+shuffle.
 
-The same examples give the same files, whatever the number of writers. Finished shards survive a kill and are not
-written again. TFDS metadata is written next to them, so `tfds.builder_from_directory` opens the folder too.
+The same examples give the same files, whatever the number of writers. Finished shards survive a
+kill and are not written again. TFDS metadata is written next to them, so
+`tfds.builder_from_directory` opens the folder too.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from tasks.data.records import RecordSchema, encode_example, encode_examples, en
 from tasks.data.shards import Shard, ShardIndex, write_shard_index
 from tasks.data.splits import shard_bounds, shard_order
 from tasks.data.tfds_metadata import write_tfds_metadata
-from tasks.data.tfrecord import Compression, frame, frame_buffer, seal_frames, shard_name, write_frames
+from tasks.data.tfrecord import (
+    Compression,
+    frame,
+    frame_buffer,
+    seal_frames,
+    shard_name,
+    write_frames,
+)
 from tasks.errors import DataNotFound
 from tasks.files import digest_bytes, digest_file, digest_json, resumable_folder
 from tasks.layout import Layout
@@ -32,14 +41,21 @@ from tasks.progress import echo, in_threads, progress
 from tasks.settings import ShardSettings
 
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
-MANIFEST_COLUMNS = ("key", "row", "label", "bytes", "id", "uri", "digest")  # of the manifest's columns; the last three where examples are files
+# Of the manifest's columns; the last three where examples are files.
+MANIFEST_COLUMNS = ("key", "row", "label", "bytes", "id", "uri", "digest")
 _READ_LOCK = threading.Lock()
-COMPRESSIONS: dict[str, tuple[Compression, ...]] = {"none": ("none",), "gzip": ("gzip",), "both": ("none", "gzip")}
+COMPRESSIONS: dict[str, tuple[Compression, ...]] = {
+    "none": ("none",),
+    "gzip": ("gzip",),
+    "both": ("none", "gzip"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
-    """What one writer needs to write one shard. `values` is the mapped array of all examples, empty where they are files."""
+    """What one writer needs to write one shard. `values` is the mapped array of all examples, empty
+    where they are files.
+    """
 
     path: Path
     split: str
@@ -55,13 +71,25 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
     Raises:
       DataNotFound: an image file disappeared since ingest.
     """
-    same_work = digest_json({"data": manifest.digest, "settings": settings.model_dump(exclude={"writers"}), "program": program_digest("shard")})
+    same_work = digest_json(
+        {
+            "data": manifest.digest,
+            "settings": settings.model_dump(exclude={"writers"}),
+            "program": program_digest("shard"),
+        }
+    )
     with resumable_folder(out, key=same_work) as folder:
         jobs = list(_plan_jobs(manifest, folder, settings))
-        # Threads, not processes: reading, hashing and writing release the GIL, and records of one size are made as arrays.
+        # Threads, not processes: reading, hashing and writing release the GIL, and records of one
+        # size are made as arrays.
         written = in_threads(write_shard, jobs, workers=settings.writers)
         shards = tuple(progress(written, total=len(jobs), label="shard", unit="shards"))
-        index = ShardIndex(schema=manifest.schema, classes=manifest.classes, data_digest=manifest.digest, shards=shards)
+        index = ShardIndex(
+            schema=manifest.schema,
+            classes=manifest.classes,
+            data_digest=manifest.digest,
+            shards=shards,
+        )
         write_tfds_metadata(folder, index)
         write_shard_index(folder, index)
     return index
@@ -70,7 +98,11 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
 def write_shard(job: ShardJob) -> Shard:
     """Write one shard, unless an interrupted run has already finished it."""
     exists = job.path.exists()
-    digest = digest_file(job.path) if exists else write_frames(job.path, _frames(job), compression=job.compression)
+    digest = (
+        digest_file(job.path)
+        if exists
+        else write_frames(job.path, _frames(job), compression=job.compression)
+    )
     records = len(job.rows)
     return Shard(
         name=job.path.name,
@@ -92,8 +124,14 @@ def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Ite
             continue
         # A series keeps the order of time.
         order = np.argsort(rows["row"]) if schema.payload == "series" else shard_order(rows)
-        rows = rows[list(MANIFEST_COLUMNS if schema.payload == "encoded" else MANIFEST_COLUMNS[:4])].iloc[order]
-        bounds = shard_bounds(rows["bytes"].tolist(), target_bytes=settings.target_size_mib * 2**20, min_shards=settings.min_shards)
+        rows = rows[
+            list(MANIFEST_COLUMNS if schema.payload == "encoded" else MANIFEST_COLUMNS[:4])
+        ].iloc[order]
+        bounds = shard_bounds(
+            rows["bytes"].tolist(),
+            target_bytes=settings.target_size_mib * 2**20,
+            min_shards=settings.min_shards,
+        )
         for compression in COMPRESSIONS[settings.compression]:
             for number, (start, stop) in enumerate(bounds):
                 yield ShardJob(
@@ -110,37 +148,60 @@ def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
     """The framed records of one shard, in order, in parts."""
     if job.schema.payload == "raw":
         return _framed_rows(job)
-    return chain.from_iterable(_framed_blocks(job) if job.schema.payload == "series" else _framed_files(job))
+    return chain.from_iterable(
+        _framed_blocks(job) if job.schema.payload == "series" else _framed_files(job)
+    )
 
 
 def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
-    """Examples of one size: whole arrays of records, without a Python call for each of their parts."""
+    """Examples of one size: whole arrays of records, without a Python call for each part."""
     labels = job.rows["label"].to_numpy(job.schema.label_dtype)
     keys = job.rows["key"].to_numpy()
     rows_in_order = job.rows["row"].to_numpy()
-    size = len(encode_example(key=0, label=labels[0].item(), value=job.values[0].tobytes(), feature=job.schema.feature))
+    size = len(
+        encode_example(
+            key=0, label=labels[0].item(), value=job.values[0].tobytes(), feature=job.schema.feature
+        )
+    )
     buffer = frame_buffer(max(1, min(len(rows_in_order), BLOCK_BYTES // size)), size)
     for start in range(0, len(rows_in_order), len(buffer)):
         part = slice(start, start + len(buffer))
         block = buffer[: len(rows_in_order[part])]
-        encode_examples(block["record"], keys=keys[part], labels=labels[part], values=job.values[rows_in_order[part]], feature=job.schema.feature)
+        encode_examples(
+            block["record"],
+            keys=keys[part],
+            labels=labels[part],
+            values=job.values[rows_in_order[part]],
+            feature=job.schema.feature,
+        )
         yield seal_frames(block)
 
 
 def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
     """Blocks of consecutive time steps."""
     for key, row, steps in job.rows[["key", "row", "label"]].itertuples(index=False):
-        yield frame(encode_example(key=key, label=steps, value=job.values[row : row + steps].tobytes(), feature=job.schema.feature))
+        yield frame(
+            encode_example(
+                key=key,
+                label=steps,
+                value=job.values[row : row + steps].tobytes(),
+                feature=job.schema.feature,
+            )
+        )
 
 
 def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    # Serialized: two threads that read and digest small files contend for the GIL, which takes longer than that. The others
-    # flush meanwhile.
+    # Serialized: two threads that read and digest small files contend for the GIL, which takes
+    # longer than that. The others flush meanwhile.
     with _READ_LOCK:
-        for identity, key, label, uri, size, digest in job.rows[["id", "key", "label", "uri", "bytes", "digest"]].itertuples(index=False):
+        for identity, key, label, uri, size, digest in job.rows[
+            ["id", "key", "label", "uri", "bytes", "digest"]
+        ].itertuples(index=False):
             value = _file_bytes(uri, size, identity)
             if digest_bytes(value) != digest:
-                raise DataNotFound(f"{uri} (example {identity}) has other contents than at ingest; run `dvc repro`")
+                raise DataNotFound(
+                    f"{uri} (example {identity}) has other contents than at ingest; run `dvc repro`"
+                )
             head, tail = encode_head_and_tail(len(value), key=key, label=label)
             yield frame(head, value, tail)
 
@@ -151,14 +212,21 @@ def _file_bytes(uri: str, size: int, identity: str) -> bytes:
         descriptor = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)
         try:
             value = os.read(descriptor, size + 1)
-            while 0 < len(value) < size and (more := os.read(descriptor, size + 1 - len(value))):  # one call reads 2 GiB at most
+            # One call reads 2 GiB at most.
+            while 0 < len(value) < size and (more := os.read(descriptor, size + 1 - len(value))):
                 value += more
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise DataNotFound(f"{uri} (example {identity}) was there at ingest and cannot be read now: {error.strerror}; run `dvc repro`") from error
+        raise DataNotFound(
+            f"{uri} (example {identity}) was there at ingest and cannot be read now:"
+            f" {error.strerror}; run `dvc repro`"
+        ) from error
     if len(value) != size:
-        raise DataNotFound(f"{uri} (example {identity}) has another size than at ingest, {size:,} bytes then; run `dvc repro`")
+        raise DataNotFound(
+            f"{uri} (example {identity}) has another size than at ingest, {size:,} bytes then; run"
+            " `dvc repro`"
+        )
     return value
 
 

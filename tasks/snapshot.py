@@ -1,7 +1,9 @@
-"""Stage 3, snapshot: run the deterministic preprocessing once and keep its results as mapped columns.
+"""Stage 3, snapshot: run the deterministic preprocessing once and keep its results as mapped
+columns.
 
-The snapshot is keyed by the contents of the shards and by every op with its arguments and version, so that stale data
-can never be read. Shards that were finished before a kill are not preprocessed again.
+The snapshot is keyed by the contents of the shards and by every op with its arguments and version,
+so that stale data can never be read. Shards that were finished before a kill are not preprocessed
+again.
 """
 
 from __future__ import annotations
@@ -19,12 +21,29 @@ import numpy as np
 from tasks.cli import stage_cli
 from tasks.data import ragged
 from tasks.data.channel_stats import Moments, merge_moments, moments
-from tasks.data.columns import Chunk, Column, SnapshotIndex, SplitColumns, allocate, column_path, flush, write_index, write_rows
+from tasks.data.columns import (
+    Chunk,
+    Column,
+    SnapshotIndex,
+    SplitColumns,
+    allocate,
+    column_path,
+    flush,
+    write_index,
+    write_rows,
+)
 from tasks.data.manifest import read_manifest
 from tasks.data.repair import REPAIRED, Damage, find_damaged_shards, repair_shards, shard_path
 from tasks.data.shards import Shard, ShardIndex, read_shard_index
 from tasks.errors import CorruptShard
-from tasks.files import atomic_file, digest_content, digest_json, read_json, resumable_folder, write_json
+from tasks.files import (
+    atomic_file,
+    digest_content,
+    digest_json,
+    read_json,
+    resumable_folder,
+    write_json,
+)
 from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.pipelines.ops import Op, Parse
@@ -53,17 +72,23 @@ class WriteContext:
 
     @property
     def fixed(self) -> Sequence[Column]:
-        """The columns that are written as their rows come: all but a ragged one, the first, and its extents."""
+        """The columns that are written as their rows come: all but a ragged one, the first, and its
+        extents.
+        """
         return self.columns[2:] if self.columns[0].ragged else self.columns
 
     def part(self, split: str, start: int) -> Path:
-        """Where the values of a ragged column from row `start` on lie until those of all shards can be joined."""
+        """Where the values of a ragged column from row `start` on lie until those of all shards can
+        be joined.
+        """
         return self.folder / split / f".part-{start:012d}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRows:
-    """The rows of one shard: its chunks, the moments of the training split's values, and of a ragged column their shapes (rows, rank)."""
+    """The rows of one shard: its chunks, the moments of the training split's values, and of a
+    ragged column their shapes (rows, rank).
+    """
 
     chunks: Sequence[Chunk]
     moments: Sequence[Moments]
@@ -87,13 +112,16 @@ def snapshot(
     settings: SnapshotSettings | None = None,
     names: Callable[[], Mapping[int, str]] = dict,
 ) -> SnapshotIndex:
-    """Write the preprocessed examples of all splits into `out`: columns image or features, label and key.
+    """Write the preprocessed examples of all splits into `out`: columns image or features, label
+    and key.
 
-    Images that still differ in size make a ragged column. Of a series the rows are time steps, and there is no label:
-    windows are cut when they are read. `names` gives the ids of examples by their keys, for what is said of damaged ones.
+    Images that still differ in size make a ragged column. Of a series the rows are time steps, and
+    there is no label: windows are cut when they are read. `names` gives the ids of examples by
+    their keys, for what is said of damaged ones.
 
     Raises:
-      CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings` say `skip`: too many of them.
+      CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`
+      say `skip`: too many of them.
     """
     settings = settings or SnapshotSettings()
     skips = settings.on_corrupt == "skip"
@@ -103,15 +131,30 @@ def snapshot(
     try:
         return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
     except _NotDecoded as error:
-        ops = (Parse(feature=shards.schema.feature, label=shards.schema.label), *resolve(preprocess, shards.schema))
-        searched = [shard for split in shards.splits for shard in shards.for_split(split) if skips or shard.name == error.shard]
+        ops = (
+            Parse(feature=shards.schema.feature, label=shards.schema.label),
+            *resolve(preprocess, shards.schema),
+        )
+        searched = [
+            shard
+            for split in shards.splits
+            for shard in shards.for_split(split)
+            if skips or shard.name == error.shard
+        ]
         damage = find_undecodable(searched, shards_folder, ops, damage, names())
         if not damage.unusable:
             raise CorruptShard(str(error)) from error
         if not skips:
             first = next(iter(damage.unusable.values()))
-            more = f", and {len(damage.unusable) - 1} more of this shard" if len(damage.unusable) > 1 else ""
-            remedy = "remove the file or get it right and run `dvc repro`, or set snapshot.on_corrupt to skip"
+            more = (
+                f", and {len(damage.unusable) - 1} more of this shard"
+                if len(damage.unusable) > 1
+                else ""
+            )
+            remedy = (
+                "remove the file or get it right and run `dvc repro`, or set snapshot.on_corrupt to"
+                " skip"
+            )
             raise CorruptShard(f"{first}{more}; {remedy}") from error
     for problem in damage.unusable.values():
         echo(f"snapshot: {problem}")
@@ -119,38 +162,78 @@ def snapshot(
 
 
 def _write_snapshot(
-    shards: ShardIndex, shards_folder: Path, out: Path, preprocess: Sequence[Op], settings: SnapshotSettings, damage: Damage
+    shards: ShardIndex,
+    shards_folder: Path,
+    out: Path,
+    preprocess: Sequence[Op],
+    settings: SnapshotSettings,
+    damage: Damage,
 ) -> SnapshotIndex:
     schema = shards.schema
-    label = () if schema.payload == "series" else (Column(name="label", dtype=schema.label_dtype, shape=()),)
+    label = (
+        ()
+        if schema.payload == "series"
+        else (Column(name="label", dtype=schema.label_dtype, shape=()),)
+    )
     columns = (
         Column(name=schema.feature, dtype=schema.dtype, shape=stored_shape(preprocess, schema)),
         *label,
         Column(name="key", dtype="int64", shape=()),
     )
-    columns = tuple(found for column in columns for found in ((column, column.extent) if column.ragged else (column,)))
+    columns = tuple(
+        found
+        for column in columns
+        for found in ((column, column.extent) if column.ragged else (column,))
+    )
     key = snapshot_key(shards, preprocess)
     ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
-    with resumable_folder(out, key=digest_json({"key": key, "problems": damage.problems, "program": program_digest("snapshot")})) as folder:
-        repaired = repair_shards(shards, shards_folder, damage, folder, max_lost_fraction=settings.max_corrupt_fraction)
+    with resumable_folder(
+        out,
+        key=digest_json(
+            {"key": key, "problems": damage.problems, "program": program_digest("snapshot")}
+        ),
+    ) as folder:
+        repaired = repair_shards(
+            shards, shards_folder, damage, folder, max_lost_fraction=settings.max_corrupt_fraction
+        )
         whole, shards = shards, shards.with_repaired(repaired)
         if repaired:
-            left_out = sum(whole.examples(split) - shards.examples(split) for split in shards.splits)
-            echo(f"snapshot: {left_out:,} examples dropped; all configurations read the repaired shards in {out / REPAIRED}")
+            left_out = sum(
+                whole.examples(split) - shards.examples(split) for split in shards.splits
+            )
+            echo(
+                f"snapshot: {left_out:,} examples dropped; all configurations read the repaired"
+                f" shards in {out / REPAIRED}"
+            )
         # A compressed set next to the plain one holds the same records.
         chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
         counts = {split: shards.examples(split) for split in shards.splits}
         for split, count in counts.items():
             allocate(folder, split, columns, count)
-        context = WriteContext(folder=folder, shards_folder=shards_folder, columns=columns, ops=ops, series=schema.payload == "series")
-        written = in_threads(lambda place: _write_or_resume(context, *place), _with_row_offsets(chosen), workers=os.cpu_count() or 1)
+        context = WriteContext(
+            folder=folder,
+            shards_folder=shards_folder,
+            columns=columns,
+            ops=ops,
+            series=schema.payload == "series",
+        )
+        written = in_threads(
+            lambda place: _write_or_resume(context, *place),
+            _with_row_offsets(chosen),
+            workers=os.cpu_count() or 1,
+        )
         done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
-        by_split = {split: [rows for shard, rows in zip(chosen, done, strict=True) if shard.split == split] for split in counts}
+        by_split = {
+            split: [rows for shard, rows in zip(chosen, done, strict=True) if shard.split == split]
+            for split in counts
+        }
         index = SnapshotIndex(
             key=key,
             statistics=merge_moments(part for rows in done for part in rows.moments),
             columns=columns,
-            splits={split: _finish_split(context, split, found) for split, found in by_split.items()},
+            splits={
+                split: _finish_split(context, split, found) for split, found in by_split.items()
+            },
             repaired=repaired,
         )
         for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
@@ -168,12 +251,18 @@ def _with_row_offsets(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
 
 
 def _write_or_resume(context: WriteContext, shard: Shard, start: int) -> ShardRows:
-    """Write the rows of one shard, unless an interrupted run has already done it; the note that says so is written last."""
+    """Write the rows of one shard, unless an interrupted run has already done it; the note that
+    says so is written last.
+    """
     note = context.folder / f".done-{shard.name}.json"
     if note.exists():
         stored = read_json(note)
         parts = [Moments(**item) for item in stored["moments"]]
-        return ShardRows(chunks=[Chunk(**item) for item in stored["chunks"]], moments=parts, shapes=stored["shapes"])
+        return ShardRows(
+            chunks=[Chunk(**item) for item in stored["chunks"]],
+            moments=parts,
+            shapes=stored["shapes"],
+        )
     written = _write_shard(context, shard, start)
     flush(context.folder, shard.split, context.fixed)
     write_json(note, written)
@@ -187,7 +276,9 @@ def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     chunks, parts, shapes, count = [], [], [], 0
     try:
         for values in _preprocessed(path, shard, context):
-            chunk = write_rows(context.folder, shard.split, context.fixed, start=start + count, values=values)
+            chunk = write_rows(
+                context.folder, shard.split, context.fixed, start=start + count, values=values
+            )
             inputs = values[context.columns[0].name]
             if isinstance(inputs, list):
                 chunk = _write_part(context, shard, chunk, inputs)
@@ -197,14 +288,23 @@ def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
             parts += [moments(inputs)] if shard.split == STATISTICS_OF else []
             count += chunk.count
     except tf.errors.OpError as error:
-        raise _NotDecoded(f"{path}: cannot be read or decoded after record {count}: {error.message}", shard.name) from error
+        raise _NotDecoded(
+            f"{path}: cannot be read or decoded after record {count}: {error.message}", shard.name
+        ) from error
     if count != shard.examples:
-        raise CorruptShard(f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro --force shard`")
+        raise CorruptShard(
+            f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro"
+            " --force shard`"
+        )
     return ShardRows(chunks=chunks, moments=parts, shapes=shapes)
 
 
-def _write_part(context: WriteContext, shard: Shard, chunk: Chunk, values: list[np.ndarray]) -> Chunk:
-    """Write the values of a chunk of the ragged column where they wait for those before them; returns the chunk with their digest."""
+def _write_part(
+    context: WriteContext, shard: Shard, chunk: Chunk, values: list[np.ndarray]
+) -> Chunk:
+    """Write the values of a chunk of the ragged column where they wait for those before them;
+    returns the chunk with their digest.
+    """
     data = ragged.pack(values)
     with atomic_file(context.part(shard.split, chunk.start)) as temporary:
         temporary.write_bytes(data)
@@ -212,47 +312,73 @@ def _write_part(context: WriteContext, shard: Shard, chunk: Chunk, values: list[
 
 
 def _finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
-    """The rows of a split: all chunks, and the parts of a ragged column joined in their order, with the extents of its values."""
+    """The rows of a split: all chunks, and the parts of a ragged column joined in their order, with
+    the extents of its values.
+    """
     chunks = [chunk for rows in written for chunk in rows.chunks]
     count = sum(chunk.count for chunk in chunks)
     if not context.columns[0].ragged:
         return SplitColumns(count=count, chunks=tuple(chunks))
     column = context.columns[0]
-    shapes = np.asarray([shape for rows in written for shape in rows.shapes], np.int64).reshape(-1, len(column.shape))
+    shapes = np.asarray([shape for rows in written for shape in rows.shapes], np.int64).reshape(
+        -1, len(column.shape)
+    )
     extents = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
-    ragged.concatenate_parts([context.part(split, chunk.start) for chunk in chunks], column_path(context.folder, split, column.name))
+    ragged.concatenate_parts(
+        [context.part(split, chunk.start) for chunk in chunks],
+        column_path(context.folder, split, column.name),
+    )
     for number, chunk in enumerate(chunks):
         values = {column.extent.name: extents[chunk.start : chunk.start + chunk.count]}
-        placed = write_rows(context.folder, split, (column.extent,), start=chunk.start, values=values)
+        placed = write_rows(
+            context.folder, split, (column.extent,), start=chunk.start, values=values
+        )
         chunks[number] = replace(chunk, digests={**chunk.digests, **placed.digests})
     flush(context.folder, split, (column.extent,))
-    return SplitColumns(count=count, chunks=tuple(chunks), ragged={column.name: ragged.end_offset(extents, np.dtype(column.dtype).itemsize)})
+    return SplitColumns(
+        count=count,
+        chunks=tuple(chunks),
+        ragged={column.name: ragged.end_offset(extents, np.dtype(column.dtype).itemsize)},
+    )
 
 
 def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[dict[str, Any]]:
-    """The preprocessed examples of one shard in order, about ROWS_BYTES at a time; values that differ in size as a list."""
+    """The preprocessed examples of one shard in order, about ROWS_BYTES at a time; values that
+    differ in size as a list.
+    """
     import tensorflow as tf
 
     def run(record: tf.Tensor) -> dict[str, tf.Tensor]:
         return run_ops(context.ops, record)
 
-    records: tf.data.Dataset = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if shard.compression == "gzip" else "")
+    records: tf.data.Dataset = tf.data.TFRecordDataset(
+        str(path), compression_type="GZIP" if shard.compression == "gzip" else ""
+    )
     if context.series:
         for block in records.map(run).as_numpy_iterator():
             steps = np.arange(len(block["features"]), dtype=np.int64)
             yield {"features": block["features"], "key": block["key"] + steps}
     elif context.columns[0].ragged:
-        yield from _batch_by_bytes(records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator(), context.columns[0].name)
+        yield from _batch_by_bytes(
+            records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator(),
+            context.columns[0].name,
+        )
     else:
         rows = max(1, ROWS_BYTES // context.columns[0].stride)
         if all(op.takes != "example" for op in context.ops):
             yield from records.batch(rows).map(run).as_numpy_iterator()
         else:
-            yield from records.map(run, num_parallel_calls=tf.data.AUTOTUNE).batch(rows).as_numpy_iterator()
+            yield from (
+                records.map(run, num_parallel_calls=tf.data.AUTOTUNE)
+                .batch(rows)
+                .as_numpy_iterator()
+            )
 
 
 def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    """Examples whose value `name` differs in size, about ROWS_BYTES at a time: that value as a list, the others as arrays."""
+    """Examples whose value `name` differs in size, about ROWS_BYTES at a time: that value as a
+    list, the others as arrays.
+    """
     passed = 0
 
     def number(example: dict[str, Any]) -> int:
@@ -262,11 +388,20 @@ def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[d
 
     for _, group in itertools.groupby(examples, key=number):
         together = list(group)
-        yield {key: [item[key] for item in together] if key == name else np.asarray([item[key] for item in together]) for key in together[0]}
+        yield {
+            key: (
+                [item[key] for item in together]
+                if key == name
+                else np.asarray([item[key] for item in together])
+            )
+            for key in together[0]
+        }
 
 
 def _names(manifest: Path) -> Mapping[int, str]:
-    """Ids of the examples by their keys, where the manifest is there; nothing that is written depends on it."""
+    """Ids of the examples by their keys, where the manifest is there; nothing that is written
+    depends on it.
+    """
     if not (manifest / "manifest.json").exists():
         return {}
     examples = read_manifest(manifest).examples
@@ -274,14 +409,22 @@ def _names(manifest: Path) -> Mapping[int, str]:
 
 
 def main() -> None:
-    """Preprocess every example of data/shards/ once and keep the results as mapped columns in data/snapshot/."""
+    """Preprocess every example of data/shards/ once and keep the results as mapped columns in
+    data/snapshot/.
+    """
     with stage_cli(main) as params:
         layout = Layout()
         shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
-        output_shape((*params.preprocess, *params.augment), shards.schema)  # refuse now what could not be batched in the end
+        # Refuse now what could not be batched in the end.
+        output_shape((*params.preprocess, *params.augment), shards.schema)
         started_at = time.perf_counter()
         index = snapshot(
-            shards, layout.shards, layout.snapshot, preprocess=params.preprocess, settings=params.snapshot, names=lambda: _names(layout.manifest)
+            shards,
+            layout.shards,
+            layout.snapshot,
+            preprocess=params.preprocess,
+            settings=params.snapshot,
+            names=lambda: _names(layout.manifest),
         )
         seconds = time.perf_counter() - started_at
         examples = sum(split.count for split in index.splits.values())
@@ -290,10 +433,13 @@ def main() -> None:
         image, mean = index.columns[0], size / examples
         sizes = "×".join(str(length or "any") for length in image.shape)
         # A file of its own: what follows depends on what was written, not on how long that took.
-        write_json(layout.snapshot.with_suffix(".json"), {"seconds": seconds, "examples_per_s": examples / seconds, "bytes_per_example": mean})
+        write_json(
+            layout.snapshot.with_suffix(".json"),
+            {"seconds": seconds, "examples_per_s": examples / seconds, "bytes_per_example": mean},
+        )
         echo(
-            f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {sizes}, {mean:,.0f} bytes each, "
-            f"{size / max(1, read):.2f} × the shards, {size / 1e6 / seconds:,.0f} MB/s"
+            f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {sizes}, {mean:,.0f} bytes"
+            f" each, {size / max(1, read):.2f} × the shards, {size / 1e6 / seconds:,.0f} MB/s"
         )
 
 

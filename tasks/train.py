@@ -1,7 +1,7 @@
 """Stage 5, train: train the model through one configuration's input pipeline and record everything.
 
-Checkpoints are in runs/NAME/.checkpoint until the training is complete; an interrupted training of the same work resumes
-from the last one. Results are written to files first, then to MLflow.
+Checkpoints are in runs/NAME/.checkpoint until the training is complete; an interrupted training of
+the same work resumes from the last one. Results are written to files first, then to MLflow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.assembly.inputs import explain_read_errors, input_pipeline, input_service, open_inputs, series_windows
+from tasks.assembly.inputs import (
+    explain_read_errors,
+    input_pipeline,
+    input_service,
+    open_inputs,
+    series_windows,
+)
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
 from tasks.code_identity import code_digest
@@ -45,7 +51,9 @@ from tasks.training.models import Models, compile_model, trainable_model
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPipelines:
-    """The input pipelines of one configuration for the three splits; `test` is None where there is none."""
+    """The input pipelines of one configuration for the three splits; `test` is None where there is
+    none.
+    """
 
     train: InputPipeline
     validation: InputPipeline
@@ -61,32 +69,48 @@ class TrainResult:
     usage: Usage
 
 
-def train(models: Models, pipelines: SplitPipelines, progress: CheckpointCallback, *, settings: TrainSettings) -> TrainResult:
-    """Train, resuming where `progress` says that an interrupted training was, and evaluate on the held-out splits."""
+def train(
+    models: Models,
+    pipelines: SplitPipelines,
+    progress: CheckpointCallback,
+    *,
+    settings: TrainSettings,
+) -> TrainResult:
+    """Train, resuming where `progress` says that an interrupted training was, and evaluate on the
+    held-out splits.
+    """
     plan = pipelines.train.plan
     gather = pipelines.train.gather_fn() if plan.on_device else None
     model = trainable_model(models, finished_inputs=not plan.device_ops, gather=gather)
     compile_model(model, settings, target=models.target, steps=pipelines.train.steps)
     start, executions = progress.restore(model), Executions(model)
     if start != Position():
-        echo(f"train: resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
+        echo(
+            f"train: resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
+        )
     with Sampler(used_gpus(device_names(model)), paused=True) as sampler:
         progress.attach(executions, sampler)
         if start.step:
-            # Keras makes the variables of its metrics with the first batch it sees, and they are to continue from their values.
+            # Keras makes the variables of its metrics with the first batch it sees, and they are to
+            # continue from their values.
             model.evaluate(pipelines.validation.dataset().take(1), verbose=0)  # pyright: ignore[reportArgumentType]
             fit(model, pipelines, progress, start=start, until=start.epoch + 1)
             start = Position(epoch=start.epoch + 1)
         fit(model, pipelines, progress, start=start, until=settings.epochs)
     usage, timer = sampler.measured, progress.timer
-    result: dict[str, Any] = {"train": {name: value for name, value in progress.rows[-1].items() if name != "epoch"}}
+    result: dict[str, Any] = {
+        "train": {name: value for name, value in progress.rows[-1].items() if name != "epoch"}
+    }
     if pipelines.test is not None:
         scores = model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
         result["test"] = {name: float(value) for name, value in scores.items()}
     if timer.epochs:
         per_step = pipelines.train.examples / pipelines.train.steps
         rates = [rate * per_step for rate in timer.rates]
-        result["throughput"] = {"train_examples_per_s": float(np.median(rates[1:] or rates)), "cold_examples_per_s": rates[0]}
+        result["throughput"] = {
+            "train_examples_per_s": float(np.median(rates[1:] or rates)),
+            "cold_examples_per_s": rates[0],
+        }
         result["step"] = asdict(timer.step_times())
     measured = progress.measured_steps * pipelines.train.examples / pipelines.train.steps
     result["cpu_seconds_per_1k_examples"] = usage.cpu_s / measured * 1000 if measured else None
@@ -94,16 +118,30 @@ def train(models: Models, pipelines: SplitPipelines, progress: CheckpointCallbac
     return TrainResult(rows=progress.rows, result=result, usage=usage)
 
 
-def fit(model: keras.Model, pipelines: SplitPipelines, progress: CheckpointCallback, *, start: Position, until: int) -> None:
-    """Run Keras' own training loop from a position to the end of epoch `until` (counted from 0, excluded)."""
+def fit(
+    model: keras.Model,
+    pipelines: SplitPipelines,
+    progress: CheckpointCallback,
+    *,
+    start: Position,
+    until: int,
+) -> None:
+    """Run Keras' own training loop from a position to the end of epoch `until` (counted from 0,
+    excluded).
+    """
     if start.epoch >= until:
         return
     pipeline = pipelines.train
     first = start.epoch * pipeline.steps + start.step
     resident = pipeline.plan.on_device
-    batches = tf.data.Dataset.range(first, until * pipeline.steps) if resident else pipeline.dataset(first_step=first, epochs=until)
+    batches = (
+        tf.data.Dataset.range(first, until * pipeline.steps)
+        if resident
+        else pipeline.dataset(first_step=first, epochs=until)
+    )
     model.fit(
-        # Endless for Keras, which counts whole executions, and would begin the sequence again too early where the last one of an epoch is cut.
+        # Endless for Keras, which counts whole executions, and would begin the sequence again too
+        # early where the last one of an epoch is cut.
         batches.repeat(),
         # One sequence over all epochs: the next epoch's first batch is ready in time.
         steps_per_epoch=pipeline.steps - start.step,
@@ -132,7 +170,12 @@ def write_history(path: Path, rows: list[dict[str, float]]) -> None:
 def metrics_of(trained: TrainResult, built: Mapping[str, Any]) -> dict[str, float | None]:
     """Everything that build and train measured, under its MLflow name."""
     result, usage = trained.result, trained.usage
-    throughput, step, test, input_only = result.get("throughput", {}), result.get("step", {}), result.get("test", {}), built["throughput"]
+    throughput, step, test, input_only = (
+        result.get("throughput", {}),
+        result.get("step", {}),
+        result.get("test", {}),
+        built["throughput"],
+    )
     return {
         "throughput/train_examples_per_s": throughput.get("train_examples_per_s"),
         "throughput/input_examples_per_s": input_only["input_examples_per_s"],
@@ -150,17 +193,35 @@ def metrics_of(trained: TrainResult, built: Mapping[str, Any]) -> dict[str, floa
     }
 
 
-def log_inputs(recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline) -> None:
+def log_inputs(
+    recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline
+) -> None:
     """Log the resolved configuration, the data set and, where it is so, the absence of a GPU."""
     config = params.pipelines[name].model_dump()
-    ops = {section: [op.identity for op in getattr(params, section)] for section in ("preprocess", "augment", "postprocess")}
-    sections = {section: getattr(params, section).model_dump() for section in ("data", "shard", "model", "train")}
-    recorder.params({"pipeline": config, **ops, **sections, "batch_size": params.batch_size, "plan": str(pipeline.plan)})
+    ops = {
+        section: [op.identity for op in getattr(params, section)]
+        for section in ("preprocess", "augment", "postprocess")
+    }
+    sections = {
+        section: getattr(params, section).model_dump()
+        for section in ("data", "shard", "model", "train")
+    }
+    recorder.params(
+        {
+            "pipeline": config,
+            **ops,
+            **sections,
+            "batch_size": params.batch_size,
+            "plan": str(pipeline.plan),
+        }
+    )
     recorder.params({"machine": fingerprint()})
     recorder.dataset(params.data.source, data_digest)
 
 
-def split_pipelines(params: Params, name: str, stored: PreparedData, *, address: str) -> SplitPipelines:
+def split_pipelines(
+    params: Params, name: str, stored: PreparedData, *, address: str
+) -> SplitPipelines:
     """Open the configuration for training, and the plain reading of the held-out splits."""
 
     def held_out(split: str) -> InputPipeline:
@@ -174,12 +235,16 @@ def split_pipelines(params: Params, name: str, stored: PreparedData, *, address:
 
 
 def training_fingerprint(params: Params, name: str, stored: PreparedData) -> dict[str, str]:
-    """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is not resumed from.
+    """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is
+    not resumed from.
 
-    How often checkpoints are kept is no part of it. `code` is that of the model's builder, of the ops and of the input pipelines, with
-    all that they import from the project.
+    How often checkpoints are kept is no part of it. `code` is that of the model's builder, of the
+    ops and of the input pipelines, with all that they import from the project.
     """
-    ops = [[op.identity for op in stored.bind_to_data(getattr(params, section))] for section in ("augment", "postprocess")]
+    ops = [
+        [op.identity for op in stored.bind_to_data(getattr(params, section))]
+        for section in ("augment", "postprocess")
+    ]
     parts = {
         "data": [stored.shards.data_digest, stored.snapshot.key],
         "ops": ops,
@@ -202,7 +267,11 @@ def code_modules(params: Params) -> set[str]:
 def own_modules(params: Params) -> set[str]:
     """Modules that are not the program's: of the model's builder and of ops."""
     builder = {params.model.name.partition(":")[0]} if ":" in params.model.name else set()
-    ops = {type(op).__module__ for section in ("preprocess", "augment", "postprocess") for op in getattr(params, section)}
+    ops = {
+        type(op).__module__
+        for section in ("preprocess", "augment", "postprocess")
+        for op in getattr(params, section)
+    }
     return builder | {module for module in ops if module.partition(".")[0] != "tasks"}
 
 
@@ -212,17 +281,23 @@ def configure_process(settings: TrainSettings) -> None:
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if settings.mixed_precision:
-        keras.mixed_precision.set_global_policy("mixed_float16" if visible_gpus()[0] else "mixed_bfloat16")
+        keras.mixed_precision.set_global_policy(
+            "mixed_float16" if visible_gpus()[0] else "mixed_bfloat16"
+        )
 
 
 def main() -> None:
     """Train the model through one configuration's input pipeline."""
-    with pipeline_stage_cli(main) as context, input_service(context.params.pipelines[context.name]) as address:
+    with (
+        pipeline_stage_cli(main) as context,
+        input_service(context.params.pipelines[context.name]) as address,
+    ):
         params, name = context.params, context.name
         if (hosts := host_from_tf_config(os.environ).count) > 1:
             raise ImpossiblePlan(
-                f"TF_CONFIG names {hosts} hosts; this stage trains on one, which would see its slice of each batch alone: "
-                "unset TF_CONFIG, or train with a loop of your own (docs/training.md, several hosts)"
+                f"TF_CONFIG names {hosts} hosts; this stage trains on one, which would see its"
+                " slice of each batch alone: unset TF_CONFIG, or train with a loop of your own"
+                " (docs/training.md, several hosts)"
             )
         configure_process(params.train)
         out, stored = Layout().run(name), open_inputs(params, Layout())
@@ -230,8 +305,16 @@ def main() -> None:
         models = build_models_for(params, stored)
         checkpoint_folder = out / FOLDER
         store = CheckpointStore(checkpoint_folder, training_fingerprint(params, name, stored))
-        identity = identity_of(Layout().manifest, params.data.path, pipeline=name, data_digest=stored.shards.data_digest)
-        echo(f"train {name}: {pipelines.train.plan}; {models.network.count_params():,} weights, {pipelines.train.examples:,} examples")
+        identity = identity_of(
+            Layout().manifest,
+            params.data.path,
+            pipeline=name,
+            data_digest=stored.shards.data_digest,
+        )
+        echo(
+            f"train {name}: {pipelines.train.plan}; {models.network.count_params():,} weights,"
+            f" {pipelines.train.examples:,} examples"
+        )
         if visible_gpus()[1]:
             echo(f"  {visible_gpus()[1]}")
         objects: dict[str, str] = {}
@@ -241,13 +324,27 @@ def main() -> None:
             if savable.hint():
                 echo(f"  {savable.hint()}")
         with explain_read_errors(stored), Recorder(identity, run_id=store.run_id) as recorder:
-            log_inputs(recorder, params, name, data_digest=stored.shards.data_digest, pipeline=pipelines.train)
-            trained = train(models, pipelines, CheckpointCallback(pipelines.train, store, params.train, recorder), settings=params.train)
+            log_inputs(
+                recorder,
+                params,
+                name,
+                data_digest=stored.shards.data_digest,
+                pipeline=pipelines.train,
+            )
+            trained = train(
+                models,
+                pipelines,
+                CheckpointCallback(pipelines.train, store, params.train, recorder),
+                settings=params.train,
+            )
             windows = series_windows(params, stored)
             baseline = held_out(stored, targets=windows.targets if windows else None)
             save_model(models.full_model, out / "model.keras")
             write_history(out / "history.csv", trained.rows)
-            write_json(out / "train.json", {"metric": models.target.metric, "held_out": asdict(baseline), **trained.result})
+            write_json(
+                out / "train.json",
+                {"metric": models.target.metric, "held_out": asdict(baseline), **trained.result},
+            )
             recorder.metrics(metrics_of(trained, read_json(out / "input.json")))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.artifact(out / file)
@@ -256,7 +353,10 @@ def main() -> None:
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         test, metric = trained.result.get("test", {}), models.target.metric
         throughput = trained.result.get("throughput", {}).get("train_examples_per_s", float("nan"))
-        echo(f"  {throughput:,.0f} examples/s" + (f", test {metric} {test[metric]:.4f}" if test else ""))
+        echo(
+            f"  {throughput:,.0f} examples/s"
+            + (f", test {metric} {test[metric]:.4f}" if test else "")
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Compare everything that is read of data/shards/ and data/snapshot/ with the digests that were taken when it was written.
+"""Compare everything that is read of data/shards/ and data/snapshot/ with the digests that were
+taken when it was written.
 
-Opening checks sizes and keys only; this reads every byte. Exit code 2 and a list of what is damaged (file, record or rows),
-if anything is. Where the snapshot holds repaired shards, these are read instead of the damaged ones.
+Opening checks sizes and keys only; this reads every byte. Exit code 2 and a list of what is damaged
+(file, record or rows), if anything is. Where the snapshot holds repaired shards, these are read
+instead of the damaged ones.
 """
 
 from __future__ import annotations
@@ -18,9 +20,18 @@ def main() -> None:
     """Check shards and snapshot byte by byte."""
     with stage_cli(main) as params:
         layout = Layout()
-        stored = open_prepared_data(manifest=layout.manifest, shards=layout.shards, snapshot=layout.snapshot, preprocess=params.preprocess)
+        stored = open_prepared_data(
+            manifest=layout.manifest,
+            shards=layout.shards,
+            snapshot=layout.snapshot,
+            preprocess=params.preprocess,
+        )
         shards = stored.shards.shards
-        problems = [problem for shard in progress(shards, total=len(shards), label="verify", unit="shards") for problem in stored.damage(shard)]
+        problems = [
+            problem
+            for shard in progress(shards, total=len(shards), label="verify", unit="shards")
+            for problem in stored.damage(shard)
+        ]
         if problems:
             raise CorruptShard("\n".join(problems))
         verify(stored.snapshot_folder, stored.snapshot)
@@ -28,7 +39,10 @@ def main() -> None:
         if repaired:
             echo(f"verify: read repaired, in {stored.snapshot_folder}: {', '.join(repaired)}")
         rows = sum(split.count for split in stored.snapshot.splits.values())
-        echo(f"verify: {len(shards)} shards and {len(stored.snapshot.columns)} columns of {rows:,} rows OK: all digests match")
+        echo(
+            f"verify: {len(shards)} shards and {len(stored.snapshot.columns)} columns of {rows:,}"
+            " rows OK: all digests match"
+        )
 
 
 if __name__ == "__main__":

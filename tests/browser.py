@@ -1,4 +1,6 @@
-"""A real browser for tests of what people see. Pictures go to the folder that SCREENSHOTS names, where one is named."""
+"""A real browser for tests of what people see. Pictures go to the folder that SCREENSHOTS names,
+where one is named.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def browsing(user: tuple[str, str] | None = None) -> Iterator[Page]:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         known = {"username": user[0], "password": user[1]} if user else None
-        page = browser.new_context(viewport={"width": 1400, "height": 1000}, http_credentials=known).new_page()
+        page = browser.new_context(
+            viewport={"width": 1400, "height": 1000}, http_credentials=known
+        ).new_page()
         page.set_default_timeout(SLOWEST_MS)
         yield page
         browser.close()

@@ -1,4 +1,6 @@
-"""Small real data for the tests: images of every format in class folders, arrays, and the stages run on them."""
+"""Small real data for the tests: images of every format in class folders, arrays, and the stages
+run on them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from filelock import FileLock
 from lanes import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 from PIL import Image
 from project import copy_project, find_changes, make_project, prefect_template, run
-from skips import need, pytest_make_collect_report, pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - hooks
+from skips import (
+    need,
+)
 from stack import Stack, running_stack
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
@@ -77,7 +81,11 @@ def arrays(array_settings, tmp_path_factory) -> Path:
 def prepared(settings: DataSettings, folder: Path) -> Path:
     manifest = ingest(settings, folder / "manifest")
     manifest = replace(manifest, folder=folder / "manifest")
-    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2, compression="both"))
+    shard(
+        manifest,
+        folder / "shards",
+        settings=ShardSettings(min_shards=3, writers=2, compression="both"),
+    )
     return folder
 
 
@@ -92,7 +100,9 @@ def shared(tmp_path_factory, worker_id) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(shared, array_file) -> Iterator[tuple[Path, str]]:
-    """A project of two configurations after its first `dvc repro`, and what that printed; to look at, not to change."""
+    """A project of two configurations after its first `dvc repro`, and what that printed; to look
+    at, not to change.
+    """
     folder, output = shared / "finished" / "project", shared / "finished" / "output.txt"
     with FileLock(shared / "finished.lock"):
         if not output.exists():
@@ -117,14 +127,18 @@ def _prefect_template(shared) -> None:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory, array_file) -> Iterator[Stack]:
     """A project with its own Prefect server, worker and MLflow."""
-    with running_stack(make_project(tmp_path_factory.mktemp("ui") / "project", array_file)) as running:
+    with running_stack(
+        make_project(tmp_path_factory.mktemp("ui") / "project", array_file)
+    ) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def trained(stack) -> str:
     """A training with changes, started as the form starts it, and completed."""
-    flow_run = stack.start("training", pipeline="naive", changes={"epochs": 1, "overrides": ["batch_size=16"]})
+    flow_run = stack.start(
+        "training", pipeline="naive", changes={"epochs": 1, "overrides": ["batch_size=16"]}
+    )
     found = stack.ended(flow_run)
     assert found["state_type"] == "COMPLETED", stack.log(flow_run)
     return flow_run
@@ -138,12 +152,15 @@ def small_disk(tmp_path):
     need("mount")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=True)
     yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)  # the last iterator may still hold its file
+    # The last iterator may still hold its file.
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.fixture(autouse=True)
 def _op_determinism_ends_with_its_test() -> Iterator[None]:
-    """Trainings that repeat bit by bit turn it on for their process; tf.data then works ahead of nobody in later tests."""
+    """Trainings that repeat bit by bit turn it on for their process; tf.data then works ahead of
+    nobody in later tests.
+    """
     yield
     if "tensorflow" in sys.modules:
         from tensorflow.python.framework import config

@@ -1,8 +1,10 @@
 """Planted faults: small, plausible mistakes in the program, each of which a test must catch.
 
-`python -m tests.mutations` copies the tracked files to a temporary folder, plants one fault after another there, and runs the
-tests that are expected to catch it. A fault is known by a snippet of source that occurs once below tasks/ and flows/, in
-whichever file, so that the list survives modules being moved; tests/test_mutations.py names the snippets that do not apply.
+`python -m tests.mutations` copies the tracked files to a temporary folder, plants one fault after
+another there, and runs the tests that are expected to catch it. A fault is known by a snippet of
+source that occurs once below tasks/ and flows/, in whichever file and however its lines are broken,
+so that the list survives modules being moved; tests/test_mutations.py names the snippets that do
+not apply.
 
 A fault changes something that can be observed. Where nothing catches it, a test is missing.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import cache_from_source
+from operator import add
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -37,7 +41,8 @@ QUICK = "not integration and not slow"
 class Fault:
     """A snippet of source, what takes its place, and the tests that are expected to catch that.
 
-    `tests` are files, whose quick tests run, or ids of single tests, which run whatever their mark; none: the whole quick lane.
+    `tests` are files, whose quick tests run, or ids of single tests, which run whatever their mark;
+    none: the whole quick lane.
     """
 
     name: str
@@ -82,22 +87,73 @@ RESUME = ("tests/training/test_resume.py",)
 STORED = ("tests/pipelines/test_stored.py",)
 STEADY_STATE = ("tests/measurement/test_steady_state.py",)
 VERDICT = ("tests/measurement/test_verdict.py",)
-STOPPING = ("tests/training/test_resume.py::test_stopping_after_any_step_changes_nothing[optimized]",)
+STOPPING = (
+    "tests/training/test_resume.py::test_stopping_after_any_step_changes_nothing[optimized]",
+)
 
 FAULTS = (
     # Records, shards, columns
-    Fault("the checksum of a record is not compared", "_masked(data) == _CRC.unpack(tail)[0]", "tail", TFRECORD),
-    Fault("the checksum of a length is not compared", "_masked(head[:8]) != length_crc or length", "length", TFRECORD),
-    Fault("a record without its end is taken", "len(data) < length or len(tail) < _CRC.size", "len(data) < length", TFRECORD),
-    Fault("offsets leave the framing out", "offset += _HEAD.size + len(data) + _CRC.size", "offset += len(data)", TFRECORD),
+    Fault(
+        "the checksum of a record is not compared",
+        "_masked(data) == _CRC.unpack(tail)[0]",
+        "tail",
+        TFRECORD,
+    ),
+    Fault(
+        "the checksum of a length is not compared",
+        "_masked(head[:8]) != length_crc or length",
+        "length",
+        TFRECORD,
+    ),
+    Fault(
+        "a record without its end is taken",
+        "len(data) < length or len(tail) < _CRC.size",
+        "len(data) < length",
+        TFRECORD,
+    ),
+    Fault(
+        "offsets leave the framing out",
+        "offset += _HEAD.size + len(data) + _CRC.size",
+        "offset += len(data)",
+        TFRECORD,
+    ),
     Fault("compressed shards hold the time", "mtime=0", "mtime=None", TFRECORD),
-    Fault("all groups of a number say that another follows", "groups[:, :-1] |= 0x80", "groups |= 0x80", TFRECORD),
-    Fault("later blocks get the labels of the first", "labels=labels[part]", "labels=labels[: len(block)]", SHARD),
-    Fault("a foreign shard is passed over", "if path.name not in listed", "if not path.name", SHARD),
-    Fault("a shard that is too long is taken", "size and found != shard.bytes", "size and found < shard.bytes", SHARD),
-    Fault("an image that changed since ingest is stored", "if digest_bytes(value) != digest:", "if not value:", ODD_FILES),
-    Fault("a finished shard is written again", "exists = job.path.exists()", "exists = False", SHARD),
-    Fault("an interrupted shard stage goes on with other data", '{"data": manifest.digest, "settings"', '{"settings"', SHARD),
+    Fault(
+        "all groups of a number say that another follows",
+        "groups[:, :-1] |= 0x80",
+        "groups |= 0x80",
+        TFRECORD,
+    ),
+    Fault(
+        "later blocks get the labels of the first",
+        "labels=labels[part]",
+        "labels=labels[: len(block)]",
+        SHARD,
+    ),
+    Fault(
+        "a foreign shard is passed over", "if path.name not in listed", "if not path.name", SHARD
+    ),
+    Fault(
+        "a shard that is too long is taken",
+        "size and found != shard.bytes",
+        "size and found < shard.bytes",
+        SHARD,
+    ),
+    Fault(
+        "an image that changed since ingest is stored",
+        "if digest_bytes(value) != digest:",
+        "if not value:",
+        ODD_FILES,
+    ),
+    Fault(
+        "a finished shard is written again", "exists = job.path.exists()", "exists = False", SHARD
+    ),
+    Fault(
+        "an interrupted shard stage goes on with other data",
+        '{"data": manifest.digest, "settings"',
+        '{"settings"',
+        SHARD,
+    ),
     Fault(
         "what was lost does not count as other data",
         "named[shard.name].records < shard.records",
@@ -111,13 +167,37 @@ FAULTS = (
         (DATASET + "test_a_compressed_twin_makes_good_for_a_damaged_shard",),
     ),
     Fault("only the last shard's losses count", "lost += missing", "lost = missing", UNDECODABLE),
-    Fault("rows are written at the wrong place", "file.seek(start * column.stride)", "file.seek(start)", COLUMNS),
-    Fault("a chunk's digest is not compared", "digest_content(data) != chunk.digests[column.name]", "not data", COLUMNS),
+    Fault(
+        "rows are written at the wrong place",
+        "file.seek(start * column.stride)",
+        "file.seek(start)",
+        COLUMNS,
+    ),
+    Fault(
+        "a chunk's digest is not compared",
+        "digest_content(data) != chunk.digests[column.name]",
+        "not data",
+        COLUMNS,
+    ),
     Fault("a snapshot of another key is read", "index.key != key", "not index.key", COLUMNS),
-    Fault("a column that is too short is read", "if found != needed:", "if found is None:", COLUMNS),
-    Fault("whoever reads a column can change it", 'mode="c", shape=shape', 'mode="r+", shape=shape', COLUMNS),
-    Fault("ragged values begin where they end", "np.cumsum(sizes) - sizes", "np.cumsum(sizes)", RAGGED),
-    Fault("the end of ragged values is not aligned", "return -(-size // ALIGNMENT) * ALIGNMENT", "return size", RAGGED),
+    Fault(
+        "a column that is too short is read", "if found != needed:", "if found is None:", COLUMNS
+    ),
+    Fault(
+        "whoever reads a column can change it",
+        'mode="c", shape=shape',
+        'mode="r+", shape=shape',
+        COLUMNS,
+    ),
+    Fault(
+        "ragged values begin where they end", "np.cumsum(sizes) - sizes", "np.cumsum(sizes)", RAGGED
+    ),
+    Fault(
+        "the end of ragged values is not aligned",
+        "return -(-size // ALIGNMENT) * ALIGNMENT",
+        "return size",
+        RAGGED,
+    ),
     # The snapshot
     Fault(
         "a note says done before the rows are flushed",
@@ -131,19 +211,51 @@ FAULTS = (
         "start=start, values",
         (DATASET + "test_a_snapshot_is_the_same_however_many_rows_are_made_together",),
     ),
-    Fault("the first row counts records, not examples", "passed[shard.split] += shard.examples", "passed[shard.split] += shard.records", NUMBERS),
+    Fault(
+        "the first row counts records, not examples",
+        "passed[shard.split] += shard.examples",
+        "passed[shard.split] += shard.records",
+        NUMBERS,
+    ),
     Fault(
         "a shard with fewer examples than listed is taken",
         "if count != shard.examples:",
         "if count > shard.examples:",
         (DATASET + "test_a_shard_with_fewer_examples_than_the_index_says_is_refused",),
     ),
-    Fault("statistics are taken over all splits", "if shard.split == STATISTICS_OF", "if shard.split", NUMBERS),
-    Fault("moments of parts are added without their distance", " + difference**2 * (count * part.count / total)", "", NUMBERS),
-    Fault("a snapshot's key forgets the shards", '{"shards": shards.digest, "ops"', '{"ops"', STORED),
-    Fault("a snapshot's key forgets TensorFlow", '"ops": ops, "libraries": installed_versions(["tensorflow"])', '"ops": ops', STORED),
-    Fault("an op's identity forgets its version", '"version": self.version, **self.model_dump()', "**self.model_dump()", STORED),
-    Fault("an op's identity forgets its arguments", '"version": self.version, **self.model_dump()', '"version": self.version', STORED),
+    Fault(
+        "statistics are taken over all splits",
+        "if shard.split == STATISTICS_OF",
+        "if shard.split",
+        NUMBERS,
+    ),
+    Fault(
+        "moments of parts are added without their distance",
+        " + difference**2 * (count * part.count / total)",
+        "",
+        NUMBERS,
+    ),
+    Fault(
+        "a snapshot's key forgets the shards", '{"shards": shards.digest, "ops"', '{"ops"', STORED
+    ),
+    Fault(
+        "a snapshot's key forgets TensorFlow",
+        '"ops": ops, "libraries": installed_versions(["tensorflow"])',
+        '"ops": ops',
+        STORED,
+    ),
+    Fault(
+        "an op's identity forgets its version",
+        '"version": self.version, **self.model_dump()',
+        "**self.model_dump()",
+        STORED,
+    ),
+    Fault(
+        "an op's identity forgets its arguments",
+        '"version": self.version, **self.model_dump()',
+        '"version": self.version',
+        STORED,
+    ),
     Fault(
         "files come in another order than the shards",
         "rows = rows.iloc[shard_order(rows)]",
@@ -152,22 +264,76 @@ FAULTS = (
     ),
     # Orders and draws
     Fault("the seed is left out of every draw", "names = [seed, *(", "names = [*(", PINNED),
-    Fault("the epoch is left out of the permutation", "key = fold(seed, epoch, ", "key = fold(seed, epoch * 0, ", PINNED),
+    Fault(
+        "the epoch is left out of the permutation",
+        "key = fold(seed, epoch, ",
+        "key = fold(seed, epoch * 0, ",
+        PINNED,
+    ),
     Fault("the cipher has too few rounds", "CIPHER_ROUNDS = 16", "CIPHER_ROUNDS = 4", SAMPLERS),
-    Fault("the last window is as large as the others", "count - which * window)", "count)", SAMPLERS),
-    Fault("the last chunk counts as whole", "max(1, count // chunk)", "max(1, -(-count // chunk))", SAMPLERS),
-    Fault("the circle of chunks is not turned", "(rows + tf.cast(rotation, tf.int64)) % count", "rows % count", PINNED),
-    Fault("draws that are left over go to the wrong classes", "np.argsort(quotas - exact", "np.argsort(exact - quotas", SAMPLERS),
-    Fault("every epoch begins a class with the same example", 'fold(seed, epoch, "class"', 'fold(seed, epoch * 0, "class"', PINNED),
-    Fault("a stream has the same order each epoch", "fold(self.seed, epoch, who)", "fold(self.seed, epoch * 0, who)", PINNED),
-    Fault("equal ops draw the same", "salts=(op.name, position)", "salts=(op.name,)", (DATASET + "test_equal_ops_draw_independently",)),
-    Fault("the last batch is counted out", "return -(-examples // batch_size)", "return examples // batch_size", ORDER),
+    Fault(
+        "the last window is as large as the others", "count - which * window)", "count)", SAMPLERS
+    ),
+    Fault(
+        "the last chunk counts as whole",
+        "max(1, count // chunk)",
+        "max(1, -(-count // chunk))",
+        SAMPLERS,
+    ),
+    Fault(
+        "the circle of chunks is not turned",
+        "(rows + tf.cast(rotation, tf.int64)) % count",
+        "rows % count",
+        PINNED,
+    ),
+    Fault(
+        "draws that are left over go to the wrong classes",
+        "np.argsort(quotas - exact",
+        "np.argsort(exact - quotas",
+        SAMPLERS,
+    ),
+    Fault(
+        "every epoch begins a class with the same example",
+        'fold(seed, epoch, "class"',
+        'fold(seed, epoch * 0, "class"',
+        PINNED,
+    ),
+    Fault(
+        "a stream has the same order each epoch",
+        "fold(self.seed, epoch, who)",
+        "fold(self.seed, epoch * 0, who)",
+        PINNED,
+    ),
+    Fault(
+        "equal ops draw the same",
+        "salts=(op.name, position)",
+        "salts=(op.name,)",
+        (DATASET + "test_equal_ops_draw_independently",),
+    ),
+    Fault(
+        "the last batch is counted out",
+        "return -(-examples // batch_size)",
+        "return examples // batch_size",
+        ORDER,
+    ),
     Fault("the seed of the split is dropped", 'f"{seed}:{digest}"', 'f"{digest}"', ORDER),
     Fault("shares of splits do not add up", "edge += share", "edge = share", ORDER),
-    Fault("the last window of a series is left out", "// self.stride + 1)", "// self.stride)", NUMBERS),
+    Fault(
+        "the last window of a series is left out", "// self.stride + 1)", "// self.stride)", NUMBERS
+    ),
     Fault("windows of a stream begin at every step", "shift=step.stride", "shift=1", NUMBERS),
-    Fault("weights of classes are ignored by streams", "float(weights[label] / weights.sum())", "1 / len(drawn)", DRAWS),
-    Fault("the epoch of a step is counted wrong", "epoch = step // self.steps", "epoch = step // (self.steps + 1)", PINNED),
+    Fault(
+        "weights of classes are ignored by streams",
+        "float(weights[label] / weights.sum())",
+        "1 / len(drawn)",
+        DRAWS,
+    ),
+    Fault(
+        "the epoch of a step is counted wrong",
+        "epoch = step // self.steps",
+        "epoch = step // (self.steps + 1)",
+        PINNED,
+    ),
     Fault(
         "the last batch repeats its last row",
         "rows if always_full else rows[: self.size(step)]",
@@ -187,10 +353,27 @@ FAULTS = (
         (DATASET + "test_every_iteration_is_the_next_epoch_where_that_is_asked_for[snapshot]",),
     ),
     # Hosts
-    Fault("hosts share what does not divide", "return examples - examples % batch_size % self.count", "return examples", HOSTS),
-    Fault("workers do not count the chief", '(counts["chief"] if kind == "worker" else 0)', "0", HOSTS),
-    Fault("a batch that hosts cannot share is taken", "if batch_size % self.count:", "if batch_size < self.count:", HOSTS),
-    Fault("an index beyond the cluster is taken", "not 0 <= index < counts[kind]", "not 0 <= index <= counts[kind]", HOSTS),
+    Fault(
+        "hosts share what does not divide",
+        "return examples - examples % batch_size % self.count",
+        "return examples",
+        HOSTS,
+    ),
+    Fault(
+        "workers do not count the chief", '(counts["chief"] if kind == "worker" else 0)', "0", HOSTS
+    ),
+    Fault(
+        "a batch that hosts cannot share is taken",
+        "if batch_size % self.count:",
+        "if batch_size < self.count:",
+        HOSTS,
+    ),
+    Fault(
+        "an index beyond the cluster is taken",
+        "not 0 <= index < counts[kind]",
+        "not 0 <= index <= counts[kind]",
+        HOSTS,
+    ),
     Fault(
         "slices of hosts overlap",
         "size * self.host.index // self.host.count",
@@ -198,21 +381,66 @@ FAULTS = (
         (DATASET + "test_hosts_get_equal_slices_of_what_one_host_would_see[3-9]",),
     ),
     # Ops
-    Fault("a flip reverses the channels", "tf.stack([-1, shape[2], shape[3]])), [1])", "tf.stack([-1, shape[2], shape[3]])), [2])", KERNELS),
-    Fault("a random crop never reaches the last row", "tall - op.height + 1", "tall - op.height", KERNELS),
-    Fault("a rotation turns about another center", "(cos * wide - sin * tall)", "(cos * wide + sin * tall)", KERNELS),
-    Fault("images only become brighter", "* 2 - 1) * (op.delta * 255)", "* 2) * (op.delta * 255)", PINNED),
-    Fault("mixup keeps the label of the first image", "label * share[:, None] + tf.roll(label, -1, 0) * (1 - share[:, None])", "label", KERNELS),
+    Fault(
+        "a flip reverses the channels",
+        "tf.stack([-1, shape[2], shape[3]])), [1])",
+        "tf.stack([-1, shape[2], shape[3]])), [2])",
+        KERNELS,
+    ),
+    Fault(
+        "a random crop never reaches the last row",
+        "tall - op.height + 1",
+        "tall - op.height",
+        KERNELS,
+    ),
+    Fault(
+        "a rotation turns about another center",
+        "(cos * wide - sin * tall)",
+        "(cos * wide + sin * tall)",
+        KERNELS,
+    ),
+    Fault(
+        "images only become brighter",
+        "* 2 - 1) * (op.delta * 255)",
+        "* 2) * (op.delta * 255)",
+        PINNED,
+    ),
+    Fault(
+        "mixup keeps the label of the first image",
+        "label * share[:, None] + tf.roll(label, -1, 0) * (1 - share[:, None])",
+        "label",
+        KERNELS,
+    ),
     Fault(
         "cutmix mixes labels the wrong way round",
         "label * (1 - covered) + tf.roll(label, -1, 0) * covered",
         "label * covered + tf.roll(label, -1, 0) * (1 - covered)",
         KERNELS,
     ),
-    Fault("a constant channel is divided by zero", "[value or 1.0 for value in", "[value for value in", KERNELS),
-    Fault("pixels wrap around instead of saturating", "tf.saturate_cast(tf.round(image)", "tf.cast(tf.round(image)", KERNELS),
-    Fault("a cutout is a pixel too large", "places < (first + size)", "places <= (first + size)", KERNELS),
-    Fault("the device forgets the offset", "layers.Rescaling(op.scale, op.offset, ", "layers.Rescaling(op.scale, ", KERNELS),
+    Fault(
+        "a constant channel is divided by zero",
+        "[value or 1.0 for value in",
+        "[value for value in",
+        KERNELS,
+    ),
+    Fault(
+        "pixels wrap around instead of saturating",
+        "tf.saturate_cast(tf.round(image)",
+        "tf.cast(tf.round(image)",
+        KERNELS,
+    ),
+    Fault(
+        "a cutout is a pixel too large",
+        "places < (first + size)",
+        "places <= (first + size)",
+        KERNELS,
+    ),
+    Fault(
+        "the device forgets the offset",
+        "layers.Rescaling(op.scale, op.offset, ",
+        "layers.Rescaling(op.scale, ",
+        KERNELS,
+    ),
     # Plans and parameters
     Fault(
         "files of a series are shuffled",
@@ -220,28 +448,115 @@ FAULTS = (
         '("shards", "gzip_shards")',
         ("tests/test_tables_and_series.py",),
     ),
-    Fault("ops joined into one map draw as others", "first=previous.first)", "first=step.first)", PINNED),
-    Fault("labels are finished on the device", '== "device" and not op.on_labels)', '== "device")', PLAN),
-    Fault("a random op may be cached", "if after in [op.name for op in augment]:", "if False:", PLAN),
-    Fault("drawing by class does not ask for a permutation", 'and reads_snapshot and config.shuffle.kind != "global"', "and False", PLAN),
-    Fault("a random op may be stored", "in params.preprocess if op.random]", "in params.preprocess if False]", PARAMS),
-    Fault("splits may leave nothing to train on", "params.data.split.test >= 1", "params.data.split.test > 1", PARAMS),
-    Fault("true counts as a number", "type(value) is int and value >= 1", "isinstance(value, int) and value >= 1", PARAMS),
-    Fault("aliases of an override are expanded", "any(isinstance(event, AliasEvent)", "any(False", REACH),
-    Fault("data of one's own may be where fetch writes", "if not path.is_relative_to(raw) or", "if True or", PARAMS),
+    Fault(
+        "ops joined into one map draw as others",
+        "first=previous.first)",
+        "first=step.first)",
+        PINNED,
+    ),
+    Fault(
+        "labels are finished on the device",
+        '== "device" and not op.on_labels)',
+        '== "device")',
+        PLAN,
+    ),
+    Fault(
+        "a random op may be cached", "if after in [op.name for op in augment]:", "if False:", PLAN
+    ),
+    Fault(
+        "drawing by class does not ask for a permutation",
+        'and reads_snapshot and config.shuffle.kind != "global"',
+        "and False",
+        PLAN,
+    ),
+    Fault(
+        "a random op may be stored",
+        "in params.preprocess if op.random]",
+        "in params.preprocess if False]",
+        PARAMS,
+    ),
+    Fault(
+        "splits may leave nothing to train on",
+        "params.data.split.test >= 1",
+        "params.data.split.test > 1",
+        PARAMS,
+    ),
+    Fault(
+        "true counts as a number",
+        "type(value) is int and value >= 1",
+        "isinstance(value, int) and value >= 1",
+        PARAMS,
+    ),
+    Fault(
+        "aliases of an override are expanded",
+        "any(isinstance(event, AliasEvent)",
+        "any(False",
+        REACH,
+    ),
+    Fault(
+        "data of one's own may be where fetch writes",
+        "if not path.is_relative_to(raw) or",
+        "if True or",
+        PARAMS,
+    ),
     # Fetch, ingest
-    Fault("what was fetched is not compared with its digest", "hexdigest() == digest", "hexdigest() != ''", FETCH),
+    Fault(
+        "what was fetched is not compared with its digest",
+        "hexdigest() == digest",
+        "hexdigest() != ''",
+        FETCH,
+    ),
     Fault("fetch follows a link", "if target.is_symlink():", "if False:", FETCH),
-    Fault("fetch replaces files that were edited", "if (name, digest) not in known)", "if name not in dict(known))", FETCH),
-    Fault("a training copy wins over a held-out one", "rank = [-SPLITS.index(split)", "rank = [SPLITS.index(split)", INGEST),
-    Fault("one more reject than allowed", "len(rejects) <= limit * total", "len(rejects) <= limit * total + 1", INGEST),
-    Fault("the source's own split is ignored", "[given or assign_split(digest", "[assign_split(digest", INGEST),
-    Fault("a test split is dealt beside the source's own", '{} if "test" in rows["split"].tolist() else', "{} if False else", INGEST),
+    Fault(
+        "fetch replaces files that were edited",
+        "if (name, digest) not in known)",
+        "if name not in dict(known))",
+        FETCH,
+    ),
+    Fault(
+        "a training copy wins over a held-out one",
+        "rank = [-SPLITS.index(split)",
+        "rank = [SPLITS.index(split)",
+        INGEST,
+    ),
+    Fault(
+        "one more reject than allowed",
+        "len(rejects) <= limit * total",
+        "len(rejects) <= limit * total + 1",
+        INGEST,
+    ),
+    Fault(
+        "the source's own split is ignored",
+        "[given or assign_split(digest",
+        "[assign_split(digest",
+        INGEST,
+    ),
+    Fault(
+        "a test split is dealt beside the source's own",
+        '{} if "test" in rows["split"].tolist() else',
+        "{} if False else",
+        INGEST,
+    ),
     Fault("kept duplicates may be listed twice", ' | rows.duplicated("id").to_numpy()', "", LEAKS),
     Fault("examples may share a key", "is not identity:", "is None:", LEAKS),
-    Fault("images may be outside the data root", "if not path.resolve().is_relative_to(root.resolve()):", "if False:", ODD_FILES),
-    Fault("a linked folder may be outside the data root", "if not target.is_relative_to(self.root.resolve()):", "if False:", ODD_FILES),
-    Fault("orientation is not applied", " and image.getexif().get(_ORIENTATION) in _UPRIGHT", "", INGEST),
+    Fault(
+        "images may be outside the data root",
+        "if not path.resolve().is_relative_to(root.resolve()):",
+        "if False:",
+        ODD_FILES,
+    ),
+    Fault(
+        "a linked folder may be outside the data root",
+        "if not target.is_relative_to(self.root.resolve()):",
+        "if False:",
+        ODD_FILES,
+    ),
+    Fault(
+        "orientation is not applied",
+        " and image.getexif().get(_ORIENTATION) in _UPRIGHT",
+        "",
+        INGEST,
+    ),
     Fault(
         "the manifest's digest forgets the labels",
         '("id", "digest", "label", "split")]',
@@ -249,15 +564,50 @@ FAULTS = (
         MANIFEST,
     ),
     Fault("a manifest that lacks rows is read", "if len(table) != rows:", "if False:", MANIFEST),
-    Fault("a label that is missing becomes a class", "np.flatnonzero(label.isna().to_numpy())", "()", LEAKS),
+    Fault(
+        "a label that is missing becomes a class",
+        "np.flatnonzero(label.isna().to_numpy())",
+        "()",
+        LEAKS,
+    ),
     # Files
-    Fault("a file is renamed before it is flushed", "flush(temporary)\n        os.replace", "os.replace", FILES),
+    Fault(
+        "a file is renamed before it is flushed",
+        "flush(temporary)\n        os.replace",
+        "os.replace",
+        FILES,
+    ),
     Fault("a folder takes its place before it is flushed", "    flush_folder(new)\n", "", FILES),
-    Fault("other work goes on in an interrupted folder", "_key_of(partial) != key", "_key_of(partial) is None", FILES),
-    Fault("the old folder is not put back", "if old.exists() and not path.exists():", "if False:", LEFTOVERS),
-    Fault("temporary files of living processes are removed", "and not _is_alive(int(match[1]))", "", LEFTOVERS),
-    Fault("a scratch folder is not locked", "fcntl.flock(descriptor, fcntl.LOCK_EX)", "pass", LEFTOVERS),
-    Fault("parts of a digest run into each other", 'state.update(len(part).to_bytes(8, "little"))', "pass", PINNED),
+    Fault(
+        "other work goes on in an interrupted folder",
+        "_key_of(partial) != key",
+        "_key_of(partial) is None",
+        FILES,
+    ),
+    Fault(
+        "the old folder is not put back",
+        "if old.exists() and not path.exists():",
+        "if False:",
+        LEFTOVERS,
+    ),
+    Fault(
+        "temporary files of living processes are removed",
+        "and not _is_alive(int(match[1]))",
+        "",
+        LEFTOVERS,
+    ),
+    Fault(
+        "a scratch folder is not locked",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX)",
+        "pass",
+        LEFTOVERS,
+    ),
+    Fault(
+        "parts of a digest run into each other",
+        'state.update(len(part).to_bytes(8, "little"))',
+        "pass",
+        PINNED,
+    ),
     # Errors
     Fault(
         "an error that is no damage is swallowed",
@@ -278,97 +628,323 @@ FAULTS = (
         "(total ^ digest_example(key, label, value))",
         PINNED,
     ),
-    Fault("the digest of an example forgets its label", "for part in (key, label, value)]", "for part in (key, value)]", EQUALITY),
+    Fault(
+        "the digest of an example forgets its label",
+        "for part in (key, label, value)]",
+        "for part in (key, value)]",
+        EQUALITY,
+    ),
     Fault("two digests count as one", "if len(digests) > 1:", "if len(digests) > 2:", REPORT),
-    Fault("examples of another split are taken", "int((self._keys[rows] != keys).sum())", "0", DRAWS),
+    Fault(
+        "examples of another split are taken", "int((self._keys[rows] != keys).sum())", "0", DRAWS
+    ),
     # Measurement
-    Fault("buffers that fill up count as used up", "median(prepared - each.level_full", "median(each.level_full - prepared", STEADY_STATE),
-    Fault("an undecided stall is that of one side", "return min(lows), max(highs)", "return max(lows), min(highs)", STEADY_STATE),
-    Fault("what lay prepared is timed", "lead = 1 + min(lasts, max(steps, MOST_LEAD))", "lead = 1", STEADY_STATE),
-    Fault("a disturbed round widens the interval", ">= TRIMMING_ROUNDS", "> TRIMMING_ROUNDS", STEADY_STATE),
-    Fault("sides that disagree get a margin", "MARGIN_PCT if stall.decided else 0.0", "0.0 if stall.decided else MARGIN_PCT", VERDICT),
-    Fault("validation prepares no batches", "free = min(state.prepared, steps - 1)", "free = 0", VERDICT),
-    Fault("a cold epoch is a cross_check", 'if not rate or rate == rates.get("cold_examples_per_s"):', "if not rate:", VERDICT),
-    Fault("epochs contradict a verdict from one side only", "return cross_check.high_pct + DRIFT_PCT if", "return stall.pct if", VERDICT),
-    Fault("the best that is beaten is tied", "ratio_interval(top, row)[0] <= 1", "ratio_interval(top, row)[1] <= 1", REPORT),
+    Fault(
+        "buffers that fill up count as used up",
+        "median(prepared - each.level_full",
+        "median(each.level_full - prepared",
+        STEADY_STATE,
+    ),
+    Fault(
+        "an undecided stall is that of one side",
+        "return min(lows), max(highs)",
+        "return max(lows), min(highs)",
+        STEADY_STATE,
+    ),
+    Fault(
+        "what lay prepared is timed",
+        "lead = 1 + min(lasts, max(steps, MOST_LEAD))",
+        "lead = 1",
+        STEADY_STATE,
+    ),
+    Fault(
+        "a disturbed round widens the interval",
+        ">= TRIMMING_ROUNDS",
+        "> TRIMMING_ROUNDS",
+        STEADY_STATE,
+    ),
+    Fault(
+        "sides that disagree get a margin",
+        "MARGIN_PCT if stall.decided else 0.0",
+        "0.0 if stall.decided else MARGIN_PCT",
+        VERDICT,
+    ),
+    Fault(
+        "validation prepares no batches",
+        "free = min(state.prepared, steps - 1)",
+        "free = 0",
+        VERDICT,
+    ),
+    Fault(
+        "a cold epoch is a cross_check",
+        'if not rate or rate == rates.get("cold_examples_per_s"):',
+        "if not rate:",
+        VERDICT,
+    ),
+    Fault(
+        "epochs contradict a verdict from one side only",
+        "cross_check.high_pct + DRIFT_PCT if",
+        "stall.pct if",
+        VERDICT,
+    ),
+    Fault(
+        "the best that is beaten is tied",
+        "ratio_interval(top, row)[0] <= 1",
+        "ratio_interval(top, row)[1] <= 1",
+        REPORT,
+    ),
     Fault(
         "of equals the one that waits most is best",
         'min((row for row in rows if row["pipeline"] in names)',
         'max((row for row in rows if row["pipeline"] in names)',
         REPORT,
     ),
-    Fault("a snapshot has paid an epoch too early", "math.ceil(spent / (other - epoch))", "math.floor(spent / (other - epoch))", REPORT),
-    Fault("only results that are too good are warned of", "abs(score - middle) > allowed", "score - middle > allowed", REPORT),
-    Fault("the first pass counts as warm", "(timings[1:] or timings)", "timings", ("tests/measurement/test_throughput.py",)),
+    Fault(
+        "a snapshot has paid an epoch too early",
+        "math.ceil(spent / (other - epoch))",
+        "math.floor(spent / (other - epoch))",
+        REPORT,
+    ),
+    Fault(
+        "only results that are too good are warned of",
+        "abs(score - middle) > allowed",
+        "score - middle > allowed",
+        REPORT,
+    ),
+    Fault(
+        "the first pass counts as warm",
+        "in timings[1:] or timings",
+        "in timings",
+        ("tests/measurement/test_throughput.py",),
+    ),
     Fault(
         "an execution's time counts as a step's",
         "np.diff(self.moments) * 1e3 / self.steps",
         "np.diff(self.moments) * 1e3",
         ("tests/training/test_executions.py",),
     ),
-    Fault("spans end with the later one", "min(end, second[index, 1])", "max(end, second[index, 1])", ("tests/diagnosis/test_intervals.py",)),
+    Fault(
+        "spans end with the later one",
+        "min(end, second[index, 1])",
+        "max(end, second[index, 1])",
+        ("tests/diagnosis/test_intervals.py",),
+    ),
     Fault(
         "a wait is blamed twice",
         "        left = difference(left, worked)\n",
         "",
-        ("tests/diagnosis/test_trace_breakdown.py::test_every_instant_of_a_wait_is_blamed_on_one_iterator",),
+        (
+            "tests/diagnosis/test_trace_breakdown.py::test_every_instant_of_a_wait_is_blamed_on_one_iterator",
+        ),
     ),
     # Diagnosis
-    Fault("what is worth a change is not", "self.share(milliseconds) >= WORTH_PCT", "self.share(milliseconds) <= WORTH_PCT", DIAGNOSIS),
-    Fault("a parallel map works on the training's own thread", "if threads == 1:", "if threads >= 1:", DIAGNOSIS),
-    Fault("an accelerator's input needs no cores", "slowest, load.work_ms / cores)", "slowest)", DIAGNOSIS),
-    Fault("the largest gain comes first whatever it asks for", "gain * TIE_FACTOR >= most", "gain >= most", DIAGNOSIS),
+    Fault(
+        "what is worth a change is not",
+        "self.share(milliseconds) >= WORTH_PCT",
+        "self.share(milliseconds) <= WORTH_PCT",
+        DIAGNOSIS,
+    ),
+    Fault(
+        "a parallel map works on the training's own thread",
+        "if threads == 1:",
+        "if threads >= 1:",
+        DIAGNOSIS,
+    ),
+    Fault(
+        "an accelerator's input needs no cores",
+        "slowest, load.work_ms / cores)",
+        "slowest)",
+        DIAGNOSIS,
+    ),
+    Fault(
+        "the largest gain comes first whatever it asks for",
+        "gain * TIE_FACTOR >= most",
+        "gain >= most",
+        DIAGNOSIS,
+    ),
     Fault(
         "input and model share no cores",
         "1 / (1 / self.input_examples_per_s + 1 / self.model_examples_per_s)",
         "self.model_examples_per_s",
         DIAGNOSIS,
     ),
-    Fault("what was not measured meets no condition", "value is None or value != value", "value is None", DIAGNOSIS),
+    Fault(
+        "what was not measured meets no condition",
+        "value is None or value != value",
+        "value is None",
+        DIAGNOSIS,
+    ),
     # Training and checkpoints
     Fault("a checkpoint's files are not flushed", "_flush(path)", "pass", CHECKPOINTS),
-    Fault("the folder of checkpoints is not flushed", "_flush(self._folder.parent)", "pass", CHECKPOINTS),
-    Fault("the oldest goes before the newest is there for good", "_flush(self._folder)", "pass", CHECKPOINTS),
+    Fault(
+        "the folder of checkpoints is not flushed",
+        "_flush(self._folder.parent)",
+        "pass",
+        CHECKPOINTS,
+    ),
+    Fault(
+        "the oldest goes before the newest is there for good",
+        "_flush(self._folder)",
+        "pass",
+        CHECKPOINTS,
+    ),
     Fault("only one checkpoint is kept", "MAX_TO_KEEP = 2", "MAX_TO_KEEP = 1", CHECKPOINTS),
-    Fault("the oldest checkpoint comes first", "sorted(found, reverse=True)", "sorted(found)", CHECKPOINTS),
-    Fault("a damaged state is resumed from", 'content.pop("digest") != digest_json(content)', 'not content.pop("digest")', CHECKPOINTS),
-    Fault("damaged variables are resumed from", "digest_file(folder / name) != digest", "not digest", CHECKPOINTS),
-    Fault("a checkpoint that does not fit leaves its values", "variable.assign(value)", "pass", CHECKPOINTS),
-    Fault("a checkpoint of other work is resumed from", "if not differing:", "if True:", CHECKPOINTS),
-    Fault("other options of a model are the same work", '"model": params.model.model_dump(),', "", RESUME),
-    Fault("another version of Keras is the same work", "[keras.__version__, tf.__version__]", "[tf.__version__]", RESUME),
-    Fault("how often checkpoints are kept is other work", 'exclude={"checkpoint_every"}', "exclude=set()", RESUME),
-    Fault("a resumed epoch begins with its first batch", "start.epoch * pipeline.steps + start.step", "start.epoch * pipeline.steps", STOPPING),
-    Fault("metrics of a resumed epoch begin at zero", "if self._metrics and resumed:", "if False:", STOPPING),
-    Fault("the optimizer begins anew", "(*model.variables, *model.optimizer.variables)", "model.variables", STOPPING),
+    Fault(
+        "the oldest checkpoint comes first",
+        "sorted(found, reverse=True)",
+        "sorted(found)",
+        CHECKPOINTS,
+    ),
+    Fault(
+        "a damaged state is resumed from",
+        'content.pop("digest") != digest_json(content)',
+        'not content.pop("digest")',
+        CHECKPOINTS,
+    ),
+    Fault(
+        "damaged variables are resumed from",
+        "digest_file(folder / name) != digest",
+        "not digest",
+        CHECKPOINTS,
+    ),
+    Fault(
+        "a checkpoint that does not fit leaves its values",
+        "variable.assign(value)",
+        "pass",
+        CHECKPOINTS,
+    ),
+    Fault(
+        "a checkpoint of other work is resumed from", "if not differing:", "if True:", CHECKPOINTS
+    ),
+    Fault(
+        "other options of a model are the same work",
+        '"model": params.model.model_dump(),',
+        "",
+        RESUME,
+    ),
+    Fault(
+        "another version of Keras is the same work",
+        "[keras.__version__, tf.__version__]",
+        "[tf.__version__]",
+        RESUME,
+    ),
+    Fault(
+        "how often checkpoints are kept is other work",
+        'exclude={"checkpoint_every"}',
+        "exclude=set()",
+        RESUME,
+    ),
+    Fault(
+        "a resumed epoch begins with its first batch",
+        "start.epoch * pipeline.steps + start.step",
+        "start.epoch * pipeline.steps",
+        STOPPING,
+    ),
+    Fault(
+        "metrics of a resumed epoch begin at zero",
+        "if self._metrics and resumed:",
+        "if False:",
+        STOPPING,
+    ),
+    Fault(
+        "the optimizer begins anew",
+        "(*model.variables, *model.optimizer.variables)",
+        "model.variables",
+        STOPPING,
+    ),
     Fault(
         "an epoch runs into the next one",
         "self._most if self._left >= self._most else 1",
         "self._most",
-        ("tests/training/test_executions.py::test_the_same_steps_losses_and_weights_whatever_the_number_per_execution[4-sizes1]",),
+        (
+            "tests/training/test_executions.py::test_the_same_steps_losses_and_weights_whatever_the_number_per_execution[4-sizes1]",
+        ),
     ),
-    Fault("a champion may be worse than the one before", "present.value) < -SURE_ERRORS", "present.value) > SURE_ERRORS", CHAMPION),
-    Fault("a result that is no number may become champion", "not math.isfinite(score.value)", "False", CHAMPION),
-    Fault("more error is better", 'return self.metric == "accuracy"', 'return self.metric != "accuracy"', CHAMPION),
-    Fault("a constant predicts the rarest class", "np.bincount(labels).max()", "np.bincount(labels).min()", CHAMPION),
-    Fault("a sketch forgets the labels", "digest_bytes(digest.encode(), label.encode())", "digest_bytes(digest.encode())", CHAMPION),
+    Fault(
+        "a champion may be worse than the one before",
+        "present.value) < -SURE_ERRORS",
+        "present.value) > SURE_ERRORS",
+        CHAMPION,
+    ),
+    Fault(
+        "a result that is no number may become champion",
+        "not math.isfinite(score.value)",
+        "False",
+        CHAMPION,
+    ),
+    Fault(
+        "more error is better",
+        'return self.metric == "accuracy"',
+        'return self.metric != "accuracy"',
+        CHAMPION,
+    ),
+    Fault(
+        "a constant predicts the rarest class",
+        "np.bincount(labels).max()",
+        "np.bincount(labels).min()",
+        CHAMPION,
+    ),
+    Fault(
+        "a sketch forgets the labels",
+        "digest_bytes(digest.encode(), label.encode())",
+        "digest_bytes(digest.encode())",
+        CHAMPION,
+    ),
     # Staleness
-    Fault("imports of code are not followed", "pending += _imports(name, path)", "pass", CODE_IDENTITY),
+    Fault(
+        "imports of code are not followed", "pending += _imports(name, path)", "pass", CODE_IDENTITY
+    ),
     Fault("packages of code are not followed", "pending += _parents(name)", "pass", CODE_IDENTITY),
     Fault("docstrings count as code", "node.body = node.body[1:]", "pass", CODE_IDENTITY),
-    Fault("another version than the locked one is taken", "if locked and version not in locked:", "if False:", ("tests/test_libraries.py",)),
+    Fault(
+        "another version than the locked one is taken",
+        "if locked and version not in locked:",
+        "if False:",
+        ("tests/test_libraries.py",),
+    ),
     # Runs
-    Fault("a removed lock file is taken for the lock", "if _is_current(descriptor, path):", "if True:", LOCKS),
-    Fault("a process id that is used again holds a lock", "and words.endswith(arguments)", "", LOCKS),
-    Fault("two runs use a workspace at once", 'f"workspace.{name}"', 'f"workspace.{name}.{os.urandom(4).hex()}"', WORKSPACES),
-    Fault("hooks of the project run", 'f"core.hooksPath={os.devnull}"', '"core.fsmonitor=false"', WORKSPACES),
-    Fault("hidden files may be read", 'any(part.startswith(".") for way', "any(False for way", REACH),
+    Fault(
+        "a removed lock file is taken for the lock",
+        "if _is_current(descriptor, path):",
+        "if True:",
+        LOCKS,
+    ),
+    Fault(
+        "a process id that is used again holds a lock", "and words.endswith(arguments)", "", LOCKS
+    ),
+    Fault(
+        "two runs use a workspace at once",
+        'f"workspace.{name}"',
+        'f"workspace.{name}.{os.urandom(4).hex()}"',
+        WORKSPACES,
+    ),
+    Fault(
+        "hooks of the project run",
+        'f"core.hooksPath={os.devnull}"',
+        '"core.fsmonitor=false"',
+        WORKSPACES,
+    ),
+    Fault(
+        "hidden files may be read", 'any(part.startswith(".") for way', "any(False for way", REACH
+    ),
     Fault("the program's own functions may be called", " or parts[0] in OUR_PACKAGES", "", REACH),
     Fault("every dispatcher may be joined", "if address not in granted:", "if False:", REACH),
-    Fault("every folder may be read", "path.is_relative_to(root.resolve())), None)", "path), None)", REACH),
+    Fault(
+        "every folder may be read",
+        "path.is_relative_to(root.resolve())), None)",
+        "path), None)",
+        REACH,
+    ),
     Fault("servers of another user are trusted", ".st_uid != os.geteuid()", ".st_uid < 0", ACCESS),
-    Fault("the password may be read by all", "os.O_NOFOLLOW, 0o600)", "os.O_NOFOLLOW, 0o644)", ACCESS),
-    Fault("the password is drawn again at each start", "write_private(file, json.dumps(asdict(keys)))", "pass", ACCESS),
+    Fault(
+        "the password may be read by all", "os.O_NOFOLLOW, 0o600)", "os.O_NOFOLLOW, 0o644)", ACCESS
+    ),
+    Fault(
+        "the password is drawn again at each start",
+        "write_private(file, json.dumps(asdict(keys)))",
+        "pass",
+        ACCESS,
+    ),
     Fault(
         "the Prefect server asks for no password",
         'return {"PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{self.keys.password}"}',
@@ -382,19 +958,41 @@ FAULTS = (
         'site in ("cross-site",)',
         ("tests/flows/test_tracking_server.py",),
     ),
-    Fault("an overdue stage goes on", "timed_out.set()\n        process.terminate()", "timed_out.set()", ("tests/flows/test_stages.py",)),
+    Fault(
+        "an overdue stage goes on",
+        "timed_out.set()\n        process.terminate()",
+        "timed_out.set()",
+        ("tests/flows/test_stages.py",),
+    ),
 )
 
 
 def read_sources(root: Path) -> dict[Path, str]:
     """The text of every file in which faults are planted."""
-    return {path: path.read_text() for folder in ("tasks", "flows") for path in sorted((root / folder).rglob("*.py"))}
+    return {
+        path: path.read_text()
+        for folder in ("tasks", "flows")
+        for path in sorted((root / folder).rglob("*.py"))
+    }
+
+
+def pattern(snippet: str) -> re.Pattern:
+    """What a snippet looks like wherever its lines are broken, with a comma after the last item."""
+    first, *others = re.findall(r"\w+|[^\w\s]", snippet)
+    gaps = (r",?\s*" if token in ")]}" else r"\s*" for token in others)
+    return re.compile(re.escape(first) + "".join(map(add, gaps, map(re.escape, others))))
 
 
 def find_file(sources: Mapping[Path, str], fault: Fault) -> Path | None:
-    """The file in which a fault can be planted; None where its snippet occurs nowhere, or more than once."""
-    files = [path for path, text in sources.items() for _ in range(text.count(fault.before))]
+    """The file in which a fault can be planted; None unless its snippet occurs once in all."""
+    snippet = pattern(fault.before)
+    files = [path for path, text in sources.items() for _ in snippet.finditer(text)]
     return files[0] if len(files) == 1 else None
+
+
+def plant(text: str, fault: Fault) -> str:
+    """The source with the fault in it."""
+    return pattern(fault.before).sub(lambda _: fault.after, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,7 +1006,9 @@ class Outcome:
 
 def copy_tree(to: Path) -> Path:
     """Copy the tracked files of this checkout, as they are now."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).exists():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -416,15 +1016,36 @@ def copy_tree(to: Path) -> Path:
     return to
 
 
-def run_tests(root: Path, tests: Sequence[str], *, limit_s: float | None = None) -> tuple[int | None, str]:
-    """Run tests in a copy; returns pytest's exit code, None where they took too long, and what they printed."""
+def run_tests(
+    root: Path, tests: Sequence[str], *, limit_s: float | None = None
+) -> tuple[int | None, str]:
+    """Run tests in a copy; returns pytest's exit code, None where they took too long, and what they
+    printed.
+    """
     marks = [] if tests and all("::" in test for test in tests) else ["-m", QUICK]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *marks, *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--hypothesis-seed=0",
+        *marks,
+        *tests,
+    ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "PATH": path}
     # A process group of its own, so that what hangs is ended with all it has started.
     process = subprocess.Popen(
-        command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         printed, _ = process.communicate(timeout=limit_s)
@@ -435,7 +1056,9 @@ def run_tests(root: Path, tests: Sequence[str], *, limit_s: float | None = None)
 
 
 def write_source(path: Path, text: str) -> None:
-    """Write a module without leaving its compiled form, which Python would take for that of a text of the same size and second."""
+    """Write a module without leaving its compiled form, which Python would take for that of a text
+    of the same size and second.
+    """
     path.write_text(text)
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
@@ -447,13 +1070,14 @@ def try_fault(root: Path, fault: Fault) -> Outcome:
     if path is None:
         return Outcome(name=fault.name, state="does not apply")
     text = sources[path]
-    write_source(path, text.replace(fault.before, fault.after))
+    write_source(path, plant(text, fault))
     begun = time.monotonic()
     try:
         code, _ = run_tests(root, fault.tests, limit_s=LIMIT_S)
     finally:
         write_source(path, text)
-    # 1: a test failed. Anything else but 0 (tests that cannot be collected, a usage error) says nothing about the tests.
+    # 1: a test failed. Anything else but 0 (tests that cannot be collected, a usage error) says
+    # nothing about the tests.
     state = {0: "survived", 1: "caught", None: "caught"}.get(code, "does not apply")
     return Outcome(name=fault.name, state=state, seconds=time.monotonic() - begun)
 
@@ -477,9 +1101,14 @@ def try_all(faults: Sequence[Fault], copies: Sequence[Path]) -> list[Outcome]:
 
 
 def check_without_faults(root: Path, faults: Sequence[Fault]) -> None:
-    """Exit where a test that is to catch a fault fails without one: the quick tests of files together, then the single ones."""
+    """Exit where a test that is to catch a fault fails without one: the quick tests of files
+    together, then the single ones.
+    """
     sets = {fault.tests for fault in faults}
-    quick, single = (sorted({test for tests in sets for test in tests if ("::" in test) is one}) for one in (False, True))
+    quick, single = (
+        sorted({test for tests in sets for test in tests if ("::" in test) is one})
+        for one in (False, True)
+    )
     for tests in ([()] if () in sets else []) + [some for some in (quick, single) if some]:
         code, printed = run_tests(root, tests)
         if code != 0:
@@ -489,22 +1118,38 @@ def check_without_faults(root: Path, faults: Sequence[Fault]) -> None:
 def main() -> None:
     """Plant the faults one after another and say which of them the tests catch."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=main.__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="faults with this text in their name, snippet or tests")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="faults with this text in their name, snippet or tests",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
-    parser.add_argument("--jobs", type=int, default=1, help="faults tried at once, each in a copy of its own")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="faults tried at once, each in a copy of its own"
+    )
     options = parser.parse_args()
-    faults = [fault for fault in FAULTS if options.only in f"{fault.name} {fault.before} {fault.tests}"]
+    faults = [
+        fault for fault in FAULTS if options.only in f"{fault.name} {fault.before} {fault.tests}"
+    ]
     with tempfile.TemporaryDirectory(prefix="throughline-faults-") as folder:
         copies = [copy_tree(Path(folder) / str(number)) for number in range(options.jobs)]
         check_without_faults(copies[0], faults)
         outcomes = try_all(faults, copies)
     counts = Counter(outcome.state for outcome in outcomes)
-    echo(f"\n{len(outcomes)} faults: " + ", ".join(f"{counts[state]} {state}" for state in ("caught", "survived", "does not apply")))
+    echo(
+        f"\n{len(outcomes)} faults: "
+        + ", ".join(
+            f"{counts[state]} {state}" for state in ("caught", "survived", "does not apply")
+        )
+    )
     for outcome in outcomes:
         if outcome.state != "caught":
             echo(f"  {outcome.state}: {outcome.name}")
     if options.json:
-        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")
+        options.json.write_text(
+            json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n"
+        )
     sys.exit(bool(counts["does not apply"] or counts["caught"] < LEAST_CAUGHT * len(outcomes)))
 
 

@@ -1,4 +1,6 @@
-"""A project of one's own in a temporary folder: this code, its own params.yaml, git and DVC, small data."""
+"""A project of one's own in a temporary folder: this code, its own params.yaml, git and DVC, small
+data.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,30 @@ SMALL = {
     "batch_size": 32,
     "pipelines": {
         "naive": {"read": "shards"},
-        "optimized": {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2, "postprocess_on": "device"},
+        "optimized": {
+            "read": "snapshot",
+            "shuffle": {"kind": "global"},
+            "prefetch": 2,
+            "postprocess_on": "device",
+        },
     },
     "model": {"name": "mlp", "options": {"width": 8}},
-    "train": {"epochs": 2, "learning_rate": 0.01, "schedule": "constant", "seed": 0, "deterministic": True, "checkpoint_every": "1 epoch"},
-    "measure": {"max_seconds": 0.2, "passes": 2, "rounds": 3, "trace_after": 2, "trace_steps": 3, "stall_max_seconds": 3},
+    "train": {
+        "epochs": 2,
+        "learning_rate": 0.01,
+        "schedule": "constant",
+        "seed": 0,
+        "deterministic": True,
+        "checkpoint_every": "1 epoch",
+    },
+    "measure": {
+        "max_seconds": 0.2,
+        "passes": 2,
+        "rounds": 3,
+        "trace_after": 2,
+        "trace_steps": 3,
+        "stall_max_seconds": 3,
+    },
 }
 
 
@@ -71,32 +92,56 @@ def make_project(folder: Path, array_file: Path, params: dict | None = None) -> 
     (folder / "source").mkdir()
     shutil.copy(array_file, folder / "source" / "data.npz")
     write_params(folder, params or SMALL)
-    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", "small"]):
+    for command in (
+        ["init", "-q", "-b", "main"],
+        ["add", "-A"],
+        ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", "small"],
+    ):
         subprocess.run(["git", *command], cwd=folder, check=True, capture_output=True)
     return folder
 
 
 def copy_project(source: Path, folder: Path) -> Path:
-    """Copy a project with everything that it has; its MLflow store leads to the copy's artifacts."""
+    """Copy a project with all that it has; its MLflow store leads to the copy's artifacts."""
     shutil.copytree(source, folder, symlinks=True)
     with closing(sqlite3.connect(folder / "mlflow.db")) as store, store:
-        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location")):
-            store.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (source.as_uri(), folder.as_uri()))
+        for table, column in (
+            ("experiments", "artifact_location"),
+            ("runs", "artifact_uri"),
+            ("logged_models", "artifact_location"),
+        ):
+            store.execute(
+                f"UPDATE {table} SET {column} = replace({column}, ?, ?)",
+                (source.as_uri(), folder.as_uri()),
+            )
     return folder
 
 
 @contextmanager
 def find_changes(folder: Path) -> Iterator[None]:
-    """Fail at the end if a file of a project that tests share was changed, added or removed meanwhile."""
+    """Fail at the end if a file of a project that tests share was changed, added or removed
+    meanwhile.
+    """
 
     def files() -> dict[str, tuple[int, int]]:
-        paths = [path for path in folder.rglob("*") if path.is_file() and not path.is_relative_to(folder / ".dvc" / "tmp")]
-        return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.suffix != ".pyc"}
+        paths = [
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and not path.is_relative_to(folder / ".dvc" / "tmp")
+        ]
+        return {
+            str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in paths
+            if path.suffix != ".pyc"
+        }
 
     before = files()
     yield
     after = files()
-    assert after == before, f"tests have changed {sorted(dict(before.items() ^ after.items()))} of a project that they share"
+    assert after == before, (
+        f"tests have changed {sorted(dict(before.items() ^ after.items()))} of a project that they"
+        " share"
+    )
 
 
 def write_params(folder: Path, params: dict) -> None:
@@ -116,7 +161,11 @@ class PrefectTemplate:
         template = self.folder / "prefect"
         with FileLock(self.folder / "prefect.lock"):
             if not template.exists():
-                made = {**environment, "PREFECT_HOME": str(self.folder / "prefect.partial"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+                made = {
+                    **environment,
+                    "PREFECT_HOME": str(self.folder / "prefect.partial"),
+                    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                }
                 command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
                 subprocess.run(command, env=made, check=True, capture_output=True)
                 (self.folder / "prefect.partial").rename(template)
@@ -131,7 +180,9 @@ def environment(folder: Path) -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("MLFLOW_", "PREFECT_", "THROUGHLINE_", "GIT_", "DVC_", "PYTHONDONTWRITE"))
+        if not key.startswith(
+            ("MLFLOW_", "PREFECT_", "THROUGHLINE_", "GIT_", "DVC_", "PYTHONDONTWRITE")
+        )
     }
     home = folder.parent / "home"
     if not home.exists():
@@ -150,27 +201,47 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(folder: Path, *command: str, code: int | None = 0) -> str:
-    """Run a command in the project and return what it printed, both streams; fail on another exit code than `code`."""
-    done = subprocess.run(command, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert code is None or done.returncode == code, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
+    """Run a command in the project and return what it printed, both streams; fail on another exit
+    code than `code`.
+    """
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert code is None or done.returncode == code, (
+        f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
+    )
     return done.stdout
 
 
 def run_stages(folder: Path, *stages: str) -> None:
-    """Run stages, each the name of its module and perhaps `@` and a configuration, one after another in this process."""
+    """Run stages, each the name of its module and perhaps `@` and a configuration, one after
+    another in this process.
+    """
     for stage in stages:
         name, _, pipeline = stage.partition("@")
         module = importlib.import_module(f"tasks.{name}")
         with pytest.MonkeyPatch.context() as patched:
             patched.chdir(folder)
             patched.delenv("MLFLOW_TRACKING_URI", raising=False)
-            patched.setattr(sys, "argv", [f"python -m tasks.{name}", *(["--pipeline", pipeline] if pipeline else [])])
+            patched.setattr(
+                sys,
+                "argv",
+                [f"python -m tasks.{name}", *(["--pipeline", pipeline] if pipeline else [])],
+            )
             module.main()
 
 
 def run_quietly(folder: Path, *command: str) -> str:
     """Run a command and return its standard output alone."""
-    return subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True
+    ).stdout
 
 
 def experiment_of(folder: Path) -> str:

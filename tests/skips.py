@@ -1,7 +1,7 @@
 """What a machine may lack, and what is not tested there: the only skips there are.
 
-A test calls `need("chromium")`. Any other skip fails its test. Where the environment says CI=true, these fail, too; elsewhere the
-run ends with what was not looked at and how to have it looked at.
+A test calls `need("chromium")`. Any other skip fails its test. Where the environment says CI=true,
+these fail, too; elsewhere the run ends with what was not looked at and how to have it looked at.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infra.local.postgres import installed
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Something of the machine that tests need, what goes untested without it, and how to get it."""
+    """Something that tests need of the machine, what goes untested without, and how to get it."""
 
     untested: str
     remedy: str
@@ -39,7 +39,12 @@ def _mounts() -> bool:
 
 def _namespaces() -> bool:
     name = f"throughline{os.getpid() % 10_000}"
-    made = shutil.which("ip") and not subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode
+    made = (
+        shutil.which("ip")
+        and not subprocess.run(
+            ["ip", "netns", "add", name], capture_output=True, check=False
+        ).returncode
+    )
     if made:
         subprocess.run(["ip", "netns", "del", name], check=True)
     return bool(made)
@@ -68,7 +73,10 @@ NEEDS = {
     ),
     "namespaces": Need(
         untested="what processes in another network namespace can do",
-        remedy="apt-get install iproute2 and run the tests as a user who may make network namespaces, such as root",
+        remedy=(
+            "apt-get install iproute2 and run the tests as a user who may make network namespaces,"
+            " such as root"
+        ),
         met=_namespaces,
     ),
     "mount": Need(
@@ -127,9 +135,17 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was not tested and how to have it tested."""
-    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+    reasons = [
+        report.longrepr[2]
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    ]
     counts = Counter(name for name in map(needed, reasons) if name)
     if counts:
         terminalreporter.section("NOT TESTED ON THIS MACHINE", sep="!", red=True, bold=True)
     for name, count in counts.items():
-        terminalreporter.line(f"{count} tests need {name}: {NEEDS[name].untested}. To have it tested: {NEEDS[name].remedy}", red=True)
+        terminalreporter.line(
+            f"{count} tests need {name}: {NEEDS[name].untested}. To have it tested:"
+            f" {NEEDS[name].remedy}",
+            red=True,
+        )

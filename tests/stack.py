@@ -1,4 +1,6 @@
-"""A running `make ui` or `make stack` for tests: started for real, asked through its APIs, stopped as a person would stop it."""
+"""A running `make ui` or `make stack` for tests: started for real, asked through its APIs, stopped
+as a person would stop it.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,24 @@ class Stack:
     user: tuple[str, str]  # of Prefect with password; of MLflow, too, in `make ui`
 
     def post(self, path: str, /, *, method: str = "POST", **body: Any) -> requests.Response:
-        """Send a request that changes something to Prefect, with the token that its protection against forged requests asks for.
+        """Send a request that changes something to Prefect, with the token that its protection
+        against forged requests asks for.
 
         As Prefect's own clients do, try again where its database is busy.
         """
         for _ in range(RETRIES):
-            headers = {"Prefect-Csrf-Token": csrf_token(self.server, self.user), "Prefect-Csrf-Client": "tests"}
-            reply = requests.request(method, f"{self.server}/api/{path}", json=body, auth=self.user, headers=headers, timeout=60)
+            headers = {
+                "Prefect-Csrf-Token": csrf_token(self.server, self.user),
+                "Prefect-Csrf-Client": "tests",
+            }
+            reply = requests.request(
+                method,
+                f"{self.server}/api/{path}",
+                json=body,
+                auth=self.user,
+                headers=headers,
+                timeout=60,
+            )
             if reply.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
                 break
             time.sleep(2)
@@ -56,7 +69,9 @@ class Stack:
         return reply.json()
 
     def refused(self, flow: str, **parameters: Any) -> str:
-        reply = self.post(f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters)
+        reply = self.post(
+            f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters
+        )
         assert reply.status_code in (409, 422), reply.text
         return reply.text
 
@@ -70,11 +85,15 @@ class Stack:
         return self.ask("deployments/filter", deployments={"name": {"any_": [flow]}})[0]
 
     def start(self, flow: str, **parameters: Any) -> str:
-        return self.ask(f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters)["id"]
+        return self.ask(
+            f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters
+        )["id"]
 
     def state(self, flow_run: str) -> dict[str, Any]:
         for _ in range(RETRIES):
-            reply = requests.get(f"{self.server}/api/flow_runs/{flow_run}", auth=self.user, timeout=60)
+            reply = requests.get(
+                f"{self.server}/api/flow_runs/{flow_run}", auth=self.user, timeout=60
+            )
             if reply.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
                 break
             time.sleep(2)
@@ -83,12 +102,19 @@ class Stack:
     def ended(self, flow_run: str, seconds: float = 480) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while (found := self.state(flow_run))["state_type"] not in ENDED:
-            assert time.monotonic() < deadline, f"{found['name']} is still {found['state_type']}; {self.log(flow_run)[-2000:]}"
+            assert time.monotonic() < deadline, (
+                f"{found['name']} is still {found['state_type']}; {self.log(flow_run)[-2000:]}"
+            )
             time.sleep(1)
         return found
 
     def log(self, flow_run: str) -> str:
-        lines = self.ask("logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}, sort="TIMESTAMP_ASC", limit=200)
+        lines = self.ask(
+            "logs/filter",
+            logs={"flow_run_id": {"any_": [flow_run]}},
+            sort="TIMESTAMP_ASC",
+            limit=200,
+        )
         return "\n".join(line["message"] for line in lines)
 
     def artifacts(self, flow_run: str) -> set[tuple[str, str]]:
@@ -113,7 +139,11 @@ def processes_of(folder: Path, word: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             inside = Path(process.cwd()).is_relative_to(folder)
-            if inside and process.status() != psutil.STATUS_ZOMBIE and word in " ".join(process.cmdline()):
+            if (
+                inside
+                and process.status() != psutil.STATUS_ZOMBIE
+                and word in " ".join(process.cmdline())
+            ):
                 found.append(process)
     return found
 
@@ -129,9 +159,16 @@ def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
 
 @contextmanager
 def started(project: Path, *command: str) -> Iterator[str]:
-    """Start servers in a project by one of its commands; yields what it said. Ctrl-C at the end, which must leave no process."""
+    """Start servers in a project by one of its commands; yields what it said. Ctrl-C at the end,
+    which must leave no process.
+    """
     process = subprocess.Popen(
-        [sys.executable, *command], cwd=project, env=environment(project), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, *command],
+        cwd=project,
+        env=environment(project),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     said = []
     for line in process.stdout or ():
@@ -143,14 +180,23 @@ def started(project: Path, *command: str) -> Iterator[str]:
     yield "".join(said)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
-    assert not processes_of(project, "prefect") and not processes_of(project, "mlflow"), "Ctrl-C leaves no process"
+    assert not processes_of(project, "prefect") and not processes_of(project, "mlflow"), (
+        "Ctrl-C leaves no process"
+    )
 
 
 @contextmanager
 def running_stack(project: Path) -> Iterator[Stack]:
     """`make ui` in a project, at free ports."""
     ports = free_port(), free_port()
-    with started(project, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])) as said:
+    with started(
+        project, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])
+    ) as said:
         found = re.search(r"MLflow asks for user (\S+), password (\S+)", said)
         assert found, said
-        yield Stack(project, f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", (found[1], found[2]))
+        yield Stack(
+            project,
+            f"http://127.0.0.1:{ports[0]}",
+            f"http://127.0.0.1:{ports[1]}",
+            (found[1], found[2]),
+        )

@@ -1,4 +1,6 @@
-"""What people see, in a real browser: a run started through the form of the Prefect UI and watched, and MLflow's list."""
+"""What people see, in a real browser: a run started through the form of the Prefect UI and watched,
+and MLflow's list.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def started(stack, page) -> str:
     submit.wait_for()
     expect(page.get_by_text("passes over the training split")).to_be_visible()
     picture(page, "prefect-form")
-    page.get_by_role("button", name="int", exact=True).first.click()  # epochs: a number instead of none
+    page.get_by_role(
+        "button", name="int", exact=True
+    ).first.click()  # epochs: a number instead of none
     epochs = page.locator("input[type=number]").first
     epochs.fill("0")
     submit.click()
@@ -47,15 +51,20 @@ def started(stack, page) -> str:
     while newest(stack)["id"] == before:
         assert time.monotonic() < deadline, "the form started nothing"
         time.sleep(0.5)
-    page.goto("about:blank")  # the page of a running flow moves, and drawing it takes a core from what runs
+    # The page of a running flow moves, and drawing it takes a core from what runs.
+    page.goto("about:blank")
     return newest(stack)["id"]
 
 
-def test_a_run_started_through_the_form_completes_and_shows_its_stages_and_artifacts(stack, page, started):
+def test_a_run_started_through_the_form_completes_and_shows_its_stages_and_artifacts(
+    stack, page, started
+):
     assert stack.ended(started)["state_type"] == "COMPLETED", stack.log(started)
     page.goto(f"{stack.server}/runs/flow-run/{started}")
     expect(page.get_by_text("Completed").first).to_be_visible()
-    expect(page.get_by_text("Running stage").first).to_be_visible()  # of the log, which shows its beginning
+    expect(
+        page.get_by_text("Running stage").first
+    ).to_be_visible()  # of the log, which shows its beginning
     picture(page, "prefect-run")
     page.get_by_text("Artifacts").first.click()
     for name in ("training-timeline", "mlflow-run"):
@@ -64,7 +73,10 @@ def test_a_run_started_through_the_form_completes_and_shows_its_stages_and_artif
 
 
 def test_the_timeline_is_a_picture_on_the_page_of_its_artifact(stack, page, started):
-    found = stack.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [started]}, "key": {"any_": ["training-timeline"]}})[0]
+    found = stack.ask(
+        "artifacts/filter",
+        artifacts={"flow_run_id": {"any_": [started]}, "key": {"any_": ["training-timeline"]}},
+    )[0]
     page.goto(f"{stack.server}/artifacts/artifact/{found['id']}")
     image = page.locator("img[src^='data:image/png']").first
     image.wait_for()
@@ -74,8 +86,15 @@ def test_the_timeline_is_a_picture_on_the_page_of_its_artifact(stack, page, star
 
 def test_mlflow_lists_the_runs_by_their_configurations(stack, page, trained, started, monkeypatch):
     stack.use_mlflow(monkeypatch)
-    runs = mlflow.search_runs(search_all_experiments=True, filter_string="attributes.status = 'FINISHED'", output_format="list")
-    pair = [next(run.info for run in runs if run.data.tags.get("prefect.flow_run_id") == flow_run) for flow_run in (trained, started)]
+    runs = mlflow.search_runs(
+        search_all_experiments=True,
+        filter_string="attributes.status = 'FINISHED'",
+        output_format="list",
+    )
+    pair = [
+        next(run.info for run in runs if run.data.tags.get("prefect.flow_run_id") == flow_run)
+        for flow_run in (trained, started)
+    ]
     page.goto(f"{stack.tracking}/#/experiments/{pair[0].experiment_id}/runs")
     for info in pair:
         expect(page.get_by_text(info.run_name, exact=True).first).to_be_visible()

@@ -1,4 +1,6 @@
-"""The digest of code changes with what is computed, wherever it is imported from, and with nothing else."""
+"""The digest of code changes with what is computed, wherever it is imported from, and with nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,15 @@ from tasks.code_identity import code_digest, project_files
 from tasks.errors import InvalidCode
 
 FILES = {
-    "my_models.py": '"""Models."""\nfrom blocks.dense import block\n\n\ndef build():\n    return block("relu")\n',
+    "my_models.py": (
+        '"""Models."""\nfrom blocks.dense import block\n\n\ndef build():\n    return'
+        ' block("relu")\n'
+    ),
     "blocks/__init__.py": "",
-    "blocks/dense.py": "from . import widths\n\n\ndef block(activation):\n    import extra\n\n    return widths.WIDTH, extra.DEPTH\n",
+    "blocks/dense.py": (
+        "from . import widths\n\n\ndef block(activation):\n    import extra\n\n    return"
+        " widths.WIDTH, extra.DEPTH\n"
+    ),
     "blocks/widths.py": "WIDTH = 8\n",
     "extra.py": "DEPTH = 2\n",
     "other.py": "UNUSED = 1\n",
@@ -73,12 +81,18 @@ def test_comments_docstrings_formatting_and_other_modules_do_not_count(project, 
 
 def test_the_files_of_a_module_are_those_it_needs(project):
     files = project_files("my_models", roots=[project])
-    assert {path.relative_to(project).as_posix() for path in files.values()} == set(FILES) - {"other.py"}
+    assert {path.relative_to(project).as_posix() for path in files.values()} == set(FILES) - {
+        "other.py"
+    }
 
 
 def test_installed_modules_count_with_their_file_and_unknown_ones_with_their_name(project):
-    assert code_digest("json.decoder", roots=[project]) != code_digest("json.encoder", roots=[project])
-    assert code_digest("no_such_module", roots=[project]) != code_digest("nor_this", roots=[project])
+    assert code_digest("json.decoder", roots=[project]) != code_digest(
+        "json.encoder", roots=[project]
+    )
+    assert code_digest("no_such_module", roots=[project]) != code_digest(
+        "nor_this", roots=[project]
+    )
 
 
 def test_code_that_is_not_python_is_named_with_its_line(project):

@@ -1,4 +1,6 @@
-"""The whole DAG as a user runs it: `dvc repro` in a fresh project; then again, after changes, pushed and pulled, each in a copy of it."""
+"""The whole DAG as a user runs it: `dvc repro` in a fresh project; then again, after changes,
+pushed and pulled, each in a copy of it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,14 @@ def executed(output: str) -> list[str]:
 
 def test_a_fresh_project_runs_every_stage_once(finished):
     folder, output = finished
-    both = [f"{stage}@{name}" for stage in ("build", "train", "profile") for name in ("naive", "optimized")]
-    assert sorted(executed(output)) == sorted(["identities", "fetch", "ingest", "shard", "snapshot", *both, "report"])
+    both = [
+        f"{stage}@{name}"
+        for stage in ("build", "train", "profile")
+        for name in ("naive", "optimized")
+    ]
+    assert sorted(executed(output)) == sorted(
+        ["identities", "fetch", "ingest", "shard", "snapshot", *both, "report"]
+    )
     assert json.loads((folder / "report" / "summary.json").read_text())["headline"] in output
 
 
@@ -34,14 +42,27 @@ def test_results_are_complete_and_equal(finished):
     summary = json.loads((folder / "report" / "summary.json").read_text())
     assert [row["pipeline"] for row in summary["configurations"]] == ["naive", "optimized"]
     for row in summary["configurations"]:
-        assert row["train_examples_per_s"] > 0 and row["model_examples_per_s"] > 0 and 0 <= row["stall_pct"] <= 100
+        assert (
+            row["train_examples_per_s"] > 0
+            and row["model_examples_per_s"] > 0
+            and 0 <= row["stall_pct"] <= 100
+        )
     page = (folder / "report" / "index.html").read_text()
     assert (
         summary["headline"].replace("'", "&#39;") in page
         and "data:image/svg+xml;base64," in page
-        and "http" not in re.sub(r'http-equiv|xmlns(:\w+)?="[^"]*"|"http://www.w3.org[^"]*"|<metadata>.*?</metadata>', "", page, flags=re.S)
+        and "http"
+        not in re.sub(
+            r'http-equiv|xmlns(:\w+)?="[^"]*"|"http://www.w3.org[^"]*"|<metadata>.*?</metadata>',
+            "",
+            page,
+            flags=re.S,
+        )
     )
-    digests = {json.loads((folder / "runs" / name / "input.json").read_text())["equality"]["digest"] for name in ("naive", "optimized")}
+    digests = {
+        json.loads((folder / "runs" / name / "input.json").read_text())["equality"]["digest"]
+        for name in ("naive", "optimized")
+    }
     assert len(digests) == 1
 
 
@@ -52,11 +73,15 @@ def test_mlflow_has_one_run_per_configuration_with_the_agreed_names(finished):
     assert {run.data.tags["pipeline"] for run in runs} == {"naive", "optimized"}
     for found in runs:
         assert {
-            "throughput/train_examples_per_s", "throughput/input_examples_per_s", "throughput/model_examples_per_s",
-            "input/first_batch_s", "input/stall_pct", "step/ms_p50", "step/ms_p99", "cpu/seconds_per_1k_examples",
+            "throughput/train_examples_per_s", "throughput/input_examples_per_s",
+            "throughput/model_examples_per_s",
+            "input/first_batch_s", "input/stall_pct", "step/ms_p50", "step/ms_p99",
+            "cpu/seconds_per_1k_examples",
             "memory/rss_mb_max", "train/loss", "val/accuracy", "test/accuracy",
         } <= set(found.data.metrics)  # fmt: skip
-        assert not [name for name in found.data.metrics if name.startswith("gpu/")] or "gpu" in found.data.params.get("machine.gpus", "")
+        assert not [
+            name for name in found.data.metrics if name.startswith("gpu/")
+        ] or "gpu" in found.data.params.get("machine.gpus", "")
         assert {"data.digest", "git.commit", "verdict"} <= set(found.data.tags)
         assert found.data.params["pipeline.read"] in ("shards", "snapshot")
         assert found.inputs.dataset_inputs[0].dataset.digest
@@ -70,7 +95,10 @@ def test_the_logged_model_takes_uint8_images_and_can_be_loaded(first):
 
     folder, _ = first
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    models = mlflow.search_logged_models(experiment_ids=[mlflow.get_experiment_by_name(experiment_of(folder)).experiment_id], output_format="list")
+    models = mlflow.search_logged_models(
+        experiment_ids=[mlflow.get_experiment_by_name(experiment_of(folder)).experiment_id],
+        output_format="list",
+    )
     model = mlflow.pyfunc.load_model(models[0].model_uri)
     assert np.asarray(model.predict(np.zeros((2, 12, 10, 1), np.uint8))).shape == (2, 4)
 
@@ -123,7 +151,9 @@ def test_metrics_plots_push_and_pull(first, tmp_path):
     run(tmp_path, "git", "clone", "-q", str(folder), str(clone))
     run(clone, "dvc", "remote", "add", "--default", "--local", "store", str(tmp_path / "store"))
     run(clone, "dvc", "pull")
-    assert (clone / "data" / "snapshot" / "train" / "image.bin").exists() and (clone / "report" / "index.html").exists()
+    assert (clone / "data" / "snapshot" / "train" / "image.bin").exists() and (
+        clone / "report" / "index.html"
+    ).exists()
     assert executed(run(clone, "dvc", "repro")) == []
 
 
@@ -161,23 +191,36 @@ def test_verifying_reads_every_byte(first, capsys):
 
 
 def test_a_configuration_that_does_not_exist_is_reported(finished, capsys):
-    assert "pipelines.optimised does not exist; did you mean optimized?" in refused(finished[0], "build@optimised", capsys)
+    assert "pipelines.optimised does not exist; did you mean optimized?" in refused(
+        finished[0], "build@optimised", capsys
+    )
 
 
 @pytest.mark.slow
 def test_a_training_killed_in_mid_run_goes_on_and_ends_alike(first):
-    """kill -9 after the first checkpoint; the rest must give the very losses of an undisturbed training."""
+    """kill -9 after the first checkpoint; the rest must give the very losses of an undisturbed
+    training.
+    """
     folder, _ = first
     params = copy.deepcopy(SMALL)
     params["train"] |= {"epochs": 40, "checkpoint_every": "1 step"}
     write_params(folder, params)
     run(folder, "dvc", "repro", "--single-item", "build@optimized")
-    history, checkpoints = folder / "runs" / "optimized" / "history.csv", folder / "runs" / "optimized" / ".checkpoint"
+    history, checkpoints = (
+        folder / "runs" / "optimized" / "history.csv",
+        folder / "runs" / "optimized" / ".checkpoint",
+    )
     command = ("python", "-m", "tasks.train", "--pipeline", "optimized")
     run(folder, *command)
     undisturbed = history.read_text()
     history.unlink()
-    process = subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + 120
     while not list(checkpoints.glob("at-*")) and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -1,4 +1,6 @@
-"""Known data sets come from the first place that has them, in bounded time; what fetch did not write it leaves alone."""
+"""Known data sets come from the first place that has them, in bounded time; what fetch did not
+write it leaves alone.
+"""
 
 from __future__ import annotations
 
@@ -27,35 +29,48 @@ FILES = {name: gzip.compress(name.encode(), mtime=0) for name in known_datasets.
 
 @pytest.fixture
 def data_set(tmp_path, monkeypatch):
-    """The four files, small ones, which are nowhere on this machine and at no address that answers."""
-    monkeypatch.setattr(known_datasets, "FASHION_MNIST", {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES})
-    monkeypatch.setattr(known_datasets, "FASHION_MNIST_COPIES", (tmp_path / "system", tmp_path / "user"))
+    """The four files, small ones, nowhere on this machine and at no address that answers."""
+    monkeypatch.setattr(
+        known_datasets,
+        "FASHION_MNIST",
+        {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES},
+    )
+    monkeypatch.setattr(
+        known_datasets, "FASHION_MNIST_COPIES", (tmp_path / "system", tmp_path / "user")
+    )
     monkeypatch.setattr(known_datasets, "FASHION_MNIST_PACKAGE", PACKAGE)
     monkeypatch.setattr(known_datasets, "WALLPAPER_PACKAGES", (PACKAGE,))
     monkeypatch.setattr(remote, "ANSWER_S", 0.5)
     monkeypatch.setattr(remote, "PAUSE_S", 0.5)
     apt_sources(tmp_path, monkeypatch, "")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", f"http://127.0.0.1:{deaf.getsockname()[1]}/")
+        monkeypatch.setattr(
+            known_datasets, "FASHION_MNIST_ADDRESS", f"http://127.0.0.1:{deaf.getsockname()[1]}/"
+        )
         yield FILES
 
 
 def apt_sources(folder, monkeypatch, line):
     """Let apt know no sources but this one."""
     (folder / "sources.list").write_text(line)
-    (folder / "apt.conf").write_text(f'Dir::Etc::sourcelist "{folder}/sources.list";\nDir::Etc::sourceparts "-";\n')
+    (folder / "apt.conf").write_text(
+        f'Dir::Etc::sourcelist "{folder}/sources.list";\nDir::Etc::sourceparts "-";\n'
+    )
     monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A package repository in a folder: `publish(files)` puts files below /usr/share into its one package."""
+    """A package repository in a folder: `publish(files)` puts files below /usr/share into its one
+    package.
+    """
 
     def publish(files):
         root = tmp_path / "package"
         (root / "DEBIAN").mkdir(parents=True)
         (root / "DEBIAN" / "control").write_text(
-            f"Package: {PACKAGE}\nVersion: 1\nArchitecture: all\nMaintainer: T <t@example.org>\nDescription: test\n"
+            f"Package: {PACKAGE}\nVersion: 1\nArchitecture: all\nMaintainer: T"
+            " <t@example.org>\nDescription: test\n"
         )
         for name, data in files.items():
             path = root / "usr" / "share" / name
@@ -63,10 +78,19 @@ def repository(tmp_path, monkeypatch):
             path.write_bytes(data)
         (tmp_path / "repository").mkdir()
         deb = tmp_path / "repository" / "package.deb"
-        subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(root), str(deb)], check=True, capture_output=True)
-        control = subprocess.run(["dpkg-deb", "-f", str(deb)], check=True, capture_output=True, text=True).stdout
+        subprocess.run(
+            ["dpkg-deb", "--root-owner-group", "-b", str(root), str(deb)],
+            check=True,
+            capture_output=True,
+        )
+        control = subprocess.run(
+            ["dpkg-deb", "-f", str(deb)], check=True, capture_output=True, text=True
+        ).stdout
         data = deb.read_bytes()
-        listed = f"{control}Filename: ./package.deb\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
+        listed = (
+            f"{control}Filename: ./package.deb\nSize: {len(data)}\nSHA256:"
+            f" {hashlib.sha256(data).hexdigest()}\n"
+        )
         (tmp_path / "repository" / "Packages").write_text(listed)
         apt_sources(tmp_path, monkeypatch, f"deb [trusted=yes] file:{tmp_path}/repository ./\n")
         return deb
@@ -118,7 +142,9 @@ def test_then_the_official_download(data_set, tmp_path, server, monkeypatch):
     assert fetched(tmp_path / "raw" / "fashion_mnist") == data_set
 
 
-def test_then_a_package_which_is_not_installed_and_leaves_nothing_behind(data_set, tmp_path, repository):
+def test_then_a_package_which_is_not_installed_and_leaves_nothing_behind(
+    data_set, tmp_path, repository
+):
     repository({f"datasets/{name}": data for name, data in data_set.items()})
     started = time.monotonic()
     assert PACKAGE in fetch("fashion_mnist", tmp_path / "raw")
@@ -128,7 +154,9 @@ def test_then_a_package_which_is_not_installed_and_leaves_nothing_behind(data_se
     assert subprocess.run(["dpkg", "-s", PACKAGE], capture_output=True, check=False).returncode != 0
 
 
-def test_something_else_than_the_published_files_is_refused_wherever_it_comes_from(data_set, tmp_path, server, repository, monkeypatch):
+def test_something_else_than_the_published_files_is_refused_wherever_it_comes_from(
+    data_set, tmp_path, server, repository, monkeypatch
+):
     monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", server)
     forged = {name: gzip.compress(b"forged") for name in data_set}
     put(tmp_path / "system", forged)
@@ -149,14 +177,27 @@ def test_a_package_that_is_not_the_one_listed_is_refused(data_set, tmp_path, rep
 def test_wallpapers_come_out_of_packages_too(data_set, tmp_path, repository, monkeypatch):
     picture(1, size=(1600, 800)).save(tmp_path / "wallpaper.jpg")
     repository({"wallpapers/Dawn/large.jpg": (tmp_path / "wallpaper.jpg").read_bytes()})
-    monkeypatch.setattr(stage, "FETCHERS", {"photos": partial(known_datasets.make_photos, roots=[tmp_path / "nowhere"], count=3)})
+    monkeypatch.setattr(
+        stage,
+        "FETCHERS",
+        {"photos": partial(known_datasets.make_photos, roots=[tmp_path / "nowhere"], count=3)},
+    )
     assert "Debian" in fetch("photos", tmp_path / "raw")
     assert len(list((tmp_path / "raw" / "photos" / "dawn").glob("*.jpg"))) == 3
-    assert sorted(path.name for path in (tmp_path / "raw" / "photos").iterdir()) == ["dawn", stage.ORIGIN]
+    assert sorted(path.name for path in (tmp_path / "raw" / "photos").iterdir()) == [
+        "dawn",
+        stage.ORIGIN,
+    ]
 
 
 def test_what_is_nowhere_to_be_had_is_told_with_all_that_was_tried(data_set, tmp_path):
-    with pytest.raises(DataNotFound, match=rf"not in .*; http://127.0.0.1.*nothing came for 0 s; apt-get download: .*install Debian's {PACKAGE}"):
+    with pytest.raises(
+        DataNotFound,
+        match=(
+            r"not in .*; http://127.0.0.1.*nothing came for 0 s; apt-get download: .*install"
+            rf" Debian's {PACKAGE}"
+        ),
+    ):
         fetch("fashion_mnist", tmp_path / "raw")
 
 
@@ -196,4 +237,6 @@ def test_what_fetch_wrote_itself_or_equals_it_is_replaced(data_set, tmp_path):
     fetch("fashion_mnist", tmp_path / "raw")
     (tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN).unlink()
     fetch("fashion_mnist", tmp_path / "raw")
-    assert set(read_json(tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN)["files"]) == set(data_set)
+    assert set(read_json(tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN)["files"]) == set(
+        data_set
+    )

@@ -15,7 +15,9 @@ from tasks.files import atomic_file, resumable_folder
 
 @pytest.fixture
 def flushed(monkeypatch):
-    """What has reached the disk while the test runs: the size of each file then, and folders, by their inodes."""
+    """What has reached the disk while the test runs: the size of each file then, and folders, by
+    their inodes.
+    """
     sizes = {}
 
     def fsync(descriptor, *, real=os.fsync):
@@ -29,10 +31,15 @@ def flushed(monkeypatch):
 
 def on_disk(path, flushed):
     """Whether all of a file or folder has been flushed."""
-    return all(one.is_dir() or flushed.get(one.stat().st_ino) == one.stat().st_size for one in (path, *path.rglob("*")))
+    return all(
+        one.is_dir() or flushed.get(one.stat().st_ino) == one.stat().st_size
+        for one in (path, *path.rglob("*"))
+    )
 
 
-def test_a_file_or_folder_has_reached_the_disk_before_it_takes_its_place(tmp_path, flushed, monkeypatch):
+def test_a_file_or_folder_has_reached_the_disk_before_it_takes_its_place(
+    tmp_path, flushed, monkeypatch
+):
     late = []
 
     def replace(old, new, *, real=os.replace):
@@ -51,13 +58,20 @@ def test_a_file_or_folder_has_reached_the_disk_before_it_takes_its_place(tmp_pat
         with resumable_folder(tmp_path / "folder", key=version) as folder:
             (folder / "below").mkdir()
             (folder / "below" / "file").write_text(version)
-    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "below" / "file").read_text() == "second"
+    assert (
+        (tmp_path / "file").read_text()
+        == (tmp_path / "folder" / "below" / "file").read_text()
+        == "second"
+    )
     assert late == []
 
 
 def test_work_that_was_interrupted_goes_on_and_other_work_begins_from_scratch(tmp_path):
     for key, kept in (("one", []), ("one", ["member"]), ("other", [])):
-        with pytest.raises(InterruptedError), resumable_folder(tmp_path / "folder", key=key) as folder:
+        with (
+            pytest.raises(InterruptedError),
+            resumable_folder(tmp_path / "folder", key=key) as folder,
+        ):
             assert [path.name for path in folder.iterdir() if path.name != files.KEY_FILE] == kept
             (folder / "member").write_text("finished")
             raise InterruptedError

@@ -1,4 +1,6 @@
-"""Ingest looks at everything once: what is unusable is listed with its reason, what is usable decodes to what a person sees."""
+"""Ingest looks at everything once: what is unusable is listed with its reason, what is usable
+decodes to what a person sees.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,27 @@ from conftest import SPLIT, picture
 from PIL import Image
 
 from tasks.data.manifest import read_manifest
-from tasks.errors import DataNotFound, MissingInput, TooManyRejects, UnreadableSource, UnusableDataset
+from tasks.errors import (
+    DataNotFound,
+    MissingInput,
+    TooManyRejects,
+    UnreadableSource,
+    UnusableDataset,
+)
 from tasks.ingest import ingest
 from tasks.settings import DataSettings
 
 
 def settings(path, source="image_folder", **changes):
-    return DataSettings(**{"source": source, "path": str(path), "max_reject_fraction": 0.9, "split": SPLIT, **changes})
+    return DataSettings(
+        **{
+            "source": source,
+            "path": str(path),
+            "max_reject_fraction": 0.9,
+            "split": SPLIT,
+            **changes,
+        }
+    )
 
 
 def reasons(manifest):
@@ -49,9 +65,13 @@ def huge_png(path, side=10_000):
     rows = zlib.compress(bytes(side * 3 + 1) * 50)
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
 
 
 def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
@@ -84,7 +104,9 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
 def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
     ingest(settings(folder), tmp_path / "manifest")
     (folder / "a" / "zero.jpg").write_bytes(b"")
-    with pytest.raises(TooManyRejects, match=r"1 of 21 examples are unusable, 4.8%.*allows 1.0%") as caught:
+    with pytest.raises(
+        TooManyRejects, match=r"1 of 21 examples are unusable, 4.8%.*allows 1.0%"
+    ) as caught:
         ingest(settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
     assert "a/zero.jpg: empty file" in str(caught.value)
     with pytest.raises(TooManyRejects):
@@ -101,7 +123,9 @@ MODES = {  # that Pillow can write to a file of the format
 }
 
 
-@pytest.mark.parametrize(("suffix", "mode"), [(suffix, mode) for suffix, modes in MODES.items() for mode in modes])
+@pytest.mark.parametrize(
+    ("suffix", "mode"), [(suffix, mode) for suffix, modes in MODES.items() for mode in modes]
+)
 def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suffix):
     original = picture(3, mode="L" if mode == "I;16" else "RGBA" if mode == "RGBA" else "RGB")
     image = original.convert("I;16") if mode == "I;16" else original.convert(mode)
@@ -112,9 +136,15 @@ def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suf
     image.save(folder / f"x{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
     with Image.open(folder / f"x{suffix}") as saved:
         expected = np.asarray(saved.convert("RGB" if saved.mode != "I;16" else "I"), np.int64)
-    manifest = ingest(settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest")
+    manifest = ingest(
+        settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+    )
     uri = manifest.examples.set_index("id").loc[f"a/x{suffix}", "uri"]
-    seen = tf.io.decode_image(tf.io.read_file(uri), channels=3, expand_animations=False).numpy().astype(np.int64)
+    seen = (
+        tf.io.decode_image(tf.io.read_file(uri), channels=3, expand_animations=False)
+        .numpy()
+        .astype(np.int64)
+    )
     if expected.ndim == 2:  # 16 bits hold values up to 255 here, or are scaled
         expected = np.repeat(expected[..., None], 3, axis=2)
     assert seen.shape == expected.shape
@@ -130,7 +160,9 @@ def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(tmp_pat
     exif[0x0112] = 6
     turned.save(tmp_path / "in" / "b" / "turned.jpg", exif=exif, quality=95)
     company(tmp_path / "in" / "b")
-    manifest = ingest(settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest")
+    manifest = ingest(
+        settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+    )
     uris = manifest.examples.set_index("id")["uri"]
     with Image.open(uris["a/clear.png"]) as image:
         assert image.mode == "RGB"
@@ -147,25 +179,37 @@ def test_a_single_class_is_refused(tmp_path):
 
 
 def test_an_empty_validation_split_is_refused(folder, tmp_path):
-    with pytest.raises(UnusableDataset, match="none of the 20 examples fell into the validation split"):
+    with pytest.raises(
+        UnusableDataset, match="none of the 20 examples fell into the validation split"
+    ):
         ingest(settings(folder, split={"validation": 0, "test": 0}), tmp_path / "manifest")
 
 
 def test_held_out_copies_win_over_training_copies(folder, tmp_path):
     (folder / "b" / "test.jpg").write_bytes((folder / "b" / "01.jpg").read_bytes())
-    rows = [{"path": str(path.relative_to(folder)), "label": path.parent.name} for path in sorted(folder.rglob("*.jpg"))]
-    table = pd.DataFrame(rows).assign(split=lambda frame: ["test" if "test" in path else None for path in frame["path"]])
+    rows = [
+        {"path": str(path.relative_to(folder)), "label": path.parent.name}
+        for path in sorted(folder.rglob("*.jpg"))
+    ]
+    table = pd.DataFrame(rows).assign(
+        split=lambda frame: ["test" if "test" in path else None for path in frame["path"]]
+    )
     table.to_csv(folder / "table.csv", index=False)
     manifest = ingest(settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
     assert reasons(manifest) == {"b/01.jpg": "duplicate of b/test.jpg"}
     tested = manifest.examples[manifest.examples["split"] == "test"]
-    assert tested["id"].tolist() == ["b/test.jpg"], "where the source names a test split, nothing else is dealt to it"
+    assert tested["id"].tolist() == ["b/test.jpg"], (
+        "where the source names a test split, nothing else is dealt to it"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_may_lack_labels_or_files_and_stays_inside_its_folder(folder, tmp_path, suffix):
     picture(50).save(tmp_path / "secret.jpg")
-    rows = [{"file": f"{('a', 'b')[number % 2]}/{number:02d}.jpg", "class": ("a", "b")[number % 2]} for number in range(20)]
+    rows = [
+        {"file": f"{('a', 'b')[number % 2]}/{number:02d}.jpg", "class": ("a", "b")[number % 2]}
+        for number in range(20)
+    ]
     rows += [
         {"file": "a/00.jpg", "class": None},
         {"file": None, "class": "a"},
@@ -175,7 +219,10 @@ def test_a_table_may_lack_labels_or_files_and_stays_inside_its_folder(folder, tm
     table = folder / f"table{suffix}"
     frame = pd.DataFrame(rows)
     frame.to_csv(table, index=False) if suffix == ".csv" else frame.to_parquet(table)
-    manifest = ingest(settings(table, "image_table", path_column="file", label_column="class"), tmp_path / "manifest")
+    manifest = ingest(
+        settings(table, "image_table", path_column="file", label_column="class"),
+        tmp_path / "manifest",
+    )
     found = reasons(manifest)
     assert found["row 21: a/00.jpg"] == "label missing"
     assert found["row 22"] == "path missing"
@@ -183,7 +230,12 @@ def test_a_table_may_lack_labels_or_files_and_stays_inside_its_folder(folder, tm
     assert found["../secret.jpg"] == "leads outside the data root"
     with pytest.raises(UnreadableSource, match="no column labl; did you mean label"):
         ingest(
-            settings(folder / "t2.csv" if (folder / "t2.csv").write_text("path,label\n") else "", "image_table", label_column="labl"), tmp_path / "m2"
+            settings(
+                folder / "t2.csv" if (folder / "t2.csv").write_text("path,label\n") else "",
+                "image_table",
+                label_column="labl",
+            ),
+            tmp_path / "m2",
         )
 
 

@@ -15,5 +15,7 @@ def test_another_version_than_the_locked_one_is_refused(tmp_path):
     lock.write_text(f'[[package]]\nname = "numpy"\nversion = "{np.__version__}"\n')
     check_versions("build", root=tmp_path)
     lock.write_text('[[package]]\nname = "numpy"\nversion = "0.1"\n')
-    with pytest.raises(WrongVersion, match=f"numpy {np.__version__} is installed, .*uv.lock names 0.1"):
+    with pytest.raises(
+        WrongVersion, match=f"numpy {np.__version__} is installed, .*uv.lock names 0.1"
+    ):
         check_versions("build", root=tmp_path)

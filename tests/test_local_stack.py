@@ -1,4 +1,6 @@
-"""The whole stack as processes: Postgres, an S3 store, authentication, tf.data service; backed up, lost, and restored."""
+"""The whole stack as processes: Postgres, an S3 store, authentication, tf.data service; backed up,
+lost, and restored.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,52 @@ class Local:
 
     def __init__(self, project: Path, folder: Path) -> None:
         self.project, self.folder = project, folder
-        self.prefect, self.tracking, base = free_port(), free_port(), random.randrange(20_000, 30_000, 10)
-        self.home: StackConfig = load_stack(folder, postgres_port=free_port(), s3_port=base, input_port=base + 5)
-        self.environment = environment(project) | self.home.clients | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
+        self.prefect, self.tracking, base = (
+            free_port(),
+            free_port(),
+            random.randrange(20_000, 30_000, 10),
+        )
+        self.home: StackConfig = load_stack(
+            folder, postgres_port=free_port(), s3_port=base, input_port=base + 5
+        )
+        self.environment = (
+            environment(project)
+            | self.home.clients
+            | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
+        )
 
     def up(self, input_workers: int = 0):
         ports = ["--prefect-port", str(self.prefect), "--mlflow-port", str(self.tracking)]
-        return started(self.project, "-m", "infra.local", "up", *ports, "--input-workers", str(input_workers), "--home", str(self.folder))
+        return started(
+            self.project,
+            "-m",
+            "infra.local",
+            "up",
+            *ports,
+            "--input-workers",
+            str(input_workers),
+            "--home",
+            str(self.folder),
+        )
 
     def stack(self) -> Stack:
         user, _, password = self.home.clients["PREFECT_API_AUTH_STRING"].partition(":")
-        return Stack(self.project, f"http://127.0.0.1:{self.prefect}", f"http://127.0.0.1:{self.tracking}", (user, password))
+        return Stack(
+            self.project,
+            f"http://127.0.0.1:{self.prefect}",
+            f"http://127.0.0.1:{self.tracking}",
+            (user, password),
+        )
 
     def run(self, *command: str) -> str:
-        done = subprocess.run(command, cwd=self.project, env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=self.project,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -67,7 +101,9 @@ def local(tmp_path_factory) -> Iterator[Local]:
 
 
 def learnable(path: Path) -> None:
-    """Images of which a model can learn the class, as a champion must: each class is bright elsewhere."""
+    """Images of which a model can learn the class, as a champion must: each class is bright
+    elsewhere.
+    """
     labels = np.arange(200) % 4
     values = np.random.default_rng(3).integers(0, 100, (200, 12, 10))
     for number, label in enumerate(labels):
@@ -86,9 +122,20 @@ def running(local) -> Iterator[ExitStack]:
 @pytest.fixture(scope="module")
 def compared(local, running) -> str:
     """A comparison that it has completed, one configuration through its tf.data service."""
-    service = {"read": "shards", "service": {"address": f"grpc://127.0.0.1:{local.home.settings.input_port}", "sharding": "static"}}
-    overlay = {"pipelines!": {"naive": {"read": "shards"}, "service": service}, "measure": {"rounds": 3}, "train": {"epochs": 10}}
-    overlay["model"] = {"name": "mlp", "options": {"width": 64}}  # every configuration learns the classes, as a champion must
+    service = {
+        "read": "shards",
+        "service": {
+            "address": f"grpc://127.0.0.1:{local.home.settings.input_port}",
+            "sharding": "static",
+        },
+    }
+    overlay = {
+        "pipelines!": {"naive": {"read": "shards"}, "service": service},
+        "measure": {"rounds": 3},
+        "train": {"epochs": 10},
+    }
+    # Every configuration learns the classes, as a champion must.
+    overlay["model"] = {"name": "mlp", "options": {"width": 64}}
     stack = local.stack()
     flow_run = stack.start("comparison", changes={"overlay": overlay}, name="compared", crown=True)
     assert stack.ended(flow_run)["state_type"] == "COMPLETED", stack.log(flow_run)
@@ -97,37 +144,82 @@ def compared(local, running) -> str:
 
 def test_a_comparison_runs_on_it_with_examples_from_its_input_service(local, compared):
     results = local.project / ".throughline" / "workspaces" / "compared" / "runs"
-    digests = {name: json.loads((results / name / "input.json").read_text())["equality"]["digest"] for name in ("naive", "service")}
-    assert digests["naive"] == digests["service"], "static sharding delivers every example exactly once"
+    digests = {
+        name: json.loads((results / name / "input.json").read_text())["equality"]["digest"]
+        for name in ("naive", "service")
+    }
+    assert digests["naive"] == digests["service"], (
+        "static sharding delivers every example exactly once"
+    )
     assert "compared" in run(local.project, "dvc", "exp", "list")
 
 
 def test_servers_refuse_those_who_do_not_say_who_they_are(local, compared):
     stack = local.stack()
     for user in (None, ("throughline", "wrong")):
-        assert requests.get(f"{stack.server}/api/csrf-token?client=x", auth=user, timeout=30).status_code == 401
-        assert requests.post(f"{stack.server}/api/flow_runs/filter", json={}, auth=user, timeout=30).status_code in (401, 403)
-    assert requests.get(f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=1", timeout=30).status_code == 401
-    assert requests.get(f"http://127.0.0.1:{local.home.settings.s3_port}/mlflow", timeout=30).status_code == 403
+        assert (
+            requests.get(
+                f"{stack.server}/api/csrf-token?client=x", auth=user, timeout=30
+            ).status_code
+            == 401
+        )
+        assert requests.post(
+            f"{stack.server}/api/flow_runs/filter", json={}, auth=user, timeout=30
+        ).status_code in (401, 403)
+    assert (
+        requests.get(
+            f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=1", timeout=30
+        ).status_code
+        == 401
+    )
+    assert (
+        requests.get(
+            f"http://127.0.0.1:{local.home.settings.s3_port}/mlflow", timeout=30
+        ).status_code
+        == 403
+    )
 
 
 def test_everything_with_a_password_listens_on_loopback_alone(local, compared):
     names = ("postgres", "weed", "prefect", "mlflow")
-    ours = {process.pid for name in names for process in [*processes_of(local.project, name), *processes_of(local.folder, name)]}
-    listening = [found for found in psutil.net_connections("tcp") if found.pid in ours and found.status == psutil.CONN_LISTEN]
-    assert {found.laddr.port for found in listening} >= {local.prefect, local.tracking, local.home.settings.s3_port}
+    ours = {
+        process.pid
+        for name in names
+        for process in [*processes_of(local.project, name), *processes_of(local.folder, name)]
+    }
+    listening = [
+        found
+        for found in psutil.net_connections("tcp")
+        if found.pid in ours and found.status == psutil.CONN_LISTEN
+    ]
+    assert {found.laddr.port for found in listening} >= {
+        local.prefect,
+        local.tracking,
+        local.home.settings.s3_port,
+    }
     assert {found.laddr.ip for found in listening} == {"127.0.0.1"}
 
 
 def test_no_secret_is_in_a_log_or_on_a_command_line(local, compared):
     own = local.home.settings
-    secrets = (own.postgres_password, own.prefect_password, own.mlflow_password, own.mlflow_secret, own.s3_secret)
+    secrets = (
+        own.postgres_password,
+        own.prefect_password,
+        own.mlflow_password,
+        own.mlflow_secret,
+        own.s3_secret,
+    )
     logs = [*local.folder.glob("logs/*.log"), *local.project.glob(".throughline/logs/*.log")]
     said = [log.read_text(errors="replace") for log in logs] + [local.stack().log(compared)]
-    said += [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    said += [
+        " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+    ]
     assert len(logs) > 5
     assert not [text[:200] for text in said for secret in secrets if secret in text]
-    assert {path.stat().st_mode & 0o777 for path in (local.folder / "settings.json", local.folder / "environment")} == {0o600}
+    assert {
+        path.stat().st_mode & 0o777
+        for path in (local.folder / "settings.json", local.folder / "environment")
+    } == {0o600}
 
 
 def test_data_goes_to_the_store_and_comes_back(local, compared):
@@ -143,24 +235,37 @@ def test_data_goes_to_the_store_and_comes_back(local, compared):
 
 def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, compared):
     stack = local.stack()
-    found = stack.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [compared]}, "key": {"any_": ["mlflow-comparison"]}})[0]
+    found = stack.ask(
+        "artifacts/filter",
+        artifacts={"flow_run_id": {"any_": [compared]}, "key": {"any_": ["mlflow-comparison"]}},
+    )[0]
     address = re.search(r"\((http[^)]+)\)", found["data"])[1]
-    user = (local.environment["MLFLOW_TRACKING_USERNAME"], local.environment["MLFLOW_TRACKING_PASSWORD"])
+    user = (
+        local.environment["MLFLOW_TRACKING_USERNAME"],
+        local.environment["MLFLOW_TRACKING_PASSWORD"],
+    )
     with browsing(user) as page:
         page.set_viewport_size({"width": 1800, "height": 800})
         page.goto(address)
         for name in ("naive", "service"):
             expect(page.get_by_role("link", name=name, exact=True)).to_be_visible()
-        for column in ("throughput/train_examples_per_s", "throughput/speedup_vs_naive", "input/stall_pct"):
+        for column in (
+            "throughput/train_examples_per_s",
+            "throughput/speedup_vs_naive",
+            "input/stall_pct",
+        ):
             expect(page.get_by_text(column).first).to_be_attached()
         picture(page, "mlflow-comparison")
-        expect(page.get_by_role("button", name="compared", exact=True)).to_be_visible()  # the name of the view in MLflow's menu of saved ones
+        expect(
+            page.get_by_role("button", name="compared", exact=True)
+        ).to_be_visible()  # the name of the view in MLflow's menu of saved ones
         boxes = page.locator(".ag-row .ag-checkbox-input-wrapper")
         for row in range(2):
             boxes.nth(row).click(force=True)
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.get_by_text("Comparing 2 Runs")).to_be_visible()
-        for metric in ("throughput/speedup_vs_naive", "input/stall_pct"):  # of a table that draws only what is in sight
+        # Of a table that draws only what is in sight.
+        for metric in ("throughput/speedup_vs_naive", "input/stall_pct"):
             expect(page.get_by_text(metric).first).to_be_attached()
         picture(page, "mlflow-two-runs")
 
@@ -171,35 +276,82 @@ def test_the_champion_predicts_from_what_is_stored(local, compared, monkeypatch)
     images = np.random.default_rng(0).integers(0, 256, (3, 12, 10, 1), np.uint8)
     request = local.folder / "images.json"
     request.write_text(json.dumps({"instances": images.tolist()}))
-    registered = mlflow.MlflowClient(local.environment["MLFLOW_TRACKING_URI"]).search_registered_models()
+    registered = mlflow.MlflowClient(
+        local.environment["MLFLOW_TRACKING_URI"]
+    ).search_registered_models()
     (name,) = [model.name for model in registered]
     assert name.startswith("throughline-data-")
     model = f"models:/{name}@champion"
-    answer = local.run(sys.executable, "-m", "mlflow", "models", "predict", "-m", model, "-i", str(request), "--env-manager", "local")
+    answer = local.run(
+        sys.executable,
+        "-m",
+        "mlflow",
+        "models",
+        "predict",
+        "-m",
+        model,
+        "-i",
+        str(request),
+        "--env-manager",
+        "local",
+    )
     predictions = np.array(json.loads(answer[answer.index("{") :])["predictions"])
     assert predictions.shape == (3, 4) and np.isfinite(predictions).all()
 
 
-def test_what_was_backed_up_is_there_again_when_everything_is_lost(local, running, compared, monkeypatch):
+def test_what_was_backed_up_is_there_again_when_everything_is_lost(
+    local, running, compared, monkeypatch
+):
     for key, value in local.environment.items():
         monkeypatch.setenv(key, value)
     mlflow.set_tracking_uri(local.environment["MLFLOW_TRACKING_URI"])
-    before = {found.info.run_id: found.data.metrics for found in mlflow.search_runs(search_all_experiments=True, output_format="list")}
+    before = {
+        found.info.run_id: found.data.metrics
+        for found in mlflow.search_runs(search_all_experiments=True, output_format="list")
+    }
     backup = local.folder.parent / "backup"
-    local.run(sys.executable, "-m", "infra.local", "backup", str(backup), "--home", str(local.folder))
+    local.run(
+        sys.executable, "-m", "infra.local", "backup", str(backup), "--home", str(local.folder)
+    )
     assert all(any((backup / bucket).iterdir()) for bucket in BUCKETS)
-    assert {path.stat().st_mode & 0o077 for path in (backup, *backup.rglob("*"))} == {0}, "its owner's alone"
+    assert {path.stat().st_mode & 0o077 for path in (backup, *backup.rglob("*"))} == {0}, (
+        "its owner's alone"
+    )
     running.close()
     shutil.rmtree(local.folder)
-    local.run(sys.executable, "-m", "infra.local", "restore", str(backup), "--home", str(local.folder))
+    local.run(
+        sys.executable, "-m", "infra.local", "restore", str(backup), "--home", str(local.folder)
+    )
     damaged = shutil.copytree(backup, local.folder.parent / "damaged")
     (damaged / "mlflow_auth.dump").write_bytes((backup / "mlflow_auth.dump").read_bytes()[:500])
-    refused = [sys.executable, "-m", "infra.local", "restore", str(damaged), "--home", str(local.folder)]
-    done = subprocess.run(refused, cwd=local.project, env=local.environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "pg_restore failed" in done.stderr, "and what was restored before is still there, as is seen now:"
+    refused = [
+        sys.executable,
+        "-m",
+        "infra.local",
+        "restore",
+        str(damaged),
+        "--home",
+        str(local.folder),
+    ]
+    done = subprocess.run(
+        refused,
+        cwd=local.project,
+        env=local.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "pg_restore failed" in done.stderr, (
+        "and what was restored before is still there, as is seen now:"
+    )
     with local.up():
         assert local.stack().state(compared)["state_type"] == "COMPLETED"
-        after = {found.info.run_id: found.data.metrics for found in mlflow.search_runs(search_all_experiments=True, output_format="list")}
+        after = {
+            found.info.run_id: found.data.metrics
+            for found in mlflow.search_runs(search_all_experiments=True, output_format="list")
+        }
         assert after == before
-        parent = next(run_id for run_id in before if mlflow.get_run(run_id).info.run_name == "compared")
+        parent = next(
+            run_id for run_id in before if mlflow.get_run(run_id).info.run_name == "compared"
+        )
         assert "<html" in mlflow.artifacts.load_text(f"runs:/{parent}/report/index.html")

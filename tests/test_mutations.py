@@ -1,21 +1,30 @@
-"""The list of planted faults applies to the tree as it is: `python -m tests.mutations` plants them."""
+"""The list of planted faults applies to the tree: `python -m tests.mutations` plants them."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
 
-from mutations import FAULTS, ROOT, find_file, read_sources
+from mutations import FAULTS, ROOT, find_file, plant, read_sources
 
 
 def test_every_fault_has_its_place_and_leaves_python():
     sources = read_sources(ROOT)
     files = {fault: find_file(sources, fault) for fault in FAULTS}
-    assert not [fault for fault, path in files.items() if path is None], "their snippets occur nowhere, or more than once"
+    assert not [fault for fault, path in files.items() if path is None], (
+        "their snippets occur nowhere, or more than once"
+    )
     for fault, path in files.items():
-        ast.parse(sources[path].replace(fault.before, fault.after), fault.name)
+        ast.parse(plant(sources[path], fault), fault.name)
 
 
 def test_names_are_unique_and_the_tests_are_there():
-    assert not [name for name, count in Counter(fault.name for fault in FAULTS).items() if count > 1]
-    assert not [test for fault in FAULTS for test in fault.tests if not (ROOT / test.partition("::")[0]).is_file()]
+    assert not [
+        name for name, count in Counter(fault.name for fault in FAULTS).items() if count > 1
+    ]
+    assert not [
+        test
+        for fault in FAULTS
+        for test in fault.tests
+        if not (ROOT / test.partition("::")[0]).is_file()
+    ]

@@ -1,4 +1,6 @@
-"""params.yaml is checked as a whole before anything runs: every problem at once, each with its path."""
+"""params.yaml is checked as a whole before anything runs: every problem at once, each with its
+path.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ ROOT = Path(__file__).parent.parent
 
 def document(**changes):
     """A minimal valid document with changes given as dotted keys (dots written as __)."""
-    base = {"data": {"source": "image_folder", "path": "photos"}, "preprocess": ["decode"], "pipelines": {"naive": {"read": "shards"}}}
+    base = {
+        "data": {"source": "image_folder", "path": "photos"},
+        "preprocess": ["decode"],
+        "pipelines": {"naive": {"read": "shards"}},
+    }
     apply_overrides(base, [f"{key.replace('__', '.')}={value}" for key, value in changes.items()])
     return base
 
@@ -32,28 +38,47 @@ def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
     from flows.parameters import Changes
     from flows.workspace import resolve_params
 
-    assert {"naive", "prefetch", "map_parallel", "vectorized", "cache_memory", "snapshot", "optimized"} <= set(
-        load_params(ROOT / "params.yaml").pipelines
-    )
+    assert {
+        "naive",
+        "prefetch",
+        "map_parallel",
+        "vectorized",
+        "cache_memory",
+        "snapshot",
+        "optimized",
+    } <= set(load_params(ROOT / "params.yaml").pipelines)
     monkeypatch.chdir(ROOT)
-    for overlay in (*(ROOT / "infra" / "demo").glob("*.yaml"), ROOT / "infra" / "presets" / "images.yaml"):
+    for overlay in (
+        *(ROOT / "infra" / "demo").glob("*.yaml"),
+        ROOT / "infra" / "presets" / "images.yaml",
+    ):
         assert resolve_params(ROOT, [], Changes(preset=str(overlay.relative_to(ROOT))).overlays())
 
 
-def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(monkeypatch):
+def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(
+    monkeypatch,
+):
     from flows.parameters import Changes
     from flows.workspace import resolve_params
 
     monkeypatch.chdir(ROOT)
-    changes = Changes(preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=2)
+    changes = Changes(
+        preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=2
+    )
     params = resolve_params(ROOT, changes.settings(), changes.overlays())
-    assert list(params.pipelines) == ["naive", "vectorized", "optimized"], "those of the preset alone"
+    assert list(params.pipelines) == ["naive", "vectorized", "optimized"], (
+        "those of the preset alone"
+    )
     assert (params.pipelines["naive"].prefetch, params.train.epochs) == (3, 2)
 
 
 def test_all_problems_are_told_together():
     found = problems(
-        data__sorce="x", batch_size=0, train__epochs="two", pipelines__naive__prefetc=1, preprocess="[decode, {resize: {heigth: 3, width: 4}}]"
+        data__sorce="x",
+        batch_size=0,
+        train__epochs="two",
+        pipelines__naive__prefetc=1,
+        preprocess="[decode, {resize: {heigth: 3, width: 4}}]",
     )
     for expected in (
         "params.yaml: data.sorce is not a field; did you mean source?",
@@ -69,25 +94,67 @@ def test_all_problems_are_told_together():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"pipelines__naive__cache": "{after: resize}"}, "pipelines.naive.cache.after: resize is not one of the preprocess ops (decode)"),
-        ({"pipelines__naive__shuffle": "{kind: global}"}, "pipelines.naive.shuffle.kind: a global permutation needs random access"),
-        ({"pipelines__naive": "{read: snapshot}"}, "pipelines.naive.shuffle.kind: a snapshot can be permuted as a whole"),
-        ({"pipelines__naive": "{read: snapshot, shuffle: {kind: none}, vectorize: true}"}, "pipelines.naive.vectorize: reading a snapshot always"),
-        ({"pipelines__naive": "{read: files, interleave: {cycle_length: 2}}"}, "pipelines.naive.interleave: only shards can be interleaved"),
+        (
+            {"pipelines__naive__cache": "{after: resize}"},
+            "pipelines.naive.cache.after: resize is not one of the preprocess ops (decode)",
+        ),
+        (
+            {"pipelines__naive__shuffle": "{kind: global}"},
+            "pipelines.naive.shuffle.kind: a global permutation needs random access",
+        ),
+        (
+            {"pipelines__naive": "{read: snapshot}"},
+            "pipelines.naive.shuffle.kind: a snapshot can be permuted as a whole",
+        ),
+        (
+            {"pipelines__naive": "{read: snapshot, shuffle: {kind: none}, vectorize: true}"},
+            "pipelines.naive.vectorize: reading a snapshot always",
+        ),
+        (
+            {"pipelines__naive": "{read: files, interleave: {cycle_length: 2}}"},
+            "pipelines.naive.interleave: only shards can be interleaved",
+        ),
         ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
         ({"augment": "[{resize: {height: 3, width: 3}}]"}, "augment: resize is deterministic"),
         ({"preprocess": "[{resize: {height: 3, width: 3}}]"}, "preprocess: begins with `decode`"),
-        ({"preprocess": "[decode, resise]"}, "preprocess[1]: resise is not an op; did you mean resize?"),
-        ({"model__name": "mobilenetv2"}, "model.name: mobilenetv2 is not a model; did you mean MobileNetV2?"),
-        ({"model__name": "nowhere.at_all:build"}, "model.name: module nowhere.at_all cannot be found"),
-        ({"pipelines__my-config": "{read: shards}"}, "pipelines.my-config: names are Python identifiers"),
+        (
+            {"preprocess": "[decode, resise]"},
+            "preprocess[1]: resise is not an op; did you mean resize?",
+        ),
+        (
+            {"model__name": "mobilenetv2"},
+            "model.name: mobilenetv2 is not a model; did you mean MobileNetV2?",
+        ),
+        (
+            {"model__name": "nowhere.at_all:build"},
+            "model.name: module nowhere.at_all cannot be found",
+        ),
+        (
+            {"pipelines__my-config": "{read: shards}"},
+            "pipelines.my-config: names are Python identifiers",
+        ),
         ({"data__split": "{validation: 0.5, test: 0.5}"}, "leave nothing to train on"),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
-        ({"pipelines__naive__map": "{parallel: fast}"}, "expected none, auto, cores or a whole number from 1; found 'fast'"),
-        ({"pipelines__naive__map": "{parallel: 0}"}, "expected none, auto, cores or a whole number from 1; found 0"),
-        ({"pipelines__naive__map": "{parallel: true}"}, "expected none, auto, cores or a whole number from 1; found True"),
-        ({"data__path": "data/raw/mine"}, "data.path: data/raw/mine is in data/raw, which is for what data.fetch gets"),
-        ({"augment": "[flip]", "pipelines__naive__cache": "{after: flip}"}, "flip is random; cached, every epoch would repeat"),
+        (
+            {"pipelines__naive__map": "{parallel: fast}"},
+            "expected none, auto, cores or a whole number from 1; found 'fast'",
+        ),
+        (
+            {"pipelines__naive__map": "{parallel: 0}"},
+            "expected none, auto, cores or a whole number from 1; found 0",
+        ),
+        (
+            {"pipelines__naive__map": "{parallel: true}"},
+            "expected none, auto, cores or a whole number from 1; found True",
+        ),
+        (
+            {"data__path": "data/raw/mine"},
+            "data.path: data/raw/mine is in data/raw, which is for what data.fetch gets",
+        ),
+        (
+            {"augment": "[flip]", "pipelines__naive__cache": "{after: flip}"},
+            "flip is random; cached, every epoch would repeat",
+        ),
     ],
 )
 def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, expected):
@@ -95,11 +162,15 @@ def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, e
 
 
 def test_reading_files_is_refused_for_arrays():
-    assert "the source arrays has no image files" in problems(data__source="arrays", pipelines__naive="{read: files}")
+    assert "the source arrays has no image files" in problems(
+        data__source="arrays", pipelines__naive="{read: files}"
+    )
 
 
 def test_ops_are_parsed_with_their_arguments():
-    params = check(document(preprocess="[decode, {resize: {height: 8, width: 9}}]", augment="[flip]"))
+    params = check(
+        document(preprocess="[decode, {resize: {height: 8, width: 9}}]", augment="[flip]")
+    )
     assert params.preprocess[1] == Resize(height=8, width=9)
     assert params.augment == (Flip(),)
 
@@ -122,7 +193,10 @@ def test_a_missing_or_broken_file_is_reported(tmp_path):
         ("pipelines.naive.finish=device", "pipelines.naive.finish is now called postprocess_on"),
         ("pipelines.naive.place=device", "pipelines.naive.place is now called snapshot_on"),
         ("pipelines.naive.rewrites=true", "pipelines.naive.rewrites is now called graph_rewrites"),
-        ("pipelines.naive.sample={kind: balanced}", "pipelines.naive.sample is now called sampling: uniform, balanced, or {class: weight}"),
+        (
+            "pipelines.naive.sample={kind: balanced}",
+            "pipelines.naive.sample is now called sampling: uniform, balanced, or {class: weight}",
+        ),
     ],
 )
 def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(override, now):
@@ -153,4 +227,7 @@ def test_keras_applications_are_known_without_importing_keras():
 
 
 def test_every_field_of_a_configuration_has_a_description():
-    assert all(field.description or name in ("map", "shuffle", "decode") for name, field in PipelineConfig.model_fields.items())
+    assert all(
+        field.description or name in ("map", "shuffle", "decode")
+        for name, field in PipelineConfig.model_fields.items()
+    )

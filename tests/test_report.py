@@ -1,4 +1,6 @@
-"""The report ranks only what differs beyond the noise, compares nothing unlike, and says what is missing."""
+"""The report ranks only what differs beyond the noise, compares nothing unlike, and says what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +13,75 @@ from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.layout import Layout
 from tasks.report import _check_equal, report
 from tasks.reporting.checklist import checklist, failed
-from tasks.reporting.ranking import accuracy_warning, best, break_even_epoch, drift_pct, headline, ratio_interval, tied
+from tasks.reporting.ranking import (
+    accuracy_warning,
+    best,
+    break_even_epoch,
+    drift_pct,
+    headline,
+    ratio_interval,
+    tied,
+)
 from tasks.settings import PipelineConfig
 
 
 def row(name, relative, stall, verdict="compute-bound", *, spread=0.02, reference=100.0, **more):
-    """A configuration whose nine rounds trained at `relative` of the reference model's rate, ± `spread`."""
+    """A configuration whose nine rounds trained at `relative` of the reference model's rate, ±
+    `spread`.
+    """
     rates = [relative + spread * place / 4 for place in range(-4, 5)]
     return {
-        "pipeline": name, "relative_rates": rates, "reference_examples_per_s": reference, "verdict": verdict, "stall_pct": stall,
-        "stall_pct_low": stall - 2, "stall_pct_high": stall + 2, "steady_examples_per_s": relative * 100, **more,
+        "pipeline": name, "relative_rates": rates, "reference_examples_per_s": reference,
+        "verdict": verdict, "stall_pct": stall,
+        "stall_pct_low": stall - 2, "stall_pct_high": stall + 2,
+        "steady_examples_per_s": relative * 100, **more,
     }  # fmt: skip
 
 
 def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
-    rows = [row("naive", 0.50, 50, "input-bound"), row("a", 0.95, 8, "slightly input-bound"), row("b", 0.945, 5), row("c", 0.80, 15)]
+    rows = [
+        row("naive", 0.50, 50, "input-bound"),
+        row("a", 0.95, 8, "slightly input-bound"),
+        row("b", 0.945, 5),
+        row("c", 0.80, 15),
+    ]
     assert tied(rows) == ["a", "b"]
     assert best(rows)["pipeline"] == "b", "of equals, the one that waits least"
     assert (
-        headline(rows) == "a and b (tied) train up to 1.9× (1.8 to 2.0) as fast as naive; training is compute-bound, nothing more to gain from input."
+        headline(rows)
+        == "a and b (tied) train up to 1.9× (1.8 to 2.0) as fast as naive; training is"
+        " compute-bound, nothing more to gain from input."
     )
 
 
 def test_a_clear_winner_stands_alone():
     rows = [row("naive", 0.50, 50, "input-bound"), row("best", 0.99, 12, "slightly input-bound")]
     assert (
-        headline(rows) == "best trains 2.0× (1.9 to 2.0) as fast as naive; training is slightly input-bound, 12 % of a step is still lost to input."
+        headline(rows)
+        == "best trains 2.0× (1.9 to 2.0) as fast as naive; training is slightly input-bound, 12 %"
+        " of a step is still lost to input."
     )
 
 
 def test_where_naive_is_as_good_as_any_it_is_said():
     rows = [row("naive", 0.98, 5), row("best", 0.99, 4)]
-    assert headline(rows) == "No configuration trains faster than naive beyond the noise; training is compute-bound."
+    assert (
+        headline(rows)
+        == "No configuration trains faster than naive beyond the noise; training is compute-bound."
+    )
 
 
 def test_a_machine_that_slows_down_during_a_comparison_changes_no_rank_and_no_ratio():
-    rows = [row("naive", 0.44, 56, "input-bound"), row("a", 0.57, 43), row("b", 0.89, 11), row("c", 0.99, 1)]
-    slow = [{**one, "reference_examples_per_s": 55.0} if number > 1 else one for number, one in enumerate(rows)]
+    rows = [
+        row("naive", 0.44, 56, "input-bound"),
+        row("a", 0.57, 43),
+        row("b", 0.89, 11),
+        row("c", 0.99, 1),
+    ]
+    slow = [
+        {**one, "reference_examples_per_s": 55.0} if number > 1 else one
+        for number, one in enumerate(rows)
+    ]
     assert tied(slow) == tied(rows) == ["c"]
     assert ratio_interval(slow[3], slow[0]) == ratio_interval(rows[3], rows[0])
     assert drift_pct(slow) > 50, "which is shown"
@@ -57,34 +91,69 @@ def test_the_interval_of_a_ratio_covers_it_in_95_of_100_comparisons():
     draw = np.random.default_rng(1)
     hits = 0
     for _ in range(200):
-        one, other = (row("x", 1, 0) | {"relative_rates": list(draw.lognormal(np.log(rate), 0.08, 9))} for rate in (0.9, 0.6))
+        one, other = (
+            row("x", 1, 0) | {"relative_rates": list(draw.lognormal(np.log(rate), 0.08, 9))}
+            for rate in (0.9, 0.6)
+        )
         low, high = ratio_interval(one, other)
         hits += low <= 1.5 <= high
     assert 180 <= hits <= 200
 
 
 def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
-    naive = row("naive", 1.0, 50, examples=1000, gathers=False, caches=False, cold_examples_per_s=100, input_examples_per_s=100)
+    naive = row(
+        "naive",
+        1.0,
+        50,
+        examples=1000,
+        gathers=False,
+        caches=False,
+        cold_examples_per_s=100,
+        input_examples_per_s=100,
+    )
     mapped = naive | {"pipeline": "snapshot", "steady_examples_per_s": 200, "gathers": True}
-    cached = naive | {"pipeline": "cache", "steady_examples_per_s": 200, "caches": True, "cold_examples_per_s": 100, "input_examples_per_s": 1000}
+    cached = naive | {
+        "pipeline": "cache",
+        "steady_examples_per_s": 200,
+        "caches": True,
+        "cold_examples_per_s": 100,
+        "input_examples_per_s": 1000,
+    }
     assert break_even_epoch(mapped, naive, setup_s=12) == 3, "10 s an epoch without, 5 s with it"
     assert break_even_epoch(cached, naive, setup_s=12) == 2, "9 s more in the first epoch"
     assert break_even_epoch(naive, mapped, setup_s=12) is None
 
 
 def test_results_that_differ_by_more_than_chance_are_warned_of():
-    scores = [row(name, 1, 1, metric="accuracy", val_metric=score, held_out=5000) for name, score in (("a", 0.9), ("b", 0.905), ("c", 0.9))]
+    scores = [
+        row(name, 1, 1, metric="accuracy", val_metric=score, held_out=5000)
+        for name, score in (("a", 0.9), ("b", 0.905), ("c", 0.9))
+    ]
     assert accuracy_warning(scores) is None
-    warning = accuracy_warning([*scores, row("broken", 1, 1, metric="accuracy", val_metric=0.7, held_out=5000)])
+    warning = accuracy_warning(
+        [*scores, row("broken", 1, 1, metric="accuracy", val_metric=0.7, held_out=5000)]
+    )
     assert "broken 0.7000" in warning
 
 
 def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
-    shards = {"schema": {"payload": "raw"}, "shards": [{"split": "train", "bytes": 1 << 20, "compression": "none"}] * 8}
+    shards = {
+        "schema": {"payload": "raw"},
+        "shards": [{"split": "train", "bytes": 1 << 20, "compression": "none"}] * 8,
+    }
     stall = {"stall_pct": 5.0, "stall_pct_low": 3.0, "stall_pct_high": 8.0}
-    best = {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}
+    best = {
+        "read": "snapshot",
+        "shuffle": {"kind": "global"},
+        "map": {"parallel": "cores"},
+        "prefetch": 2,
+    }
     assert failed(checklist(PipelineConfig.model_validate(best).model_dump(), shards, stall)) == []
-    naive = checklist(PipelineConfig.model_validate({"read": "shards"}).model_dump(), shards, stall | {"stall_pct": 60.0})
+    naive = checklist(
+        PipelineConfig.model_validate({"read": "shards"}).model_dump(),
+        shards,
+        stall | {"stall_pct": 60.0},
+    )
     assert failed(naive) == [
         "several shards read at once",
         "maps in parallel, or on whole batches",
@@ -95,7 +164,10 @@ def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
 
 
 def test_unlike_work_is_not_compared():
-    results = {name: {"input": {"equality": {"digest": digest}}} for name, digest in (("a", "00aa"), ("b", "00bb"))}
+    results = {
+        name: {"input": {"equality": {"digest": digest}}}
+        for name, digest in (("a", "00aa"), ("b", "00bb"))
+    }
     with pytest.raises(UnequalConfigurations, match="a: 00aa; b: 00bb"):
         _check_equal(results)
 

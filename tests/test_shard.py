@@ -20,14 +20,21 @@ from tasks.shard import shard
 
 
 def digests(folder):
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+    }
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_any_number_of_writers_gives_the_same_files(arrays, tmp_path, compression):
     manifest = read_manifest(arrays / "manifest")
     for writers in (1, 3):
-        shard(manifest, tmp_path / str(writers), settings=ShardSettings(min_shards=4, writers=writers, compression=compression))
+        shard(
+            manifest,
+            tmp_path / str(writers),
+            settings=ShardSettings(min_shards=4, writers=writers, compression=compression),
+        )
     assert digests(tmp_path / "1") == digests(tmp_path / "3")
 
 
@@ -45,13 +52,19 @@ def test_tfds_reads_images_labels_and_counts(photos):
     assert builder.info.features["label"].names == list(manifest.classes)
     for split, rows in manifest.examples.groupby("split"):
         assert builder.info.splits[split].num_examples == len(rows)
-        labels = sorted(int(example["label"]) for example in tfds.as_numpy(builder.as_dataset(split=split)))
+        labels = sorted(
+            int(example["label"]) for example in tfds.as_numpy(builder.as_dataset(split=split))
+        )
         assert labels == sorted(rows["label"])
 
 
 def test_tfds_reads_raw_pixels(arrays):
     images = np.load(arrays / "manifest" / "values.npy")
-    example = next(iter(tfds.as_numpy(tfds.builder_from_directory(arrays / "shards").as_dataset(split="train"))))
+    example = next(
+        iter(
+            tfds.as_numpy(tfds.builder_from_directory(arrays / "shards").as_dataset(split="train"))
+        )
+    )
     assert example["image"].shape == (12, 10, 1)
     assert any(np.array_equal(example["image"], image) for image in images)
 
@@ -60,14 +73,20 @@ def test_every_example_is_in_exactly_one_shard(photos):
     index = read_shard_index(photos / "shards")
     for kind in ("none", "gzip"):
         shards = [item for split in index.splits for item in index.for_split(split, kind)]
-        records = [record for item in shards for record in read_records(photos / "shards" / item.name, compression=kind)]
+        records = [
+            record
+            for item in shards
+            for record in read_records(photos / "shards" / item.name, compression=kind)
+        ]
         assert len(records) == len(set(records)) == len(read_manifest(photos / "manifest").examples)
 
 
 def test_finished_shards_are_not_written_again_after_an_interruption(arrays, tmp_path, monkeypatch):
     manifest = read_manifest(arrays / "manifest")
     settings = ShardSettings(min_shards=4, writers=1)
-    monkeypatch.setattr("tasks.shard.write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "tasks.shard.write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         shard(manifest, tmp_path / "shards", settings=settings)
     assert not (tmp_path / "shards").exists()
@@ -84,11 +103,15 @@ def test_finished_shards_are_not_written_again_after_an_interruption(arrays, tmp
 def test_an_interrupted_run_does_not_go_on_with_other_data(arrays, tmp_path, monkeypatch):
     manifest = read_manifest(arrays / "manifest")
     settings = ShardSettings(min_shards=4, writers=1)
-    monkeypatch.setattr("tasks.shard.write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "tasks.shard.write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         shard(manifest, tmp_path / "shards", settings=settings)
     monkeypatch.undo()
-    relabeled = replace(manifest, examples=manifest.examples.assign(label=3 - manifest.examples["label"]))
+    relabeled = replace(
+        manifest, examples=manifest.examples.assign(label=3 - manifest.examples["label"])
+    )
     shard(relabeled, tmp_path / "shards", settings=settings)
     assert digests(tmp_path / "shards") == digests_of_a_fresh_run(relabeled, tmp_path, settings)
 
@@ -129,7 +152,10 @@ def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path
     path.write_bytes(data)
     listed = (tmp_path / "shards" / "index.json").read_text()
     (tmp_path / "shards" / "index.json").write_text(listed.replace('"records"', '"rows"'))
-    with pytest.raises(MissingInput, match=r"index.json was written by another version .*'rows'.*; run `dvc repro shard`"):
+    with pytest.raises(
+        MissingInput,
+        match=r"index.json was written by another version .*'rows'.*; run `dvc repro shard`",
+    ):
         read_shard_index(tmp_path / "shards")
     (tmp_path / "shards" / "index.json").write_text(listed)
     (tmp_path / "shards" / "train-00009-of-00009.tfrecord").write_bytes(data)

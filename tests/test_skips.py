@@ -1,4 +1,6 @@
-"""Only what tests/skips.py lists may be skipped, never in continuous integration, and what was skipped is said at the end."""
+"""Only what tests/skips.py lists may be skipped, never in continuous integration, and what was
+skipped is said at the end.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ UNLISTED = {
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """Runs files of tests, given as source, under these hooks; returns the counts of their outcomes and what was printed."""
+    """Runs files of tests, given as source, under these hooks; returns the counts of their outcomes
+    and what was printed.
+    """
     monkeypatch.setitem(skips.NEEDS, "eyes", UNMET)
     monkeypatch.delenv("CI", raising=False)
 
     def run(**files):
         pytester.makepyfile(**files)
-        result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--continue-on-collection-errors", plugins=[skips])
+        result = pytester.runpytest_inprocess(
+            "-p", "no:cacheprovider", "--continue-on-collection-errors", plugins=[skips]
+        )
         return result.parseoutcomes(), result.stdout.str()
 
     return run
@@ -33,7 +39,9 @@ def test_a_listed_skip_is_said_at_the_end_with_its_remedy_and_any_other_fails(ru
     assert counts == {"skipped": 1, "failed": 1, "errors": 2}
     assert "NOT TESTED ON THIS MACHINE" in text
     assert "1 tests need eyes: pictures. To have it tested: look at them" in text
-    assert text.count("skipped for a reason that tests/skips.py does not list: Skipped: no time") >= len(UNLISTED)
+    assert text.count(
+        "skipped for a reason that tests/skips.py does not list: Skipped: no time"
+    ) >= len(UNLISTED)
 
 
 def test_in_continuous_integration_a_listed_skip_fails(run, monkeypatch):

@@ -1,4 +1,6 @@
-"""A change of anything that decides results makes DVC rerun what depends on it, and nothing else; and the stages say what helps."""
+"""A change of anything that decides results makes DVC rerun what depends on it, and nothing else;
+and the stages say what helps.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,21 @@ from tasks.identities import watch_own_code, write_identities
 from tasks.libraries import LIBRARIES
 
 OWN = {
-    "my_ops.py": "from tasks.pipelines.ops import Op\nfrom helpers.amounts import BY\n\n\nclass Shift(Op):\n    name = 'shift'\n\n"
-    "    def compute(self, element, draw):\n        return {**element, 'image': element['image'] + BY}\n",
+    "my_ops.py": (
+        "from tasks.pipelines.ops import Op\nfrom helpers.amounts import BY\n\n\nclass Shift(Op):\n"
+        "    name = 'shift'\n\n    def compute(self, element, draw):\n        return {**element,"
+        " 'image': element['image'] + BY}\n"
+    ),
     "helpers/__init__.py": "",
     "helpers/amounts.py": "BY = 1\n",
-    "my_augmentation.py": "from tasks.pipelines.ops import Op\n\n\nclass Noise(Op):\n    name = 'noise'\n    random = True\n    STRENGTH = 1\n",
-    "my_models.py": "WIDTH = 8\n\n\ndef build(input_shape, outputs):\n    import keras\n    import layers_of_mine\n\n    return layers_of_mine\n",
+    "my_augmentation.py": (
+        "from tasks.pipelines.ops import Op\n\n\nclass Noise(Op):\n    name = 'noise'\n    random ="
+        " True\n    STRENGTH = 1\n"
+    ),
+    "my_models.py": (
+        "WIDTH = 8\n\n\ndef build(input_shape, outputs):\n    import keras\n    import"
+        " layers_of_mine\n\n    return layers_of_mine\n"
+    ),
     "layers_of_mine.py": "DEPTH = 1\n",
     "unused.py": "NUMBER = 1\n",
 }
@@ -39,21 +50,45 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def each(*stages: str) -> set[str]:
-    """Stages by the names that DVC gives them: those that exist once per configuration, for both."""
-    return {name for stage in stages for name in ([f"{stage}@{key}" for key in BOTH] if stage in ("build", "train", "profile") else [stage])}
+    """Stages by the names that DVC gives them: those of each configuration, for both."""
+    return {
+        name
+        for stage in stages
+        for name in (
+            [f"{stage}@{key}" for key in BOTH]
+            if stage in ("build", "train", "profile")
+            else [stage]
+        )
+    }
 
 
 def commit(folder: Path, params: dict) -> Path:
-    """Let DVC take everything for up to date, without running it: what outputs hold does not matter to what depends on their inputs."""
+    """Let DVC take everything for up to date, without running it: what outputs hold does not matter
+    to what depends on their inputs.
+    """
     write_params(folder, params)
     watch_own_code(folder)
-    subprocess.run([sys.executable, "-m", "tasks.identities"], cwd=folder, env=environment(folder), check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "tasks.identities"],
+        cwd=folder,
+        env=environment(folder),
+        check=True,
+        capture_output=True,
+    )
     stages = YAML(typ="safe").load((folder / "dvc.yaml").read_text())["stages"]
     for stage, definition in stages.items():
-        outs = [*definition.get("outs", ()), *definition.get("metrics", ()), *(next(iter(plot)) for plot in definition.get("plots", ()))]
+        outs = [
+            *definition.get("outs", ()),
+            *definition.get("metrics", ()),
+            *(next(iter(plot)) for plot in definition.get("plots", ())),
+        ]
         for out in outs if stage != "identities" else ():
             for key in BOTH if "matrix" in definition else ("",):
-                name = (out if isinstance(out, str) else next(iter(out))).replace("${key}", key).replace("${data.fetch}", params["data"]["fetch"])
+                name = (
+                    (out if isinstance(out, str) else next(iter(out)))
+                    .replace("${key}", key)
+                    .replace("${data.fetch}", params["data"]["fetch"])
+                )
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(name)
@@ -85,16 +120,26 @@ def status(folder: Path) -> set[str]:
 
 
 def stale_after(folder: Path, name: str, old: str, new: str) -> set[str]:
-    """Change a file, let DVC and `identities` look, and put the file back; returns what is out of date but for `identities` itself."""
+    """Change a file, let DVC and `identities` look, and put the file back; returns what is out of
+    date but for `identities` itself.
+    """
     path = folder / name
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
     try:
         before = status(folder)
-        assert "identities" in before, "DVC sees that something has changed, which it asks `identities` about"
+        assert "identities" in before, (
+            "DVC sees that something has changed, which it asks `identities` about"
+        )
         if name.startswith("tasks/"):
-            subprocess.run([sys.executable, "-m", "tasks.identities"], cwd=folder, env=environment(folder), check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, "-m", "tasks.identities"],
+                cwd=folder,
+                env=environment(folder),
+                check=True,
+                capture_output=True,
+            )
         else:
             write_identities(folder, folder / "data" / "identities")
         return status(folder) - {"identities"}
@@ -114,7 +159,9 @@ OWN_CODE = [
 
 
 @pytest.mark.parametrize(("name", "old", "new", "expected"), OWN_CODE)
-def test_own_code_and_what_it_imports_concerns_the_stages_that_run_it(clean, name, old, new, expected):
+def test_own_code_and_what_it_imports_concerns_the_stages_that_run_it(
+    clean, name, old, new, expected
+):
     assert stale_after(clean, name, old, new) == expected
 
 
@@ -125,10 +172,14 @@ def test_other_modules_of_the_project_concern_nothing(clean):
 
 DCT_ACCURATE = 'dct: Literal["fast", "accurate"] = Field(\n        default="accurate"'
 DEFAULTS = [
-    ('"reject", "keep"] = Field(\n        default="reject"', '"reject", "keep"] = Field(\n        default="keep"', each("ingest")),
-    ('dct: Literal["fast", "accurate"] = Field(\n        default="fast"', DCT_ACCURATE, each("build", "train", "profile", "report")),
-    ("mixed_precision: bool = Field(default=False", "mixed_precision: bool = Field(default=True", each("train")),
-    ("writers: int = Field(\n        default=4", "writers: int = Field(\n        default=5", set()),  # params.yaml says 1
+    ('"reject", "keep"] = Field(\n        default="reject"',
+    '"reject", "keep"] = Field(\n        default="keep"', each("ingest")),
+    ('dct: Literal["fast", "accurate"] = Field(\n        default="fast"', DCT_ACCURATE,
+    each("build", "train", "profile", "report")),
+    ("mixed_precision: bool = Field(\n        default=False",
+     "mixed_precision: bool = Field(\n        default=True", each("train")),
+    # params.yaml says 1
+    ("writers: int = Field(\n        default=4", "writers: int = Field(\n        default=5", set()),
     ("passes over the training split", "how often the training split is read", set()),
 ]  # fmt: skip
 
@@ -139,13 +190,19 @@ def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(clean, old,
 
 
 def test_what_settings_compute_concerns_every_stage(clean):
-    assert stale_after(clean, "tasks/settings.py", "return self != JpegDecoding()", "return True") == each(*LIBRARIES)
+    assert stale_after(
+        clean, "tasks/settings.py", "return self != JpegDecoding()", "return True"
+    ) == each(*LIBRARIES)
 
 
 def test_every_module_concerns_the_stages_that_it_decides(clean):
     """One module after another; DVC compares files, so nothing need run."""
     modules = [path for path in CODE if path.is_relative_to(ROOT / "tasks") and path.stat().st_size]
-    needed = {stage: closure(ROOT / "tasks" / f"{stage}.py", set()) for stage in STAGES if stage != "identities"}
+    needed = {
+        stage: closure(ROOT / "tasks" / f"{stage}.py", set())
+        for stage in STAGES
+        if stage != "identities"
+    }
     for stage in ("build", "train", "profiling"):
         needed[stage] |= {ALLOCATOR}
     for module in modules:
@@ -155,22 +212,36 @@ def test_every_module_concerns_the_stages_that_it_decides(clean):
         path = clean / name
         text = path.read_text()
         path.write_text(text + "\nCHANGED = True\n")
-        expected = each(*(stage.replace("profiling", "profile") for stage, files in needed.items() if module in files))
+        expected = each(
+            *(
+                stage.replace("profiling", "profile")
+                for stage, files in needed.items()
+                if module in files
+            )
+        )
         found = status(clean) - {"identities"}
         path.write_text(text)
-        # A folder of modules is one dependency, so stages that list it may run for a module that they do not use.
+        # A folder of modules is one dependency, so stages that list it may run for a module that
+        # they do not use.
         assert expected <= found, name
-        assert found <= expected | (EVERY_RUN if name.startswith(("tasks/data/", "tasks/pipelines/")) else set()), name
+        assert found <= expected | (
+            EVERY_RUN if name.startswith(("tasks/data/", "tasks/pipelines/")) else set()
+        ), name
 
 
 VERSIONS = [
-    (name, {stage for stage, names in LIBRARIES.items() if name in names}) for name in sorted({n for names in LIBRARIES.values() for n in names})
+    (name, {stage for stage, names in LIBRARIES.items() if name in names})
+    for name in sorted({n for names in LIBRARIES.values() for n in names})
 ]
 
 
 @pytest.mark.parametrize(("library", "stages"), VERSIONS)
-def test_another_version_of_a_library_concerns_the_stages_that_it_decides(clean, library, stages, tmp_path, monkeypatch):
-    """Locked and not installed: DVC sees the lock file change, and nothing runs until both agree; installed, too: what it decides reruns."""
+def test_another_version_of_a_library_concerns_the_stages_that_it_decides(
+    clean, library, stages, tmp_path, monkeypatch
+):
+    """Locked and not installed: DVC sees the lock file change, and nothing runs until both agree;
+    installed, too: what it decides reruns.
+    """
     lock = clean / "uv.lock"
     text = lock.read_text()
     start = text.index(f'name = "{library}"\nversion = "')
@@ -183,7 +254,9 @@ def test_another_version_of_a_library_concerns_the_stages_that_it_decides(clean,
                 write_identities(clean, clean / "data" / "identities")
         information = tmp_path / f"{library.replace('-', '_')}-{locked}.dist-info"
         information.mkdir()
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {library}\nVersion: {locked}\n")
+        (information / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {library}\nVersion: {locked}\n"
+        )
         with monkeypatch.context() as patched:
             patched.syspath_prepend(str(tmp_path))
             write_identities(clean, clean / "data" / "identities")
@@ -195,7 +268,12 @@ def test_another_version_of_a_library_concerns_the_stages_that_it_decides(clean,
 
 
 def test_another_package_in_the_lock_file_concerns_nothing(clean):
-    assert stale_after(clean, "uv.lock", 'name = "pytest"\nversion = "', 'name = "pytest"\nversion = "99.') == set()
+    assert (
+        stale_after(
+            clean, "uv.lock", 'name = "pytest"\nversion = "', 'name = "pytest"\nversion = "99.'
+        )
+        == set()
+    )
 
 
 def test_files_that_own_code_reads_count_where_they_are_listed(clean, tmp_path):
@@ -203,16 +281,28 @@ def test_files_that_own_code_reads_count_where_they_are_listed(clean, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((clean / name).read_text())
     definition = tmp_path / "dvc.yaml"
-    definition.write_text(definition.read_text().replace("      - my_ops.py\n", "      - my_ops.py\n      - table.csv\n"))
+    definition.write_text(
+        definition.read_text().replace(
+            "      - my_ops.py\n", "      - my_ops.py\n      - table.csv\n"
+        )
+    )
     written = []
     for content in ("1", "2"):
         (tmp_path / "table.csv").write_text(content)
         assert watch_own_code(tmp_path) == [] and "table.csv" in definition.read_text()
         write_identities(tmp_path, tmp_path / content)
-        written.append({path.relative_to(tmp_path / content): path.read_text() for path in (tmp_path / content).rglob("*.json")})
+        written.append(
+            {
+                path.relative_to(tmp_path / content): path.read_text()
+                for path in (tmp_path / content).rglob("*.json")
+            }
+        )
     one, other = written
     changed = {path.as_posix() for path in one if one[path] != other[path]}
-    assert changed == {"snapshot.json", *(f"{stage}/{key}.json" for stage in ("build", "train", "profile") for key in BOTH)}
+    assert changed == {
+        "snapshot.json",
+        *(f"{stage}/{key}.json" for stage in ("build", "train", "profile") for key in BOTH),
+    }
 
 
 def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(project, tmp_path):
@@ -225,7 +315,9 @@ def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(project, tmp
     assert watch_own_code(tmp_path) == []
     (tmp_path / "layers_of_mine.py").unlink()
     assert watch_own_code(tmp_path) == []
-    listed = YAML(typ="safe").load((tmp_path / "dvc.yaml").read_text())["stages"]["identities"]["deps"]
+    listed = YAML(typ="safe").load((tmp_path / "dvc.yaml").read_text())["stages"]["identities"][
+        "deps"
+    ]
     assert set(expected) - set(listed) == {"layers_of_mine.py"}
 
 
@@ -255,14 +347,19 @@ def test_what_a_stale_snapshot_advises_helps(small):
 
 @pytest.mark.slow
 def test_an_interrupted_stage_does_not_go_on_with_other_code(small):
-    """Ingest leaves what it has done where it stops; a mark in it shows whether the next run goes on with it."""
+    """Ingest leaves what it has done where it stops; a mark in it shows whether the next run goes
+    on with it.
+    """
     params = copy.deepcopy(SMALL)
     params["data"] |= {"source": "image_folder", "path": "source", "max_reject_fraction": 0.0}
     write_params(small, params)
     for label in ("a", "b"):
         (small / "source" / label).mkdir()
         (small / "source" / label / "x.jpg").write_text("no picture")
-    partial, mark = small / "data" / "manifest.partial", small / "data" / "manifest.partial" / "mark"
+    partial, mark = (
+        small / "data" / "manifest.partial",
+        small / "data" / "manifest.partial" / "mark",
+    )
 
     def interrupted() -> bool:
         """Whether a run that stops goes on with what is there."""
@@ -273,7 +370,11 @@ def test_an_interrupted_stage_does_not_go_on_with_other_code(small):
 
     interrupted()
     assert interrupted()
-    (small / "tasks" / "errors.py").write_text((small / "tasks" / "errors.py").read_text() + "\n\nSAID = 1\n")
+    (small / "tasks" / "errors.py").write_text(
+        (small / "tasks" / "errors.py").read_text() + "\n\nSAID = 1\n"
+    )
     assert interrupted(), "messages decide nothing"
-    (small / "tasks" / "data" / "images.py").write_text((small / "tasks" / "data" / "images.py").read_text() + "\nCHANGED = 1\n")
+    (small / "tasks" / "data" / "images.py").write_text(
+        (small / "tasks" / "data" / "images.py").read_text() + "\nCHANGED = 1\n"
+    )
     assert not interrupted()

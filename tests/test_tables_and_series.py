@@ -1,4 +1,6 @@
-"""Tables and time series travel the same way as images: from the file to equal batches in every configuration, and to a trained model."""
+"""Tables and time series travel the same way as images: from the file to equal batches in every
+configuration, and to a trained model.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,31 @@ STEPS, COLUMNS = 5000, 3
 
 
 def presets(kind):
-    return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())["pipelines!"]
+    return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())[
+        "pipelines!"
+    ]
 
 
 def opened(folder, params):
     """Run the data stages in `folder` and open what they wrote."""
     layout = Layout(folder)
     prepared(params.data, folder / "data")
-    snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=params.preprocess)
+    snapshot(
+        read_shard_index(layout.shards),
+        layout.shards,
+        layout.snapshot,
+        preprocess=params.preprocess,
+    )
     return layout, open_inputs(params, layout)
 
 
 def series_document(path, **window):
     document = copy.deepcopy(SMALL)
-    document |= {"augment": [], "postprocess": ["standardize"], "window": {"length": 8, "horizon": 2, "stride": 3, "targets": ["column_1"], **window}}
+    document |= {
+        "augment": [],
+        "postprocess": ["standardize"],
+        "window": {"length": 8, "horizon": 2, "stride": 3, "targets": ["column_1"], **window},
+    }
     document["data"] |= {"source": "time_series", "path": str(path)}
     document["pipelines"] = presets("time_series")
     return document
@@ -60,7 +73,11 @@ def series(tmp_path_factory):
 def test_windows_are_the_same_in_every_configuration(series):
     params, _, stored = series
     digests = {
-        name: digest_examples(input_pipeline(params, name, stored, split=split, purpose="compare")).digest
+        name: (
+            digest_examples(
+                input_pipeline(params, name, stored, split=split, purpose="compare")
+            ).digest
+        )
         for name in params.pipelines
         for split in ("train",)
     }
@@ -74,7 +91,10 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
     for split, (begin, end) in bounds.items():
         pipe = input_pipeline(params, name, stored, split=split, purpose="compare")
         batches = list(pipe.dataset().as_numpy_iterator())
-        features, label, key = (np.concatenate([batch[part] for batch in batches]) for part in ("features", "label", "key"))
+        features, label, key = (
+            np.concatenate([batch[part] for batch in batches])
+            for part in ("features", "label", "key")
+        )
         assert features.shape == (pipe.examples, 8, 3) and label.shape == (pipe.examples, 2, 1)
         np.testing.assert_array_equal(key, np.arange(begin, end - 9, 3))
         np.testing.assert_array_equal(features[:, :, 0], key[:, None] + np.arange(8))
@@ -90,14 +110,20 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
     assert len(stored.shards.for_split("train")) > 1
     np.testing.assert_array_equal(stored.memmap("train", "key"), np.arange(600))
     np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], np.arange(600))
-    np.testing.assert_allclose(stored.bind_to_data(params.postprocess)[0].deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
+    np.testing.assert_allclose(
+        stored.bind_to_data(params.postprocess)[0].deviation,
+        [np.arange(600).std()] * COLUMNS,
+        rtol=1e-6,
+    )
 
 
 def test_statistics_come_from_the_training_part_alone(series):
     params, _, stored = series
     train = np.arange(3000)
     standardize = stored.bind_to_data(params.postprocess)[0]
-    np.testing.assert_allclose(standardize.mean, train.mean() + np.asarray([0, 0.25, 0.5]), rtol=1e-6)
+    np.testing.assert_allclose(
+        standardize.mean, train.mean() + np.asarray([0, 0.25, 0.5]), rtol=1e-6
+    )
     np.testing.assert_allclose(standardize.deviation, [train.std()] * 3, rtol=1e-6)
     assert infer_target(params, stored).shape == (2, 1)
     assert input_shape(params, stored) == (8, 3)
@@ -107,7 +133,13 @@ def test_statistics_come_from_the_training_part_alone(series):
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
     _, layout, stored = series
     too_long = check(series_document(layout.root / "series.npy", length=1000))
-    with pytest.raises(InvalidParams, match=r"the validation split has 1000 time steps, fewer than window.length \+ window.horizon = 1002"):
+    with pytest.raises(
+        InvalidParams,
+        match=(
+            r"the validation split has 1000 time steps, fewer than window.length \+ window.horizon"
+            r" = 1002"
+        ),
+    ):
         input_pipeline(too_long, "naive", stored, split="train", purpose="train")
     unknown = check(series_document(layout.root / "series.npy", targets=["load"]))
     with pytest.raises(InvalidParams, match="load is not a column"):
@@ -126,7 +158,11 @@ def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
 )
 def test_a_series_with_gaps_or_out_of_order_is_refused_with_its_place(tmp_path, frame, words):
     pd.DataFrame(frame).to_csv(tmp_path / "series.csv", index=False)
-    settings = DataSettings(source="time_series", path=str(tmp_path / "series.csv"), time_column="t" if "t" in frame else "")
+    settings = DataSettings(
+        source="time_series",
+        path=str(tmp_path / "series.csv"),
+        time_column="t" if "t" in frame else "",
+    )
     with pytest.raises(UnreadableSource, match=words):
         ingest(settings, tmp_path / "manifest")
 
@@ -137,7 +173,11 @@ def table(tmp_path_factory):
     draw = np.random.default_rng(5)
     count = 600
     frame = pd.DataFrame(
-        {"size": draw.normal(5, 2, count), "color": draw.choice(["red", "green", "blue"], count), "age": draw.integers(1, 90, count)}
+        {
+            "size": draw.normal(5, 2, count),
+            "color": draw.choice(["red", "green", "blue"], count),
+            "age": draw.integers(1, 90, count),
+        }
     )
     frame["label"] = np.where(frame["size"] + (frame["color"] == "red") * 2 > 5.5, "big", "small")
     frame.loc[7, "size"] = np.nan
@@ -151,8 +191,19 @@ def table(tmp_path_factory):
 
 def table_document(folder, **data):
     document = copy.deepcopy(SMALL)
-    document |= {"augment": [], "postprocess": ["standardize", "categories"], "shard": {"compression": "both"}, "pipelines": presets("images")}
-    document["data"] |= {"source": "table", "path": str(folder / "table.csv"), "numeric": ["size", "age"], "max_reject_fraction": 0.1, **data}
+    document |= {
+        "augment": [],
+        "postprocess": ["standardize", "categories"],
+        "shard": {"compression": "both"},
+        "pipelines": presets("images"),
+    }
+    document["data"] |= {
+        "source": "table",
+        "path": str(folder / "table.csv"),
+        "numeric": ["size", "age"],
+        "max_reject_fraction": 0.1,
+        **data,
+    }
     return document
 
 
@@ -161,14 +212,20 @@ def test_rows_of_a_table_are_the_same_in_every_configuration(table):
     params = check(table_document(table))
     _, stored = opened(table, params)
     digests = {
-        name: digest_examples(input_pipeline(params, name, stored, split="train", purpose="compare")).digest
+        name: (
+            digest_examples(
+                input_pipeline(params, name, stored, split="train", purpose="compare")
+            ).digest
+        )
         for name in params.pipelines
         if params.pipelines[name].service is None
     }
     assert len(set(digests.values())) == 1, digests
     assert stored.shards.schema.columns == ("size", "age", "color")
     assert stored.shards.schema.categories == (("blue", "green", "red"),)
-    features, label = next(iter(input_pipeline(params, "optimized", stored, split="train", purpose="train").dataset()))
+    features, label = next(
+        iter(input_pipeline(params, "optimized", stored, split="train", purpose="train").dataset())
+    )
     assert features.shape == (32, 3) and label.dtype == "int64"
     full_model = build_models_for(params, stored).full_model
     assert full_model.input_shape == (None, 3) and full_model.output_shape == (None, 2)
@@ -190,14 +247,20 @@ def test_a_number_to_predict_is_a_regression(table, tmp_path):
     _, stored = opened(tmp_path, params)
     assert stored.shards.schema.label == "number"
     assert infer_target(params, stored).metric == "mae"
-    _, label = next(iter(input_pipeline(params, "naive", stored, split="train", purpose="train").dataset()))
+    _, label = next(
+        iter(input_pipeline(params, "naive", stored, split="train", purpose="train").dataset())
+    )
     assert label.dtype == "float32"
 
 
 @pytest.mark.integration
 def test_a_series_goes_through_every_stage(tmp_path):
-    """From the file to the report, by a model that predicts the next step of a sine from the last sixteen."""
-    document = series_document("source/series.csv", length=16, horizon=1, stride=1, targets=["load"])
+    """From the file to the report, by a model that predicts the next step of a sine from the last
+    sixteen.
+    """
+    document = series_document(
+        "source/series.csv", length=16, horizon=1, stride=1, targets=["load"]
+    )
     document["pipelines"] = {name: document["pipelines"][name] for name in ("naive", "optimized")}
     document["model"] = {"name": "mlp", "options": {"width": 16}}
     document["train"] |= {"epochs": 6}
@@ -205,10 +268,17 @@ def test_a_series_goes_through_every_stage(tmp_path):
     (folder / "source").mkdir(parents=True)
     write_params(folder, document)
     moments = np.arange(3000)
-    pd.DataFrame({"hour": moments, "load": np.sin(moments / 20), "wind": np.cos(moments / 7)}).to_csv(folder / "source" / "series.csv", index=False)
+    pd.DataFrame(
+        {"hour": moments, "load": np.sin(moments / 20), "wind": np.cos(moments / 7)}
+    ).to_csv(folder / "source" / "series.csv", index=False)
     run_stages(folder, "fetch", "ingest", "shard", "snapshot", "build@naive", "build@optimized")
-    run_stages(folder, "train@naive", "train@optimized", "profiling@naive", "profiling@optimized", "report")
-    trained = {name: json.loads((folder / "runs" / name / "train.json").read_text()) for name in ("naive", "optimized")}
+    run_stages(
+        folder, "train@naive", "train@optimized", "profiling@naive", "profiling@optimized", "report"
+    )
+    trained = {
+        name: json.loads((folder / "runs" / name / "train.json").read_text())
+        for name in ("naive", "optimized")
+    }
     assert trained["optimized"]["metric"] == "mae"
     assert trained["optimized"]["test"]["mae"] < 0.25
     assert "mae" in (folder / "report" / "index.html").read_text()

@@ -1,1 +1,3 @@
-"""The whole stack as processes of this machine: Postgres, an S3 store, Prefect, MLflow, a worker, tf.data service."""
+"""The whole stack as processes of this machine: Postgres, an S3 store, Prefect, MLflow, a worker,
+tf.data service.
+"""

@@ -1,4 +1,6 @@
-"""`make stack`: the whole stack as processes of this machine, with authentication; backed up and restored by a command each."""
+"""`make stack`: the whole stack as processes of this machine, with authentication; backed up and
+restored by a command each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from flows.access import USER, exclusive, exports, published_environment, write_
 from flows.cli import configure_logging
 from flows.deployments import OWN_SERVICE
 from flows.services import HOST, Service, check_free, is_listening, serving
-from flows.ui import Endpoints, MlflowPort, PrefectPort, RunsAtOnce, print_urls, run_until_interrupted, servers
+from flows.ui import (
+    Endpoints,
+    MlflowPort,
+    PrefectPort,
+    RunsAtOnce,
+    print_urls,
+    run_until_interrupted,
+    servers,
+)
 from flows.workspace import STATE_DIR
 from infra.local import postgres, s3
 from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
@@ -28,12 +38,19 @@ from tasks.errors import ServiceFailed, report_user_errors
 REMOTE = "stack"
 ENVIRONMENT_FILE = "environment"
 AUTH = Path(__file__).parents[1] / "mlflow-auth.ini"
-Folder = Annotated[Path, typer.Option("--home", help="where the stack keeps its data, logs and secrets")]
+Folder = Annotated[
+    Path, typer.Option("--home", help="where the stack keeps its data, logs and secrets")
+]
 HOME_FOLDER = Path(STATE_DIR) / "stack"
 
-HELP = "Postgres, an S3 store, Prefect, MLflow, a worker and a tf.data service as processes of this machine, with passwords."
+HELP = (
+    "Postgres, an S3 store, Prefect, MLflow, a worker and a tf.data service as processes of this"
+    " machine, with passwords."
+)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=HELP)
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=HELP
+)
 
 
 @app.callback()
@@ -46,11 +63,29 @@ def keep_private() -> None:
 def up(  # noqa: PLR0913 - each is an option of the command
     prefect_port: PrefectPort = 4200,
     mlflow_port: MlflowPort = 5000,
-    postgres_port: Annotated[int | None, typer.Option(help="of Postgres; default: as last time, 5433 at first")] = None,
-    s3_port: Annotated[int | None, typer.Option(max=55_000, help="of the S3 store, which takes the next three, too, and 10,000 above them")] = None,
-    input_port: Annotated[int | None, typer.Option(help="of the tf.data service's dispatcher; its workers take the next ones")] = None,
+    postgres_port: Annotated[
+        int | None, typer.Option(help="of Postgres; default: as last time, 5433 at first")
+    ] = None,
+    s3_port: Annotated[
+        int | None,
+        typer.Option(
+            max=55_000,
+            help="of the S3 store, which takes the next three, too, and 10,000 above them",
+        ),
+    ] = None,
+    input_port: Annotated[
+        int | None,
+        typer.Option(help="of the tf.data service's dispatcher; its workers take the next ones"),
+    ] = None,
     input_workers: Annotated[
-        int, typer.Option(min=0, help="workers of the tf.data service, which listens on every interface and asks for no password; 0: no such service")
+        int,
+        typer.Option(
+            min=0,
+            help=(
+                "workers of the tf.data service, which listens on every interface and asks for no"
+                " password; 0: no such service"
+            ),
+        ),
     ] = 0,
     runs_at_once: RunsAtOnce = 2,
     home: Folder = HOME_FOLDER,
@@ -58,7 +93,9 @@ def up(  # noqa: PLR0913 - each is an option of the command
     """Start everything, print where it is, and stop it on Ctrl-C."""
     configure_logging()
     with report_user_errors():
-        opened = load_stack(home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port)
+        opened = load_stack(
+            home, postgres_port=postgres_port, s3_port=s3_port, input_port=input_port
+        )
         endpoints = _endpoints(opened, prefect_port, mlflow_port)
         here = Path.cwd()
         if input_workers:
@@ -73,18 +110,32 @@ def up(  # noqa: PLR0913 - each is an option of the command
             running.enter_context(published_environment(here, endpoints.environment))
             _write_client_environment(opened, endpoints)
             print_urls(endpoints, runs_at_once)
-            typer.echo(f"  S3        {opened.objects['AWS_ENDPOINT_URL']}               buckets {', '.join(s3.BUCKETS)}; DVC's remote `{REMOTE}`")
+            typer.echo(
+                f"  S3        {opened.objects['AWS_ENDPOINT_URL']}               buckets"
+                f" {', '.join(s3.BUCKETS)}; DVC's remote `{REMOTE}`"
+            )
             if input_workers:
-                typer.echo(f"  tf.data   grpc://{_input_address(opened)}                {input_workers} workers; for `service: {{address: …}}`")
-            typer.echo(f"Users and passwords, and all a terminal needs: source {opened.folder / ENVIRONMENT_FILE}")
+                typer.echo(
+                    f"  tf.data   grpc://{_input_address(opened)}                {input_workers}"
+                    " workers; for `service: {address: …}`"
+                )
+            typer.echo(
+                "Users and passwords, and all a terminal needs: source"
+                f" {opened.folder / ENVIRONMENT_FILE}"
+            )
             typer.echo("Ctrl-C stops all of it.")
             run_until_interrupted(check_services)
         typer.echo("stopped")
 
 
 @app.command()
-def backup(folder: Annotated[Path, typer.Argument(help="is made; must not exist")], home: Folder = HOME_FOLDER) -> None:
-    """Copy the databases, the objects and the passwords into a folder for its owner alone. Runs go on meanwhile."""
+def backup(
+    folder: Annotated[Path, typer.Argument(help="is made; must not exist")],
+    home: Folder = HOME_FOLDER,
+) -> None:
+    """Copy the databases, the objects and the passwords into a folder for its owner alone. Runs go
+    on meanwhile.
+    """
     with report_user_errors(), _running_or_started(load_stack(home)) as opened:
         if folder.exists():
             raise ServiceFailed(f"{folder} is there already; a backup is never overwritten")
@@ -95,19 +146,31 @@ def backup(folder: Annotated[Path, typer.Argument(help="is made; must not exist"
         postgres.dump(opened, partial)
         s3.download(opened, partial)
         partial.rename(folder)
-        typer.echo(f"{', '.join(postgres.DATABASES)}, the objects of {', '.join(s3.BUCKETS)}, and all passwords are in {folder}: keep it private")
+        typer.echo(
+            f"{', '.join(postgres.DATABASES)}, the objects of {', '.join(s3.BUCKETS)}, and all"
+            f" passwords are in {folder}: keep it private"
+        )
 
 
 @app.command()
-def restore(folder: Annotated[Path, typer.Argument(help="written by `backup`")], home: Folder = HOME_FOLDER) -> None:
-    """Put the databases back as they were and add the objects to those that are there. The stack must be stopped.
+def restore(
+    folder: Annotated[Path, typer.Argument(help="written by `backup`")], home: Folder = HOME_FOLDER
+) -> None:
+    """Put the databases back as they were and add the objects to those that are there. The stack
+    must be stopped.
 
     A home that has no passwords yet takes those of the backup; another one goes on with its own.
     """
     with report_user_errors():
-        missing = [name for name in (*(f"{name}.dump" for name in postgres.DATABASES), *s3.BUCKETS) if not (folder / name).exists()]
+        missing = [
+            name
+            for name in (*(f"{name}.dump" for name in postgres.DATABASES), *s3.BUCKETS)
+            if not (folder / name).exists()
+        ]
         if missing:
-            raise ServiceFailed(f"{folder} is no backup of this stack: it has no {', '.join(missing)}")
+            raise ServiceFailed(
+                f"{folder} is no backup of this stack: it has no {', '.join(missing)}"
+            )
         kept = folder / SETTINGS_FILE
         opened = load_stack(home, adopted=kept if kept.exists() else None)
         with opened.exclusive(), stores(opened):
@@ -127,19 +190,35 @@ def stores(home: StackConfig) -> Iterator[None]:
 
 @contextmanager
 def input_service(home: StackConfig, workers: int) -> Iterator[None]:
-    """A dispatcher of the tf.data service and its workers, for as long as the block; nothing for no workers."""
+    """A dispatcher of the tf.data service and its workers, for as long as the block; nothing for no
+    workers.
+    """
     if not workers:
         yield
         return
     first = home.settings.input_port
     ports = range(first + 1, first + 1 + workers)
     check_free({"input-port": first})
-    roles = {"dispatcher": ["dispatcher", "--port", str(first), *(option for port in ports for option in ("--worker", f"{HOST}:{port}"))]}
+    roles = {
+        "dispatcher": [
+            "dispatcher",
+            "--port",
+            str(first),
+            *(option for port in ports for option in ("--worker", f"{HOST}:{port}")),
+        ]
+    }
     joining = ["worker", "--dispatcher", _input_address(home), "--host", HOST, "--port"]
-    roles |= {f"input-worker-{place}": [*joining, str(port)] for place, port in enumerate(ports, start=1)}
+    roles |= {
+        f"input-worker-{place}": [*joining, str(port)] for place, port in enumerate(ports, start=1)
+    }
     with serving(
         *(
-            Service(name=name, command=[sys.executable, "-m", "tasks.pipelines.service", *role], healthy=partial(is_listening, port), environment={})
+            Service(
+                name=name,
+                command=[sys.executable, "-m", "tasks.pipelines.service", *role],
+                healthy=partial(is_listening, port),
+                environment={},
+            )
             for (name, role), port in zip(roles.items(), (first, *ports), strict=True)
         ),
         logs=home.logs,
@@ -187,10 +266,15 @@ def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoi
 
 
 def _write_client_environment(home: StackConfig, endpoints: Endpoints) -> None:
-    """Write what a terminal needs into a file for its owner alone, and make the store a DVC remote of this checkout."""
+    """Write what a terminal needs into a file for its owner alone, and make the store a DVC remote
+    of this checkout.
+    """
     write_private(home.folder / ENVIRONMENT_FILE, exports(endpoints.environment))
     dvc = [sys.executable, "-m", "dvc", "remote"]
-    settings = (["add", "--local", "--force", REMOTE, "s3://dvc"], ["modify", "--local", REMOTE, "endpointurl", home.objects["AWS_ENDPOINT_URL"]])
+    settings = (
+        ["add", "--local", "--force", REMOTE, "s3://dvc"],
+        ["modify", "--local", REMOTE, "endpointurl", home.objects["AWS_ENDPOINT_URL"]],
+    )
     for command in settings:
         done = subprocess.run([*dvc, *command], capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -51,7 +51,7 @@ def download(home: StackConfig, folder: Path) -> None:
 
 
 def upload(home: StackConfig, folder: Path) -> None:
-    """Put the objects of a folder that `download` has written back; objects that came later stay."""
+    """Put back the objects of a folder that `download` has written; later objects stay."""
     client = _client(home)
     for bucket in BUCKETS:
         if any((folder / bucket).iterdir()):

@@ -1,4 +1,6 @@
-"""Where the local stack keeps everything: its folder, ports, and secrets that are drawn once and readable by their owner alone."""
+"""Where the local stack keeps everything: its folder, ports, and secrets that are drawn once and
+readable by their owner alone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SETTINGS_FILE = "settings.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StackSettings:
-    """Ports and secrets of one stack. Secrets never stand on a command line; they travel in environments."""
+    """Ports and secrets of one stack. Secrets never stand on a command line; they travel in
+    environments.
+    """
 
     postgres_port: int = 5433
     s3_port: int = 8333
@@ -49,7 +53,12 @@ class StackConfig:
     def databases(self) -> dict[str, str]:
         """What libpq and asyncpg need to find and enter the databases."""
         own = self.settings
-        return {"PGHOST": HOST, "PGPORT": str(own.postgres_port), "PGUSER": USER, "PGPASSWORD": own.postgres_password}
+        return {
+            "PGHOST": HOST,
+            "PGPORT": str(own.postgres_port),
+            "PGUSER": USER,
+            "PGPASSWORD": own.postgres_password,
+        }
 
     @property
     def objects(self) -> dict[str, str]:
@@ -85,13 +94,18 @@ class StackConfig:
             with FileLock(self.folder / "in-use.lock", timeout=0):
                 yield
         except Timeout:
-            raise ServiceFailed(f"the stack in {self.folder} is running; stop it first (Ctrl-C where it was started)") from None
+            raise ServiceFailed(
+                f"the stack in {self.folder} is running; stop it first (Ctrl-C where it was"
+                " started)"
+            ) from None
 
 
 def load_stack(folder: Path, *, adopted: Path | None = None, **ports: int | None) -> StackConfig:
-    """Open a stack's folder, or make it with new secrets; ports that are given replace those of last time.
+    """Open a stack's folder, or make it with new secrets; ports that are given replace those of
+    last time.
 
-    `adopted`: settings of a backup, for a folder that has none yet, so that everybody's passwords stay as they were.
+    `adopted`: settings of a backup, for a folder that has none yet, so that everybody's passwords
+    stay as they were.
 
     Raises:
       ServiceFailed: the settings that are there cannot be read.
@@ -102,9 +116,14 @@ def load_stack(folder: Path, *, adopted: Path | None = None, **ports: int | None
     source = file if file.exists() else adopted
     try:
         known: dict[str, Any] = json.loads(source.read_text()) if source else {}
-        settings = StackSettings(**{**known, **{name: port for name, port in ports.items() if port is not None}})
+        settings = StackSettings(
+            **{**known, **{name: port for name, port in ports.items() if port is not None}}
+        )
     except (ValueError, TypeError) as error:
-        raise ServiceFailed(f"{source} cannot be read ({error}); put it back from a backup, where it is {SETTINGS_FILE}, too") from error
+        raise ServiceFailed(
+            f"{source} cannot be read ({error}); put it back from a backup, where it is"
+            f" {SETTINGS_FILE}, too"
+        ) from error
     if not file.exists() or asdict(settings) != known:
         write_private(file, json.dumps(asdict(settings), indent=2))
     file.chmod(0o600)
@@ -112,9 +131,13 @@ def load_stack(folder: Path, *, adopted: Path | None = None, **ports: int | None
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder for its owner alone; run by root, Postgres' own user must be able to pass through it, but not to look."""
+    """Make a folder for its owner alone; run by root, Postgres' own user must be able to pass
+    through it, but not to look.
+    """
     mode = 0o711 if os.geteuid() == 0 else 0o700
-    for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
+    for missing in reversed(
+        [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    ):
         missing.mkdir(exist_ok=True)
         missing.chmod(mode)
     folder.chmod(mode)

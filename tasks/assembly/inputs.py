@@ -1,4 +1,6 @@
-"""Putting the parts together for the stages that need a configuration's input pipeline: build, train and profile."""
+"""Putting the parts together for the stages that need a configuration's input pipeline: build,
+train and profile.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,18 @@ MEMORY_SHARE = 0.8  # of what is available, that a cache may fill
 
 def open_inputs(params: Params, layout: Layout) -> PreparedData:
     """Open what ingest, shard and snapshot wrote, checked to belong to these parameters."""
-    return open_prepared_data(manifest=layout.manifest, shards=layout.shards, snapshot=layout.snapshot, preprocess=params.preprocess)
+    return open_prepared_data(
+        manifest=layout.manifest,
+        shards=layout.shards,
+        snapshot=layout.snapshot,
+        preprocess=params.preprocess,
+    )
 
 
 def input_spec(params: Params, stored: PreparedData, purpose: Purpose) -> InputSpec:
-    """What is to be computed. train: everything. evaluate: nothing random. compare: the preprocessing, and no more than batches need besides."""
+    """What is to be computed. train: everything. evaluate: nothing random. compare: the
+    preprocessing, and no more than batches need besides.
+    """
     augment = stored.bind_to_data(params.augment)
     if purpose != "train":
         augment = tuple(steady for op in augment if (steady := op.in_evaluation()) is not None)
@@ -45,7 +54,11 @@ def input_spec(params: Params, stored: PreparedData, purpose: Purpose) -> InputS
         batch_size=params.batch_size,
         window=series_windows(params, stored),
     )
-    return replace(spec, augment=spec.ops_to_uniform_shape, postprocess=()) if purpose == "compare" else spec
+    return (
+        replace(spec, augment=spec.ops_to_uniform_shape, postprocess=())
+        if purpose == "compare"
+        else spec
+    )
 
 
 def series_windows(params: Params, stored: PreparedData) -> Window | None:
@@ -59,28 +72,38 @@ def series_windows(params: Params, stored: PreparedData) -> Window | None:
         return None
     unknown = [name for name in window.targets if name not in schema.columns]
     if unknown:
-        raise InvalidParams([f"window.targets: {unknown[0]} is not a column; known: {', '.join(schema.columns)}"])
+        raise InvalidParams(
+            [f"window.targets: {unknown[0]} is not a column; known: {', '.join(schema.columns)}"]
+        )
     targets = tuple(schema.columns.index(name) for name in window.targets or schema.columns)
-    windows = Window(length=window.length, horizon=window.horizon, stride=window.stride, targets=targets)
+    windows = Window(
+        length=window.length, horizon=window.horizon, stride=window.stride, targets=targets
+    )
     for split in stored.shards.splits:
         steps = stored.shards.examples(split)
         if windows.count(steps) == 0:
             needed = f"window.length + window.horizon = {window.length + window.horizon}"
             raise InvalidParams(
-                [f"window: the {split} split has {steps} time steps, fewer than {needed}; shorten the window or give the split more data"]
+                [
+                    f"window: the {split} split has {steps} time steps, fewer than {needed};"
+                    " shorten the window or give the split more data"
+                ]
             )
     return windows
 
 
 def input_shape(params: Params, stored: PreparedData) -> tuple[int, ...]:
-    """Shape of one example as it reaches the model, before the postprocessing that may happen there."""
+    """Shape of one example as it reaches the model, before the postprocessing that may happen
+    there.
+    """
     spec = input_spec(params, stored, "evaluate")
     return output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
 
 
 @contextmanager
 def explain_read_errors(stored: PreparedData) -> Iterator[None]:
-    """Say which record of which shard is damaged, or which file is not there, where TensorFlow's reader stumbled over one.
+    """Say which record of which shard is damaged, or which file is not there, where TensorFlow's
+    reader stumbled over one.
 
     Raises:
       CorruptShard, MissingInput: instead of TensorFlow's own error.
@@ -96,12 +119,16 @@ def explain_read_errors(stored: PreparedData) -> Iterator[None]:
         raise CorruptShard("\n".join(problems)) from error
     except tf.errors.NotFoundError as error:
         missing = error.message.splitlines()[0]
-        raise MissingInput(f"{missing}\nRun `dvc repro`; workers of a tf.data service on other hosts need the files at the same paths") from error
+        raise MissingInput(
+            f"{missing}\nRun `dvc repro`; workers of a tf.data service on other hosts need the"
+            " files at the same paths"
+        ) from error
 
 
 @contextmanager
 def input_service(config: PipelineConfig) -> Iterator[str]:
-    """Address of the tf.data service that a configuration uses, running as long as the block; empty where it uses none.
+    """Address of the tf.data service that a configuration uses, running as long as the block; empty
+    where it uses none.
 
     Raises:
       ServiceFailed: a given dispatcher does not answer, or one's own did not start.
@@ -116,22 +143,39 @@ def input_service(config: PipelineConfig) -> Iterator[str]:
             yield address
 
 
-def input_pipeline(params: Params, name: str, stored: PreparedData, *, split: str, purpose: Purpose, address: str = "") -> InputPipeline:
-    """The input pipeline of configuration `name` for a split; `address` is that of its tf.data service.
+def input_pipeline(
+    params: Params,
+    name: str,
+    stored: PreparedData,
+    *,
+    split: str,
+    purpose: Purpose,
+    address: str = "",
+) -> InputPipeline:
+    """The input pipeline of configuration `name` for a split; `address` is that of its tf.data
+    service.
 
-    Evaluation reads in storage order, in this process; so does comparing, but through the service if there is one.
+    Evaluation reads in storage order, in this process; so does comparing, but through the service
+    if there is one.
 
     Raises:
-      ImpossiblePlan: a cache would not fit into memory, or several hosts would read the same stream.
+      ImpossiblePlan: a cache would not fit into memory, or several hosts would read the same
+      stream.
     """
     config = params.pipelines[name]
     if purpose == "evaluate":
         config = without_shuffling(config).model_copy(update={"service": None})
-    plan = make_plan(without_shuffling(config) if purpose == "compare" else config, input_spec(params, stored, purpose))
+    plan = make_plan(
+        without_shuffling(config) if purpose == "compare" else config,
+        input_spec(params, stored, purpose),
+    )
     _check_memory(plan, stored, split)
     host = host_from_tf_config(os.environ) if purpose == "train" else Host()
     if host.count > 1 and not plan.reads_snapshot:
-        raise ImpossiblePlan(f"pipelines.{name}: {host.count} hosts can share a snapshot only, not a stream; use `read: snapshot`")
+        raise ImpossiblePlan(
+            f"pipelines.{name}: {host.count} hosts can share a snapshot only, not a stream; use"
+            " `read: snapshot`"
+        )
     pipeline = InputPipeline(
         plan=plan,
         data=stored,
@@ -147,8 +191,12 @@ def input_pipeline(params: Params, name: str, stored: PreparedData, *, split: st
 
 def reference_pipeline(params: Params, stored: PreparedData, *, split: str) -> InputPipeline:
     """The examples of a split as the snapshot holds them, in order, to compare others with."""
-    plan = make_plan(without_shuffling(PipelineConfig(read="snapshot")), input_spec(params, stored, "compare"))
-    return InputPipeline(plan=plan, data=stored, split=split, seed=params.train.seed, with_keys=True)
+    plan = make_plan(
+        without_shuffling(PipelineConfig(read="snapshot")), input_spec(params, stored, "compare")
+    )
+    return InputPipeline(
+        plan=plan, data=stored, split=split, seed=params.train.seed, with_keys=True
+    )
 
 
 def _check_memory(plan: Plan, stored: PreparedData, split: str) -> None:
@@ -160,6 +208,7 @@ def _check_memory(plan: Plan, stored: PreparedData, split: str) -> None:
     available = psutil.virtual_memory().available
     if sum(kept) > MEMORY_SHARE * available:
         raise ImpossiblePlan(
-            f"{plan}: the {split} split would take {sum(kept) / 2**30:,.1f} GiB of memory, {available / 2**30:,.1f} GiB are available; "
-            "use `cache: {where: disk}` or `read: snapshot`"
+            f"{plan}: the {split} split would take {sum(kept) / 2**30:,.1f} GiB of memory,"
+            f" {available / 2**30:,.1f} GiB are available; use `cache: {{where: disk}}` or `read:"
+            " snapshot`"
         )

@@ -1,4 +1,6 @@
-"""The model that fits the data: what train and profile both build from parameters and stored inputs."""
+"""The model that fits the data: what train and profile both build from parameters and stored
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def build_models_for(params: Params, stored: PreparedData) -> Models:
 
 
 def infer_target(params: Params, stored: PreparedData) -> Target:
-    """What is to be predicted: a class, the number that labels a row, or the horizon of a series."""
+    """What is predicted: a class, the number that labels a row, or the horizon of a series."""
     windows = series_windows(params, stored)
     if windows is not None:
         return Target(kind="numbers", shape=(windows.horizon, len(windows.targets)))

@@ -1,4 +1,6 @@
-"""A project's prepared data, input pipelines and model, for training loops of one's own (docs/training.md)."""
+"""A project's prepared data, input pipelines and model, for training loops of one's own
+(docs/training.md).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from tasks.training.models import Models, compile_model
 
 
 class Project:
-    """The project in `root`, whose stages up to `snapshot` are done; `overrides` are KEY=VALUE, as after --set.
+    """The project in `root`, whose stages up to `snapshot` are done; `overrides` are KEY=VALUE, as
+    after --set.
 
     Raises:
       InvalidParams: params.yaml, or an override, is wrong.
@@ -38,18 +41,25 @@ class Project:
         """
         return open_inputs(self.params, self._layout)
 
-    def input_pipeline(self, name: str, *, split: str = "train", purpose: Purpose = "train", **changes: Any) -> InputPipeline:
-        """The input pipeline of configuration `name`, with `changes` to its fields; to `evaluate`, in storage order and without augmentation.
+    def input_pipeline(
+        self, name: str, *, split: str = "train", purpose: Purpose = "train", **changes: Any
+    ) -> InputPipeline:
+        """The input pipeline of configuration `name`, with `changes` to its fields; to `evaluate`,
+        in storage order and without augmentation.
 
         Raises:
           ImpossiblePlan: the configuration cannot work, with the reason.
         """
-        config = PipelineConfig.model_validate({**self.params.pipelines[name].model_dump(), **changes})
+        config = PipelineConfig.model_validate(
+            {**self.params.pipelines[name].model_dump(), **changes}
+        )
         params = replace(self.params, pipelines={**self.params.pipelines, name: config})
         return input_pipeline(params, name, self.data, split=split, purpose=purpose)
 
     def compiled_models(self, pipeline: InputPipeline) -> Models:
-        """The model of params.yaml for the data, compiled for trainings with `pipeline`: alone, and as a whole that takes what is stored."""
+        """The model of params.yaml for the data, compiled for trainings with `pipeline`: alone, and
+        as a whole that takes what is stored.
+        """
         models = build_models_for(self.params, self.data)
         for model in (models.network, models.full_model):
             compile_model(model, self.params.train, target=models.target, steps=pipeline.steps)

@@ -26,13 +26,17 @@ def moments(values: np.ndarray) -> Moments:
     flat = values.reshape(-1, values.shape[-1])
     if values.dtype == np.uint8:
         levels = np.arange(_LEVELS, dtype=np.float64)
-        counts = np.stack([np.bincount(flat[:, channel], minlength=_LEVELS) for channel in range(flat.shape[1])])
+        counts = np.stack(
+            [np.bincount(flat[:, channel], minlength=_LEVELS) for channel in range(flat.shape[1])]
+        )
         mean = counts @ levels / len(flat)
         sum_sq_dev = (counts * (levels - mean[:, None]) ** 2).sum(axis=1)
     else:
         mean = flat.mean(axis=0, dtype=np.float64)
         sum_sq_dev = ((flat - mean) ** 2).sum(axis=0)
-    return Moments(count=len(flat), mean=tuple(mean.tolist()), sum_sq_dev=tuple(sum_sq_dev.tolist()))
+    return Moments(
+        count=len(flat), mean=tuple(mean.tolist()), sum_sq_dev=tuple(sum_sq_dev.tolist())
+    )
 
 
 def merge_moments(parts: Iterable[Moments]) -> Statistics:
@@ -41,7 +45,9 @@ def merge_moments(parts: Iterable[Moments]) -> Statistics:
     for part in parts:
         difference = np.asarray(part.mean) - mean
         total = count + part.count
-        sum_sq_dev = sum_sq_dev + np.asarray(part.sum_sq_dev) + difference**2 * (count * part.count / total)
+        sum_sq_dev = (
+            sum_sq_dev + np.asarray(part.sum_sq_dev) + difference**2 * (count * part.count / total)
+        )
         mean = mean + difference * (part.count / total)
         count = total
     deviation = np.sqrt(sum_sq_dev / max(1, count))

@@ -1,12 +1,14 @@
-"""Mapped columns: each feature of all examples of a split as one raw, fixed-stride array on disk. No TensorFlow.
+"""Mapped columns: each feature of all examples of a split as one raw, fixed-stride array on disk.
+No TensorFlow.
 
-    data/snapshot/index.json            key, columns (dtype, shape), splits (count, chunks with digests)
-    data/snapshot/train/image.bin       examples × height × width × channels, uint8, C order
-    data/snapshot/train/label.bin       examples, int64        …and key.bin
+    data/snapshot/index.json            key, columns (dtype, shape), splits (count, chunks with
+    digests) data/snapshot/train/image.bin       examples × height × width × channels, uint8, C
+    order data/snapshot/train/label.bin       examples, int64        …and key.bin
 
 Values that differ in size are in a ragged column (`ragged.py`).
 
-A batch is a gather of rows: no parsing, no copy of the file into memory; the cache is the operating system's page cache.
+A batch is a gather of rows: no parsing, no copy of the file into memory; the cache is the operating
+system's page cache.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ import psutil
 
 from tasks.data import ragged
 from tasks.data.shards import Shard
-from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot, expect_current_schema, rebuild_hint
+from tasks.errors import (
+    CorruptColumn,
+    MissingInput,
+    StaleSnapshot,
+    expect_current_schema,
+    rebuild_hint,
+)
 from tasks.files import digest_content, write_json
 
 INDEX = "index.json"
@@ -35,7 +43,9 @@ READ_BYTES = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One feature: its NumPy dtype and the shape of one example's value; None stands for sizes that differ (`ragged.py`)."""
+    """One feature: its NumPy dtype and the shape of one example's value; None stands for sizes that
+    differ (`ragged.py`).
+    """
 
     name: str
     dtype: str
@@ -59,7 +69,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Consecutive rows [start, start + count) that were written together, with a digest per column."""
+    """Consecutive rows [start, start + count) written together, with a digest per column."""
 
     start: int
     count: int
@@ -75,13 +85,17 @@ class SplitColumns:
     ragged: Mapping[str, int] = field(default_factory=dict)
 
     def bytes(self, column: Column) -> int:
-        """Size of one of its columns; `ragged` holds those of the columns whose values differ in size."""
+        """Size of one of its columns; `ragged` holds those of the columns whose values differ in
+        size.
+        """
         return self.ragged[column.name] if column.ragged else column.stride * self.count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Mean and standard deviation of the model's input per channel or column (its last axis), over the training split."""
+    """Mean and standard deviation of the model's input per channel or column (its last axis), over
+    the training split.
+    """
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -89,7 +103,8 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotIndex:
-    """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op versions.
+    """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op
+    versions.
 
     `repaired`: what is read in the place of damaged shards, by whatever reads shards.
     """
@@ -111,7 +126,9 @@ def column_path(folder: Path, split: str, column: str) -> Path:
 
 
 def allocate(folder: Path, split: str, columns: Sequence[Column], count: int) -> None:
-    """Create the column files of a split at their final size, or keep those that already have it; ragged columns come when all is known."""
+    """Create the column files of a split at their final size, or keep those that already have it;
+    ragged columns come when all is known.
+    """
     (folder / split).mkdir(parents=True, exist_ok=True)
     for column in columns:
         if column.ragged:
@@ -122,8 +139,16 @@ def allocate(folder: Path, split: str, columns: Sequence[Column], count: int) ->
                 os.ftruncate(file.fileno(), column.stride * count)
 
 
-def write_rows(folder: Path, split: str, columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]) -> Chunk:
-    """Write consecutive rows of every column; returns the chunk with its digests. `flush` makes them last.
+def write_rows(
+    folder: Path,
+    split: str,
+    columns: Sequence[Column],
+    *,
+    start: int,
+    values: Mapping[str, np.ndarray],
+) -> Chunk:
+    """Write consecutive rows of every column; returns the chunk with its digests. `flush` makes
+    them last.
 
     `values[name]` has shape (rows, *column.shape) and the column's dtype.
     """
@@ -132,7 +157,9 @@ def write_rows(folder: Path, split: str, columns: Sequence[Column], *, start: in
         array = np.ascontiguousarray(values[column.name], np.dtype(column.dtype))
         rows = len(array)
         if array.shape[1:] != column.shape:
-            raise ValueError(f"column {column.name}: rows of shape {array.shape[1:]}, expected {column.shape}")
+            raise ValueError(
+                f"column {column.name}: rows of shape {array.shape[1:]}, expected {column.shape}"
+            )
         stored = array.reshape(-1).view(np.uint8).data
         with column_path(folder, split, column.name).open("r+b") as file:
             file.seek(start * column.stride)
@@ -167,16 +194,24 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
         stored = json.loads((folder / INDEX).read_bytes())
         index = SnapshotIndex(
             key=stored["key"],
-            statistics=Statistics(**{name: tuple(values) for name, values in stored["statistics"].items()}),
-            columns=tuple(Column(**{**item, "shape": tuple(item["shape"])}) for item in stored["columns"]),
+            statistics=Statistics(
+                **{name: tuple(values) for name, values in stored["statistics"].items()}
+            ),
+            columns=tuple(
+                Column(**{**item, "shape": tuple(item["shape"])}) for item in stored["columns"]
+            ),
             splits={
-                name: SplitColumns(**{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}) for name, item in stored["splits"].items()
+                name: SplitColumns(
+                    **{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}
+                )
+                for name, item in stored["splits"].items()
             },
             repaired=tuple(Shard(**item) for item in stored["repaired"]),
         )
     if key is not None and index.key != key:
         raise StaleSnapshot(
-            f"{folder} was made from other shards, by other preprocessing or code, or with another TensorFlow; run `dvc repro snapshot`"
+            f"{folder} was made from other shards, by other preprocessing or code, or with another"
+            " TensorFlow; run `dvc repro snapshot`"
         )
     with expect_current_schema(folder / INDEX, "snapshot"):
         for split, rows in index.splits.items():
@@ -185,7 +220,10 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
                 found = path.stat().st_size if path.exists() else None
                 if found != needed:
                     state = "is missing" if found is None else f"has {found} bytes"
-                    raise CorruptColumn(f"{path} {state}, the index says {needed}; {rebuild_hint(folder, 'snapshot')}")
+                    raise CorruptColumn(
+                        f"{path} {state}, the index says {needed};"
+                        f" {rebuild_hint(folder, 'snapshot')}"
+                    )
     return index
 
 
@@ -206,7 +244,8 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
                 if digest_content(data) != chunk.digests[column.name]:
                     last = chunk.start + chunk.count - 1
                     raise CorruptColumn(
-                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its digest; {rebuild_hint(folder, 'snapshot')}"
+                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its"
+                        f" digest; {rebuild_hint(folder, 'snapshot')}"
                     )
 
 
@@ -214,15 +253,19 @@ def _span(folder: Path, split: str, column: Column, chunk: Chunk, count: int) ->
     """Bytes [begin, end) of a chunk within a column's file."""
     if not column.ragged:
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
-    extents = map_column(folder, split, column.extent, count)[chunk.start : chunk.start + chunk.count]
+    extents = map_column(folder, split, column.extent, count)[
+        chunk.start : chunk.start + chunk.count
+    ]
     itemsize = np.dtype(column.dtype).itemsize
     return int(extents[0, 0]) * itemsize, ragged.end_offset(extents, itemsize)
 
 
 def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarray:
-    """Map one column as an array (count, *shape), or one that is ragged as (elements,), without reading it.
+    """Map one column as an array (count, *shape), or one that is ragged as (elements,), without
+    reading it.
 
-    Copy-on-write, because consumers such as DLPack refuse read-only memory; nothing is ever written back.
+    Copy-on-write, because consumers such as DLPack refuse read-only memory; nothing is ever written
+    back.
     """
     path = column_path(folder, split, column.name)
     shape = None if column.ragged else (count, *(size or 0 for size in column.shape))
@@ -233,9 +276,11 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
 
 @cache
 def read_ahead(path: Path) -> None:
-    """Bring a column into the page cache, once per process and in the background, if it takes no more than half of the memory there is.
+    """Bring a column into the page cache, once per process and in the background, if it takes no
+    more than half of the memory there is.
 
-    Rows met in random order are read from a cold disk in small pieces; from beginning to end the disk gives all it has.
+    Rows met in random order are read from a cold disk in small pieces; from beginning to end the
+    disk gives all it has.
     """
     if path.exists() and path.stat().st_size <= MEMORY_SHARE * psutil.virtual_memory().available:
         threading.Thread(target=_read_through, args=(path,), daemon=True, name="read-ahead").start()

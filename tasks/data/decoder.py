@@ -1,7 +1,9 @@
-"""TensorFlow's image decoder in a process of its own, asked about files that other checks leave doubtful.
+"""TensorFlow's image decoder in a process of its own, asked about files that other checks leave
+doubtful.
 
-One process, started at the first question, answers all of them, so that TensorFlow starts once at most. A file that crashes
-or stalls it is unusable, and the next question starts another. No TensorFlow in the process that asks.
+One process, started at the first question, answers all of them, so that TensorFlow starts once at
+most. A file that crashes or stalls it is unusable, and the next question starts another. No
+TensorFlow in the process that asks.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ class Decoder:
     def __enter__(self) -> Decoder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._end()
 
     def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
@@ -44,7 +51,10 @@ class Decoder:
         if "problem" in answer:
             return f"TensorFlow cannot decode it: {answer['problem']}"
         if answer["size"] != [height, width]:
-            return f"TensorFlow decodes {answer['size'][1]}×{answer['size'][0]} pixels of {width}×{height}"
+            return (
+                f"TensorFlow decodes {answer['size'][1]}×{answer['size'][0]} pixels of"
+                f" {width}×{height}"
+            )
         return None
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -59,7 +69,10 @@ class Decoder:
                 env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1"},
             )
             if _within(START_S, self._process, _read_line) is None:
-                raise RuntimeError(f"{sys.executable} -m tasks.data.decoder does not start; run it by hand to see why")
+                raise RuntimeError(
+                    f"{sys.executable} -m tasks.data.decoder does not start; run it by hand to"
+                    " see why"
+                )
         return self._process
 
     @staticmethod
@@ -87,7 +100,9 @@ def _read_line(process: subprocess.Popen[bytes]) -> bytes | None:
 
 
 def _within(limit_s: float, process: subprocess.Popen[bytes], exchange) -> bytes | None:  # noqa: ANN001
-    """What an exchange with a process returns, None where the process ends during it; after `limit_s` it is ended."""
+    """What an exchange with a process returns, None where the process ends during it; after
+    `limit_s` it is ended.
+    """
     overdue = threading.Timer(limit_s, process.kill)
     overdue.start()
     try:
@@ -99,7 +114,9 @@ def _within(limit_s: float, process: subprocess.Popen[bytes], exchange) -> bytes
 
 
 def answer_questions(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Decode one image after the other, each given as its length and its bytes; answer with a line of JSON each."""
+    """Decode one image after the other, each given as its length and its bytes; answer with a line
+    of JSON each.
+    """
     import tensorflow as tf
 
     answers.write(b"{}\n")
@@ -110,7 +127,9 @@ def answer_questions(questions: BinaryIO, answers: BinaryIO) -> None:
             image = tf.io.decode_image(data, channels=3, expand_animations=False)
             answer: dict = {"size": [int(side) for side in image.shape[:2]]}
         except tf.errors.OpError as error:
-            answer = {"problem": " ".join(error.message.rpartition("}}")[2].partition("[Op:")[0].split())}
+            answer = {
+                "problem": " ".join(error.message.rpartition("}}")[2].partition("[Op:")[0].split())
+            }
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
 

@@ -1,8 +1,10 @@
-"""Examining one image file: can it be decoded, how large is it, and do TensorFlow's decoders give the right pixels?
+"""Examining one image file: can it be decoded, how large is it, and do TensorFlow's decoders give
+the right pixels?
 
-Files that they would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits, CMYK, EXIF orientation) are
-converted once to a plain 8-bit PNG, so that every later stage sees only JPEG and PNG that decode to what a person sees. About
-files that are not built as their standard says, TensorFlow's own decoder decides.
+Files that they would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits, CMYK,
+EXIF orientation) are converted once to a plain 8-bit PNG, so that every later stage sees only JPEG
+and PNG that decode to what a person sees. About files that are not built as their standard says,
+TensorFlow's own decoder decides.
 """
 
 from __future__ import annotations
@@ -52,11 +54,14 @@ class ImageInfo:
     note: str | None
 
 
-def inspect_image(path: Path, *, root: Path, max_pixels: int, converted: Path, decoder: Decoder) -> ImageInfo:
+def inspect_image(
+    path: Path, *, root: Path, max_pixels: int, converted: Path, decoder: Decoder
+) -> ImageInfo:
     """Decode an image completely and make sure that TensorFlow will see the same picture.
 
-    A conversion is written into the folder `converted`, named by the digest of the original. Memory is bounded by
-    `max_pixels`, since larger images are refused from their header, and files larger than their pixels before they are read.
+    A conversion is written into the folder `converted`, named by the digest of the original. Memory
+    is bounded by `max_pixels`, since larger images are refused from their header, and files larger
+    than their pixels before they are read.
 
     Raises:
       Unusable: the reason, in words for the list of rejected examples.
@@ -76,17 +81,33 @@ def inspect_image(path: Path, *, root: Path, max_pixels: int, converted: Path, d
         plain = _decodes_as_is(image)
         upright = image if plain else _to_8_bit(image)
     height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
-    problem = decoder.find_problem(data, height=height, width=width) if plain and not is_sound(data) else None
+    problem = (
+        decoder.find_problem(data, height=height, width=width)
+        if plain and not is_sound(data)
+        else None
+    )
     if problem:
         raise RejectedImage(f"damaged image: {problem}")
-    note = None if path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}" else f"content is {kind}"
+    note = (
+        None
+        if path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
+        else f"content is {kind}"
+    )
     if not plain:
         path = converted / f"{digest_bytes(data)}.png"
         if not path.exists():
             with atomic_file(path) as temporary:
                 upright.save(temporary, format="PNG")
         data = path.read_bytes()
-    return ImageInfo(path=path, bytes=len(data), digest=digest_bytes(data), height=height, width=width, channels=channels, note=note)
+    return ImageInfo(
+        path=path,
+        bytes=len(data),
+        digest=digest_bytes(data),
+        height=height,
+        width=width,
+        channels=channels,
+        note=note,
+    )
 
 
 def _read(path: Path, max_pixels: int) -> bytes:
@@ -116,12 +137,14 @@ def _check_bytes(size: int, pixels: int) -> None:
 
 def _check_pixels(image: Image.Image, max_pixels: int) -> None:
     if image.height * image.width > max_pixels:
-        raise RejectedImage(f"{image.width}×{image.height} pixels exceed data.max_pixels ({max_pixels})")
+        raise RejectedImage(
+            f"{image.width}×{image.height} pixels exceed data.max_pixels ({max_pixels})"
+        )
 
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """An image to be looked at; whatever Pillow says about what is wrong with it makes it unusable."""
+    """An image to be examined; whatever Pillow says is wrong with it makes it unusable."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             yield image
@@ -136,7 +159,12 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
 def _decodes_as_is(image: Image.Image) -> bool:
     """Whether TensorFlow decodes the file to the upright 8-bit picture as it stands."""
     deep = image.format == "PNG" and image.info.get("transparency") is not None
-    return image.format in ("JPEG", "PNG") and image.mode in ("L", "RGB") and not deep and image.getexif().get(_ORIENTATION) in _UPRIGHT
+    return (
+        image.format in ("JPEG", "PNG")
+        and image.mode in ("L", "RGB")
+        and not deep
+        and image.getexif().get(_ORIENTATION) in _UPRIGHT
+    )
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
@@ -153,12 +181,20 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
 
 
 def _narrowed(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits as 8 bits, a strip after the other: whole floats would take eight times the memory."""
-    strips = [(0, top, image.width, min(top + STRIP, image.height)) for top in range(0, image.height, STRIP)]
+    """Grey of more than 8 bits as 8 bits, a strip after the other: whole floats would take eight
+    times the memory.
+    """
+    strips = [
+        (0, top, image.width, min(top + STRIP, image.height))
+        for top in range(0, image.height, STRIP)
+    ]
     largest = max((np.asarray(image.crop(strip)).max(initial=0) for strip in strips), default=0)
     top = 65535.0 if largest > 255 else 255.0  # noqa: PLR2004
     narrow = Image.new("L", image.size)
     for strip in strips:
         values = np.asarray(image.crop(strip), np.float64)
-        narrow.paste(Image.fromarray(np.clip(values * 255 / top, 0, 255).round().astype(np.uint8), "L"), strip)
+        narrow.paste(
+            Image.fromarray(np.clip(values * 255 / top, 0, 255).round().astype(np.uint8), "L"),
+            strip,
+        )
     return narrow

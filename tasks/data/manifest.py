@@ -1,7 +1,9 @@
-"""The manifest: one row per usable example, the classes, the rejected examples with their reasons, and one digest of it all.
+"""The manifest: one row per usable example, the classes, the rejected examples with their reasons,
+and one digest of it all.
 
-Files: `examples.parquet`, `rejected.csv`, `values.npy` (unless the source is files), `converted/` (only where files
-had to be converted), and `manifest.json`, written last: its presence means complete.
+Files: `examples.parquet`, `rejected.csv`, `values.npy` (unless the source is files), `converted/`
+(only where files had to be converted), and `manifest.json`, written last: its presence means
+complete.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 class Manifest:
     """All usable examples of a data set.
 
-    `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int; −1 for files), label (int class, or float number),
-    bytes (int), digest (str) and split (str), ordered by id. Of a series, each row is a block of time steps: `row` and `key` are
-    its first step, `label` the number of steps.
+    `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int;
+    −1 for files), label (int class, or float number), bytes (int), digest (str) and split (str),
+    ordered by id. Of a series, each row is a block of time steps: `row` and `key` are its first
+    step, `label` the number of steps.
     """
 
     examples: pd.DataFrame
@@ -46,13 +49,18 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of ids, contents, labels and splits: two data sets with the same digest train the same model."""
+        """Digest of ids, contents, labels and splits: two data sets with the same digest train the
+        same model.
+        """
         return content_digest(self.examples, self.classes)
 
 
 def content_digest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:
     """Digest that identifies a data set by content."""
-    columns = ["\n".join(map(str, examples[name].tolist())).encode() for name in ("id", "digest", "label", "split")]
+    columns = [
+        "\n".join(map(str, examples[name].tolist())).encode()
+        for name in ("id", "digest", "label", "split")
+    ]
     return digest_bytes(*columns, "\n".join(classes).encode())
 
 
@@ -61,7 +69,12 @@ def write_manifest(manifest: Manifest) -> None:
     folder = manifest.folder
     manifest.examples.to_parquet(folder / "examples.parquet", index=False)
     manifest.rejected.to_csv(folder / "rejected.csv", index=False)
-    summary = {"digest": manifest.digest, "classes": manifest.classes, "schema": asdict(manifest.schema), "stats": manifest.stats}
+    summary = {
+        "digest": manifest.digest,
+        "classes": manifest.classes,
+        "schema": asdict(manifest.schema),
+        "stats": manifest.stats,
+    }
     write_json(folder / "manifest.json", summary)
 
 
@@ -76,7 +89,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise MissingInput(f"{folder} holds no complete manifest; run `dvc repro ingest`")
     with expect_current_schema(folder / "manifest.json"):
         summary = read_json(folder / "manifest.json")
-        stats, schema, classes = summary["stats"], RecordSchema.from_json(summary["schema"]), tuple(summary["classes"])
+        stats, schema, classes = (
+            summary["stats"],
+            RecordSchema.from_json(summary["schema"]),
+            tuple(summary["classes"]),
+        )
         count, rejects = sum(stats["examples"].values()), stats["rejected"]
     return Manifest(
         examples=_read_table(folder / "examples.parquet", COLUMNS, rows=count),
@@ -91,7 +108,11 @@ def read_manifest(folder: Path) -> Manifest:
 def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFrame:
     """Read a table of the manifest, which must have as many rows as the summary says."""
     with expect_current_schema(path):
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=str, keep_default_na=False)
+        table = (
+            pd.read_parquet(path)
+            if path.suffix == ".parquet"
+            else pd.read_csv(path, dtype=str, keep_default_na=False)
+        )
         if len(table) != rows:
             raise ValueError(f"{len(table)} rows, manifest.json says {rows}")
         return pd.DataFrame(table[list(columns)])

@@ -1,10 +1,12 @@
-"""Values of variable shape in one column: back to back in a file, and their offsets and shapes in a second column. No TensorFlow.
+"""Values of variable shape in one column: back to back in a file, and their offsets and shapes in a
+second column. No TensorFlow.
 
-    data/snapshot/train/image.bin           values, each beginning at a multiple of 64 bytes, so that a slice of the file needs no copy
-    data/snapshot/train/image.extent.bin    examples × (1 + rank), int64: where the value begins [elements], and its shape
+    data/snapshot/train/image.bin           values, each beginning at a multiple of 64 bytes, so
+    that a slice of the file needs no copy data/snapshot/train/image.extent.bin    examples × (1 +
+    rank), int64: where the value begins [elements], and its shape
 
-The position of a value in the file depends on all values before it. So every shard's values are first written into a part of
-their own, and the parts are concatenated in order.
+The position of a value in the file depends on all values before it. So every shard's values are
+first written into a part of their own, and the parts are concatenated in order.
 """
 
 from __future__ import annotations
@@ -20,14 +22,18 @@ COPY_BYTES = 1 << 24
 
 
 def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
-    """Offsets of values of `shapes` (values, rank) that are stored back to back: (values, 1 + rank) int64, begin [elements] and shape."""
+    """Offsets of values of `shapes` (values, rank) that are stored back to back: (values, 1 + rank)
+    int64, begin [elements] and shape.
+    """
     aligned = ALIGNMENT // itemsize
     sizes = -(-shapes.prod(axis=1) // aligned) * aligned
     return np.column_stack([np.cumsum(sizes) - sizes, shapes]).astype(np.int64)
 
 
 def end_offset(found: np.ndarray, itemsize: int) -> int:
-    """Byte offset at which the next value would begin, after the last of `found` (values, 1 + rank)."""
+    """Byte offset at which the next value would begin, after the last of `found` (values, 1 +
+    rank).
+    """
     if len(found) == 0:
         return 0
     size = int(found[-1, 0] + found[-1, 1:].prod()) * itemsize
@@ -45,7 +51,7 @@ def flatten_pixels(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def concatenate_parts(parts: Sequence[Path], path: Path) -> None:
-    """Put the parts into `path`, back to back; existing content is overwritten, and the parts stay."""
+    """Put the parts into `path`, back to back; existing content is overwritten, the parts stay."""
     with path.open("wb") as whole:
         for part in parts:
             with part.open("rb") as file:

@@ -1,9 +1,11 @@
-"""One example on disk: its schema, and its encoding as a serialized tf.train.Example. No TensorFlow.
+"""One example on disk: its schema, and its encoding as a serialized tf.train.Example. No
+TensorFlow.
 
-The wire format is written by hand because every record has the same three features: `key` (int64), `label` (int64 class
-or float number) and `image` or `features` (bytes). Examples of one fixed size are encoded as whole arrays, without a
-Python call per record. Any TFRecord reader understands the result; the tests read it back with two independent ones.
-Source of the format: tensorflow/core/example/example.proto and the protocol-buffer wire encoding.
+The wire format is written by hand because every record has the same three features: `key` (int64),
+`label` (int64 class or float number) and `image` or `features` (bytes). Examples of one fixed size
+are encoded as whole arrays, without a Python call per record. Any TFRecord reader understands the
+result; the tests read it back with two independent ones. Source of the format:
+tensorflow/core/example/example.proto and the protocol-buffer wire encoding.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ class RecordSchema:
     """What the records of a data set hold.
 
     encoded: `image` is a JPEG or PNG file; `shape` is None unless all images have the same size.
-    raw: `image` (uint8) or `features` (any other dtype) is one value of `shape` and `dtype` in C order.
-    series: `features` is a block of consecutive time steps, each of `shape` (columns,); `key` is the block's first row.
-    `columns` names the last axis of tables and series; `categories` holds the vocabularies of a table's trailing columns.
+    raw: `image` (uint8) or `features` (any other dtype) is one value of `shape` and `dtype` in C
+    order. series: `features` is a block of consecutive time steps, each of `shape` (columns,);
+    `key` is the block's first row. `columns` names the last axis of tables and series; `categories`
+    holds the vocabularies of a table's trailing columns.
     """
 
     payload: Literal["encoded", "raw", "series"]
@@ -61,18 +64,28 @@ class RecordSchema:
 
 
 def example_key(example_id: str) -> int:
-    """Return the 63-bit key of an example: it identifies the example in shards, snapshots, digests and augmentation."""
-    return int.from_bytes(hashlib.blake2b(example_id.encode(), digest_size=8).digest(), "little") >> 1
+    """Return the 63-bit key of an example: it identifies the example in shards, snapshots, digests
+    and augmentation.
+    """
+    return (
+        int.from_bytes(hashlib.blake2b(example_id.encode(), digest_size=8).digest(), "little") >> 1
+    )
 
 
 def encode_example(*, key: int, label: float, value: bytes, feature: str = "image") -> bytes:
-    """Serialize one tf.train.Example with the features key, label (int64 if it is an int, else float) and `feature`."""
+    """Serialize one tf.train.Example with the features key, label (int64 if it is an int, else
+    float) and `feature`.
+    """
     head, tail = encode_head_and_tail(len(value), key=key, label=label, feature=feature)
     return b"".join((head, value, tail))
 
 
-def encode_head_and_tail(size: int, *, key: int, label: float, feature: str = "image") -> tuple[bytes, bytes]:
-    """Prefix and suffix that wrap a value of `size` bytes in `encode_example`, so that a large value need not be copied."""
+def encode_head_and_tail(
+    size: int, *, key: int, label: float, feature: str = "image"
+) -> tuple[bytes, bytes]:
+    """Prefix and suffix that wrap a value of `size` bytes in `encode_example`, so that a large
+    value need not be copied.
+    """
     if isinstance(label, float):
         number = _entry_prefix("label", 2, 4) + np.float32(label).tobytes()
     else:
@@ -80,23 +93,32 @@ def encode_head_and_tail(size: int, *, key: int, label: float, feature: str = "i
         number = _entry_prefix("label", 3, len(varint)) + varint
     tail = _entry_prefix("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
     head = b""
-    # From the inside: the list, the feature, the map entry with its name, the features; each begins with the size of what is in it.
+    # From the inside: the list, the feature, the map entry with its name, the features; each begins
+    # with the size of what is in it.
     for lead in (_FIRST, _FIRST, _feature_prefix(feature), _FIRST):
         head = lead + _varint(len(head) + size) + head
     return _FIRST + _varint(len(head) + size + len(tail)) + head, tail
 
 
-def encode_examples(records: np.ndarray, *, keys: np.ndarray, labels: np.ndarray, values: np.ndarray, feature: str) -> None:
-    """Serialize examples of one fixed size at once into `records` (examples, bytes per record) uint8, the same bytes as `encode_example`.
+def encode_examples(
+    records: np.ndarray, *, keys: np.ndarray, labels: np.ndarray, values: np.ndarray, feature: str
+) -> None:
+    """Serialize examples of one fixed size at once into `records` (examples, bytes per record)
+    uint8, the same bytes as `encode_example`.
 
-    keys (examples,) int64, labels (examples,) int64 or float32, values (examples, *shape) of any dtype.
+    keys (examples,) int64, labels (examples,) int64 or float32, values (examples, *shape) of any
+    dtype.
     """
     count = len(keys)
     raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)
     size, numbers = raw.shape[1], labels.dtype.kind == "f"
     head, tail = encode_head_and_tail(size, key=0, label=0.0 if numbers else 0, feature=feature)
     key_at = len(head) + size + len(_entry_prefix("key", 3, _KEY_BYTES))
-    number = labels.astype("<f4").view(np.uint8).reshape(count, 4) if numbers else _varints(labels.astype(np.uint64), _LABEL_BYTES)
+    number = (
+        labels.astype("<f4").view(np.uint8).reshape(count, 4)
+        if numbers
+        else _varints(labels.astype(np.uint64), _LABEL_BYTES)
+    )
     records[:, : len(head)] = np.frombuffer(head, np.uint8)
     records[:, len(head) : len(head) + size] = raw
     records[:, len(head) + size :] = np.frombuffer(tail, np.uint8)
@@ -125,7 +147,9 @@ def _delimited(field: int, payload: bytes) -> bytes:
 
 
 def _varint(value: int, width: int = 1) -> bytes:
-    """Base-128 encoding of a non-negative integer, low group first, padded with empty groups to at least `width` bytes."""
+    """Base-128 encoding of a non-negative integer, low group first, padded with empty groups to at
+    least `width` bytes.
+    """
     groups = bytearray()
     while value > 0x7F or len(groups) + 1 < width:  # noqa: PLR2004 - one group
         groups.append(value & 0x7F | 0x80)

@@ -1,7 +1,9 @@
-"""Getting published files over the network in bounded time, also where only package registries can be reached.
+"""Getting published files over the network in bounded time, also where only package registries can
+be reached.
 
-A firewall that drops packets answers nothing at all, neither to a connection nor to a name look-up. So whatever waits for the
-network has a limit of its own, and what does not answer within it counts as unreachable.
+A firewall that drops packets answers nothing at all, neither to a connection nor to a name look-up.
+So whatever waits for the network has a limit of its own, and what does not answer within it counts
+as unreachable.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def download(address: str) -> bytes:
     """The content at an address.
 
     Raises:
-      Unreachable: there is no answer within seconds, it ends early or does not end, or it is an error.
+      Unreachable: there is no answer within seconds, it ends early or does not end, or it is an
+      error.
     """
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue()
     # A thread that is not waited for, since a name look-up takes no time limit.
@@ -63,7 +66,9 @@ def download(address: str) -> bytes:
             raise Unreachable(f"{address}: nothing came for {waited:.0f} s") from None
         if isinstance(piece, Exception):
             reason = getattr(piece, "reason", piece)
-            reason = f"nothing came for {PAUSE_S:.0f} s" if isinstance(reason, TimeoutError) else reason
+            reason = (
+                f"nothing came for {PAUSE_S:.0f} s" if isinstance(reason, TimeoutError) else reason
+            )
             raise Unreachable(f"{address}: {reason}") from piece
         if piece is None:
             return b"".join(received)
@@ -83,9 +88,11 @@ def _receive(address: str, pieces: queue.Queue) -> None:
 
 @contextmanager
 def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
-    """A folder with the files of Debian packages, in a temporary one below `scratch` that is removed in the end.
+    """A folder with the files of Debian packages, in a temporary one below `scratch` that is
+    removed in the end.
 
-    Works for every user and installs nothing. apt checks the signatures of the lists and the digests of the packages.
+    Works for every user and installs nothing. apt checks the signatures of the lists and the
+    digests of the packages.
 
     Raises:
       Unreachable: this is no Debian, no mirror answers, or the packages are not there.
@@ -100,21 +107,39 @@ def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
             (folder / part).mkdir(parents=True)
         (folder / "apt.conf").write_text(_APT)
         own = (f"Dir::State::lists={folder}/lists", f"Dir::Cache={folder}/cache")
-        apt = ("apt-get", "-qq", "-c", str(folder / "apt.conf"), *(word for option in own for word in ("-o", option)))
-        # A source that does not answer is a warning where another has the packages; the download reports it.
+        apt = (
+            "apt-get",
+            "-qq",
+            "-c",
+            str(folder / "apt.conf"),
+            *(word for option in own for word in ("-o", option)),
+        )
+        # A source that does not answer is a warning where another has the packages; the download
+        # reports it.
         _run((*apt, "update"), cwd=folder, limit_s=LISTS_S, check=False)
         _run((*apt, "download", *names), cwd=folder / "packages", limit_s=DOWNLOAD_S)
         for package in sorted((folder / "packages").glob("*.deb")):
-            _run(("dpkg-deb", "-x", str(package), str(folder / "files")), cwd=folder, limit_s=DOWNLOAD_S)
+            _run(
+                ("dpkg-deb", "-x", str(package), str(folder / "files")),
+                cwd=folder,
+                limit_s=DOWNLOAD_S,
+            )
             package.unlink()
         yield folder / "files"
 
 
 def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:
     """Run a command and end it, with what it started, after `limit_s`."""
-    shown = f"{command[0]} {next((word for word in command[1:] if word in ('update', 'download')), '')}".strip()
+    verb = next((word for word in command[1:] if word in ("update", "download")), "")
+    shown = f"{command[0]} {verb}".strip()
     with subprocess.Popen(
-        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             output, _ = process.communicate(timeout=limit_s)
@@ -124,5 +149,9 @@ def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = Tru
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     if check and process.returncode:
-        lines = [line for line in output.splitlines() if line.startswith("E:")] or output.splitlines() or [f"exit code {process.returncode}"]
+        lines = (
+            [line for line in output.splitlines() if line.startswith("E:")]
+            or output.splitlines()
+            or [f"exit code {process.returncode}"]
+        )
         raise Unreachable(f"{shown}: {lines[0].removeprefix('E: ')}")

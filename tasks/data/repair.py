@@ -1,7 +1,8 @@
-"""Rewrites damaged shards without the records that cannot be read, so that every configuration sees the same examples.
+"""Rewrites damaged shards without the records that cannot be read, so that every configuration sees
+the same examples.
 
-The new files are in the snapshot's folder, in `repaired/`; its index lists them. Where a plain and a compressed set hold the same
-records, a readable replica of a shard restores the damaged one.
+The new files are in the snapshot's folder, in `repaired/`; its index lists them. Where a plain and
+a compressed set hold the same records, a readable replica of a shard restores the damaged one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ REPAIRED = "repaired"
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What is wrong with shards, by their names; and of records that can be read but not decoded, by their digests."""
+    """What is wrong with shards, by their names; and of records that can be read but not decoded,
+    by their digests.
+    """
 
     problems: Mapping[str, Sequence[str]]
     unusable: Mapping[str, str] = field(default_factory=dict)
@@ -37,38 +40,55 @@ def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]
     return {name: problems for name, problems in found.items() if problems}
 
 
-def repair_shards(shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, max_lost_fraction: float) -> tuple[Shard, ...]:
+def repair_shards(
+    shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, max_lost_fraction: float
+) -> tuple[Shard, ...]:
     """Write the usable records of damaged shards and of their replicas into `out`.
 
     Raises:
-      CorruptShard: more than the fraction `max_lost_fraction` of all examples is lost, or a block of a series, whose steps must not have gaps; or
+      CorruptShard: more than the fraction `max_lost_fraction` of all examples is lost, or a block
+      of a series, whose steps must not have gaps; or
         a file is whole, but another one than its index describes.
     """
     repaired: list[Shard] = []
     problems, lost = damage.problems, 0
     for split in shards.splits:
-        for replicas in zip(*(shards.for_split(split, compression) for compression in shards.compressions), strict=True):
+        for replicas in zip(
+            *(shards.for_split(split, compression) for compression in shards.compressions),
+            strict=True,
+        ):
             if not any(replica.name in problems for replica in replicas):
                 continue
             usable = {replica.name: _count_usable(folder, replica, damage) for replica in replicas}
             best = max(replicas, key=lambda replica: usable[replica.name])
             missing = best.records - usable[best.name]
             if missing and shards.schema.payload == "series":
-                raise CorruptShard(f"{problems[best.name][0]}; a time series must not have gaps: {rebuild_hint(folder, 'shard')}")
+                raise CorruptShard(
+                    f"{problems[best.name][0]}; a time series must not have gaps:"
+                    f" {rebuild_hint(folder, 'shard')}"
+                )
             lost += missing
-            repaired += [_write_repaired(replica, best, missing, (folder, out), damage) for replica in replicas]
+            repaired += [
+                _write_repaired(replica, best, missing, (folder, out), damage)
+                for replica in replicas
+            ]
     total = sum(shards.examples(split) for split in shards.splits)
     if lost > max_lost_fraction * total:
         raise CorruptShard(
-            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%}; snapshot.max_corrupt_fraction allows {max_lost_fraction:.2%}; "
-            f"{rebuild_hint(folder, 'shard')}"
+            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%};"
+            f" snapshot.max_corrupt_fraction allows {max_lost_fraction:.2%};"
+            f" {rebuild_hint(folder, 'shard')}"
         )
     return tuple(repaired)
 
 
-def _write_repaired(shard: Shard, source: Shard, missing: int, folders: tuple[Path, Path], damage: Damage) -> Shard:
+def _write_repaired(
+    shard: Shard, source: Shard, missing: int, folders: tuple[Path, Path], damage: Damage
+) -> Shard:
     path = folders[1] / REPAIRED / shard.name
-    frames = (part for record in _usable_records(folders[0], source, damage, []) for part in frame(record))
+    frames = (
+        part for record in _usable_records(folders[0], source, damage, []) for part in frame(record)
+    )
     digest = write_frames(path, frames, compression=shard.compression)
     counts = {"records": shard.records - missing, "examples": shard.examples - missing}
     return replace(shard, **counts, bytes=path.stat().st_size, digest=digest, repaired=True)
@@ -84,7 +104,9 @@ def _count_usable(folder: Path, shard: Shard, damage: Damage) -> int:
     return count
 
 
-def _usable_records(folder: Path, shard: Shard, damage: Damage, damaged: list[str]) -> Iterator[bytes]:
+def _usable_records(
+    folder: Path, shard: Shard, damage: Damage, damaged: list[str]
+) -> Iterator[bytes]:
     for record in read_records(folder / shard.name, compression=shard.compression, damaged=damaged):
         if not damage.unusable or digest_content(record) not in damage.unusable:
             yield record

@@ -1,4 +1,6 @@
-"""The set of shards: what is in each file, how to find the files of a split, and whether the set is whole."""
+"""The set of shards: what is in each file, how to find the files of a split, and whether the set is
+whole.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ INDEX = "index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE3 digest.
+    """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE3
+    digest.
 
-    A record of a series holds many time steps, and these are what `examples` counts. `repaired`: what could be read of a damaged one (`repair.py`).
+    A record of a series holds many time steps, and these are what `examples` counts. `repaired`:
+    what could be read of a damaged one (`repair.py`).
     """
 
     name: str
@@ -34,7 +38,9 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """All shards of a data set with the schema of their records; there may be a plain and a compressed set of the same."""
+    """All shards of a data set with the schema of their records; there may be a plain and a
+    compressed set of the same.
+    """
 
     schema: RecordSchema
     classes: tuple[str, ...]
@@ -42,11 +48,21 @@ class ShardIndex:
     shards: tuple[Shard, ...]
 
     def with_repaired(self, repaired: Sequence[Shard]) -> ShardIndex:
-        """The same set, with these shards in the place of those of the same name; where records were lost, it is other data."""
+        """The same set, with these shards in the place of those of the same name; where records
+        were lost, it is other data.
+        """
         named = {shard.name: shard for shard in repaired}
-        lost = [named[shard.name].digest for shard in self.shards if shard.name in named and named[shard.name].records < shard.records]
+        lost = [
+            named[shard.name].digest
+            for shard in self.shards
+            if shard.name in named and named[shard.name].records < shard.records
+        ]
         data = digest_json([self.data_digest, lost]) if lost else self.data_digest
-        return replace(self, data_digest=data, shards=tuple(named.get(shard.name, shard) for shard in self.shards))
+        return replace(
+            self,
+            data_digest=data,
+            shards=tuple(named.get(shard.name, shard) for shard in self.shards),
+        )
 
     @property
     def digest(self) -> str:
@@ -66,7 +82,9 @@ class ShardIndex:
     def for_split(self, split: str, compression: Compression | None = None) -> tuple[Shard, ...]:
         """The shards of a split in order, of one set."""
         wanted = compression or self.compressions[0]
-        return tuple(shard for shard in self.shards if (shard.split, shard.compression) == (split, wanted))
+        return tuple(
+            shard for shard in self.shards if (shard.split, shard.compression) == (split, wanted)
+        )
 
     def examples(self, split: str) -> int:
         """Number of examples in a split; of a series, of time steps."""
@@ -79,7 +97,8 @@ def write_shard_index(folder: Path, index: ShardIndex) -> None:
 
 
 def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
-    """Read the index and check that the folder holds exactly the shards it lists, and with `sizes` that each is as long as it should be.
+    """Read the index and check that the folder holds exactly the shards it lists, and with `sizes`
+    that each is as long as it should be.
 
     Raises:
       MissingInput: there is no complete set of shards.
@@ -98,14 +117,19 @@ def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
     listed = {shard.name for shard in index.shards}
     unexpected = sorted(path.name for path in folder.glob("*.tfrecord*") if path.name not in listed)
     if unexpected:
-        raise CorruptShard(f"{folder / unexpected[0]} is not in the index; remove it, or run `dvc repro --force shard`")
+        raise CorruptShard(
+            f"{folder / unexpected[0]} is not in the index; remove it, or run `dvc repro --force"
+            " shard`"
+        )
     for shard in index.shards:
         check_shard(folder / shard.name, shard, size=sizes)
     return index
 
 
 def check_shard(path: Path, shard: Shard, *, size: bool = True) -> None:
-    """Raise CorruptShard where a shard is missing or, with `size`, has another size than its index says."""
+    """Raise CorruptShard where a shard is missing or, with `size`, has another size than its index
+    says.
+    """
     found = path.stat().st_size if path.exists() else None
     if found is None or (size and found != shard.bytes):
         state = "is missing" if found is None else f"has {found} bytes"
@@ -118,9 +142,13 @@ def fix_hint(path: Path, shard: Shard) -> str:
 
 
 def damage(path: Path, shard: Shard) -> list[str]:
-    """What is wrong with the bytes of a shard: damaged records by offset and number, or a content that is not the index's."""
+    """What is wrong with the bytes of a shard: damaged records by offset and number, or a content
+    that is not the index's.
+    """
     if digest_file(path) == shard.digest:
         return []
     found: list[str] = []
     records = sum(1 for _ in read_records(path, compression=shard.compression, damaged=found))
-    return found or [f"{path}: has {records} readable records, but its digest does not match index.json"]
+    return found or [
+        f"{path}: has {records} readable records, but its digest does not match index.json"
+    ]

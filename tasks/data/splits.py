@@ -1,4 +1,6 @@
-"""The order of examples as arithmetic on indices: splits, shard order, epochs and steps. Pure functions, no I/O."""
+"""The order of examples as arithmetic on indices: splits, shard order, epochs and steps. Pure
+functions, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import pandas as pd
 def assign_split(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
     """Deal an example to a split by its content digest.
 
-    `shares` maps each split but `train` to its share in [0, 1]; the rest is train. Equal content always lands in the
-    same split, and adding data never moves an example.
+    `shares` maps each split but `train` to its share in [0, 1]; the rest is train. Equal content
+    always lands in the same split, and adding data never moves an example.
     """
     mixed = hashlib.blake2b(f"{seed}:{digest}".encode(), digest_size=8).digest()
     position = int.from_bytes(mixed, "little") / 2**64
@@ -27,12 +29,17 @@ def assign_split(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
 
 
 def shard_order(examples: pd.DataFrame) -> np.ndarray:
-    """Return the indices (examples,) in a global shuffle keyed by content: the same data, the same order.
+    """Return the indices (examples,) in a global shuffle keyed by content: the same data, the same
+    order.
 
-    `examples` has the columns digest (hexadecimal) and id. A digest is as good as a random number, so sorting by it is a
-    shuffle; equal contents follow their ids.
+    `examples` has the columns digest (hexadecimal) and id. A digest is as good as a random number,
+    so sorting by it is a shuffle; equal contents follow their ids.
     """
-    first = np.frombuffer(bytes.fromhex("".join(examples["digest"].tolist())), ">u8").reshape(len(examples), -1)[:, 0].astype(np.uint64)
+    first = (
+        np.frombuffer(bytes.fromhex("".join(examples["digest"].tolist())), ">u8")
+        .reshape(len(examples), -1)[:, 0]
+        .astype(np.uint64)
+    )
     order = np.argsort(first)
     ordered = first[order]
     if np.any(ordered[1:] == ordered[:-1]):
@@ -41,17 +48,22 @@ def shard_order(examples: pd.DataFrame) -> np.ndarray:
     return order
 
 
-def shard_bounds(sizes: Sequence[int], *, target_bytes: float, min_shards: int) -> list[tuple[int, int]]:
-    """Cut a sequence of example sizes [bytes] into consecutive [start, stop) ranges of about equal bytes.
+def shard_bounds(
+    sizes: Sequence[int], *, target_bytes: float, min_shards: int
+) -> list[tuple[int, int]]:
+    """Cut a sequence of example sizes [bytes] into consecutive [start, stop) ranges of about equal
+    bytes.
 
-    As many shards as reach `target_bytes` each, at least `min_shards`, never more than there are examples.
+    As many shards as reach `target_bytes` each, at least `min_shards`, never more than there are
+    examples.
     """
     passed = np.cumsum(np.asarray(sizes, np.int64))
     examples, total = len(sizes), int(passed[-1])
     count = min(max(min_shards, -(-total // max(1, int(target_bytes)))), examples)
     numbers = np.arange(1, count)
     stops = np.searchsorted(passed, total * numbers / count) + 1
-    # Every shard gets an example, whatever the sizes: stops must increase, and leave enough for the later shards.
+    # Every shard gets an example, whatever the sizes: stops must increase, and leave enough for the
+    # later shards.
     stops = np.minimum(np.maximum.accumulate(stops - numbers) + numbers, examples - count + numbers)
     edges = [0, *stops.tolist(), examples]
     return list(itertools.pairwise(edges))

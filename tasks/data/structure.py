@@ -1,7 +1,9 @@
-"""Whether a JPEG or PNG file is built exactly as its standard says: a check that costs a fraction of decoding it.
+"""Whether a JPEG or PNG file is built exactly as its standard says: a check that costs a fraction
+of decoding it.
 
-Decoders differ in what they forgive. A file that is sound here, and that Pillow has decoded, TensorFlow decodes as well
-(`benchmarks/decoding.py` compares them on thousands of mutated files); about any other file TensorFlow itself is asked.
+Decoders differ in what they forgive. A file that is sound here, and that Pillow has decoded,
+TensorFlow decodes as well (`benchmarks/decoding.py` compares them on thousands of mutated files);
+about any other file TensorFlow itself is asked.
 """
 
 from __future__ import annotations
@@ -14,8 +16,23 @@ LARGEST = 1 << 25  # pixels, above which decoders begin to have limits of their 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {0: 1, 2: 3}  # by color type: grey, RGB
 _FILTERS = 5
-# What encoders write as a matter of course. Anything else may be right as well, but is rare enough to ask.
-_PLAIN_CHUNKS = frozenset({b"IHDR", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"cHRM", b"sRGB", b"tEXt", b"tIME", b"eXIf", b"iCCP"})
+# What encoders write as a matter of course. Anything else may be right as well, but is rare enough
+# to ask.
+_PLAIN_CHUNKS = frozenset(
+    {
+        b"IHDR",
+        b"IDAT",
+        b"IEND",
+        b"pHYs",
+        b"gAMA",
+        b"cHRM",
+        b"sRGB",
+        b"tEXt",
+        b"tIME",
+        b"eXIf",
+        b"iCCP",
+    }
+)
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive; all with Huffman codes
@@ -29,14 +46,19 @@ def is_sound(data: bytes) -> bool:
 
 
 def _is_sound_png(data: bytes) -> bool:
-    """Every chunk is known, whole and as its checksum says, the last one ends the file, and there is image data for exactly all rows."""
+    """Every chunk is known, whole and as its checksum says, the last one ends the file, and there
+    is image data for exactly all rows.
+    """
     view, offset = memoryview(data), len(_PNG)
     kinds: list[bytes] = []
     pieces: list[memoryview] = []
     while offset + 12 <= len(data):
         (length,) = struct.unpack_from(">I", data, offset)
         end = offset + 12 + length
-        if end > len(data) or zlib.crc32(view[offset + 4 : end - 4]) != struct.unpack_from(">I", data, end - 4)[0]:
+        if (
+            end > len(data)
+            or zlib.crc32(view[offset + 4 : end - 4]) != struct.unpack_from(">I", data, end - 4)[0]
+        ):
             return False
         kind = data[offset + 4 : offset + 8]
         if kind == b"IDAT":
@@ -50,11 +72,17 @@ def _is_sound_png(data: bytes) -> bool:
 
 
 def _has_all_rows(header: bytes, deflated: bytes) -> bool:
-    """Whether the image data inflates to the rows that the header promises: 8 bits, grey or RGB, each row after its filter's number."""
+    """Whether the image data inflates to the rows that the header promises: 8 bits, grey or RGB,
+    each row after its filter's number.
+    """
     if len(header) < 13:  # noqa: PLR2004
         return False
     width, height, depth, kind, *methods = struct.unpack(">IIBBBBB", header)
-    if (depth, methods) != (8, [0, 0, 0]) or kind not in _CHANNELS or not 0 < width * height <= LARGEST:
+    if (
+        (depth, methods) != (8, [0, 0, 0])
+        or kind not in _CHANNELS
+        or not 0 < width * height <= LARGEST
+    ):
         return False
     row = 1 + width * _CHANNELS[kind]
     inflate = zlib.decompressobj()
@@ -62,11 +90,18 @@ def _has_all_rows(header: bytes, deflated: bytes) -> bool:
         rows = inflate.decompress(deflated, row * height + 1)
     except zlib.error:
         return False
-    return len(rows) == row * height and inflate.eof and not inflate.unused_data and max(rows[::row]) < _FILTERS
+    return (
+        len(rows) == row * height
+        and inflate.eof
+        and not inflate.unused_data
+        and max(rows[::row]) < _FILTERS
+    )
 
 
 def _is_sound_jpeg(data: bytes) -> bool:
-    """Segment follows segment with nothing between them, from the first marker to the one that ends the file."""
+    """Segment follows segment with nothing between them, from the first marker to the one that ends
+    the file.
+    """
     if data[:2] != bytes((0xFF, _SOI)):
         return False
     offset, frames = 2, 0
@@ -74,10 +109,19 @@ def _is_sound_jpeg(data: bytes) -> bool:
         marker = data[offset + 1]
         (length,) = struct.unpack_from(">H", data, offset + 2)
         end = offset + 2 + length
-        if marker in _STANDALONE or marker in _OTHER_FRAMES or marker in (_SOI, _EOI, 0x00, 0xFF) or end > len(data):
+        if (
+            marker in _STANDALONE
+            or marker in _OTHER_FRAMES
+            or marker in (_SOI, _EOI, 0x00, 0xFF)
+            or end > len(data)
+        ):
             return False
         if marker in _FRAMES:
-            precision, height, width = struct.unpack_from(">BHH", data, offset + 4) if length > 7 else (0, 0, 0)  # noqa: PLR2004
+            precision, height, width = (
+                struct.unpack_from(">BHH", data, offset + 4)
+                if length > 7  # noqa: PLR2004
+                else (0, 0, 0)
+            )
             if precision != 8 or not 0 < height * width <= LARGEST:  # noqa: PLR2004
                 return False
             frames += 1

@@ -1,7 +1,9 @@
-"""Metadata that lets `tfds.builder_from_directory` open a folder of shards: dataset_info.json, features.json, class names.
+"""Metadata that lets `tfds.builder_from_directory` open a folder of shards: dataset_info.json,
+features.json, class names.
 
-Written by hand because TFDS would pull TensorFlow into a stage that needs none; a test opens the folder with TFDS itself.
-TFDS reads uncompressed TFRecord only, so nothing is written for GZIP shards; a series has no examples of its own to describe.
+Written by hand because TFDS would pull TensorFlow into a stage that needs none; a test opens the
+folder with TFDS itself. TFDS reads uncompressed TFRecord only, so nothing is written for GZIP
+shards; a series has no examples of its own to describe.
 """
 
 from __future__ import annotations
@@ -43,16 +45,28 @@ def write_tfds_metadata(folder: Path, index: ShardIndex) -> None:
 
 
 def _features(index: ShardIndex) -> dict:
-    scalar = {"pythonClassName": f"{_FEATURES}.scalar.Scalar", "tensor": {"dtype": "int64", "encoding": "none", "shape": {}}}
-    number = {"pythonClassName": f"{_FEATURES}.scalar.Scalar", "tensor": {"dtype": "float32", "encoding": "none", "shape": {}}}
-    classes = {"pythonClassName": f"{_FEATURES}.class_label_feature.ClassLabel", "classLabel": {"numClasses": str(len(index.classes))}}
+    scalar = {
+        "pythonClassName": f"{_FEATURES}.scalar.Scalar",
+        "tensor": {"dtype": "int64", "encoding": "none", "shape": {}},
+    }
+    number = {
+        "pythonClassName": f"{_FEATURES}.scalar.Scalar",
+        "tensor": {"dtype": "float32", "encoding": "none", "shape": {}},
+    }
+    classes = {
+        "pythonClassName": f"{_FEATURES}.class_label_feature.ClassLabel",
+        "classLabel": {"numClasses": str(len(index.classes))},
+    }
     label = number if index.schema.label == "number" else classes
     features = {index.schema.feature: _value(index.schema), "key": scalar, "label": label}
-    return {"pythonClassName": f"{_FEATURES}.features_dict.FeaturesDict", "featuresDict": {"features": features}}
+    return {
+        "pythonClassName": f"{_FEATURES}.features_dict.FeaturesDict",
+        "featuresDict": {"features": features},
+    }
 
 
 def _value(schema: RecordSchema) -> dict:
-    dimensions = [str(size) for size in (schema.shape or (-1, -1, schema.channels))]
+    dimensions = [str(size) for size in schema.shape or (-1, -1, schema.channels)]
     if schema.payload == "raw":
         tensor = {"dtype": schema.dtype, "encoding": "bytes", "shape": {"dimensions": dimensions}}
         return {"pythonClassName": f"{_FEATURES}.tensor_feature.Tensor", "tensor": tensor}

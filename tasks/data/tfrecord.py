@@ -1,7 +1,7 @@
 """TFRecord files: framing, writing, reading back and naming their damage. No TensorFlow.
 
-A record is framed as length (uint64), masked CRC-32C of the length, data, masked CRC-32C of the data, little-endian.
-Source of the format: tensorflow/core/lib/io/record_writer.h.
+A record is framed as length (uint64), masked CRC-32C of the length, data, masked CRC-32C of the
+data, little-endian. Source of the format: tensorflow/core/lib/io/record_writer.h.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _LARGEST = 1 << 31
 
 
 def shard_name(split: str, index: int, count: int, compression: Compression) -> str:
-    """File name of one shard, in the form that TFDS and most readers expect, e.g. `train-00003-of-00016.tfrecord`."""
+    """File name of one shard, in the form that TFDS and most readers expect, e.g.
+    `train-00003-of-00016.tfrecord`.
+    """
     return f"{split}-{index:05d}-of-{count:05d}.tfrecord" + (".gz" if compression == "gzip" else "")
 
 
@@ -39,40 +41,68 @@ def frame(*parts: bytes) -> tuple[bytes, ...]:
 
 
 def frame_buffer(count: int, size: int) -> np.ndarray:
-    """Reusable buffer for framed records of one size: (count,) with the fields head, record (size,) uint8 and check."""
-    room = np.empty(count, np.dtype([("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]))
+    """Reusable buffer for framed records of one size: (count,) with the fields head, record (size,)
+    uint8 and check.
+    """
+    room = np.empty(
+        count,
+        np.dtype([("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]),
+    )
     room["head"] = np.void(frame(bytes(size))[0])
     return room
 
 
 def seal_frames(room: np.ndarray) -> memoryview:
-    """Fill in the checksums of the records in a `frame_buffer` in place; returns its bytes as a view."""
-    whole = np.dtype([("head", np.void, _HEAD.size), ("record", np.void, room["record"].shape[1]), ("check", "<u4")])
-    plain = np.fromiter(map(google_crc32c.value, room.view(whole)["record"].tolist()), np.uint32, len(room))
+    """Fill in the checksums of the records in a `frame_buffer` in place; returns its bytes as a
+    view.
+    """
+    whole = np.dtype(
+        [
+            ("head", np.void, _HEAD.size),
+            ("record", np.void, room["record"].shape[1]),
+            ("check", "<u4"),
+        ]
+    )
+    plain = np.fromiter(
+        map(google_crc32c.value, room.view(whole)["record"].tolist()), np.uint32, len(room)
+    )
     room["check"] = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
     return room.view(np.uint8).data
 
 
-def write_frames(path: Path, frames: Iterable[bytes | memoryview], *, compression: Compression) -> str:
-    """Write framed records as one TFRecord file, atomically, and return its digest. The same records give the same bytes."""
-    with atomic_file(path) as temporary, HashingWriter(temporary) as file, io.BufferedWriter(file, 1 << 20) as plain:
+def write_frames(
+    path: Path, frames: Iterable[bytes | memoryview], *, compression: Compression
+) -> str:
+    """Write framed records as one TFRecord file, atomically, and return its digest. The same
+    records give the same bytes.
+    """
+    with (
+        atomic_file(path) as temporary,
+        HashingWriter(temporary) as file,
+        io.BufferedWriter(file, 1 << 20) as plain,
+    ):
         if compression == "gzip":
             # No name and no time in the header: the file is a pure function of its records.
-            with gzip.GzipFile(filename="", mode="wb", fileobj=plain, compresslevel=6, mtime=0) as packed:
+            with gzip.GzipFile(
+                filename="", mode="wb", fileobj=plain, compresslevel=6, mtime=0
+            ) as packed:
                 packed.writelines(frames)
         else:
             plain.writelines(frames)
     return file.digest
 
 
-def read_records(path: Path, *, compression: Compression, damaged: list[str] | None = None) -> Iterator[bytes]:
+def read_records(
+    path: Path, *, compression: Compression, damaged: list[str] | None = None
+) -> Iterator[bytes]:
     """Yield the records of one shard, checking every length and checksum.
 
-    With a list for `damaged`, records that cannot be read are left out and named there; after a broken length or the end of
-    a stream nothing more can be found in the file.
+    With a list for `damaged`, records that cannot be read are left out and named there; after a
+    broken length or the end of a stream nothing more can be found in the file.
 
     Raises:
-      CorruptShard: names the file, the offset and the number of the first damaged record, unless `damaged` takes it.
+      CorruptShard: names the file, the offset and the number of the first damaged record, unless
+      `damaged` takes it.
     """
     opened: BinaryIO
     with gzip.open(path, "rb") if compression == "gzip" else path.open("rb") as opened:  # type: ignore[assignment]
@@ -81,7 +111,10 @@ def read_records(path: Path, *, compression: Compression, damaged: list[str] | N
             while head := opened.read(_HEAD.size):
                 data, problem = _one_record(opened, head)
                 if problem and damaged is None:
-                    raise CorruptShard(f"{path}: record {number} at byte {offset}: {problem}; {rebuild_hint(path, 'shard')}")
+                    raise CorruptShard(
+                        f"{path}: record {number} at byte {offset}: {problem};"
+                        f" {rebuild_hint(path, 'shard')}"
+                    )
                 if problem and damaged is not None:
                     damaged.append(f"{path}: record {number} at byte {offset}: {problem}")
                 if data is None:
@@ -92,12 +125,17 @@ def read_records(path: Path, *, compression: Compression, damaged: list[str] | N
                 number += 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             if damaged is None:
-                raise CorruptShard(f"{path}: GZIP stream broken after record {number} ({error}); {rebuild_hint(path, 'shard')}") from error
+                raise CorruptShard(
+                    f"{path}: GZIP stream broken after record {number} ({error});"
+                    f" {rebuild_hint(path, 'shard')}"
+                ) from error
             damaged.append(f"{path}: GZIP stream broken after record {number} ({error})")
 
 
 def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
-    """The data of the record that begins with `head`, and what is wrong with it; no data where the file cannot be read on."""
+    """The data of the record that begins with `head`, and what is wrong with it; no data where the
+    file cannot be read on.
+    """
     if len(head) < _HEAD.size:
         return None, "the file ends within a record's header"
     length, length_crc = _HEAD.unpack(head)
@@ -106,7 +144,9 @@ def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
     data, tail = file.read(length), file.read(_CRC.size)
     if len(data) < length or len(tail) < _CRC.size:
         return None, "the file ends within the record"
-    return data, "" if _masked(data) == _CRC.unpack(tail)[0] else "the checksum of the data does not match"
+    return data, (
+        "" if _masked(data) == _CRC.unpack(tail)[0] else "the checksum of the data does not match"
+    )
 
 
 def _masked(*parts: bytes) -> int:

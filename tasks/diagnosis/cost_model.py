@@ -1,10 +1,12 @@
-"""A cost model of a train step: from what the parts cost on one core to how long a step takes with any configuration.
+"""A cost model of a train step: from what the parts cost on one core to how long a step takes with
+any configuration.
 
-A plan is a chain of segments. Whatever runs on the training's own thread adds to the step; a prefetch or a parallel map lets what is
-upstream of it run concurrently with the step, on one thread or on several. A step then takes as long as the slowest of them, and where the model
-computes on the same cores, as long as what is left to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor,
-found from the step that was measured, stands for them.
-Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per core and parallelism as the model of a tf.data pipeline.
+A plan is a chain of segments. Whatever runs on the training's own thread adds to the step; a
+prefetch or a parallel map lets what is upstream of it run concurrently with the step, on one thread
+or on several. A step then takes as long as the slowest of them, and where the model computes on the
+same cores, as long as what is left to it. It knows nothing of memory bandwidth, clocks or
+scheduling: one factor, found from the step that was measured, stands for them. Source: Kuchnik et
+al., "Plumber" (MLSys 2022), for rates per core and parallelism as the model of a tf.data pipeline.
 """
 
 from __future__ import annotations
@@ -15,18 +17,34 @@ from functools import singledispatch
 
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan
-from tasks.pipelines.steps import Batch, Cache, Gather, Map, Prefetch, Read, SampleByClass, Service, Shuffle, Window
+from tasks.pipelines.steps import (
+    Batch,
+    Cache,
+    Gather,
+    Map,
+    Prefetch,
+    Read,
+    SampleByClass,
+    Service,
+    Shuffle,
+    Window,
+)
 
 HALVINGS = 50
-CONTENTION = 1.5  # cores that a model loses to one that works concurrently: the threads of a kernel wait for the slowest. Measured on 2 cores
+# cores that a model loses to one that works concurrently: the threads of a kernel wait for the
+# slowest. Measured on 2 cores
+CONTENTION = 1.5
 MIN_CALIBRATION, MAX_CALIBRATION = 0.8, 3.0
 SHUFFLE_US = 0.3  # drawing an example from a shuffle buffer
-CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}  # delivering an element that was kept
+# Delivering an element that was kept.
+CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpCost:
-    """Work of an op on one core [µs per example]: called with one example, and with a batch (None: it takes no batches)."""
+    """Work of an op on one core [µs per example]: called with one example, and with a batch (None:
+    it takes no batches).
+    """
 
     example_us: float
     batch_us: float | None
@@ -34,7 +52,9 @@ class OpCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Work on one core [µs]: of any map call; per example of stacking into a batch, of reading each source, of each op."""
+    """Work on one core [µs]: of any map call; per example of stacking into a batch, of reading each
+    source, of each op.
+    """
 
     call_us: float
     stack_us: float
@@ -44,7 +64,8 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Consumer:
-    """The model's step on a batch that is already there: how long it takes and the work it is on all cores [ms].
+    """The model's step on a batch that is already there: how long it takes and the work it is on
+    all cores [ms].
 
     With an `accelerator` it needs none of the cores.
     """
@@ -56,7 +77,9 @@ class Consumer:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Work [ms per step, one core] that runs concurrently with the training, on at most `threads` threads."""
+    """Work [ms per step, one core] that runs concurrently with the training, on at most `threads`
+    threads.
+    """
 
     work_ms: float
     threads: int
@@ -75,7 +98,7 @@ class Load:
         return self.serial_ms + sum(segment.work_ms for segment in self.overlapped)
 
     def add_work(self, work_ms: float, threads: int) -> Load:
-        """Add work: to the thread that is there, or, with several threads, as a segment of its own."""
+        """Add work: to the thread that is there or, with several threads, as its own segment."""
         if threads == 1:
             return Load(serial_ms=self.serial_ms + work_ms, overlapped=self.overlapped)
         # The thread that feeds the parallel calls runs concurrently, too.
@@ -83,7 +106,10 @@ class Load:
 
     def scale(self, factor: float) -> Load:
         """All work longer by a factor."""
-        overlapped = tuple(Segment(work_ms=factor * segment.work_ms, threads=segment.threads) for segment in self.overlapped)
+        overlapped = tuple(
+            Segment(work_ms=factor * segment.work_ms, threads=segment.threads)
+            for segment in self.overlapped
+        )
         return Load(serial_ms=factor * self.serial_ms, overlapped=overlapped)
 
     def overlap(self, threads: int) -> Load:
@@ -98,16 +124,21 @@ class Load:
 def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
     """How long a step takes [ms].
 
-    Where the model computes on the host, its step has a part that one core does and a part that all free cores share (Amdahl), and
-    what runs concurrently leaves it fewer of them.
+    Where the model computes on the host, its step has a part that one core does and a part that all
+    free cores share (Amdahl), and what runs concurrently leaves it fewer of them.
     """
     overlapped = sum(segment.work_ms for segment in load.overlapped)
-    slowest = max((segment.work_ms / min(segment.threads, cores) for segment in load.overlapped), default=0.0)
+    slowest = max(
+        (segment.work_ms / min(segment.threads, cores) for segment in load.overlapped), default=0.0
+    )
     if consumer.accelerator:
         return max(consumer.step_ms + load.serial_ms, slowest, load.work_ms / cores)
     work = min(max(consumer.core_ms, consumer.step_ms), cores * consumer.step_ms)
     shared = (work - consumer.step_ms) * cores / (cores - 1) if cores > 1 else 0.0
-    least, most = max(consumer.step_ms + load.serial_ms, slowest), consumer.step_ms + work + load.work_ms
+    least, most = (
+        max(consumer.step_ms + load.serial_ms, slowest),
+        consumer.step_ms + work + load.work_ms,
+    )
     for _ in range(HALVINGS):
         middle = (least + most) / 2
         free = max(1e-6, cores - CONTENTION * overlapped / middle)
@@ -117,33 +148,51 @@ def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
 
 
 def calibration_factor(load: Load, consumer: Consumer, cores: int, *, measured_ms: float) -> float:
-    """How much more the input's work costs within a training than alone, so that the model gives the step that was measured.
+    """How much more the input's work costs within a training than alone, so that the model gives
+    the step that was measured.
 
-    Caches, memory and clocks are shared there; within sane bounds, since where input hardly matters any factor would do.
+    Caches, memory and clocks are shared there; within sane bounds, since where input hardly matters
+    any factor would do.
     """
     least, most = MIN_CALIBRATION, MAX_CALIBRATION
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        least, most = (middle, most) if step_ms(load.scale(middle), consumer, cores) < measured_ms else (least, middle)
+        least, most = (
+            (middle, most)
+            if step_ms(load.scale(middle), consumer, cores) < measured_ms
+            else (least, middle)
+        )
     return (least + most) / 2
 
 
 def load_of(plan: Plan, costs: Costs, *, cores: int) -> Load | None:
-    """What a plan costs the host, in an epoch whose caches are full; None where this model has no cost for one of its steps."""
+    """What a plan costs the host, in an epoch whose caches are full; None where this model has no
+    cost for one of its steps.
+    """
     source = plan.steps[0]
     unknown = isinstance(source, Read) and source.source not in costs.read_us
-    if unknown or plan.on_device or any(isinstance(step, Window | SampleByClass | Service) for step in plan.steps):
+    if (
+        unknown
+        or plan.on_device
+        or any(isinstance(step, Window | SampleByClass | Service) for step in plan.steps)
+    ):
         return None
     load, batched = Load(), False
     for step in plan.steps:
-        load = add_step_cost(step, load, CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=batched))
+        load = add_step_cost(
+            step,
+            load,
+            CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=batched),
+        )
         batched = batched or isinstance(step, Batch)
     return load
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostContext:
-    """What a step's work depends on besides the step: costs, examples per batch, cores, and whether batches are made already."""
+    """What a step's work depends on besides the step: costs, examples per batch, cores, and whether
+    batches are made already.
+    """
 
     costs: Costs
     batch_size: int
@@ -153,7 +202,10 @@ class CostContext:
     def ops_us(self, ops: Sequence[Op], *, batched: bool) -> float:
         """Work of ops per example."""
         known = [cost for op in ops if (cost := self.costs.ops.get(op.name))]
-        return sum(cost.batch_us if batched and cost.batch_us is not None else cost.example_us for cost in known)
+        return sum(
+            cost.batch_us if batched and cost.batch_us is not None else cost.example_us
+            for cost in known
+        )
 
 
 @singledispatch
@@ -164,21 +216,33 @@ def add_step_cost(step: object, load: Load, context: CostContext) -> Load:
 
 @add_step_cost.register
 def _(step: Gather, load: Load, context: CostContext) -> Load:
-    work = context.batch_size * (context.costs.read_us.get("snapshot", 0.0) + context.ops_us(step.ops[step.per_example :], batched=True))
-    return load.add_work((work + context.costs.call_us) / 1e3, threads_of(step.parallel, context.cores))
+    work = context.batch_size * (
+        context.costs.read_us.get("snapshot", 0.0)
+        + context.ops_us(step.ops[step.per_example :], batched=True)
+    )
+    return load.add_work(
+        (work + context.costs.call_us) / 1e3, threads_of(step.parallel, context.cores)
+    )
 
 
 @add_step_cost.register
 def _(step: Read, load: Load, context: CostContext) -> Load:
     interleave = step.interleave
-    threads = min(interleave.cycle_length, threads_of(interleave.parallel, context.cores)) if interleave else 1
+    threads = (
+        min(interleave.cycle_length, threads_of(interleave.parallel, context.cores))
+        if interleave
+        else 1
+    )
     return load.add_work(context.batch_size * context.costs.read_us[step.source] / 1e3, threads)
 
 
 @add_step_cost.register
 def _(step: Map, load: Load, context: CostContext) -> Load:
     calls = 1 if context.batched else context.batch_size
-    work = context.batch_size * context.ops_us(step.ops, batched=context.batched) + calls * context.costs.call_us
+    work = (
+        context.batch_size * context.ops_us(step.ops, batched=context.batched)
+        + calls * context.costs.call_us
+    )
     return load.add_work(work / 1e3, threads_of(step.parallel, context.cores))
 
 
@@ -203,5 +267,7 @@ def _(step: Prefetch, load: Load, context: CostContext) -> Load:
 
 
 def threads_of(parallel: str | int, cores: int) -> int:
-    """How many threads a `parallel` field stands for; AUTOTUNE ends up with as many as there are cores."""
+    """How many threads a `parallel` field stands for; AUTOTUNE ends up with as many as there are
+    cores.
+    """
     return parallel if isinstance(parallel, int) else 1 if parallel == "none" else cores

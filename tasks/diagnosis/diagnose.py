@@ -1,7 +1,9 @@
-"""From numbers to a verdict: is training held up by its input, by how much, what is the cause, what to change, what that gains.
+"""From numbers to a verdict: is training held up by its input, by how much, what is the cause, what
+to change, what that gains.
 
-What input costs is the stall: what a step takes beyond the model alone, be it that it waits or that input and model
-share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong is in `rules.py`.
+What input costs is the stall: what a step takes beyond the model alone, be it that it waits or that
+input and model share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong is
+in `rules.py`.
 """
 
 from __future__ import annotations
@@ -19,17 +21,22 @@ from tasks.pipelines.plan import Plan, make_plan
 from tasks.settings import PipelineConfig
 
 GOOD_UTILIZATION_PCT = 80.0
-UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")  # rules that explain a wait whose end nothing here can predict
+# Rules that explain a wait whose end nothing here can predict.
+UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")
 TIE_FACTOR = 1.05  # predictions within this factor are alike: then the smaller change comes first
-HIGH_CONFIDENCE_MAX, MEDIUM_CONFIDENCE_MAX = 1.3, 2.0  # how far the input's work may be stretched for high and for medium confidence
+# How far the input's work may be stretched for high and for medium confidence.
+HIGH_CONFIDENCE_MAX, MEDIUM_CONFIDENCE_MAX = 1.3, 2.0
 ADVICE = (
-    "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision, train.jit_compile or a faster accelerator help now"
+    "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
+    " train.jit_compile or a faster accelerator help now"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """The three throughputs [examples/s]; `accelerator` is false on a CPU, where input and model share the cores."""
+    """The three throughputs [examples/s]; `accelerator` is false on a CPU, where input and model
+    share the cores.
+    """
 
     input_examples_per_s: float
     model_examples_per_s: float
@@ -38,7 +45,9 @@ class Ceilings:
 
     @property
     def attainable_examples_per_s(self) -> float:
-        """The most that training can reach: the lower ceiling, or, where input and model share the cores, their sum of work."""
+        """The most that training can reach: the lower ceiling, or, where input and model share the
+        cores, their sum of work.
+        """
         if self.accelerator:
             return min(self.input_examples_per_s, self.model_examples_per_s)
         return 1 / (1 / self.input_examples_per_s + 1 / self.model_examples_per_s)
@@ -48,8 +57,8 @@ class Ceilings:
 class Finding:
     """One thing that is wrong: evidence, cause, the exact change, and what it is predicted to gain.
 
-    `predicted_gain` is a factor on training throughput, None where the model cannot say. `change` maps dotted keys of
-    params.yaml to their new values.
+    `predicted_gain` is a factor on training throughput, None where the model cannot say. `change`
+    maps dotted keys of params.yaml to their new values.
     """
 
     rule: str
@@ -66,7 +75,9 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The verdict on one configuration. Utilization = model-only step time / real step time; stall is the rest."""
+    """The verdict on one configuration. Utilization = model-only step time / real step time; stall
+    is the rest.
+    """
 
     verdict: str
     utilization_pct: float
@@ -82,18 +93,52 @@ class Diagnosis:
 
 
 def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) -> Diagnosis:
-    """Judge the configuration `name` from what was measured; findings come with the one to act on first."""
+    """Judge the configuration `name` from what was measured; findings come with the one to act on
+    first.
+    """
     verdict = judge(facts.stall, facts.cross_check, accelerator=facts.accelerator)
-    found = rank_findings([finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, consumer))])
+    found = rank_findings(
+        [finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, consumer))]
+    )
     bound = verdict.name != COMPUTE_BOUND
-    gaining = [finding for finding in found if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100]
-    first = gaining[0] if gaining else next((finding for finding in found if finding.rule in UNPREDICTABLE_RULES), None)
-    shared = "" if facts.accelerator else "; input and model share the cores, so the attainable rate is that of their added work"
-    low = "" if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT else f"; utilization is below {GOOD_UTILIZATION_PCT:.0f} %"
-    unknown = "input and model compete for the same cores" if not facts.accelerator else "no rule explains it; look at the timeline"
+    gaining = [
+        finding
+        for finding in found
+        if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100
+    ]
+    first = (
+        gaining[0]
+        if gaining
+        else next((finding for finding in found if finding.rule in UNPREDICTABLE_RULES), None)
+    )
+    shared = (
+        ""
+        if facts.accelerator
+        else "; input and model share the cores, so the attainable rate is that of their added work"
+    )
+    low = (
+        ""
+        if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT
+        else f"; utilization is below {GOOD_UTILIZATION_PCT:.0f} %"
+    )
+    unknown = (
+        "input and model compete for the same cores"
+        if not facts.accelerator
+        else "no rule explains it; look at the timeline"
+    )
     wait = facts.breakdown.wait_ms_p50
-    waited = "the trace shows no wait" if wait is None else f"{wait:.2f} ms (median) are spent waiting for input"
-    cause = f"{first.step}: {first.cause} ({first.evidence})" if first else unknown if bound else "none in the input"
+    waited = (
+        "the trace shows no wait"
+        if wait is None
+        else f"{wait:.2f} ms (median) are spent waiting for input"
+    )
+    cause = (
+        f"{first.step}: {first.cause} ({first.evidence})"
+        if first
+        else unknown
+        if bound
+        else "none in the input"
+    )
     fix = first.fix if first else ADVICE
     if verdict.name == UNDECIDED:
         cause, fix = verdict.why, verdict.remedy
@@ -102,18 +147,25 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) ->
         utilization_pct=100 - facts.stall_pct,
         stall_pct=facts.stall_pct,
         wait_pct=facts.wait_pct,
-        binding="input" if ceilings.input_examples_per_s < ceilings.model_examples_per_s else "model",
+        binding=(
+            "input" if ceilings.input_examples_per_s < ceilings.model_examples_per_s else "model"
+        ),
         attainable_examples_per_s=ceilings.attainable_examples_per_s,
         cause=cause,
         fix=fix,
-        evidence=f"a step takes {facts.train_step_ms:.2f} ms, the model alone {facts.model_step_ms:.2f} ms; {waited}{low}{shared}",
+        evidence=(
+            f"a step takes {facts.train_step_ms:.2f} ms, the model alone {facts.model_step_ms:.2f}"
+            f" ms; {waited}{low}{shared}"
+        ),
         predicted_gain=first.predicted_gain if first and verdict.name != UNDECIDED else None,
         findings=tuple(found),
     )
 
 
 def rank_findings(findings: list[Finding]) -> list[Finding]:
-    """The smallest change among those that gain as much as the best, then the rest by gain; what gains nothing known comes last."""
+    """The smallest change among those that gain as much as the best, then the rest by gain; what
+    gains nothing known comes last.
+    """
     most = max((finding.predicted_gain or 1.0 for finding in findings), default=1.0)
 
     def place(finding: Finding) -> tuple[bool, int, float]:
@@ -135,13 +187,19 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> F
     if evidence is None:
         return None
     before = facts.config.model_dump()
-    values = {key: value for key, value in changed(facts.config, rule.change.config).model_dump().items() if value != before[key]}
+    values = {
+        key: value
+        for key, value in changed(facts.config, rule.change.config).model_dump().items()
+        if value != before[key]
+    }
     try:
         plan = make_plan(changed(facts.config, values), facts.plan.spec)
     except ImpossiblePlan:
         return None
     gain = _gain(rule, facts, consumer, plan)
-    change = {f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()} | dict(rule.change.other)
+    change = {
+        f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()
+    } | dict(rule.change.other)
     worst = facts.breakdown.worst()
     return Finding(
         rule=rule.name,
@@ -149,7 +207,11 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> F
         key=f"pipelines.{name}.{rule.key}" if rule.change.config else rule.key,
         evidence=evidence,
         cause=rule.cause,
-        fix=", ".join(f"{key.removeprefix(f'pipelines.{name}.')}: {_to_yaml(value)}" for key, value in change.items()) or rule.advice,
+        fix=", ".join(
+            f"{key.removeprefix(f'pipelines.{name}.')}: {_to_yaml(value)}"
+            for key, value in change.items()
+        )
+        or rule.advice,
         change=change,
         effort=rule.effort.name.lower(),
         predicted_gain=gain,
@@ -158,47 +220,75 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> F
 
 
 def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | None:
-    """Predicted training throughput after the change, as a factor; from the measured step where the model does not know the plan as it is."""
+    """Predicted training throughput after the change, as a factor; from the measured step where the
+    model does not know the plan as it is.
+    """
     if rule.change.saved_ms is not None:
         return facts.train_step_ms / max(1e-9, facts.train_step_ms - rule.change.saved_ms(facts))
     if not rule.change.config:
         return None
     cheaper = {
-        op: OpCost(example_us=cost.example_us * rule.change.factors.get(op, 1), batch_us=cost.batch_us) for op, cost in facts.costs.ops.items()
+        op: OpCost(
+            example_us=cost.example_us * rule.change.factors.get(op, 1), batch_us=cost.batch_us
+        )
+        for op, cost in facts.costs.ops.items()
     }
     after = load_of(plan, replace(facts.costs, ops=cheaper), cores=facts.cores)
     if after is None:
         return None
     stretch, before = 1.0, facts.train_step_ms
     if facts.load:
-        stretch = calibration_factor(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
+        stretch = calibration_factor(
+            facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms
+        )
         before = step_ms(facts.load.scale(stretch), consumer, facts.cores)
     return before / step_ms(after.scale(stretch), _consumer_of(plan, facts, consumer), facts.cores)
 
 
 def _consumer_of(plan: Plan, facts: Facts, consumer: Consumer) -> Consumer:
-    """The model's step with what the plan moves into it or out of it; an accelerator does that in no time."""
+    """The model's step with what the plan moves into it or out of it; an accelerator does that in
+    no time.
+    """
     if facts.accelerator:
         return consumer
-    moved = sum(facts.work_ms(op, batched=True) for op in plan.device_ops) - sum(facts.work_ms(op, batched=True) for op in facts.plan.device_ops)
-    return replace(consumer, step_ms=consumer.step_ms + moved / facts.cores, core_ms=consumer.core_ms + moved)
+    moved = sum(facts.work_ms(op, batched=True) for op in plan.device_ops) - sum(
+        facts.work_ms(op, batched=True) for op in facts.plan.device_ops
+    )
+    return replace(
+        consumer, step_ms=consumer.step_ms + moved / facts.cores, core_ms=consumer.core_ms + moved
+    )
 
 
 def _confidence(facts: Facts, consumer: Consumer) -> str:
-    """How well the model explains the step as it is: by how much the input's work had to be stretched."""
+    """How well the model explains the step as it is: by how much the input's work had to be
+    stretched.
+    """
     if facts.load is None:
         return "low"
     stretch = calibration_factor(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
-    return "high" if stretch <= HIGH_CONFIDENCE_MAX else "medium" if stretch <= MEDIUM_CONFIDENCE_MAX else "low"
+    return (
+        "high"
+        if stretch <= HIGH_CONFIDENCE_MAX
+        else "medium"
+        if stretch <= MEDIUM_CONFIDENCE_MAX
+        else "low"
+    )
 
 
 def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values without what is a default anyway."""
     plain = PipelineConfig().model_dump()
     return {
-        key: {inner: item for inner, item in value.items() if not isinstance(plain[key], dict) or item != plain[key].get(inner)} or value
-        if isinstance(value, dict)
-        else value
+        key: (
+            {
+                inner: item
+                for inner, item in value.items()
+                if not isinstance(plain[key], dict) or item != plain[key].get(inner)
+            }
+            or value
+            if isinstance(value, dict)
+            else value
+        )
         for key, value in values.items()
     }
 
@@ -207,4 +297,8 @@ def _to_yaml(value: Any) -> str:
     """A value as it is in params.yaml."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_to_yaml(item)}" for key, item in value.items()) + "}"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )

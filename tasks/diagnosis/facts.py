@@ -17,7 +17,9 @@ WORTH_PCT = 5.0  # of a step; less is not worth a change
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that is known about one configuration when it is judged. Times in ms per step, sizes in MiB."""
+    """Everything that is known about one configuration when it is judged. Times in ms per step,
+    sizes in MiB.
+    """
 
     config: PipelineConfig
     plan: Plan
@@ -68,7 +70,11 @@ class Facts:
 
     def per_example(self) -> Map | None:
         """The map that is called for single examples, if any."""
-        before = self.plan.steps[: next((place for place, step in enumerate(self.plan.steps) if isinstance(step, Batch)), 0)]
+        before = self.plan.steps[
+            : next(
+                (place for place, step in enumerate(self.plan.steps) if isinstance(step, Batch)), 0
+            )
+        ]
         return next((step for step in before if isinstance(step, Map)), None)
 
     def work_ms(self, op: Op, *, batched: bool) -> float:
@@ -76,11 +82,22 @@ class Facts:
         cost = self.costs.ops.get(op.name)
         if cost is None:
             return 0.0
-        return self.batch_size * (cost.batch_us if batched and cost.batch_us is not None else cost.example_us) / 1e3
+        return (
+            self.batch_size
+            * (cost.batch_us if batched and cost.batch_us is not None else cost.example_us)
+            / 1e3
+        )
 
     def repeated_ms(self) -> float:
-        """Work of the deterministic ops, which give the same in every epoch, with the calls that they cause."""
+        """Work of the deterministic ops, which give the same in every epoch, with the calls that
+        they cause.
+        """
         per_example_map = self.per_example()
-        ops = [op for step in self.map_steps for op in step.ops if not op.random and op.name != "load"]
+        ops = [
+            op for step in self.map_steps for op in step.ops if not op.random and op.name != "load"
+        ]
         calls = self.batch_size * self.costs.call_us / 1e3 if per_example_map else 0.0
-        return calls + sum(self.work_ms(op, batched=per_example_map is None or op not in per_example_map.ops) for op in ops)
+        return calls + sum(
+            self.work_ms(op, batched=per_example_map is None or op not in per_example_map.ops)
+            for op in ops
+        )

@@ -1,4 +1,6 @@
-"""Sets of instants as sorted, disjoint spans: arrays (spans, 2) of begin and end. What the analysis of a trace is made of."""
+"""Sets of instants as sorted, disjoint spans: arrays (spans, 2) of begin and end. What the analysis
+of a trace is made of.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ EMPTY = np.empty((0, 2))
 
 
 def union(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
-    """The instants that are in any of the (begin, end) pairs, which may overlap and come in any order."""
+    """The instants that are in any of the (begin, end) pairs, which may overlap and come in any
+    order.
+    """
     array = np.asarray(sorted(pairs), float).reshape(-1, 2)
     if not len(array):
         return EMPTY
@@ -46,7 +50,11 @@ def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def close_gaps(array: np.ndarray, gap: float) -> np.ndarray:
     """The same instants, with gaps that are shorter than `gap` filled."""
-    return union((begin, end + gap) for begin, end in array.tolist()) - (0, gap) if len(array) else EMPTY
+    return (
+        union((begin, end + gap) for begin, end in array.tolist()) - (0, gap)
+        if len(array)
+        else EMPTY
+    )
 
 
 def total_length(array: np.ndarray) -> float:

@@ -1,6 +1,8 @@
-"""What the parts of an input pipeline cost on one core, measured on the data's own examples: what predictions are made of.
+"""What the parts of an input pipeline cost on one core, measured on the data's own examples: what
+predictions are made of.
 
-Every cost is the difference of two drains of small data sets that tf.data runs call by call, with nothing else running.
+Every cost is the difference of two drains of small data sets that tf.data runs call by call, with
+nothing else running.
 """
 
 from __future__ import annotations
@@ -25,50 +27,91 @@ from tasks.scratch import Scratch
 from tasks.settings import PipelineConfig, ShuffleSettings
 
 SAMPLE = 256  # examples at most
-WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.08  # drains left out, at least, at most, and how long there may be more
+# Drains left out, at least, at most, and how long there may be more.
+WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.08
 
 
 def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
-    """Measure what this configuration's parts cost, and those of the snapshot, which any configuration could read instead."""
+    """Measure what this configuration's parts cost, and those of the snapshot, which any
+    configuration could read instead.
+    """
     spec = pipeline.plan.spec
     count = min(SAMPLE, spec.batch_size, pipeline.data.shards.examples(pipeline.split))
     late = (*spec.augment[len(spec.per_example_augment) :], *spec.postprocess)
     bare = replace(spec, augment=spec.per_example_augment, postprocess=())
-    gathering = _with_plan(pipeline, make_plan(PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global")), bare))
-    # The same few batches again and again: a later epoch finds its rows in memory, which a first look at them would not.
+    gathering = _with_plan(
+        pipeline,
+        make_plan(PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global")), bare),
+    )
+    # The same few batches again and again: a later epoch finds its rows in memory, which a first
+    # look at them would not.
     read_us = {"snapshot": _per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size}
     batch = next(iter(gathering.dataset()))
     rows = _cached_in_memory(tf.data.Dataset.from_tensor_slices(batch).take(count))
     idle = _per_element(rows, count)
-    call_us = _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
+    call_us = (
+        _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
+    )
     stack_us = _per_element(rows.batch(count)) / count - idle
     ops, _ = _op_costs(pipeline, rows, late, call_us, count)
     if config.read != "snapshot" and spec.window is None:
-        reads = [Read(source=config.read), *([Read(source="shards")] if config.read == "gzip_shards" else [])]
+        reads = [
+            Read(source=config.read),
+            *([Read(source="shards")] if config.read == "gzip_shards" else []),
+        ]
         for read in reads:
-            read_us[read.source] = _per_element(stream_readers.read(read, pipeline.data, pipeline.split, seed=0).take(4 * count), count)
+            read_us[read.source] = _per_element(
+                stream_readers.read(read, pipeline.data, pipeline.split, seed=0).take(4 * count),
+                count,
+            )
         stored = stream_readers.read(reads[0], pipeline.data, pipeline.split, seed=0).take(count)
-        first = _cached_in_memory(stored.map(lambda element: {"record": element} if isinstance(element, tf.Tensor) else element))
-        early = [op for step in make_plan(config, bare).steps if isinstance(step, Map) for op in step.ops]
+        first = _cached_in_memory(
+            stored.map(
+                lambda element: {"record": element} if isinstance(element, tf.Tensor) else element
+            )
+        )
+        early = [
+            op for step in make_plan(config, bare).steps if isinstance(step, Map) for op in step.ops
+        ]
         found, _ = _op_costs(pipeline, first, early, call_us, count)
         ops |= found
     return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
 
 
 def _op_costs(
-    pipeline: InputPipeline, elements: tf.data.Dataset, ops: Sequence[Op], call_us: float, count: int
+    pipeline: InputPipeline,
+    elements: tf.data.Dataset,
+    ops: Sequence[Op],
+    call_us: float,
+    count: int,
 ) -> tuple[dict[str, OpCost], tf.data.Dataset]:
-    """Cost of each of a chain of ops, on the results of those before it; returns the last results, too."""
+    """Cost of each of a chain of ops, on the results of those before it; returns the last results,
+    too.
+    """
     costs = {}
     for op in ops:
         run = _runner(pipeline, op)
-        batches = _cached_in_memory(elements.batch(count)) if op.takes != "example" and _alike(pipeline, elements) else None
-        batch_us = None if batches is None else (_per_element(batches.map(run)) - _per_element(batches) - call_us) / count
+        batches = (
+            _cached_in_memory(elements.batch(count))
+            if op.takes != "example" and _alike(pipeline, elements)
+            else None
+        )
+        batch_us = (
+            None
+            if batches is None
+            else (_per_element(batches.map(run)) - _per_element(batches) - call_us) / count
+        )
         if op.takes == "batch" and batches is not None:
             example_us, results = batch_us or 0.0, batches.map(run).unbatch()
         else:
-            example_us, results = _per_element(elements.map(run), count) - _per_element(elements, count) - call_us, elements.map(run)
-        costs[op.name] = OpCost(example_us=max(0.0, example_us), batch_us=None if batch_us is None else max(0.0, batch_us))
+            example_us, results = (
+                _per_element(elements.map(run), count) - _per_element(elements, count) - call_us,
+                elements.map(run),
+            )
+        costs[op.name] = OpCost(
+            example_us=max(0.0, example_us),
+            batch_us=None if batch_us is None else max(0.0, batch_us),
+        )
         elements = _cached_in_memory(results)
     return costs, elements
 
@@ -80,7 +123,9 @@ def _alike(pipeline: InputPipeline, elements: tf.data.Dataset) -> bool:
 
 
 def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:
-    return lambda element: apply_ops([op], element, seed=pipeline.seed, epoch=tf.constant(0, tf.int64))
+    return lambda element: apply_ops(
+        [op], element, seed=pipeline.seed, epoch=tf.constant(0, tf.int64)
+    )
 
 
 def _with_plan(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
@@ -94,14 +139,18 @@ def _cached_in_memory(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _per_element(dataset: tf.data.Dataset, elements: int = 1) -> float:
-    """Time per element [µs], of `elements` at a time, which tf.data goes through by itself; the first times are left out."""
+    """Time per element [µs], of `elements` at a time, which tf.data goes through by itself; the
+    first times are left out.
+    """
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
     drained = iter(dataset.repeat().shard(elements, elements - 1).with_options(options))
     taken: list[float] = []
     begun = time.perf_counter()
-    while len(taken) < MIN_RUNS or (time.perf_counter() - begun < BUDGET_S and len(taken) < MAX_RUNS):
+    while len(taken) < MIN_RUNS or (
+        time.perf_counter() - begun < BUDGET_S and len(taken) < MAX_RUNS
+    ):
         start = time.perf_counter()
         next(drained)
         taken.append((time.perf_counter() - start) / elements * 1e6)

@@ -10,7 +10,14 @@ from typing import Any
 
 from tasks.errors import InvalidParams, ThresholdExceeded, did_you_mean
 
-_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
+_COMPARISONS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
 
 
@@ -34,18 +41,30 @@ class Condition:
         """
         known = [name for name, value in metrics.items() if not isinstance(value, Mapping)]
         if self.key not in known:
-            raise InvalidParams([f"--fail-if: {self.key} is not a metric in profile.json; {did_you_mean(self.key, known)}"])
+            raise InvalidParams(
+                [
+                    f"--fail-if: {self.key} is not a metric in profile.json;"
+                    f" {did_you_mean(self.key, known)}"
+                ]
+            )
         value = metrics[self.key]
         if value is None or value != value:  # NaN compares as false with everything
-            raise ThresholdExceeded(f"{self.key} was not measured on this machine, so `{self}` cannot be excluded; failing `--fail-if`")
+            raise ThresholdExceeded(
+                f"{self.key} was not measured on this machine, so `{self}` cannot be excluded;"
+                " failing `--fail-if`"
+            )
         try:
             limit = type(value)(self.wanted)
         except ValueError:
-            raise InvalidParams([f"--fail-if: {self.key} is a {type(value).__name__}, and {self.wanted!r} is none"]) from None
+            raise InvalidParams(
+                [f"--fail-if: {self.key} is a {type(value).__name__}, and {self.wanted!r} is none"]
+            ) from None
         if limit != limit:
             raise InvalidParams([f"--fail-if: {self.wanted} compares with nothing; give a number"])
         if _COMPARISONS[self.sign](value, limit):
-            raise ThresholdExceeded(f"{self} (actual {f'{value:.4g}' if isinstance(value, float) else value})")
+            raise ThresholdExceeded(
+                f"{self} (actual {f'{value:.4g}' if isinstance(value, float) else value})"
+            )
 
 
 def parse_condition(text: str) -> Condition:
@@ -56,6 +75,8 @@ def parse_condition(text: str) -> Condition:
     """
     found = _FORM.fullmatch(text)
     if not found:
-        raise InvalidParams([f"--fail-if: {text!r} is not KEY OPERATOR VALUE, such as 'stall_pct > 10'"])
+        raise InvalidParams(
+            [f"--fail-if: {text!r} is not KEY OPERATOR VALUE, such as 'stall_pct > 10'"]
+        )
     key, sign, wanted = found.groups()
     return Condition(key=key, sign=sign, wanted=wanted.strip("'\""))

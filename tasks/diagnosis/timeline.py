@@ -1,4 +1,6 @@
-"""An execution timeline from a trace: when each step of the plan was at work, on real time. Nothing is simulated."""
+"""An execution timeline from a trace: when each step of the plan was at work, on real time. Nothing
+is simulated.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from tasks.diagnosis.xspace import WAIT, Trace
 from tasks.reporting.plots import TRAIN_LANE, WAITING_LANE
 
 STEPS_SHOWN = 6
-RESOLUTION = 1500  # of a window: what is closer together could not be distinguished, and would only make pages heavy
+# of a window: what is closer together could not be distinguished, and would only make pages heavy
+RESOLUTION = 1500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Lanes from the training down to the disk; each a list of (begin, end) [ms] within a window of `length_ms`."""
+    """Lanes from the training down to the disk; each a list of (begin, end) [ms] within a window of
+    `length_ms`.
+    """
 
     length_ms: float
     lanes: dict[str, list[tuple[float, float]]]
@@ -30,15 +35,26 @@ def timeline_of(trace: Trace) -> Timeline | None:
     window = union([(begin, end)])
     lanes = {
         TRAIN_LANE: union((event.start_ms, event.end_ms) for event in marks),
-        WAITING_LANE: union((event.start_ms, event.end_ms) for event in trace.host if event.name == WAIT),
-        **{step: at_work for step, at_work in activity(trace.host).items() if step and AUTOMATIC not in step and step != "prefetch"},
+        WAITING_LANE: union(
+            (event.start_ms, event.end_ms) for event in trace.host if event.name == WAIT
+        ),
+        **{
+            step: at_work
+            for step, at_work in activity(trace.host).items()
+            if step and AUTOMATIC not in step and step != "prefetch"
+        },
     }
     finest = (end - begin) / RESOLUTION
     shown = {lane: intersection(at_work, window) - begin for lane, at_work in lanes.items()}
     return Timeline(
         length_ms=end - begin,
         lanes={
-            lane: [(first, last) for first, last in (found if lane == TRAIN_LANE else close_gaps(found, finest)).tolist()]
+            lane: [
+                (first, last)
+                for first, last in (
+                    found if lane == TRAIN_LANE else close_gaps(found, finest)
+                ).tolist()
+            ]
             for lane, found in shown.items()
             if len(found)
         },

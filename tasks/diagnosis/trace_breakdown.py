@@ -1,8 +1,10 @@
-"""What a trace says: how long each step waited for input, what each iterator worked, and which of them held the step up.
+"""What a trace says: how long each step waited for input, what each iterator worked, and which of
+them held the step up.
 
-An iterator's *work* is time spent in its own code and in the functions it calls, on whatever thread; waiting for others is no
-work. Its *critical* time is the part of the training's waits in which it was what everybody waited for: from the training
-down the tree, through a parallel map to the calls at work, through a prefetch to whatever filled it.
+An iterator's *work* is time spent in its own code and in the functions it calls, on whatever
+thread; waiting for others is no work. Its *critical* time is the part of the training's waits in
+which it was what everybody waited for: from the training down the tree, through a parallel map to
+the calls at work, through a prefetch to whatever filled it.
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ import numpy as np
 from tasks.diagnosis.intervals import difference, intersection, total_length, union
 from tasks.diagnosis.xspace import WAIT, Event, Trace
 
-AUTOMATIC = "Dataset:"  # in the step name that TensorFlow gives iterators that the plan did not name
+AUTOMATIC = (  # in the step name that TensorFlow gives iterators that the plan did not name
+    "Dataset:"
+)
 _INSTANCE = re.compile(r"\[\d+\]")
 _EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run"
-_PRODUCES = "Produce"  # ends the name of what a thread of a prefetch or of a parallel map does for one element
+# ends the name of what a thread of a prefetch or of a parallel map does for one element
+_PRODUCES = "Produce"
 _KERNEL = re.compile(r"^(?:[\w.\-]+/)*?[\w.\-/]+:[A-Z_]\w*$")
 _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
 
 
-FindAncestor = Callable[[Callable[[Event], object]], Event | None]  # finds the nearest span around one that meets a condition
+# Finds the nearest span around one that meets a condition.
+FindAncestor = Callable[[Callable[[Event], object]], Event | None]
 NestedSpan = tuple[Event, FindAncestor]
 
 
@@ -34,9 +40,10 @@ NestedSpan = tuple[Event, FindAncestor]
 class IteratorTime:
     """All calls of one iterator over the traced window. Times in ms, summed over calls and threads.
 
-    `total_ms` counts a call from beginning to end, `self_ms` only work; `call_ms_p50/p95` are those of the functions it calls (of the
-    calls themselves where it calls none). `parallelism` is how many threads were at work on average, `critical_pct` its
-    share of all waits, `ops` the work of kernels by op of the plan.
+    `total_ms` counts a call from beginning to end, `self_ms` only work; `call_ms_p50/p95` are those
+    of the functions it calls (of the calls themselves where it calls none). `parallelism` is how
+    many threads were at work on average, `critical_pct` its share of all waits, `ops` the work of
+    kernels by op of the plan.
     """
 
     path: str
@@ -64,7 +71,9 @@ class IteratorTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """What a trace says: steps, wait per step [ms], iterators from the consumer to the disk; per step on a GPU, busy and copying [ms]."""
+    """What a trace says: steps, wait per step [ms], iterators from the consumer to the disk; per
+    step on a GPU, busy and copying [ms].
+    """
 
     steps: int
     step_ms_p50: float | None
@@ -76,7 +85,9 @@ class Breakdown:
     gpu_copy_ms: float | None = None
 
     def worst(self) -> IteratorTime | None:
-        """The step of the plan that held training up most; where nothing was waited for, the one that worked most."""
+        """The step of the plan that held training up most; where nothing was waited for, the one
+        that worked most.
+        """
         named = [item for item in self.iterators if item.named]
         return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
 
@@ -87,8 +98,12 @@ def break_down(trace: Trace) -> Breakdown:
     waits = [event for event in trace.host if event.name == WAIT]
     lengths = sorted(event.duration_ms for event in waits)
     window = union((event.start_ms, event.end_ms) for event in steps)
-    device = union((event.start_ms, event.end_ms) for event in trace.device if not _COPY.search(event.name))
-    copies = union((event.start_ms, event.end_ms) for event in trace.device if _COPY.search(event.name))
+    device = union(
+        (event.start_ms, event.end_ms) for event in trace.device if not _COPY.search(event.name)
+    )
+    copies = union(
+        (event.start_ms, event.end_ms) for event in trace.device if _COPY.search(event.name)
+    )
     on_gpu = bool(trace.device and steps)
     return Breakdown(
         steps=len(steps),
@@ -96,20 +111,30 @@ def break_down(trace: Trace) -> Breakdown:
         wait_ms_p50=statistics.median(lengths) if lengths else None,
         wait_ms_p95=lengths[int(0.95 * (len(lengths) - 1))] if lengths else None,
         wait_ms_mean=statistics.fmean(lengths) if lengths else None,
-        iterators=tuple(_iterators(trace.host, union((event.start_ms, event.end_ms) for event in waits), total_length(window) or float("nan"))),
+        iterators=tuple(
+            _iterators(
+                trace.host,
+                union((event.start_ms, event.end_ms) for event in waits),
+                total_length(window) or float("nan"),
+            )
+        ),
         gpu_busy_ms=total_length(intersection(device, window)) / len(steps) if on_gpu else None,
         gpu_copy_ms=total_length(intersection(copies, window)) / len(steps) if on_gpu else None,
     )
 
 
 def activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
-    """When each step of the plan was at work, as spans, from the consumer to the disk; its iterators are taken together."""
+    """When each step of the plan was at work, as spans, from the consumer to the disk; its
+    iterators are taken together.
+    """
     tallies = _tally(events)
     found: dict[str, list[tuple[float, float]]] = {}
     for path in sorted(tallies, key=lambda path: path.count("::")):
         tally = tallies[path]
         at_work = union(tally.worked() if tally.elsewhere else tally.called)
-        for child in (other for other in tallies if other.rpartition("::")[0] == path and not tally.elsewhere):
+        for child in (
+            other for other in tallies if other.rpartition("::")[0] == path and not tally.elsewhere
+        ):
             at_work = difference(at_work, union(tallies[child].called))
         found.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
     return {step: union(pairs) for step, pairs in found.items()}
@@ -124,7 +149,10 @@ class _Tally:
     called: list[tuple[float, float]] = field(default_factory=list)
     own_ms: float = 0.0  # of its calls, without those of its inputs on the same thread
     elsewhere: bool = False  # other threads work for it, so that its own calls only wait
-    functions: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))  # executions, by run
+    # Executions, by run.
+    functions: dict[int, list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     ops: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def worked(self) -> list[tuple[float, float]]:
@@ -137,8 +165,10 @@ class _Tally:
         return sorted(runs or [end - begin for begin, end in self.called])
 
 
-def _iterators(events: Sequence[Event], waits: np.ndarray, window_ms: float) -> Iterator[IteratorTime]:
-    """Sum up every iterator path; `[3]` and the like (which shard, which thread) are one iterator."""
+def _iterators(
+    events: Sequence[Event], waits: np.ndarray, window_ms: float
+) -> Iterator[IteratorTime]:
+    """Sum up every iterator path; `[3]` and the like (shard or thread) are one iterator."""
     tallies = _tally(events)
     critical: dict[str, float] = defaultdict(float)
     for root in (path for path in tallies if path.count("::") == 1):
@@ -146,7 +176,11 @@ def _iterators(events: Sequence[Event], waits: np.ndarray, window_ms: float) -> 
     waited = sum(critical.values())
     for path in sorted(tallies, key=lambda path: path.split("::")):
         tally = tallies[path]
-        work = sum(end - begin for begin, end in tally.worked()) if tally.elsewhere else max(0.0, tally.own_ms)
+        work = (
+            sum(end - begin for begin, end in tally.worked())
+            if tally.elsewhere
+            else max(0.0, tally.own_ms)
+        )
         each = tally.call_times()
         yield IteratorTime(
             path=path,
@@ -163,8 +197,12 @@ def _iterators(events: Sequence[Event], waits: np.ndarray, window_ms: float) -> 
         )
 
 
-def _attribute_wait(path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]) -> None:
-    """Share out the instants in which everybody waited for `path`: to its functions at work, then to its inputs, the rest to itself."""
+def _attribute_wait(
+    path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]
+) -> None:
+    """Share out the instants in which everybody waited for `path`: to its functions at work, then
+    to its inputs, the rest to itself.
+    """
     tally = tallies[path]
     left = intersection(waits, union(tally.called))
     if tally.elsewhere:
@@ -186,7 +224,9 @@ def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
     return {path: tally for path, tally in tallies.items() if tally.called}
 
 
-def _count_calls(spans_with_ancestors: Sequence[NestedSpan], tallies: dict[str, _Tally]) -> dict[int, str]:
+def _count_calls(
+    spans_with_ancestors: Sequence[NestedSpan], tallies: dict[str, _Tally]
+) -> dict[int, str]:
     """Count the iterators' calls; returns for whom each producing span (by identity) produces."""
     produced: dict[int, str] = {}
     for event, ancestor in spans_with_ancestors:
@@ -209,29 +249,52 @@ def _count_calls(spans_with_ancestors: Sequence[NestedSpan], tallies: dict[str, 
     return produced
 
 
-def _owners(spans_with_ancestors: Sequence[NestedSpan], produced: Mapping[int, str]) -> dict[int, str]:
-    """The iterator of each run of a function: the one that calls it, or that the producing thread works for."""
+def _owners(
+    spans_with_ancestors: Sequence[NestedSpan], produced: Mapping[int, str]
+) -> dict[int, str]:
+    """The iterator of each run of a function: the one that calls it, or that the producing thread
+    works for.
+    """
     owners = {}
     for event, ancestor in spans_with_ancestors:
-        if event.name.startswith(_CALLS) and event.run and (caller := ancestor(_serves)) is not None:
+        if (
+            event.name.startswith(_CALLS)
+            and event.run
+            and (caller := ancestor(_serves)) is not None
+        ):
             owners[event.run] = _path(caller) if caller.iterator else produced.get(id(caller), "")
     return {run: path for run, path in owners.items() if path}
 
 
-def _count_functions(spans_with_ancestors: Sequence[NestedSpan], owners: Mapping[int, str], tallies: dict[str, _Tally]) -> None:
-    """Add up the executions of functions, and the kernels within them by the op of the plan whose scope they are in."""
+def _count_functions(
+    spans_with_ancestors: Sequence[NestedSpan],
+    owners: Mapping[int, str],
+    tallies: dict[str, _Tally],
+) -> None:
+    """Add up the executions of functions, and the kernels within them by the op of the plan whose
+    scope they are in.
+    """
     for event, ancestor in spans_with_ancestors:
         if event.name == _EXECUTES and event.run in owners:
-            if ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run) is None:
-                tallies[owners[event.run]].functions[event.run].append((event.start_ms, event.end_ms))
+            if (
+                ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run)
+                is None
+            ):
+                tallies[owners[event.run]].functions[event.run].append(
+                    (event.start_ms, event.end_ms)
+                )
         elif _KERNEL.match(event.name):
             inside = ancestor(lambda span: span.run in owners or span.iterator)
             if inside is not None:
-                tallies[owners.get(inside.run) or _path(inside)].ops[event.name.partition(":")[0].partition("/")[0]] += event.duration_ms
+                tallies[owners.get(inside.run) or _path(inside)].ops[
+                    event.name.partition(":")[0].partition("/")[0]
+                ] += event.duration_ms
 
 
 def _serves(span: Event) -> bool:
-    """Whether a span is a call of an iterator, or a thread's production of one element for an iterator."""
+    """Whether a span is a call of an iterator, or a thread's production of one element for an
+    iterator.
+    """
     return span.iterator or span.name.endswith(_PRODUCES)
 
 
@@ -240,7 +303,9 @@ def _path(event: Event) -> str:
 
 
 def _with_ancestors(events: Sequence[Event]) -> Iterator[NestedSpan]:
-    """Every span with a function that finds the nearest span around it, on its thread, that meets a condition."""
+    """Every span with a function that finds the nearest span around it, on its thread, that meets a
+    condition.
+    """
     by_thread: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         by_thread[event.thread].append(event)

@@ -1,8 +1,10 @@
-"""Recording and reading a profiler trace: TensorFlow's XSpace protocol buffer as a list of timed spans. Works on CPU-only traces.
+"""Recording and reading a profiler trace: TensorFlow's XSpace protocol buffer as a list of timed
+spans. Works on CPU-only traces.
 
-Iterator events are named by their full path (`Iterator::Root::Prefetch::BatchV2::Map`) and carry the `name=` that the plan
-gave the step. A function that a map calls is known by a run number, which ties its executor's spans, on whichever thread
-they are, to the call. What they mean is in `trace_breakdown.py`.
+Iterator events are named by their full path (`Iterator::Root::Prefetch::BatchV2::Map`) and carry
+the `name=` that the plan gave the step. A function that a map calls is known by a run number, which
+ties its executor's spans, on whichever thread they are, to the call. What they mean is in
+`trace_breakdown.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tasks.errors import MissingInput
 HOST, DEVICE = "/host:CPU", "/device:GPU"
 WAIT = "IteratorGetNextOp::DoCompute"
 STEP = "throughline/step"  # a name of our own: functions and ops may be called train
-STEPS = (STEP, "Profiled batch")  # the second is what Keras' TensorBoard callback calls the steps that it traces
+# The second is what Keras' TensorBoard callback calls the steps that it traces.
+STEPS = (STEP, "Profiled batch")
 ITERATOR = "Iterator::"
 _TUNED = ("parallelism", "buffer_limit")
 _KEPT = {"name", "autotune", "id", *_TUNED}
@@ -28,10 +31,11 @@ _KEPT = {"name", "autotune", "id", *_TUNED}
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One timed span: its name, the step name it carries (or ""), thread, start and duration [ms from the trace's begin].
+    """One timed span: its name, the step name it carries (or ""), thread, start and duration [ms
+    from the trace's begin].
 
-    `run` is the number of the function run that it belongs to, 0 where it names none. `tuned` is what AUTOTUNE has set an iterator
-    to: parallel calls, or the length of a buffer.
+    `run` is the number of the function run that it belongs to, 0 where it names none. `tuned` is
+    what AUTOTUNE has set an iterator to: parallel calls, or the length of a buffer.
     """
 
     name: str
@@ -90,14 +94,27 @@ def read_trace(folder: Path) -> Trace:
     space = importlib.import_module("tensorflow.tsl.profiler.protobuf.xplane_pb2").XSpace()
     try:
         space.ParseFromString(files[-1].read_bytes())
-    except Exception as error:  # protobuf raises its own DecodeError, whose module depends on the back end
-        raise MissingInput(f"{files[-1]} is not a complete trace ({error}); run `dvc repro profile` again") from error
-    planes = {kind: [plane for plane in space.planes if plane.name.startswith(kind)] for kind in (HOST, DEVICE)}
-    begin = min((line.timestamp_ns for group in planes.values() for plane in group for line in plane.lines), default=0)
+    except (
+        Exception
+    ) as error:  # protobuf raises its own DecodeError, whose module depends on the back end
+        raise MissingInput(
+            f"{files[-1]} is not a complete trace ({error}); run `dvc repro profile` again"
+        ) from error
+    planes = {
+        kind: [plane for plane in space.planes if plane.name.startswith(kind)]
+        for kind in (HOST, DEVICE)
+    }
+    begin = min(
+        (line.timestamp_ns for group in planes.values() for plane in group for line in plane.lines),
+        default=0,
+    )
     return Trace(
         host=[event for plane in planes[HOST] for event in _events(plane, begin)],
-        # A GPU's plane also has lines that repeat the work of its streams, summed up by step, module and op.
-        device=[event for plane in planes[DEVICE] for event in _events(plane, begin, only="Stream")],
+        # A GPU's plane also has lines that repeat the work of its streams, summed up by step,
+        # module and op.
+        device=[
+            event for plane in planes[DEVICE] for event in _events(plane, begin, only="Stream")
+        ],
     )
 
 
@@ -109,8 +126,13 @@ def _events(plane: Any, begin_ns: int, only: str = "") -> Iterator[Event]:
             continue
         offset = (line.timestamp_ns - begin_ns) / 1e6
         for event in line.events:
-            stats = {kind: stat for stat in event.stats if (kind := kinds[stat.metadata_id]) in _KEPT}
-            words = {kind: stat.str_value or kinds.get(stat.ref_value, "") for kind, stat in stats.items()}
+            stats = {
+                kind: stat for stat in event.stats if (kind := kinds[stat.metadata_id]) in _KEPT
+            }
+            words = {
+                kind: stat.str_value or kinds.get(stat.ref_value, "")
+                for kind, stat in stats.items()
+            }
             numbers = {kind: stat.int64_value or stat.uint64_value for kind, stat in stats.items()}
             chosen = [numbers[kind] for kind in _TUNED if kind in numbers]
             yield Event(

@@ -1,4 +1,6 @@
-"""Accelerators that one may plan for without having them: what published benchmarks say that a train step takes on each."""
+"""Accelerators that one may plan for without having them: what published benchmarks say that a
+train step takes on each.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tasks.errors import UnknownModel, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """What a published benchmark says that an accelerator takes for a train step: `step_s` [s] for `batch_size` examples."""
+    """What a published benchmark says that an accelerator takes for a train step: `step_s` [s] for
+    `batch_size` examples.
+    """
 
     model: str
     batch_size: int
@@ -26,11 +30,19 @@ class Accelerator:
         return 1e3 * self.step_s * batch_size / self.batch_size
 
 
-_SOURCE = "DLIO, on which MLPerf Storage is built: configs/workload/{}.yaml of argonne-lcf/dlio_benchmark"
+_SOURCE = (
+    "DLIO, on which MLPerf Storage is built: configs/workload/{}.yaml of argonne-lcf/dlio_benchmark"
+)
 ACCELERATORS = {
-    "h100-resnet50": Accelerator(model="ResNet-50", batch_size=400, step_s=0.224, source=_SOURCE.format("resnet50_h100")),
-    "a100-resnet50": Accelerator(model="ResNet-50", batch_size=400, step_s=0.435, source=_SOURCE.format("resnet50_a100")),
-    "v100-resnet50": Accelerator(model="ResNet-50", batch_size=64, step_s=0.195, source=_SOURCE.format("resnet50_v100")),
+    "h100-resnet50": Accelerator(
+        model="ResNet-50", batch_size=400, step_s=0.224, source=_SOURCE.format("resnet50_h100")
+    ),
+    "a100-resnet50": Accelerator(
+        model="ResNet-50", batch_size=400, step_s=0.435, source=_SOURCE.format("resnet50_a100")
+    ),
+    "v100-resnet50": Accelerator(
+        model="ResNet-50", batch_size=64, step_s=0.195, source=_SOURCE.format("resnet50_v100")
+    ),
 }
 
 
@@ -41,5 +53,7 @@ def find_accelerator(name: str) -> Accelerator:
       UnknownModel: there is none; names the nearest.
     """
     if name not in ACCELERATORS:
-        raise UnknownModel(f"--accelerator: {name} is not in the table; {did_you_mean(name, list(ACCELERATORS))}")
+        raise UnknownModel(
+            f"--accelerator: {name} is not in the table; {did_you_mean(name, list(ACCELERATORS))}"
+        )
     return ACCELERATORS[name]

@@ -1,7 +1,9 @@
-"""Which examples an epoch of training draws: one real epoch of the plan that trains, without the work on its values.
+"""Which examples an epoch of training draws: one real epoch of the plan that trains, without the
+work on its values.
 
-The digest of examples is of a plan without shuffling and sampling. This is the other half of the proof: what shuffles, caches,
-interleaves, samples and distributes is the very plan of the training; only the ops on values are left out, for their time.
+The digest of examples is of a plan without shuffling and sampling. This is the other half of the
+proof: what shuffles, caches, interleaves, samples and distributes is the very plan of the training;
+only the ops on values are left out, for their time.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class KeysAlone(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochDraws:
-    """How many examples an epoch has, how many different ones, and how often the most frequent one comes."""
+    """How many examples an epoch has, how many different ones, and how often the most frequent one
+    comes.
+    """
 
     examples: int
     distinct: int
@@ -46,25 +50,34 @@ class EpochDraws:
 
 
 def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None:
-    """Draw an epoch of the plan that trains and check how often each example comes; returns the rows drawn, too.
+    """Draw an epoch of the plan that trains and check how often each example comes; returns the
+    rows drawn, too.
 
     None for a stream of windows, whose order its examples are made of.
 
     Raises:
-      UnequalConfigurations: an example is of no or of another split, or comes more or less often than it should.
+      UnequalConfigurations: an example is of no or of another split, or comes more or less often
+      than it should.
     """
     if pipeline.plan.window and not pipeline.plan.reads_snapshot:
         return None
     rows = _gathered_rows(pipeline) if pipeline.plan.reads_snapshot else _streamed_rows(pipeline)
     counts = np.bincount(rows, minlength=_expected_rows(pipeline))
     _check_counts(pipeline, rows, counts)
-    return EpochDraws(examples=len(rows), distinct=int((counts > 0).sum()), most_often=int(counts.max())), rows
+    return (
+        EpochDraws(
+            examples=len(rows), distinct=int((counts > 0).sum()), most_often=int(counts.max())
+        ),
+        rows,
+    )
 
 
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
     """The rows of all steps of the first epoch; what fills up its last batch is no draw."""
     chunks = [
-        pipeline.reader.rows(tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64)).numpy()
+        pipeline.reader.rows(
+            tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64)
+        ).numpy()
         for first in range(0, pipeline.steps, STEPS_AT_ONCE)
     ]
     return np.concatenate(chunks).reshape(-1)[: pipeline.examples]
@@ -78,7 +91,9 @@ def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
 
 
 def _keys_only(plan: Plan) -> Plan:
-    """The plan with nothing done to values: records are parsed for their keys, files are not even opened."""
+    """The plan with nothing done to values: records are parsed for their keys, files are not even
+    opened.
+    """
     steps: list[Step] = []
     first = True
     for step in plan.steps:
@@ -101,14 +116,18 @@ def _expected_rows(pipeline: InputPipeline) -> int:
 def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray) -> None:
     plan, service = pipeline.plan, pipeline.plan.service
     if len(rows) != pipeline.examples or len(counts) > _expected_rows(pipeline):
-        raise UnequalConfigurations(f"{plan}: an epoch draws {len(rows):,} examples of {len(counts):,}, not {pipeline.examples:,}")
+        raise UnequalConfigurations(
+            f"{plan}: an epoch draws {len(rows):,} examples of {len(counts):,}, not"
+            f" {pipeline.examples:,}"
+        )
     if plan.sampling != "uniform":
         _check_classes(pipeline, rows)
     elif pipeline.host.count == 1 and (service is None or service.sharding == "static"):
         missing, doubled = int((counts == 0).sum()), int((counts > 1).sum())
         if missing or doubled:
             raise UnequalConfigurations(
-                f"{plan}: in an epoch of training {missing:,} of {len(counts):,} examples never come and {doubled:,} come more than once"
+                f"{plan}: in an epoch of training {missing:,} of {len(counts):,} examples never"
+                f" come and {doubled:,} come more than once"
             )
 
 
@@ -121,4 +140,7 @@ def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
     far = np.flatnonzero(np.abs(drawn - len(rows) * shares) > allowed)
     if len(far):
         name = pipeline.data.shards.classes[far[0]]
-        raise UnequalConfigurations(f"{pipeline.plan}: class {name} is drawn {drawn[far[0]]:,} times an epoch, not {len(rows) * shares[far[0]]:,.0f}")
+        raise UnequalConfigurations(
+            f"{pipeline.plan}: class {name} is drawn {drawn[far[0]]:,} times an epoch, not"
+            f" {len(rows) * shares[far[0]]:,.0f}"
+        )

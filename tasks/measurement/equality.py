@@ -1,7 +1,8 @@
-"""Proof that two configurations deliver the same examples: a digest over (key, label, pixels), shapes and dtypes, that ignores order.
+"""Proof that two configurations deliver the same examples: a digest over (key, label, pixels),
+shapes and dtypes, that ignores order.
 
-It is taken after the deterministic preprocessing, with augmentation and finishing off, so every configuration with the
-same `preprocess` must have the same digest.
+It is taken after the deterministic preprocessing, with augmentation and finishing off, so every
+configuration with the same `preprocess` must have the same digest.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class ExamplesDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far the pixels of an approximate configuration are from the exact ones [levels of 256], over a sample of examples."""
+    """How far the pixels of an approximate configuration are from the exact ones [levels of 256],
+    over a sample of examples.
+    """
 
     mean: float
     max: float
@@ -39,7 +42,8 @@ class Difference:
 
 
 def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
-    """Read one epoch of a pipeline made `with_keys` and add up a 128-bit hash per example, so that order does not matter.
+    """Read one epoch of a pipeline made `with_keys` and add up a 128-bit hash per example, so that
+    order does not matter.
 
     A lost, doubled or altered example changes the sum.
     """
@@ -50,20 +54,26 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
         for key, label, value in zip(batch["key"], batch["label"], values, strict=True):
             total = (total + digest_example(key, label, value)) % MODULUS
         count += len(values)
-    return ExamplesDigest(digest=f"{total:032x}", examples=count, shape=values.shape[1:], dtype=str(values.dtype))
+    return ExamplesDigest(
+        digest=f"{total:032x}", examples=count, shape=values.shape[1:], dtype=str(values.dtype)
+    )
 
 
 def digest_example(key: np.ndarray, label: np.ndarray, value: np.ndarray) -> int:
-    """A 128-bit hash of one example: its key, label and values, with the shapes and dtypes of all three."""
+    """A 128-bit hash of one example: its key, label and values, with the shapes and dtypes of all
+    three.
+    """
     parts = [np.asarray(part) for part in (key, label, value)]
-    state = hashlib.blake2b(repr([(part.shape, part.dtype.str) for part in parts]).encode(), digest_size=16)
+    state = hashlib.blake2b(
+        repr([(part.shape, part.dtype.str) for part in parts]).encode(), digest_size=16
+    )
     for part in parts:
         state.update(part.tobytes())
     return int.from_bytes(state.digest(), "little")
 
 
 class RowsByKey:
-    """The rows of a split in the snapshot, by the keys of their examples; the keys are sorted once."""
+    """The rows of a split in the snapshot by the keys of their examples, sorted once."""
 
     def __init__(self, pipeline: InputPipeline) -> None:
         self._split = pipeline.split
@@ -76,17 +86,30 @@ class RowsByKey:
         Raises:
           UnequalConfigurations: a key is of no example of the split.
         """
-        places = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
+        places = np.minimum(
+            np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1
+        )
         rows = self._order[places]
         foreign = int((self._keys[rows] != keys).sum())
         if foreign:
-            raise UnequalConfigurations(f"{foreign:,} of {len(keys):,} examples that are delivered are not of the {self._split} split")
+            raise UnequalConfigurations(
+                f"{foreign:,} of {len(keys):,} examples that are delivered are not of the"
+                f" {self._split} split"
+            )
         return rows
 
 
-def difference(approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000) -> Difference:
-    """Compare at least so many examples of a pipeline with those of one that reads the snapshot, matched by key; both made `with_keys`."""
-    stored_rows, fetch, epoch = RowsByKey(exact), tf.function(exact.reader.make_fetch_fn()), tf.constant(0, tf.int64)
+def difference(
+    approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000
+) -> Difference:
+    """Compare at least so many examples of a pipeline with those of one that reads the snapshot,
+    matched by key; both made `with_keys`.
+    """
+    stored_rows, fetch, epoch = (
+        RowsByKey(exact),
+        tf.function(exact.reader.make_fetch_fn()),
+        tf.constant(0, tf.int64),
+    )
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
     for batch in approximate.dataset().as_numpy_iterator():
         rows = stored_rows.find(batch["key"])

@@ -1,8 +1,10 @@
-"""The NVIDIA GPUs that this process may use, in CUDA's order, as NVML handles; and which of them a model is on.
+"""The NVIDIA GPUs that this process may use, in CUDA's order, as NVML handles; and which of them a
+model is on.
 
-CUDA and NVML number devices differently: CUDA puts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML goes by the bus, and
-CUDA_VISIBLE_DEVICES may name indices, beginnings of UUIDs or MIG slices. So CUDA's driver itself is asked which devices there are,
-and NVML for the devices with these UUIDs. That creates no context and takes no memory of a GPU.
+CUDA and NVML number devices differently: CUDA puts the fastest first unless
+CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML goes by the bus, and CUDA_VISIBLE_DEVICES may name indices,
+beginnings of UUIDs or MIG slices. So CUDA's driver itself is asked which devices there are, and
+NVML for the devices with these UUIDs. That creates no context and takes no memory of a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _UUID_BYTES = 16
 
 @cache
 def visible_gpus() -> tuple[list[Any], str | None]:
-    """NVML handles of the GPUs this process may use, in CUDA's order, or none and the reason. Asks once per process."""
+    """NVML handles of the GPUs this process may use, in CUDA's order, or none and the reason. Asks
+    once per process.
+    """
     try:
         pynvml.nvmlInit()
         uuids = cuda_uuids()
@@ -34,14 +38,18 @@ def visible_gpus() -> tuple[list[Any], str | None]:
 
 
 def used_gpus(devices: Iterable[str]) -> list[Any]:
-    """NVML handles of the GPUs that TensorFlow's `devices` (…/device:GPU:0) name; the others that are visible have nothing to do."""
+    """NVML handles of the GPUs that TensorFlow's `devices` (…/device:GPU:0) name; the others that
+    are visible have nothing to do.
+    """
     handles, _ = visible_gpus()
     numbers = {int(number) for device in devices for number in re.findall(r"GPU:(\d+)$", device)}
     return [handles[number] for number in sorted(numbers) if number < len(handles)]
 
 
 def cuda_uuids() -> list[str] | None:
-    """UUIDs, without GPU- or MIG- before them, of the devices that CUDA shows this process; None where CUDA's driver does not answer."""
+    """UUIDs, without GPU- or MIG- before them, of the devices that CUDA shows this process; None
+    where CUDA's driver does not answer.
+    """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -52,23 +60,33 @@ def cuda_uuids() -> list[str] | None:
     count = ctypes.c_int()
     if status != _CUDA_OK or cuda.cuDeviceGetCount(ctypes.byref(count)) != _CUDA_OK:
         return None
-    uuid_of = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid  # the first distinguishes a MIG slice from its GPU
+    # The first distinguishes a MIG slice from its GPU.
+    uuid_of = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
     uuids = []
     for ordinal in range(count.value):
         device, raw = ctypes.c_int(), (ctypes.c_ubyte * _UUID_BYTES)()
-        if cuda.cuDeviceGet(ctypes.byref(device), ordinal) != _CUDA_OK or uuid_of(raw, device) != _CUDA_OK:
+        if (
+            cuda.cuDeviceGet(ctypes.byref(device), ordinal) != _CUDA_OK
+            or uuid_of(raw, device) != _CUDA_OK
+        ):
             return None
         digits = bytes(raw).hex()
-        uuids.append("-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])))
+        uuids.append(
+            "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        )
     return uuids
 
 
 def selected_by_variable() -> list[Any]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects, as CUDA's documentation defines it, in NVML's order of indices.
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, as CUDA's documentation defines it, in NVML's
+    order of indices.
 
-    An entry is an index, or the beginning of one UUID alone; entries from the first one that selects no device on are ignored.
+    An entry is an index, or the beginning of one UUID alone; entries from the first one that
+    selects no device on are ignored.
     """
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    handles = [
+        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+    ]
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return handles
@@ -90,7 +108,11 @@ def _selected(entry: str, handles: Sequence[Any], uuids: Sequence[str]) -> Any:
             return pynvml.nvmlDeviceGetHandleByUUID(entry)
         except pynvml.NVMLError:
             return None
-    matching = [handle for handle, uuid in zip(handles, uuids, strict=True) if entry and uuid.startswith(entry)]
+    matching = [
+        handle
+        for handle, uuid in zip(handles, uuids, strict=True)
+        if entry and uuid.startswith(entry)
+    ]
     return matching[0] if len(matching) == 1 else None
 
 

@@ -1,4 +1,6 @@
-"""The machine: its fingerprint, and what a measured process uses of it (CPU, memory, disk, GPU through NVML)."""
+"""The machine: its fingerprint, and what a measured process uses of it (CPU, memory, disk, GPU
+through NVML).
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,22 @@ from tasks.measurement.gpus import visible_gpus
 from tasks.progress import echo
 
 SAMPLE_EVERY_S = 0.2
-NOT_MEASURED = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_INVALID_ARGUMENT)  # by this device, ever
+# What this device never measures.
+NOT_MEASURED = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What happened while a `Sampler` was running. GPU fields are None without a GPU, or where NVML does not report them.
+    """What happened while a `Sampler` was running. GPU fields are None without a GPU, or where NVML
+    does not report them.
 
-    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data service) and the GPU's metrics
-    leave out what happened while it was paused; memory and reading from storage are of this process and the whole block.
+    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data
+    service) and the GPU's metrics leave out what happened while it was paused; memory and reading
+    from storage are of this process and the whole block.
     """
 
     wall_s: float
@@ -46,7 +55,9 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One reading of the GPUs in use: mean utilization [%], memory in use [MB], power [W]; None: NVML does not report it."""
+    """One reading of the GPUs in use: mean utilization [%], memory in use [MB], power [W]; None:
+    NVML does not report it.
+    """
 
     utilization_pct: float | None
     memory_mb: float | None
@@ -54,10 +65,12 @@ class GpuSample:
 
 
 class Sampler:
-    """Context manager that measures the process and samples GPUs in a thread; read `measured` after leaving it.
+    """Context manager that measures the process and samples GPUs in a thread; read `measured` after
+    leaving it.
 
-    `gpus` are NVML handles of the ones in use; by default the first that is visible, where TensorFlow puts what is not put elsewhere.
-    `pause()` and `resume()` leave out what is not to be measured, such as tracing a graph, or validation.
+    `gpus` are NVML handles of the ones in use; by default the first that is visible, where
+    TensorFlow puts what is not put elsewhere. `pause()` and `resume()` leave out what is not to be
+    measured, such as tracing a graph, or validation.
     """
 
     def __init__(self, gpus: Sequence[Any] | None = None, *, paused: bool = False) -> None:
@@ -81,13 +94,21 @@ class Sampler:
             self.resume()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.pause()
         self._stop.set()
         if self._thread:
             self._thread.join()
         if self._failures:
-            counted = f"{len(self._failures)} of {len(self._failures) + len(self._samples)} readings of the GPU failed"
+            counted = (
+                f"{len(self._failures)} of {len(self._failures) + len(self._samples)} readings of"
+                " the GPU failed"
+            )
             echo(f"  {counted} (NVML: {self._failures[-1]}); GPU metrics are those of the others")
         utilization = sorted(_known(sample.utilization_pct for sample in self._samples))
         memory = _known(sample.memory_mb for sample in self._samples)
@@ -120,9 +141,12 @@ class Sampler:
         if self.running:
             self._running.clear()
             self._wall_s += time.perf_counter() - self._since
-            # A child that has started in between counts from its beginning; what one that has ended has used since is not known.
+            # A child that has started in between counts from its beginning; what one that has ended
+            # has used since is not known.
             now = _cpu_seconds(self._process)
-            self._cpu_s += sum(seconds - self._cpu.get(process, 0.0) for process, seconds in now.items())
+            self._cpu_s += sum(
+                seconds - self._cpu.get(process, 0.0) for process, seconds in now.items()
+            )
 
     @property
     def measured(self) -> Usage:
@@ -165,7 +189,8 @@ def read_gpus(handles: Sequence[Any]) -> GpuSample:
     """Read the GPUs' metrics: mean utilization over them, memory and power together.
 
     Raises:
-      NVMLError: NVML does not answer. Where it answers that a metric is not supported, as the utilization of a MIG slice, that is None.
+      NVMLError: NVML does not answer. Where it answers that a metric is not supported, as the
+      utilization of a MIG slice, that is None.
     """
     utilization = _figures(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu, handles)
     memory = _figures(lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used, handles)

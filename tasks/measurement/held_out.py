@@ -1,4 +1,6 @@
-"""What a model is judged on: how many held-out examples there are, and how far one gets without a model, predicting a constant."""
+"""What a model is judged on: how many held-out examples there are, and how far one gets without a
+model, predicting a constant.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from tasks.pipelines.prepared_data import PreparedData
 class HeldOut:
     """The split that a training's final metric is of.
 
-    `constant` is the metric of the best constant prediction: the accuracy of the most frequent class, or the mean absolute error of the
-    median of the training split; `error` is its standard error, over so many independent `examples`.
+    `constant` is the metric of the best constant prediction: the accuracy of the most frequent
+    class, or the mean absolute error of the median of the training split; `error` is its standard
+    error, over so many independent `examples`.
     """
 
     split: str
@@ -26,23 +29,37 @@ class HeldOut:
 
 
 def held_out(stored: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
-    """Describe the test split, or the validation split where there is none. `targets` are the columns of a series that are predicted."""
+    """Describe the test split, or the validation split where there is none. `targets` are the
+    columns of a series that are predicted.
+    """
     split = "test" if "test" in stored.shards.splits else "validation"
     if targets is None and stored.shards.schema.label != "number":
         labels = np.asarray(stored.memmap(split, "label"))
         share = float(np.bincount(labels).max() / len(labels))
-        return HeldOut(split=split, examples=len(labels), constant=share, error=standard_error(share, len(labels)))
+        return HeldOut(
+            split=split,
+            examples=len(labels),
+            constant=share,
+            error=standard_error(share, len(labels)),
+        )
     column = "label" if targets is None else stored.shards.schema.feature
 
     def values(of: str) -> np.ndarray:
         numbers = np.asarray(stored.memmap(of, column), np.float64)
-        return numbers.reshape(len(numbers), -1)[:, list(targets) if targets is not None else slice(None)]
+        return numbers.reshape(len(numbers), -1)[
+            :, list(targets) if targets is not None else slice(None)
+        ]
 
     distances = np.abs(values(split) - np.median(values("train"), axis=0)).mean(axis=1)
-    return HeldOut(split=split, examples=len(distances), constant=float(distances.mean()), error=float(distances.std() / math.sqrt(len(distances))))
+    return HeldOut(
+        split=split,
+        examples=len(distances),
+        constant=float(distances.mean()),
+        error=float(distances.std() / math.sqrt(len(distances))),
+    )
 
 
 def standard_error(share: float, examples: int) -> float:
-    """Of a share that is counted on so many examples; never 0, since one more example could differ."""
+    """Of a share counted on so many examples; never 0, since one more example could differ."""
     spread = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
     return math.sqrt(spread / examples)

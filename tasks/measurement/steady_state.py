@@ -1,14 +1,17 @@
-"""How long a train step takes in the steady state, measured from both sides, interleaved with the model alone.
+"""How long a train step takes in the steady state, measured from both sides, interleaved with the
+model alone.
 
-What a pipeline has prepared ahead hides what it cannot keep up with: steps that start on full buffers run at the model's
-pace until the buffers are empty. And steps that start on empty buffers, where input and model share the cores, are slowed
-by the refilling. So every round times the model alone, then training from *full* buffers, then training from *drained*
-ones. The truth lies between the two. Where they agree, that is the steady state. Where they do not, the buffers' level
-shows which side it tends to: a level that falls from full and stays at empty belongs to a pipeline that cannot keep up, one
-that rises from empty and stays at full to one that can. Else the blocks are made longer; at the end of the time allowed
-the result is undecided.
+What a pipeline has prepared ahead hides what it cannot keep up with: steps that start on full
+buffers run at the model's pace until the buffers are empty. And steps that start on empty buffers,
+where input and model share the cores, are slowed by the refilling. So every round times the model
+alone, then training from *full* buffers, then training from *drained* ones. The truth lies between
+the two. Where they agree, that is the steady state. Where they do not, the buffers' level shows
+which side it tends to: a level that falls from full and stays at empty belongs to a pipeline that
+cannot keep up, one that rises from empty and stays at full to one that can. Else the blocks are
+made longer; at the end of the time allowed the result is undecided.
 
-Pure arithmetic and a clock: what a step and a batch are is given. The parts that know TensorFlow are in `train_steps.py`.
+Pure arithmetic and a clock: what a step and a batch are is given. The parts that know TensorFlow
+are in `train_steps.py`.
 """
 
 from __future__ import annotations
@@ -22,14 +25,19 @@ from typing import Literal, Protocol
 
 WARM_UP_STEPS = 3
 MIN_STEPS, MAX_STEPS = 8, 2048  # of a block
-BLOCK_S = 0.15  # a block lasts at least so long, so that the clock's and the scheduler's grain do not matter
-BLOCK_ERROR = 0.05  # standard error of a block's mean to aim at, where batches come irregularly or in bursts
+# a block lasts at least so long, so that the clock's and the scheduler's grain do not matter
+BLOCK_S = 0.15
+# Standard error of a block's mean to aim at, where batches come irregularly or in bursts.
+BLOCK_ERROR = 0.05
 BLOCKS = 30  # of this length should fit into the time allowed: ten rounds of three
 MIN_ROUNDS, LEAST_ROUNDS = 5, 3  # for an interval; where the time allowed is over
 SAME_PCT = 2.0  # points of stall within which the two sides agree whatever the noise
-PRECISE_PCT = 1.0  # half an interval [points of stall] beyond which more rounds are not worth their time
-WAITED_MS, WAITED_FRACTION = 0.25, 0.05  # taking a batch that is ready takes less; of a model's step
-MAX_DRAIN, SHORT_DRAIN = 1024, 16  # batches to take in search of one that is waited for; once none has been
+# Half an interval [points of stall] beyond which more rounds are not worth their time.
+PRECISE_PCT = 1.0
+# Taking a batch that is ready takes less; of a model's step.
+WAITED_MS, WAITED_FRACTION = 0.25, 0.05
+# Batches to take in search of one that is waited for; once none has been.
+MAX_DRAIN, SHORT_DRAIN = 1024, 16
 PATIENCE = 0.25  # part of the time allowed that the input may take to fill its buffers
 LEAST_STALL, MOST_LEAD = 0.05, 40  # full buffers last for 1 / stall steps per batch that is ready
 CLEAR_DROP = 3  # batches by which a level must change to be more than what is in flight
@@ -40,7 +48,8 @@ Side = Literal["both", "drained", "full", "undecided"]
 
 
 class Training(Protocol):
-    """A training under the clock: `step` takes a batch and trains on it, `pull` takes a batch and does nothing with it.
+    """A training under the clock: `step` takes a batch and trains on it, `pull` takes a batch and
+    does nothing with it.
 
     Its input does not work before `start`, which comes first and lets it settle into its pace.
     """
@@ -52,14 +61,18 @@ class Training(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedBlock:
-    """Some steps one after another: each one's time [ms], up to the moment its loss is known, and their work on all cores."""
+    """Some steps one after another: each one's time [ms], up to the moment its loss is known, and
+    their work on all cores.
+    """
 
     steps_ms: tuple[float, ...]
     core_ms: float = 0.0  # per step
 
     @property
     def mean_ms(self) -> float:
-        """A step's time. The mean, since batches may come in bursts: a median would not see the waits between them."""
+        """A step's time. The mean, since batches may come in bursts: a median would not see the
+        waits between them.
+        """
         return statistics.fmean(self.steps_ms)
 
 
@@ -67,13 +80,14 @@ class TimedBlock:
 class Round:
     """Blocks that follow each other, so that the machine's drift hits all alike.
 
-    `reference` is the model alone on finished batches, the same work whatever the configuration; `model` the layers that
-    this configuration trains, alone on a batch that is there; `full` and `drained` training that starts on full and on
-    empty buffers. `taken_full` counts the batches that the first took, with those of its lead; `level_full` and
-    `level_drained` those that lay prepared at the end of the two blocks.
+    `reference` is the model alone on finished batches, the same work whatever the configuration;
+    `model` the layers that this configuration trains, alone on a batch that is there; `full` and
+    `drained` training that starts on full and on empty buffers. `taken_full` counts the batches
+    that the first took, with those of its lead; `level_full` and `level_drained` those that lay
+    prepared at the end of the two blocks.
 
-    Where the input did not come to rest, `reference` and `model` are those timed before it started, and `beside_input` is
-    the model as it was timed while the input worked.
+    Where the input did not come to rest, `reference` and `model` are those timed before it started,
+    and `beside_input` is the model as it was timed while the input worked.
     """
 
     reference: TimedBlock
@@ -91,7 +105,9 @@ class Round:
         return {"full": full, "drained": drained}.get(side, (full + drained) / 2)
 
     def stall_pct(self, side: Side) -> float:
-        """What a real step takes beyond the model's own step of the same round [% of the real step]."""
+        """What a real step takes beyond the model's own step of the same round [% of the real
+        step].
+        """
         return max(0.0, 100 * (1 - self.model.mean_ms / self.train_ms(side)))
 
     def least_stall_pct(self, side: Side) -> float:
@@ -104,8 +120,8 @@ class Round:
 class SteadyState:
     """Rounds of blocks of one length, and from which side they are to be read.
 
-    `prepared` is how many batches are ready when the buffers are full; `seconds` what all of it took; `longer_s` how long
-    it would have to take for a decision, where there is none.
+    `prepared` is how many batches are ready when the buffers are full; `seconds` what all of it
+    took; `longer_s` how long it would have to take for a decision, where there is none.
     """
 
     rounds: tuple[Round, ...]
@@ -116,7 +132,9 @@ class SteadyState:
 
     @property
     def model_step_ms(self) -> float:
-        """A step of the model alone, with the layers that this configuration trains: median over the rounds [ms]."""
+        """A step of the model alone, with the layers that this configuration trains: median over
+        the rounds [ms].
+        """
         return statistics.median(each.model.mean_ms for each in self.rounds)
 
     @property
@@ -146,30 +164,47 @@ class SteadyState:
 
     @property
     def stall_interval_pct(self) -> tuple[float, float]:
-        """Where the stall lies: the interval of the median; from the lower to the higher side where it is undecided."""
+        """Where the stall lies: the interval of the median; from the lower to the higher side where
+        it is undecided.
+        """
         sides: tuple[Side, ...] = ("full", "drained") if self.side == "undecided" else (self.side,)
-        lows = [median_interval([each.least_stall_pct(side) for each in self.rounds])[0] for side in sides]
-        highs = [median_interval([each.stall_pct(side) for each in self.rounds])[1] for side in sides]
+        lows = [
+            median_interval([each.least_stall_pct(side) for each in self.rounds])[0]
+            for side in sides
+        ]
+        highs = [
+            median_interval([each.stall_pct(side) for each in self.rounds])[1] for side in sides
+        ]
         return min(lows), max(highs)
 
     @property
     def relative_rates(self) -> tuple[float, ...]:
-        """Training's speed in each round as a fraction of the reference model's in the same round; undecided: of both sides."""
+        """Training's speed in each round as a fraction of the reference model's in the same round;
+        undecided: of both sides.
+        """
         sides: tuple[Side, ...] = ("full", "drained") if self.side == "undecided" else (self.side,)
-        return tuple(each.reference.mean_ms / each.train_ms(side) for each in self.rounds for side in sides)
+        return tuple(
+            each.reference.mean_ms / each.train_ms(side) for each in self.rounds for side in sides
+        )
 
     @property
     def train_steps_ms(self) -> list[float]:
         """Every real step of the side that counts."""
         blocks = {"full": ["full"], "drained": ["drained"]}.get(self.side, ["full", "drained"])
-        return [step for each in self.rounds for block in blocks for step in getattr(each, block).steps_ms]
+        return [
+            step
+            for each in self.rounds
+            for block in blocks
+            for step in getattr(each, block).steps_ms
+        ]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval of the median from the order of the values: the extremes are left out where there are at least seven.
+    """Interval of the median from the order of the values: the extremes are left out where there
+    are at least seven.
 
-    Of nine independent values it covers the median with a probability of 96 %, whatever their distribution; of five,
-    with all of them, 94 %.
+    Of nine independent values it covers the median with a probability of 96 %, whatever their
+    distribution; of five, with all of them, 94 %.
     """
     ascending = sorted(values)
     spare = 1 if len(ascending) >= TRIMMING_ROUNDS else 0
@@ -178,7 +213,9 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass
 class Clock:
-    """Times steps, and waits for buffers to fill: `settle` says whether the input came to rest within so many seconds."""
+    """Times steps, and waits for buffers to fill: `settle` says whether the input came to rest
+    within so many seconds.
+    """
 
     settle: Callable[[float], bool]
     cpu_s: Callable[[], float] = time.process_time
@@ -206,7 +243,9 @@ class Clock:
         return TimedBlock(steps_ms=tuple(times), core_ms=(self.cpu_s() - cpu) * 1e3 / steps)
 
     def drain(self, pull: Step, *, waited_ms: float, limit: int) -> int:
-        """Take batches until one has to be waited for; returns how many lay prepared, `limit` where none was waited for."""
+        """Take batches until one has to be waited for; returns how many lay prepared, `limit` where
+        none was waited for.
+        """
         for prepared in range(limit):
             start = self.now()
             pull()
@@ -215,19 +254,31 @@ class Clock:
         return limit
 
 
-def measure_steady_state(training: Training, model: Step, reference: Step, clock: Clock, *, max_rounds: int, max_seconds: float) -> SteadyState:
+def measure_steady_state(
+    training: Training,
+    model: Step,
+    reference: Step,
+    clock: Clock,
+    *,
+    max_rounds: int,
+    max_seconds: float,
+) -> SteadyState:
     """Time rounds until both sides agree and the interval is precise, or the time is over.
 
-    Ends with fewer than `max_rounds` as soon as more would not be worth their time. `max_seconds` bounds all of it, but
-    for the first three rounds and the one that has started when it is over.
+    Ends with fewer than `max_rounds` as soon as more would not be worth their time. `max_seconds`
+    bounds all of it, but for the first three rounds and the one that has started when it is over.
     """
     return _Measurement(training, model, reference, clock, max_seconds).run(max_rounds)
 
 
 class _Measurement:
-    """What is known while rounds are being timed: how long a block is, and how many batches are ready."""
+    """What is known while rounds are being timed: how long a block is, and how many batches are
+    ready.
+    """
 
-    def __init__(self, training: Training, model: Step, reference: Step, clock: Clock, max_seconds: float) -> None:
+    def __init__(
+        self, training: Training, model: Step, reference: Step, clock: Clock, max_seconds: float
+    ) -> None:
         self.max_seconds, self.patience_s = max_seconds, PATIENCE * max_seconds
         self.training, self.model, self.reference, self.clock = training, model, reference, clock
         for _ in range(WARM_UP_STEPS):
@@ -248,7 +299,9 @@ class _Measurement:
         self.set_length(math.ceil(max(BLOCK_S * 1e3 / first.mean_ms, regular)))
 
     def set_length(self, steps: int) -> None:
-        """Choose the length of blocks, and see how many batches are ready after the model has run for so long."""
+        """Choose the length of blocks, and see how many batches are ready after the model has run
+        for so long.
+        """
         self.steps = min(MAX_STEPS, max(MIN_STEPS, steps))
         self.drain()
         self.time_models()
@@ -262,16 +315,29 @@ class _Measurement:
         while True:
             rounds.append(self.round())
             side = side_of(rounds, self.prepared)
-            over = self.clock.elapsed_s >= self.max_seconds and len(rounds) >= min(LEAST_ROUNDS, max_rounds)
+            over = self.clock.elapsed_s >= self.max_seconds and len(rounds) >= min(
+                LEAST_ROUNDS, max_rounds
+            )
             if over or (side != "undecided" and self.enough(rounds, side, max_rounds)):
                 break
-            if side == "undecided" and len(rounds) > 1 and self.clock.elapsed_s < self.max_seconds / 2:
+            if (
+                side == "undecided"
+                and len(rounds) > 1
+                and self.clock.elapsed_s < self.max_seconds / 2
+            ):
                 self.set_length(2 * self.steps)
                 rounds = []
-        # Blocks of twice the length take twice as long, and the rounds that are missing take their share.
+        # Blocks of twice the length take twice as long, and the rounds that are missing take their
+        # share.
         missing = max(1.0, MIN_ROUNDS / len(rounds))
         longer = 2 * self.clock.elapsed_s * missing if side == "undecided" else None
-        return SteadyState(rounds=tuple(rounds), side=side, prepared=self.prepared, seconds=self.clock.elapsed_s, longer_s=longer)
+        return SteadyState(
+            rounds=tuple(rounds),
+            side=side,
+            prepared=self.prepared,
+            seconds=self.clock.elapsed_s,
+            longer_s=longer,
+        )
 
     def enough(self, rounds: Sequence[Round], side: Side, max_rounds: int) -> bool:
         low, high = median_interval([each.stall_pct(side) for each in rounds])
@@ -281,7 +347,9 @@ class _Measurement:
     def time_alone(self, steps: int) -> tuple[TimedBlock, TimedBlock]:
         """The layers that are trained, and the reference model."""
         model = self.clock.block(self.model, steps)
-        return model, model if self.reference is self.model else self.clock.block(self.reference, steps)
+        return model, (
+            model if self.reference is self.model else self.clock.block(self.reference, steps)
+        )
 
     def time_models(self) -> tuple[TimedBlock, TimedBlock, bool]:
         """The same while the buffers are full; and whether the input rested meanwhile."""
@@ -291,10 +359,16 @@ class _Measurement:
         return *self.time_alone(self.steps), rested
 
     def round(self) -> Round:
-        """The model alone while the buffers are full, training from there, then training from empty buffers."""
+        """The model alone while the buffers are full, training from there, then training from empty
+        buffers.
+        """
         clock, steps = self.clock, self.steps
         model, reference, rested = self.time_models()
-        lasts = math.ceil(self.prepared / max(self.stall, LEAST_STALL)) if 100 * self.stall > SAME_PCT else 0
+        lasts = (
+            math.ceil(self.prepared / max(self.stall, LEAST_STALL))
+            if 100 * self.stall > SAME_PCT
+            else 0
+        )
         lead = 1 + min(lasts, max(steps, MOST_LEAD))
         full = clock.block(self.training.step, steps, lead=lead)
         level_full = self.drain()
@@ -314,26 +388,40 @@ class _Measurement:
 
 
 def side_of(rounds: Sequence[Round], prepared: int) -> Side:
-    """From which side the rounds are to be read: where both agree, both; else the one that the buffers' level tends to.
+    """From which side the rounds are to be read: where both agree, both; else the one that the
+    buffers' level tends to.
 
-    If the drained blocks show the pace of an input that cannot keep up, the full ones must have used up, of what lay
-    `prepared`, as much as they took more than that pace delivers. If the full ones show the steady state, what lies
-    prepared stays there, and grows in the drained ones.
+    If the drained blocks show the pace of an input that cannot keep up, the full ones must have
+    used up, of what lay `prepared`, as much as they took more than that pace delivers. If the full
+    ones show the steady state, what lies prepared stays there, and grows in the drained ones.
 
     >>> fast, slow = TimedBlock(steps_ms=(10.0,)), TimedBlock(steps_ms=(30.0,))
-    >>> falls = Round(reference=fast, model=fast, full=fast, drained=slow, taken_full=30, level_full=44, level_drained=0)
+    >>> falls = Round(
+    ...     reference=fast, model=fast, full=fast, drained=slow,
+    ...     taken_full=30, level_full=44, level_drained=0,
+    ... )
     >>> side_of([falls], prepared=64), side_of([falls], prepared=44)
     ('drained', 'undecided')
     """
     stalls = {side: [each.stall_pct(side) for each in rounds] for side in ("full", "drained")}
     middle = {side: statistics.median(values) for side, values in stalls.items()}
-    noise = sum((high - low) / 2 for low, high in map(median_interval, stalls.values())) if len(rounds) >= MIN_ROUNDS else 0.0
+    noise = (
+        sum((high - low) / 2 for low, high in map(median_interval, stalls.values()))
+        if len(rounds) >= MIN_ROUNDS
+        else 0.0
+    )
     if abs(middle["full"] - middle["drained"]) <= max(SAME_PCT, min(noise, 2 * SAME_PCT)):
         return "both"
     used_up = statistics.median(prepared - each.level_full for each in rounds)
     gained = statistics.median(each.level_drained for each in rounds)
-    short = statistics.median(each.taken_full * (1 - each.full.mean_ms / each.drained.mean_ms) for each in rounds)
-    if min(short, used_up) >= CLEAR_DROP and used_up >= short / 2 and gained <= max(1, prepared / 10):
+    short = statistics.median(
+        each.taken_full * (1 - each.full.mean_ms / each.drained.mean_ms) for each in rounds
+    )
+    if (
+        min(short, used_up) >= CLEAR_DROP
+        and used_up >= short / 2
+        and gained <= max(1, prepared / 10)
+    ):
         return "drained"
     if used_up <= max(1, prepared / 10) and gained >= CLEAR_DROP:
         return "full"

@@ -1,4 +1,6 @@
-"""Measuring how fast a data set can be read: warm and cold apart, the first batch apart, the gap between epochs apart."""
+"""Measuring how fast a data set can be read: warm and cold apart, the first batch apart, the gap
+between epochs apart.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from tasks.pipelines.input_pipeline import InputPipeline
 class EpochTiming:
     """One pass over the data, or as much of it as the time allowed.
 
-    `first_batch_s` runs from asking for the iterator, or the last batch before, to the first one here; `steady_examples_per_s` is everything
-    after it. `gap_s` is what lay between two epochs, where the pass begins one.
+    `first_batch_s` runs from asking for the iterator, or the last batch before, to the first one
+    here; `steady_examples_per_s` is everything after it. `gap_s` is what lay between two epochs,
+    where the pass begins one.
     """
 
     examples: int
@@ -43,14 +46,15 @@ class InputThroughput:
 def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -> InputThroughput:
     """Drain `passes` epochs, each for at most `max_seconds`, and give the median of the warm ones.
 
-    The first pass is cold for whatever the configuration keeps (a cache, the page cache); it counts only if it is alone. A cache
-    is complete only after a whole epoch, so a configuration that has one gets its first pass in full.
+    The first pass is cold for whatever the configuration keeps (a cache, the page cache); it counts
+    only if it is alone. A cache is complete only after a whole epoch, so a configuration that has
+    one gets its first pass in full.
 
     Raises:
       EmptyDataset: nothing came out.
     """
     timings = list(_time_epochs(pipeline, passes, max_seconds))
-    warm = [timing.steady_examples_per_s for timing in (timings[1:] or timings)]
+    warm = [timing.steady_examples_per_s for timing in timings[1:] or timings]
     gaps = [timing.gap_s for timing in timings if timing.gap_s is not None]
     return InputThroughput(
         input_examples_per_s=statistics.median(warm),
@@ -63,13 +67,20 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
 
 
 def _time_epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[EpochTiming]:
-    """Time pass after pass over one sequence of epochs; one that was cut short is followed by one from there on."""
+    """Time pass after pass over one sequence of epochs; one that was cut short is followed by one
+    from there on.
+    """
     requested_at, previous_end = time.perf_counter(), None
     batches, steps_left = pipeline.batches(epochs=passes), pipeline.steps
     for number in range(passes):
         limit = math.inf if number == 0 and pipeline.plan.caches else max_seconds
         timing, steps, now = _time_epoch(
-            batches, pipeline, steps_left=steps_left, requested_at=requested_at, previous_end=previous_end, max_seconds=limit
+            batches,
+            pipeline,
+            steps_left=steps_left,
+            requested_at=requested_at,
+            previous_end=previous_end,
+            max_seconds=limit,
         )
         yield timing
         steps_left = steps_left - steps or pipeline.steps
@@ -77,23 +88,40 @@ def _time_epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> It
 
 
 def _time_epoch(
-    batches: Iterator, pipeline: InputPipeline, *, steps_left: int, requested_at: float, previous_end: float | None, max_seconds: float
+    batches: Iterator,
+    pipeline: InputPipeline,
+    *,
+    steps_left: int,
+    requested_at: float,
+    previous_end: float | None,
+    max_seconds: float,
 ) -> tuple[EpochTiming, int, float]:
-    """A pass over the `left` steps of an epoch, and how many steps it took until when. `ended`: when the epoch before had ended."""
+    """A pass over the `left` steps of an epoch, and how many steps it took until when. `ended`:
+    when the epoch before had ended.
+    """
     first = next(batches, None)
     first_batch_at = now = time.perf_counter()
     if first is None:
-        raise EmptyDataset(f"the {pipeline.split} split of this configuration delivers no batch; its plan is {pipeline.plan}")
+        raise EmptyDataset(
+            f"the {pipeline.split} split of this configuration delivers no batch; its plan is"
+            f" {pipeline.plan}"
+        )
     first_size, count, steps = _examples(first), 0, 1
     # A short rest of an epoch would make a pass too short to count.
-    while steps < steps_left and (now - first_batch_at < max_seconds or steps_left - steps < steps / 2):
+    while steps < steps_left and (
+        now - first_batch_at < max_seconds or steps_left - steps < steps / 2
+    ):
         count += _examples(next(batches))
         steps += 1
         now = time.perf_counter()
     timing = EpochTiming(
         examples=first_size + count,
         first_batch_s=first_batch_at - requested_at,
-        steady_examples_per_s=count / (now - first_batch_at) if count else first_size / max(first_batch_at - requested_at, 1e-9),
+        steady_examples_per_s=(
+            count / (now - first_batch_at)
+            if count
+            else first_size / max(first_batch_at - requested_at, 1e-9)
+        ),
         gap_s=None if previous_end is None else first_batch_at - previous_end,
     )
     return timing, steps, now

@@ -1,4 +1,5 @@
-"""Train steps to be put under the clock: the model on a batch that is there, and on what the pipeline feeds.
+"""Train steps to be put under the clock: the model on a batch that is there, and on what the
+pipeline feeds.
 
 What is measured with them, and in which order, is `steady_state.py`'s.
 """
@@ -13,21 +14,35 @@ import keras
 import psutil
 import tensorflow as tf
 
-from tasks.measurement.steady_state import WARM_UP_STEPS, Clock, SteadyState, Step, measure_steady_state
+from tasks.measurement.steady_state import (
+    WARM_UP_STEPS,
+    Clock,
+    SteadyState,
+    Step,
+    measure_steady_state,
+)
 from tasks.pipelines.elements import apply_ops
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.settings import MeasureSettings, TrainSettings
 from tasks.training.models import Models, compile_model, trainable_model
 
 MAX_EPOCHS = 1_000_000
-PAUSE_S, IDLE_CORES, SETTLE_TIMEOUT_S = 0.01, 0.2, 5.0  # cores in use that count as none, and how long to wait for that
+# Cores in use that count as none, and how long to wait for that.
+PAUSE_S, IDLE_CORES, SETTLE_TIMEOUT_S = 0.01, 0.2, 5.0
 IDLE_PAUSES = 3  # in a row: parallel calls pause, too
 
 
 class TrainingLoop:
     """Keras' own train step on what the pipeline feeds, each epoch after the other."""
 
-    def __init__(self, models: Models, pipeline: InputPipeline, settings: TrainSettings, *, warm_up_steps: int = WARM_UP_STEPS) -> None:
+    def __init__(
+        self,
+        models: Models,
+        pipeline: InputPipeline,
+        settings: TrainSettings,
+        *,
+        warm_up_steps: int = WARM_UP_STEPS,
+    ) -> None:
         gather = pipeline.gather_fn() if pipeline.plan.on_device else None
         model = trainable_model(models, finished_inputs=not pipeline.plan.device_ops, gather=gather)
         if pipeline.plan.on_device:
@@ -39,9 +54,12 @@ class TrainingLoop:
         self._step = _train_function(model, models, settings, steps=pipeline.steps)
 
     def start(self) -> None:
-        """Fill a cache, and take the steps in which the graph is traced and AUTOTUNE finds its settings."""
+        """Fill a cache, and take the steps in which the graph is traced and AUTOTUNE finds its
+        settings.
+        """
         for _ in range(self._fill):
-            self.pull()  # a cache serves from the second epoch on, and that is what most of a training sees
+            # a cache serves from the second epoch on, and that is what most of a training sees
+            self.pull()
         for _ in range(self._warm_up_steps):
             self.step()
 
@@ -55,7 +73,9 @@ class TrainingLoop:
 
 
 def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
-    """The layers that `pipeline` trains, on one batch that is there already: what the model does when input costs nothing."""
+    """The layers that `pipeline` trains, on one batch that is there already: what the model does
+    when input costs nothing.
+    """
     batches = _repeat(next(pipeline.batches()))
     model = trainable_model(models, finished_inputs=not pipeline.plan.device_ops)
     step = _train_function(model, models, settings, steps=pipeline.steps)
@@ -63,36 +83,69 @@ def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSett
 
 
 def reference_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
-    """The network on a finished batch: the same work for every configuration, so that they can be compared by it."""
+    """The network on a finished batch: the same work for every configuration, so that they can be
+    compared by it.
+    """
     inputs, labels = next(pipeline.batches())
     feature, epoch = pipeline.data.shards.schema.feature, tf.constant(0, tf.int64)
-    finished = apply_ops(pipeline.plan.device_ops, {feature: inputs, "label": labels}, seed=pipeline.seed, epoch=epoch)
+    finished = apply_ops(
+        pipeline.plan.device_ops,
+        {feature: inputs, "label": labels},
+        seed=pipeline.seed,
+        epoch=epoch,
+    )
     batches = _repeat((finished[feature], labels))
-    step = _train_function(trainable_model(models, finished_inputs=True), models, settings, steps=pipeline.steps)
+    step = _train_function(
+        trainable_model(models, finished_inputs=True), models, settings, steps=pipeline.steps
+    )
     return lambda: _loss(step(batches))
 
 
-def time_training(loop: TrainingLoop, models: Models, pipeline: InputPipeline, *, train: TrainSettings, measure: MeasureSettings) -> SteadyState:
-    """Time the model alone and training in alternating blocks, from full and from drained buffers."""
+def time_training(
+    loop: TrainingLoop,
+    models: Models,
+    pipeline: InputPipeline,
+    *,
+    train: TrainSettings,
+    measure: MeasureSettings,
+) -> SteadyState:
+    """Time the model alone and training in alternating blocks, from full and drained buffers."""
     model = model_only_step(models, pipeline, train)
-    reference = reference_step(models, pipeline, train) if pipeline.plan.device_ops and not models.emulated else model
+    reference = (
+        reference_step(models, pipeline, train)
+        if pipeline.plan.device_ops and not models.emulated
+        else model
+    )
     clock = Clock(settle=settle)
-    return measure_steady_state(loop, model, reference, clock, max_rounds=measure.rounds, max_seconds=measure.stall_max_seconds)
+    return measure_steady_state(
+        loop,
+        model,
+        reference,
+        clock,
+        max_rounds=measure.rounds,
+        max_seconds=measure.stall_max_seconds,
+    )
 
 
 def settle(timeout_s: float = SETTLE_TIMEOUT_S) -> bool:
-    """Wait until buffers are full and the input's threads and service workers rest; returns whether they do."""
+    """Wait until buffers are full and the input's threads and service workers rest; returns whether
+    they do.
+    """
     deadline, idle = time.perf_counter() + timeout_s, 0
     workers = psutil.Process().children(recursive=True)
     while idle < IDLE_PAUSES and time.perf_counter() < deadline:
         started, cpu = time.perf_counter(), _cpu_s(workers)
         time.sleep(PAUSE_S)
-        idle = idle + 1 if _cpu_s(workers) - cpu < IDLE_CORES * (time.perf_counter() - started) else 0
+        idle = (
+            idle + 1 if _cpu_s(workers) - cpu < IDLE_CORES * (time.perf_counter() - started) else 0
+        )
     return idle >= IDLE_PAUSES
 
 
 def _cpu_s(workers: list[psutil.Process]) -> float:
-    """CPU seconds of this process, finer than psutil's ticks, and of the service's workers that it has started."""
+    """CPU seconds of this process, finer than psutil's ticks, and of the service's workers that it
+    has started.
+    """
     others = 0.0
     for process in workers:
         try:
@@ -103,9 +156,16 @@ def _cpu_s(workers: list[psutil.Process]) -> float:
     return time.process_time() + others
 
 
-def _train_function(model: keras.Model, models: Models, settings: TrainSettings, *, steps: int) -> Any:
+def _train_function(
+    model: keras.Model, models: Models, settings: TrainSettings, *, steps: int
+) -> Any:
     """Keras' function from an iterator to the logs of one step."""
-    compile_model(model, settings.model_copy(update={"steps_per_execution": 1}), target=models.target, steps=steps)
+    compile_model(
+        model,
+        settings.model_copy(update={"steps_per_execution": 1}),
+        target=models.target,
+        steps=steps,
+    )
     model.make_train_function()
     return model.train_function
 

@@ -1,8 +1,9 @@
-"""Whether a training is held up by its input: a verdict that is given only where the measurement bears it.
+"""Whether a training is held up by its input: a verdict that is given only where the measurement
+bears it.
 
-Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the lower one is 15 %, since two
-runs of the same step differ by up to 10 % there. The cross-check are the training's own epochs: a verdict that
-contradicts them is not given but explained.
+Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the
+lower one is 15 %, since two runs of the same step differ by up to 10 % there. The cross-check are
+the training's own epochs: a verdict that contradicts them is not given but explained.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ NOT_BOUND_PCT = {"accelerator": 5.0, "shared cores": 15.0}
 HIGHLY_BOUND_PCT = 20.0
 MARGIN_PCT = 5.0  # points by which an interval may reach across a threshold
 DRIFT_PCT = 10.0  # points that two measurements of the same training, minutes apart, may differ by
-COMPUTE_BOUND, SLIGHTLY_BOUND, INPUT_BOUND, UNDECIDED = "compute-bound", "slightly input-bound", "input-bound", "undecided"
+COMPUTE_BOUND, SLIGHTLY_BOUND, INPUT_BOUND, UNDECIDED = (
+    "compute-bound",
+    "slightly input-bound",
+    "input-bound",
+    "undecided",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """The measured stall [%] with its interval; `decided`: both sides of the measurement agree; else `longer_s` might do."""
+    """The measured stall [%] with its interval; `decided`: both sides of the measurement agree;
+    else `longer_s` might do.
+    """
 
     pct: float
     low_pct: float
@@ -34,15 +42,21 @@ class Stall:
     def of(cls, state: SteadyState) -> Stall:
         """The stall of a steady state."""
         low, high = state.stall_interval_pct
-        return cls(pct=state.stall_pct, low_pct=low, high_pct=high, decided=state.side != UNDECIDED, longer_s=state.longer_s)
+        return cls(
+            pct=state.stall_pct,
+            low_pct=low,
+            high_pct=high,
+            decided=state.side != UNDECIDED,
+            longer_s=state.longer_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossCheck:
     """What the training's own warm epochs say of the stall [%].
 
-    `low_pct` takes every step of an epoch as measured; `high_pct` takes those as free whose batches lay prepared while the
-    validation ran.
+    `low_pct` takes every step of an epoch as measured; `high_pct` takes those as free whose batches
+    lay prepared while the validation ran.
     """
 
     low_pct: float
@@ -62,48 +76,83 @@ class Verdict:
 def verdict_of(stall_pct: float, *, accelerator: bool) -> str:
     """The verdict that belongs to a stall."""
     least = NOT_BOUND_PCT["accelerator" if accelerator else "shared cores"]
-    return COMPUTE_BOUND if stall_pct < least else INPUT_BOUND if stall_pct >= HIGHLY_BOUND_PCT else SLIGHTLY_BOUND
+    return (
+        COMPUTE_BOUND
+        if stall_pct < least
+        else INPUT_BOUND
+        if stall_pct >= HIGHLY_BOUND_PCT
+        else SLIGHTLY_BOUND
+    )
 
 
-def cross_check_from(state: SteadyState, trained: Mapping[str, Any], *, batch_size: int, steps: int) -> CrossCheck | None:
-    """Read the cross-check from train.json; None where the training had one epoch only, which starts cold."""
+def cross_check_from(
+    state: SteadyState, trained: Mapping[str, Any], *, batch_size: int, steps: int
+) -> CrossCheck | None:
+    """Read the cross-check from train.json; None where the training had one epoch only, which
+    starts cold.
+    """
     rates = trained.get("throughput", {})
     rate = rates.get("train_examples_per_s")
     if not rate or rate == rates.get("cold_examples_per_s"):
         return None
     step_ms = 1e3 * batch_size / rate
     free = min(state.prepared, steps - 1)
-    low, high = (max(0.0, 100 * (1 - state.model_step_ms / ms)) for ms in (step_ms, step_ms * steps / (steps - free)))
+    low, high = (
+        max(0.0, 100 * (1 - state.model_step_ms / ms))
+        for ms in (step_ms, step_ms * steps / (steps - free))
+    )
     return CrossCheck(low_pct=low, high_pct=high, step_ms=step_ms)
 
 
 def judge(stall: Stall, cross_check: CrossCheck | None, *, accelerator: bool) -> Verdict:
     """Give the verdict, or say why none can be given.
 
-    Undecided is what lies on both sides of a threshold (by more than `MARGIN_PCT` each, where both sides of the measurement
-    agree), and what the epochs contradict by more than the machine drifts.
+    Undecided is what lies on both sides of a threshold (by more than `MARGIN_PCT` each, where both
+    sides of the measurement agree), and what the epochs contradict by more than the machine drifts.
     """
     thresholds = (NOT_BOUND_PCT["accelerator" if accelerator else "shared cores"], HIGHLY_BOUND_PCT)
     margin = MARGIN_PCT if stall.decided else 0.0
-    across = [each for each in thresholds if stall.low_pct < each - margin and stall.high_pct > each + margin]
+    across = [
+        each
+        for each in thresholds
+        if stall.low_pct < each - margin and stall.high_pct > each + margin
+    ]
     span = f"{stall.low_pct:.0f} to {stall.high_pct:.0f} %"
     if across:
         sides = "" if stall.decided else " from full buffers and from empty ones"
-        seconds = f"measure.stall_max_seconds: {stall.longer_s:.0f}" if stall.longer_s else "a larger measure.rounds, or a quiet machine"
+        seconds = (
+            f"measure.stall_max_seconds: {stall.longer_s:.0f}"
+            if stall.longer_s
+            else "a larger measure.rounds, or a quiet machine"
+        )
         why = f"the stall lies anywhere from {span}{sides}, on both sides of {across[0]:.0f} %"
         return Verdict(name=UNDECIDED, why=why, remedy=f"measure longer: {seconds}")
     name = verdict_of(stall.pct, accelerator=accelerator)
-    if cross_check is not None and verdict_of(_within_drift(stall, cross_check), accelerator=accelerator) != name:
+    if (
+        cross_check is not None
+        and verdict_of(_within_drift(stall, cross_check), accelerator=accelerator) != name
+    ):
         why = (
-            f"the epochs of this training took {cross_check.step_ms:.2f} ms a step, a stall of {cross_check.low_pct:.0f} to "
-            f"{cross_check.high_pct:.0f} %, while now it is {stall.pct:.0f} % ({span}): the machine was busy then or now"
+            f"the epochs of this training took {cross_check.step_ms:.2f} ms a step, a stall of"
+            f" {cross_check.low_pct:.0f} to {cross_check.high_pct:.0f} %, while now it is"
+            f" {stall.pct:.0f} % ({span}): the machine was busy then or now"
         )
-        return Verdict(name=UNDECIDED, why=why, remedy="run train and profile of this configuration again while nothing else runs")
+        return Verdict(
+            name=UNDECIDED,
+            why=why,
+            remedy="run train and profile of this configuration again while nothing else runs",
+        )
     return Verdict(name=name)
 
 
 def _within_drift(stall: Stall, cross_check: CrossCheck) -> float:
-    """What the cross-check, after all drift, says at least that the interval does not hold; where they agree, the stall itself."""
+    """What the cross-check, after all drift, says at least that the interval does not hold; where
+    they agree, the stall itself.
+    """
     if cross_check.low_pct - DRIFT_PCT > stall.high_pct:
         return cross_check.low_pct - DRIFT_PCT
-    return cross_check.high_pct + DRIFT_PCT if cross_check.high_pct + DRIFT_PCT < stall.low_pct else stall.pct
+    return (
+        cross_check.high_pct + DRIFT_PCT
+        if cross_check.high_pct + DRIFT_PCT < stall.low_pct
+        else stall.pct
+    )

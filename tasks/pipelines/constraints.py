@@ -1,7 +1,9 @@
-"""Why a configuration cannot be right: combinations of fields that would be wrong or useless, each with its reason.
+"""Why a configuration cannot be right: combinations of fields that would be wrong or useless, each
+with its reason.
 
-Here stands what configuration and ops alone decide, checked before anything runs; what depends on the prepared data is checked where
-that is opened (`assembly`). Each reason begins with the field it is about.
+Here stands what configuration and ops alone decide, checked before anything runs; what depends on
+the prepared data is checked where that is opened (`assembly`). Each reason begins with the field it
+is about.
 """
 
 from __future__ import annotations
@@ -13,33 +15,66 @@ from tasks.pipelines.ops import Op
 from tasks.settings import PipelineConfig
 
 
-def config_problems(config: PipelineConfig, *, preprocess: Sequence[Op], augment: Sequence[Op], postprocess: Sequence[Op]) -> list[str]:
+def config_problems(
+    config: PipelineConfig,
+    *,
+    preprocess: Sequence[Op],
+    augment: Sequence[Op],
+    postprocess: Sequence[Op],
+) -> list[str]:
     """List every reason against a configuration."""
     about_ops = _of_ops(config, preprocess, augment, postprocess)
-    return list(chain(_of_caches(config, preprocess, augment), _of_reading(config), _of_residency(config), about_ops))
+    return list(
+        chain(
+            _of_caches(config, preprocess, augment),
+            _of_reading(config),
+            _of_residency(config),
+            about_ops,
+        )
+    )
 
 
 def variable_size_problems(config: PipelineConfig, ops_to_uniform_shape: Sequence[Op]) -> list[str]:
     """What cannot be done before these ops, while images differ in size."""
     unbatched = [op.name for op in ops_to_uniform_shape if op.takes == "batch"]
-    problems = [f"augment: {name} needs batches, and images must have the same size before: put the crop first" for name in unbatched]
+    problems = [
+        f"augment: {name} needs batches, and images must have the same size before: put the crop"
+        " first"
+        for name in unbatched
+    ]
     if ops_to_uniform_shape and config.snapshot_on == "device":
-        problems.append("snapshot_on: variable-size images are cropped per example on the host; resize them in preprocess, or use host")
+        problems.append(
+            "snapshot_on: variable-size images are cropped per example on the host; resize them in"
+            " preprocess, or use host"
+        )
     return problems
 
 
-def _of_caches(config: PipelineConfig, preprocess: Sequence[Op], augment: Sequence[Op]) -> Iterator[str]:
+def _of_caches(
+    config: PipelineConfig, preprocess: Sequence[Op], augment: Sequence[Op]
+) -> Iterator[str]:
     if config.cache is None:
         return
     names, after = [op.name for op in preprocess], config.cache.after
     if after in [op.name for op in augment]:
-        yield f"cache.after: {after} is random; cached, every epoch would repeat the first one's draws"
+        yield (
+            f"cache.after: {after} is random; cached, every epoch would repeat the first one's"
+            " draws"
+        )
     elif after not in [*names, "preprocess"]:
-        yield f"cache.after: {after} is not one of the preprocess ops ({', '.join(names) or 'none'})"
+        yield (
+            f"cache.after: {after} is not one of the preprocess ops ({', '.join(names) or 'none'})"
+        )
     if config.read == "snapshot":
-        yield "cache: a snapshot is already the stored result of preprocessing and is cached by the operating system; drop `cache`"
+        yield (
+            "cache: a snapshot is already the stored result of preprocessing and is cached by the"
+            " operating system; drop `cache`"
+        )
     if config.service:
-        yield "cache: every epoch is a new job of the service, so its workers would fill a cache that is never read; drop `cache` or `service`"
+        yield (
+            "cache: every epoch is a new job of the service, so its workers would fill a cache that"
+            " is never read; drop `cache` or `service`"
+        )
 
 
 def _of_reading(config: PipelineConfig) -> Iterator[str]:
@@ -47,10 +82,20 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
     if reads_snapshot and config.vectorize:
         yield "vectorize: reading a snapshot always works on whole batches; drop `vectorize`"
     if reads_snapshot and config.shuffle.kind == "buffer":
-        yield "shuffle.kind: a snapshot can be permuted as a whole; use `global`, `window` or `none` instead of a buffer"
+        yield (
+            "shuffle.kind: a snapshot can be permuted as a whole; use `global`, `window` or `none`"
+            " instead of a buffer"
+        )
     if not reads_snapshot and config.shuffle.kind in ("global", "window"):
-        what = "a global permutation" if config.shuffle.kind == "global" else "a permutation within windows"
-        yield f"shuffle.kind: {what} needs random access; `read: {config.read}` is a stream, use `buffer` or `read: snapshot`"
+        what = (
+            "a global permutation"
+            if config.shuffle.kind == "global"
+            else "a permutation within windows"
+        )
+        yield (
+            f"shuffle.kind: {what} needs random access; `read: {config.read}` is a stream, use"
+            " `buffer` or `read: snapshot`"
+        )
     if config.interleave and config.read not in ("shards", "gzip_shards"):
         yield f"interleave: only shards can be interleaved, not `read: {config.read}`"
     if reads_snapshot and config.decode.approximate:
@@ -67,21 +112,44 @@ def _of_residency(config: PipelineConfig) -> Iterator[str]:
     if config.snapshot_on == "device" and config.read != "snapshot":
         yield f"snapshot_on: only a snapshot can live on the device, not `read: {config.read}`"
     if config.snapshot_on == "device" and config.prefetch != "none":
-        yield "prefetch: with `snapshot_on: device` the train step gathers its batch itself; there is nothing to prepare ahead"
+        yield (
+            "prefetch: with `snapshot_on: device` the train step gathers its batch itself; there is"
+            " nothing to prepare ahead"
+        )
     if config.service and config.read in ("snapshot", "arrays"):
-        yield f"service: `read: {config.read}` holds its data in this process, and the whole of it would be sent to every worker; use shards or files"
+        yield (
+            f"service: `read: {config.read}` holds its data in this process, and the whole of it"
+            " would be sent to every worker; use shards or files"
+        )
     if config.service and config.sampling != "uniform":
-        yield "service: sampling by class needs one stream over all examples; drop `sampling` or `service`"
+        yield (
+            "service: sampling by class needs one stream over all examples; drop `sampling` or"
+            " `service`"
+        )
 
 
-def _of_ops(config: PipelineConfig, preprocess: Sequence[Op], augment: Sequence[Op], postprocess: Sequence[Op]) -> Iterator[str]:
+def _of_ops(
+    config: PipelineConfig,
+    preprocess: Sequence[Op],
+    augment: Sequence[Op],
+    postprocess: Sequence[Op],
+) -> Iterator[str]:
     sized = [op.name for op in preprocess if op.name in ("center_crop", "pad")]
     if config.decode.scale > 1 and sized:
-        yield f"decode.scale: {sized[0]} counts pixels of the full size; decoded at another scale it would cut something else"
+        yield (
+            f"decode.scale: {sized[0]} counts pixels of the full size; decoded at another scale it"
+            " would cut something else"
+        )
     if config.postprocess_on == "device":
-        yield from (f"postprocess: {op.name} cannot run on the device" for op in postprocess if not (op.device or op.on_labels))
+        yield from (
+            f"postprocess: {op.name} cannot run on the device"
+            for op in postprocess
+            if not (op.device or op.on_labels)
+        )
     ops = [*augment, *postprocess]
     first = next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops))
     yield from (
-        f"augment: {op.name} takes one example at a time, so it must come before {ops[first].name}" for op in ops[first:] if op.takes == "example"
+        f"augment: {op.name} takes one example at a time, so it must come before {ops[first].name}"
+        for op in ops[first:]
+        if op.takes == "example"
     )

@@ -1,4 +1,6 @@
-"""From the steps of a plan to a tf.data.Dataset: one verb per step, each adding its transformation to what comes before it."""
+"""From the steps of a plan to a tf.data.Dataset: one verb per step, each adding its transformation
+to what comes before it.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,31 @@ from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.randomness import fold
 from tasks.pipelines.snapshot_reader import Columns, SnapshotReader
-from tasks.pipelines.steps import Batch, Cache, Gather, Map, Prefetch, Read, SampleByClass, Service, Shuffle, Step, Window, shuffle_buffer_size
+from tasks.pipelines.steps import (
+    Batch,
+    Cache,
+    Gather,
+    Map,
+    Prefetch,
+    Read,
+    SampleByClass,
+    Service,
+    Shuffle,
+    Step,
+    Window,
+    shuffle_buffer_size,
+)
 from tasks.scratch import Scratch
 
-STEPS_AT_ONCE = 32  # whose rows are computed together, so that the cost of calling the samplers' ops is shared
+# Whose rows are computed together, so that the cost of calling the samplers' ops is shared.
+STEPS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What steps are built from besides each other: the plan, one split of the prepared data, `examples` and `steps` of an epoch."""
+    """What steps are built from besides each other: the plan, one split of the prepared data,
+    `examples` and `steps` of an epoch.
+    """
 
     plan: Plan
     data: PreparedData
@@ -37,7 +55,9 @@ class BuildContext:
     scratch: Scratch
 
     def options(self) -> tf.data.Options:
-        """Those of the plan. By default tf.data rewrites the graph, which would make a naive pipeline less naive."""
+        """Those of the plan. By default tf.data rewrites the graph, which would make a naive
+        pipeline less naive.
+        """
         options = tf.data.Options()
         options.deterministic = self.plan.deterministic
         options.autotune.enabled = self.plan.autotunes
@@ -52,24 +72,42 @@ class BuildContext:
         return tf.cast(tf.bitwise.right_shift(key, tf.constant(1, tf.uint64)), tf.int64)
 
     def finish(self, element: Element, step: Map | Window) -> Element | tuple:
-        """The element, or what a batch consists of where no later step of the plan changes elements."""
+        """The element, or what a batch consists of where no later step of the plan changes
+        elements.
+        """
         last = [each for each in self.plan.steps if isinstance(each, Map | Window)][-1]
-        return select_outputs(element, self.data.shards.schema, with_keys=self.with_keys) if step is last else element
+        return (
+            select_outputs(element, self.data.shards.schema, with_keys=self.with_keys)
+            if step is last
+            else element
+        )
 
 
-def build_gather(step: Gather, reader: SnapshotReader, *, first: tf.Tensor, stop: tf.Tensor, columns: Columns) -> tf.data.Dataset:
-    """The batches of the steps from `first` to `stop` (excluded), scalars int64, counted over all epochs.
+def build_gather(
+    step: Gather, reader: SnapshotReader, *, first: tf.Tensor, stop: tf.Tensor, columns: Columns
+) -> tf.data.Dataset:
+    """The batches of the steps from `first` to `stop` (excluded), scalars int64, counted over all
+    epochs.
 
-    The rows of a step are arithmetic, computed for many steps at once, and come straight from the memory-mapped columns.
+    The rows of a step are arithmetic, computed for many steps at once, and come straight from the
+    memory-mapped columns.
     """
     steps = tf.data.Dataset.range(first, stop, name="steps").batch(STEPS_AT_ONCE, name="steps")
-    numbered = steps.map(lambda numbers: (numbers, reader.rows(numbers)), name="sample").unbatch(name="sample")
+    numbered = steps.map(lambda numbers: (numbers, reader.rows(numbers)), name="sample").unbatch(
+        name="sample"
+    )
     make_batch = reader.make_batch_fn()
     calls = stream_readers.num_parallel_calls(step.parallel)
-    return numbered.map(lambda number, rows: make_batch(columns, number, rows), num_parallel_calls=calls, name=step.trace_name)
+    return numbered.map(
+        lambda number, rows: make_batch(columns, number, rows),
+        num_parallel_calls=calls,
+        name=step.trace_name,
+    )
 
 
-def build_steps(steps: Sequence[Step], dataset: tf.data.Dataset | None, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
+def build_steps(
+    steps: Sequence[Step], dataset: tf.data.Dataset | None, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
     """Build steps one after another, for an epoch (scalar int64)."""
     for step in steps:
         dataset = build_step(step, dataset, context, epoch)
@@ -79,30 +117,46 @@ def build_steps(steps: Sequence[Step], dataset: tf.data.Dataset | None, context:
 
 
 @singledispatch
-def build_step(step: object, dataset: tf.data.Dataset | None, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
+def build_step(
+    step: object, dataset: tf.data.Dataset | None, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
     """Add one step of a plan to a data set; the first step starts it."""
     raise NotImplementedError(f"no verb for {type(step).__name__}")
 
 
 @build_step.register
 def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
-    return stream_readers.read(step, context.data, context.split, seed=context.seed_for("shards", epoch))
+    return stream_readers.read(
+        step, context.data, context.split, seed=context.seed_for("shards", epoch)
+    )
 
 
 @build_step.register
-def _(step: Map, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
+def _(
+    step: Map, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
     def run(element: Element | tf.Tensor) -> Element | tuple:
-        element = {"record": element} if isinstance(element, tf.Tensor) else element  # shards deliver bare records
-        return context.finish(apply_ops(step.ops, element, seed=context.seed, epoch=epoch, first=step.first), step)
+        # Shards deliver bare records.
+        element = {"record": element} if isinstance(element, tf.Tensor) else element
+        return context.finish(
+            apply_ops(step.ops, element, seed=context.seed, epoch=epoch, first=step.first), step
+        )
 
-    return dataset.map(run, num_parallel_calls=stream_readers.num_parallel_calls(step.parallel), name=step.trace_name)
+    return dataset.map(
+        run,
+        num_parallel_calls=stream_readers.num_parallel_calls(step.parallel),
+        name=step.trace_name,
+    )
 
 
 @build_step.register
-def _(step: Cache, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
+def _(
+    step: Cache, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
     if step.where == "memory":
         return dataset.cache(name=step.trace_name)
-    # What tf.data keeps on disk has no key of its own, so every data set gets a fresh folder that goes away with its pipeline.
+    # What tf.data keeps on disk has no key of its own, so every data set gets a fresh folder that
+    # goes away with its pipeline.
     folder = str(context.scratch.new_folder() / "elements")
     if step.where == "disk":
         return dataset.cache(folder, name=step.trace_name)
@@ -113,42 +167,75 @@ def _(step: Cache, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Te
 
 
 @build_step.register
-def _(step: SampleByClass, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
-    return stream_readers.sample_by_class(dataset, step.sampling, context.data, context.split, seed=context.seed_for("classes", epoch))
+def _(
+    step: SampleByClass, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
+    return stream_readers.sample_by_class(
+        dataset, step.sampling, context.data, context.split, seed=context.seed_for("classes", epoch)
+    )
 
 
 @build_step.register
-def _(step: Window, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
-    return stream_readers.windows(dataset, step).map(lambda element: context.finish(element, step), name="select")
+def _(
+    step: Window, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
+    return stream_readers.windows(dataset, step).map(
+        lambda element: context.finish(element, step), name="select"
+    )
 
 
 @build_step.register
-def _(step: Shuffle, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
+def _(
+    step: Shuffle, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
     size = shuffle_buffer_size(step.size, examples=context.examples)
-    return dataset.shuffle(size, seed=context.seed_for("shuffle", epoch), reshuffle_each_iteration=False, name=step.trace_name)
+    return dataset.shuffle(
+        size,
+        seed=context.seed_for("shuffle", epoch),
+        reshuffle_each_iteration=False,
+        name=step.trace_name,
+    )
 
 
 @build_step.register
-def _(step: Batch, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
+def _(
+    step: Batch, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
     return dataset.batch(step.size, name=step.trace_name)
 
 
 @build_step.register
-def _(step: Service, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
-    """Workers batch what they read, each with a remainder; rebatching makes the epoch's batches full again.
+def _(
+    step: Service, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
+    """Workers batch what they read, each with a remainder; rebatching makes the epoch's batches
+    full again.
 
     Elements lost with a worker are replaced from a second pass, so that an epoch keeps its length.
     """
     service = tf.data.experimental.service
-    modes = {"off": service.ShardingPolicy.OFF, "dynamic": service.ShardingPolicy.DYNAMIC, "static": service.ShardingPolicy.FILE_OR_DATA}
-    distribute = service.distribute(processing_mode=modes[step.settings.sharding], service=context.service_address, compression=None)
+    modes = {
+        "off": service.ShardingPolicy.OFF,
+        "dynamic": service.ShardingPolicy.DYNAMIC,
+        "static": service.ShardingPolicy.FILE_OR_DATA,
+    }
+    distribute = service.distribute(
+        processing_mode=modes[step.settings.sharding],
+        service=context.service_address,
+        compression=None,
+    )
     with warnings.catch_warnings():
-        # In the graph of an epoch TensorFlow is not sure of the options, of which it needs one that is nowhere set.
+        # In the graph of an epoch TensorFlow is not sure of the options, of which it needs one that
+        # is nowhere set.
         warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
         batches = dataset.with_options(context.options()).apply(distribute).rebatch(step.batch_size)
     return batches.repeat().take(context.steps, name=step.trace_name)
 
 
 @build_step.register
-def _(step: Prefetch, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
-    return dataset.prefetch(tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name=step.trace_name)
+def _(
+    step: Prefetch, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
+) -> tf.data.Dataset:
+    return dataset.prefetch(
+        tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name=step.trace_name
+    )

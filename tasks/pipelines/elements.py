@@ -11,11 +11,15 @@ from tasks.pipelines.kernels import Draw, Element, compute
 from tasks.pipelines.ops import Op
 
 
-def apply_ops(ops: Sequence[Op], element: Element, *, seed: int, epoch: tf.Tensor, first: int = 0) -> Element:
-    """Run ops on an element, an example or a batch; in a trace their names stand before those of the kernels they call.
+def apply_ops(
+    ops: Sequence[Op], element: Element, *, seed: int, epoch: tf.Tensor, first: int = 0
+) -> Element:
+    """Run ops on an element, an example or a batch; in a trace their names stand before those of
+    the kernels they call.
 
-    `first` is the position in `augment` of the first of them. What an op draws depends on its name and position, not on its
-    arguments: equal ops draw independently, and a stronger one draws as the weaker one did.
+    `first` is the position in `augment` of the first of them. What an op draws depends on its name
+    and position, not on its arguments: equal ops draw independently, and a stronger one draws as
+    the weaker one did.
     """
     for position, op in enumerate(ops, first):
         with tf.name_scope(op.name):
@@ -29,7 +33,12 @@ def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -
 
 
 def split_window(time_steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> Element:
-    """Split windows (…, length + horizon, columns) into features (…, length, columns) and label (…, horizon, targets)."""
+    """Split windows (…, length + horizon, columns) into features (…, length, columns) and label (…,
+    horizon, targets).
+    """
     label = time_steps[..., length:, :]
     all_columns = targets == tuple(range(time_steps.shape[-1]))
-    return {"features": time_steps[..., :length, :], "label": label if all_columns else tf.gather(label, targets, axis=-1)}
+    return {
+        "features": time_steps[..., :length, :],
+        "label": label if all_columns else tf.gather(label, targets, axis=-1),
+    }

@@ -1,4 +1,6 @@
-"""Several hosts that train together: which one this is, and its slice of every batch. Pure; no TensorFlow."""
+"""Several hosts that train together: which one this is, and its slice of every batch. Pure; no
+TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from tasks.errors import ImpossiblePlan
 class Host:
     """One of `count` hosts that train together, each on its slice of every batch.
 
-    All slices of a batch are equally large, so that the average over the hosts is the batch's mean, and none is empty. Of the last batch
-    of an epoch the examples that cannot be shared equally are left out: fewer than hosts, and other ones each epoch where they are
-    shuffled.
+    All slices of a batch are equally large, so that the average over the hosts is the batch's mean,
+    and none is empty. Of the last batch of an epoch the examples that cannot be shared equally are
+    left out: fewer than hosts, and other ones each epoch where they are shuffled.
     """
 
     index: int = 0
@@ -29,19 +31,30 @@ class Host:
         """Refuse what cannot be shared equally.
 
         Raises:
-          ImpossiblePlan: the batch cannot be cut into equal slices, or there are fewer examples than hosts.
+          ImpossiblePlan: the batch cannot be cut into equal slices, or there are fewer examples
+          than hosts.
         """
         if batch_size % self.count:
-            fitting = sorted({max(1, batch_size // self.count) * self.count, -(-batch_size // self.count) * self.count})
+            fitting = sorted(
+                {
+                    max(1, batch_size // self.count) * self.count,
+                    -(-batch_size // self.count) * self.count,
+                }
+            )
             raise ImpossiblePlan(
-                f"batch_size: {batch_size} cannot be shared equally by {self.count} hosts (TF_CONFIG); use {' or '.join(map(str, fitting))}"
+                f"batch_size: {batch_size} cannot be shared equally by {self.count} hosts"
+                f" (TF_CONFIG); use {' or '.join(map(str, fitting))}"
             )
         if examples < self.count:
-            raise ImpossiblePlan(f"there are fewer examples than the {self.count} hosts of TF_CONFIG, of which each needs one")
+            raise ImpossiblePlan(
+                f"there are fewer examples than the {self.count} hosts of TF_CONFIG, of which each"
+                " needs one"
+            )
 
 
 def host_from_tf_config(environment: Mapping[str, str]) -> Host:
-    """Which of several hosts this is, as TF_CONFIG configures tf.distribute: the chief first, then the workers. The only one where it is not set.
+    """Which of several hosts this is, as TF_CONFIG configures tf.distribute: the chief first, then
+    the workers. The only one where it is not set.
 
     Raises:
       ImpossiblePlan: TF_CONFIG does not say that, so that hosts could train on the same examples.
@@ -54,14 +67,20 @@ def host_from_tf_config(environment: Mapping[str, str]) -> Host:
         others = sorted(kind for kind, hosts in cluster.items() if kind not in counts and hosts)
         kind, index = task.get("type"), task.get("index")
     except (ValueError, AttributeError, TypeError) as error:
-        raise ImpossiblePlan(f"TF_CONFIG is not what tf.distribute expects ({error}): {text[:200]}") from error
+        raise ImpossiblePlan(
+            f"TF_CONFIG is not what tf.distribute expects ({error}): {text[:200]}"
+        ) from error
     if others:
-        raise ImpossiblePlan(f"TF_CONFIG: cluster.{others[0]} takes no part in reading a snapshot; name a chief and workers only")
+        raise ImpossiblePlan(
+            f"TF_CONFIG: cluster.{others[0]} takes no part in reading a snapshot; name a chief and"
+            " workers only"
+        )
     count = sum(counts.values())
     if count <= 1:
         return Host()
     if kind not in counts or type(index) is not int or not 0 <= index < counts[kind]:
         raise ImpossiblePlan(
-            f"TF_CONFIG: task {json.dumps(task)} is none of the {count} hosts of the cluster; each needs its own type (chief or worker) and index"
+            f"TF_CONFIG: task {json.dumps(task)} is none of the {count} hosts of the cluster; each"
+            " needs its own type (chief or worker) and index"
         )
     return Host(index=index + (counts["chief"] if kind == "worker" else 0), count=count)

@@ -1,4 +1,6 @@
-"""An input pipeline as stages and training loops use it: a plan bound to one split of the prepared data."""
+"""An input pipeline as stages and training loops use it: a plan bound to one split of the prepared
+data.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from tasks.scratch import Scratch
 class InputPipeline:
     """Batches of one split, epoch by epoch, as a plan says.
 
-    Batches are (input, label): image (batch, height, width, channels) or features (batch, …), label (batch,) int64 or what
-    the task predicts; or dicts that also carry `key` (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk
-    and lives as long as the pipeline.
+    Batches are (input, label): image (batch, height, width, channels) or features (batch, …), label
+    (batch,) int64 or what the task predicts; or dicts that also carry `key` (batch,) int64 when
+    `with_keys` is set. `scratch` holds caches on disk and lives as long as the pipeline.
     """
 
     plan: Plan
@@ -63,37 +65,63 @@ class InputPipeline:
         return self.batch_size * spec.dtype.size * (spec.shape[1:].num_elements() or 0)
 
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
-        """The batches of steps [first_step, epochs · steps), counted over all epochs, as one sequence.
+        """The batches of steps [first_step, epochs · steps), counted over all epochs, as one
+        sequence.
 
-        A plan that reads the snapshot starts at any step, a stream with the epoch in which `first_step` lies.
+        A plan that reads the snapshot starts at any step, a stream with the epoch in which
+        `first_step` lies.
         """
         if self.plan.reads_snapshot:
-            step_range = tf.data.Dataset.from_tensors((np.int64(first_step), np.int64(epochs * self.steps)))
-            batches, count = snapshot_batches(self._context, self.reader, step_range), epochs * self.steps - first_step
+            step_range = tf.data.Dataset.from_tensors(
+                (np.int64(first_step), np.int64(epochs * self.steps))
+            )
+            batches, count = (
+                snapshot_batches(self._context, self.reader, step_range),
+                epochs * self.steps - first_step,
+            )
         else:
             first_epoch = first_step // self.steps
             numbers = tf.data.Dataset.range(first_epoch, epochs, name="epochs")
-            batches, count = stream_batches(self._context, numbers, open_early=True), (epochs - first_epoch) * self.steps
-        return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(self._context.options())
+            batches, count = (
+                stream_batches(self._context, numbers, open_early=True),
+                (epochs - first_epoch) * self.steps,
+            )
+        return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(
+            self._context.options()
+        )
 
     def epoch_by_epoch(self) -> tf.data.Dataset:
-        """One epoch, and with every new iteration the next: for loops that iterate again and again, such as `fit(dataset, epochs=…)`."""
-        numbers = tf.data.Dataset.from_tensors(1).map(lambda one: self._iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs")
+        """One epoch, and with every new iteration the next: for loops that iterate again and again,
+        such as `fit(dataset, epochs=…)`.
+        """
+        numbers = tf.data.Dataset.from_tensors(1).map(
+            lambda one: self._iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs"
+        )
         if self.plan.reads_snapshot:
-            step_range = numbers.map(lambda epoch: (epoch * self.steps, (epoch + 1) * self.steps), name="epochs")
+            step_range = numbers.map(
+                lambda epoch: (epoch * self.steps, (epoch + 1) * self.steps), name="epochs"
+            )
             batches = snapshot_batches(self._context, self.reader, step_range)
         else:
             batches = stream_batches(self._context, numbers, open_early=False)
-        return batches.apply(tf.data.experimental.assert_cardinality(self.steps)).with_options(self._context.options())
+        return batches.apply(tf.data.experimental.assert_cardinality(self.steps)).with_options(
+            self._context.options()
+        )
 
     def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
-        """Iterate over the batches that `dataset` has; those of a plan on the device are gathered there."""
+        """Iterate over the batches that `dataset` has; those of a plan on the device are gathered
+        there.
+        """
         if not self.plan.on_device:
             return iter(self.dataset(first_step=first_step, epochs=epochs))
-        return map(tf.function(self.gather_fn()), tf.data.Dataset.range(first_step, epochs * self.steps))
+        return map(
+            tf.function(self.gather_fn()), tf.data.Dataset.range(first_step, epochs * self.steps)
+        )
 
     def gather_fn(self) -> GatherFn:
-        """The function from a step (scalar int64, counted over all epochs) to its batch, of a plan that reads the snapshot."""
+        """The function from a step (scalar int64, counted over all epochs) to its batch, of a plan
+        that reads the snapshot.
+        """
         return self.reader.make_gather_fn()
 
     @cached_property
@@ -101,7 +129,14 @@ class InputPipeline:
         """What reads the split of the snapshot, for a plan that does."""
         if self.plan.gather is None:
             raise TypeError(f"{self.plan} does not read the snapshot")
-        return SnapshotReader(data=self.data, split=self.split, gather=self.plan.gather, seed=self.seed, host=self.host, with_keys=self.with_keys)
+        return SnapshotReader(
+            data=self.data,
+            split=self.split,
+            gather=self.plan.gather,
+            seed=self.seed,
+            host=self.host,
+            with_keys=self.with_keys,
+        )
 
     @cached_property
     def _iterations(self) -> tf.Variable:

@@ -1,8 +1,9 @@
 """What each op of the registry computes, in TensorFlow.
 
-A kernel takes and returns an element: a dict of features `image` or `features`, `label` and `key` (before parsing: `record` or
-`path`). Kernels of ops that take both accept one example or a batch with the same code. Randomness is a pure function of
-(seed, epoch, op, example key), so it does not depend on order or parallelism.
+A kernel takes and returns an element: a dict of features `image` or `features`, `label` and `key`
+(before parsing: `record` or `path`). Kernels of ops that take both accept one example or a batch
+with the same code. Randomness is a pure function of (seed, epoch, op, example key), so it does not
+depend on order or parallelism.
 """
 
 from __future__ import annotations
@@ -44,14 +45,17 @@ _TABLE = 1025  # points of a tabulated distribution
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """A stateless source of randomness: `seed` (int), `epoch` (int64 scalar tensor) and `salts` (which op is drawing)."""
+    """A stateless source of randomness: `seed` (int), `epoch` (int64 scalar tensor) and `salts`
+    (which op is drawing).
+    """
 
     seed: int
     epoch: tf.Tensor
     salts: tuple[str | int, ...] = ()
 
     def uniform(self, key: tf.Tensor, stream: int = 0) -> tf.Tensor:
-        """Return float32 in [0, 1) of the shape of `key`, a function of (seed, epoch, salts, stream, key) alone.
+        """Return float32 in [0, 1) of the shape of `key`, a function of (seed, epoch, salts,
+        stream, key) alone.
 
         An op that draws more than once for an example numbers its draws by `stream`.
         """
@@ -62,16 +66,24 @@ class Draw:
 
 @singledispatch
 def compute(op: Op, element: Element, draw: Draw) -> Element:
-    """Run one op on an element. A user's own op brings its kernel as a method `compute(element, draw)`."""
+    """Run one op on an element. A user's own op brings its kernel as a method `compute(element,
+    draw)`.
+    """
     own = getattr(op, "compute", None)
     if own is None:
-        raise NotImplementedError(f"{type(op).__name__} has no kernel; give it a method compute(element, draw)")
+        raise NotImplementedError(
+            f"{type(op).__name__} has no kernel; give it a method compute(element, draw)"
+        )
     return own(element, draw)
 
 
 @compute.register
 def _(op: Load, element: Element, draw: Draw) -> Element:
-    return {"image": tf.io.read_file(element["path"]), "label": element["label"], "key": element["key"]}
+    return {
+        "image": tf.io.read_file(element["path"]),
+        "label": element["label"],
+        "key": element["key"],
+    }
 
 
 @compute.register
@@ -82,7 +94,11 @@ def _(op: Parse, element: Element, draw: Draw) -> Element:
         "label": tf.io.FixedLenFeature((), tf.float32 if op.label == "number" else tf.int64),
     }
     record = element["record"]
-    return tf.io.parse_single_example(record, features) if record.shape.rank == 0 else tf.io.parse_example(record, features)
+    return (
+        tf.io.parse_single_example(record, features)
+        if record.shape.rank == 0
+        else tf.io.parse_example(record, features)
+    )
 
 
 @compute.register
@@ -97,11 +113,19 @@ def _(op: DecodeImage, element: Element, draw: Draw) -> Element:
     def as_jpeg() -> tf.Tensor:
         method = f"INTEGER_{op.dct.upper()}"
         if op.crop is None:
-            return tf.io.decode_jpeg(encoded, channels=op.channels, ratio=op.scale, dct_method=method)
+            return tf.io.decode_jpeg(
+                encoded, channels=op.channels, ratio=op.scale, dct_method=method
+            )
         size = tf.io.extract_jpeg_shape(encoded)
         window = tf.stack([(size[0] - op.crop[0]) // 2, (size[1] - op.crop[1]) // 2, *op.crop])
         fits = tf.reduce_all(size[:2] >= op.crop)
-        return tf.cond(fits, lambda: tf.image.decode_and_crop_jpeg(encoded, window, channels=op.channels, dct_method=method), generic_decode)
+        return tf.cond(
+            fits,
+            lambda: tf.image.decode_and_crop_jpeg(
+                encoded, window, channels=op.channels, dct_method=method
+            ),
+            generic_decode,
+        )
 
     if (op.dct, op.scale, op.crop) == ("fast", 1, None):
         return {**element, "image": generic_decode()}
@@ -117,24 +141,44 @@ def _(op: DecodeRaw, element: Element, draw: Draw) -> Element:
     if stored.dtype != tf.string:  # arrays in memory are values already
         return element
     lead = (tf.shape(stored)[0],) if stored.shape.rank else ()
-    return {**element, name: tf.reshape(tf.io.decode_raw(stored, op.dtype), (*lead, *(-1 if size is None else size for size in op.size)))}
+    return {
+        **element,
+        name: tf.reshape(
+            tf.io.decode_raw(stored, op.dtype),
+            (*lead, *(-1 if size is None else size for size in op.size)),
+        ),
+    }
 
 
 @compute.register
 def _(op: Resize, element: Element, draw: Draw) -> Element:
-    resized = tf.image.resize(element["image"], (op.height, op.width), method=op.method, antialias=op.antialias)
+    resized = tf.image.resize(
+        element["image"], (op.height, op.width), method=op.method, antialias=op.antialias
+    )
     return {**element, "image": _to_uint8(resized)}
 
 
 @compute.register
 def _(op: CenterCrop, element: Element, draw: Draw) -> Element:
-    return {**element, "image": tf.image.resize_with_crop_or_pad(element["image"], op.height, op.width)}
+    return {
+        **element,
+        "image": tf.image.resize_with_crop_or_pad(element["image"], op.height, op.width),
+    }
 
 
 @compute.register
 def _(op: Pad, element: Element, draw: Draw) -> Element:
-    border = [[0, 0]] * (element["image"].shape.rank - len(_PIXELS)) + [[op.pixels, op.pixels]] * 2 + [[0, 0]]
-    return {**element, "image": tf.pad(element["image"], border, mode="REFLECT" if op.mode == "reflect" else "CONSTANT")}
+    border = (
+        [[0, 0]] * (element["image"].shape.rank - len(_PIXELS))
+        + [[op.pixels, op.pixels]] * 2
+        + [[0, 0]]
+    )
+    return {
+        **element,
+        "image": tf.pad(
+            element["image"], border, mode="REFLECT" if op.mode == "reflect" else "CONSTANT"
+        ),
+    }
 
 
 @compute.register
@@ -143,11 +187,20 @@ def _(op: RandomCrop, element: Element, draw: Draw) -> Element:
     batched = image.shape.rank > len(_PIXELS)
     size = tf.shape(image)
     tall, wide = size[-3], size[-2]
-    if image.shape[-3] is None or image.shape[-2] is None or image.shape[-3] < op.height or image.shape[-2] < op.width:
+    if (
+        image.shape[-3] is None
+        or image.shape[-2] is None
+        or image.shape[-3] < op.height
+        or image.shape[-2] < op.width
+    ):
         image = _pad_to(image, op.height, op.width)
         tall, wide = tf.maximum(tall, op.height), tf.maximum(wide, op.width)
-    top = tf.cast(draw.uniform(element["key"], 0) * tf.cast(tall - op.height + 1, tf.float32), tf.int32)
-    left = tf.cast(draw.uniform(element["key"], 1) * tf.cast(wide - op.width + 1, tf.float32), tf.int32)
+    top = tf.cast(
+        draw.uniform(element["key"], 0) * tf.cast(tall - op.height + 1, tf.float32), tf.int32
+    )
+    left = tf.cast(
+        draw.uniform(element["key"], 1) * tf.cast(wide - op.width + 1, tf.float32), tf.int32
+    )
     if not batched:
         cut = tf.slice(image, tf.stack([top, left, 0]), (op.height, op.width, -1))
     else:
@@ -172,12 +225,20 @@ def _(op: Rotation, element: Element, draw: Draw) -> Element:
     batched = image.shape.rank > len(_PIXELS)
     images = tf.cast(image if batched else image[None], tf.float32)
     angle = tf.reshape((draw.uniform(element["key"]) * 2 - 1) * (op.degrees * np.pi / 180), (-1,))
-    tall, wide = tf.cast(tf.shape(images)[1] - 1, tf.float32), tf.cast(tf.shape(images)[2] - 1, tf.float32)
+    tall, wide = (
+        tf.cast(tf.shape(images)[1] - 1, tf.float32),
+        tf.cast(tf.shape(images)[2] - 1, tf.float32),
+    )
     cos, sin, zero = tf.cos(angle), tf.sin(angle), tf.zeros_like(angle)
     right, down = (wide - (cos * wide - sin * tall)) / 2, (tall - (sin * wide + cos * tall)) / 2
     matrix = tf.stack([cos, -sin, right, sin, cos, down, zero, zero], axis=1)
     turned = tf.raw_ops.ImageProjectiveTransformV3(
-        images=images, transforms=matrix, output_shape=tf.shape(images)[1:3], fill_value=0.0, interpolation="BILINEAR", fill_mode="REFLECT"
+        images=images,
+        transforms=matrix,
+        output_shape=tf.shape(images)[1:3],
+        fill_value=0.0,
+        interpolation="BILINEAR",
+        fill_mode="REFLECT",
     )
     turned = _to_uint8(turned)
     turned.set_shape(images.shape)
@@ -187,15 +248,18 @@ def _(op: Rotation, element: Element, draw: Draw) -> Element:
 @compute.register
 def _(op: Brightness, element: Element, draw: Draw) -> Element:
     offset = (draw.uniform(element["key"]) * 2 - 1) * (op.delta * 255)
-    return {**element, "image": _to_uint8(tf.cast(element["image"], tf.float32) + _per_pixel(offset))}
+    return {
+        **element,
+        "image": _to_uint8(tf.cast(element["image"], tf.float32) + _per_pixel(offset)),
+    }
 
 
 @compute.register
 def _(op: Contrast, element: Element, draw: Draw) -> Element:
     image = element["image"]
     factor = _per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
-    # Sums of whole numbers are exact, so the mean is the same for an example alone and within a batch. Those of one row fit
-    # into 32 bits, those of a picture above 8.4 megapixels do not.
+    # Sums of whole numbers are exact, so the mean is the same for an example alone and within a
+    # batch. Those of one row fit into 32 bits, those of a picture above 8.4 megapixels do not.
     pixels = tf.cast(tf.shape(image)[-3] * tf.shape(image)[-2], tf.float32)
     rows = tf.reduce_sum(tf.cast(image, tf.int32), axis=-2, keepdims=True)
     sums = tf.reduce_sum(tf.cast(rows, tf.int64), axis=-3, keepdims=True)
@@ -206,7 +270,13 @@ def _(op: Contrast, element: Element, draw: Draw) -> Element:
 @compute.register
 def _(op: Cutout, element: Element, draw: Draw) -> Element:
     image = element["image"]
-    inside = _rectangle(image, element["key"], draw, height=tf.constant(float(op.size)), width=tf.constant(float(op.size)))
+    inside = _rectangle(
+        image,
+        element["key"],
+        draw,
+        height=tf.constant(float(op.size)),
+        width=tf.constant(float(op.size)),
+    )
     return {**element, "image": tf.where(inside, tf.zeros_like(image), image)}
 
 
@@ -215,10 +285,16 @@ def _(op: Mixup, element: Element, draw: Draw) -> Element:
     quantiles = tf.constant(beta_quantiles(op.alpha), tf.float32)
     place = draw.uniform(element["key"]) * (_TABLE - 1)
     low = tf.cast(place, tf.int32)
-    share = tf.gather(quantiles, low) + (place - tf.floor(place)) * (tf.gather(quantiles, low + 1) - tf.gather(quantiles, low))
+    share = tf.gather(quantiles, low) + (place - tf.floor(place)) * (
+        tf.gather(quantiles, low + 1) - tf.gather(quantiles, low)
+    )
     image, label = tf.cast(element["image"], tf.float32), one_hot(element["label"], op.classes)
     mixed = image * _per_pixel(share) + tf.roll(image, -1, 0) * (1 - _per_pixel(share))
-    return {**element, "image": _to_uint8(mixed), "label": label * share[:, None] + tf.roll(label, -1, 0) * (1 - share[:, None])}
+    return {
+        **element,
+        "image": _to_uint8(mixed),
+        "label": label * share[:, None] + tf.roll(label, -1, 0) * (1 - share[:, None]),
+    }
 
 
 @compute.register
@@ -226,7 +302,9 @@ def _(op: Cutmix, element: Element, draw: Draw) -> Element:
     image, label = element["image"], one_hot(element["label"], op.classes)
     side = tf.sqrt(draw.uniform(element["key"], 2))
     tall, wide = (tf.cast(tf.shape(image)[axis], tf.float32) for axis in (-3, -2))
-    inside = _rectangle(image, element["key"], draw, height=tf.round(side * tall), width=tf.round(side * wide))
+    inside = _rectangle(
+        image, element["key"], draw, height=tf.round(side * tall), width=tf.round(side * wide)
+    )
     covered = tf.reduce_mean(tf.cast(inside, tf.float32), axis=_PIXELS)[:, None]
     return {
         **element,
@@ -241,16 +319,28 @@ def _(op: Rescale, element: Element, draw: Draw) -> Element:
     value = element[name]
     if value.dtype != tf.uint8:
         return {**element, name: tf.cast(value, tf.float32) * op.scale + op.offset}
-    # One pass over memory instead of three (cast, multiply, add): 32,000 against 14,000 images of 224×224×3 a second.
+    # One pass over memory instead of three (cast, multiply, add): 32,000 against 14,000 images of
+    # 224×224×3 a second.
     lowest, highest = op.offset, op.offset + 255 * op.scale
-    return {**element, name: tf.quantization.dequantize(tf.bitcast(value, tf.quint8), lowest, highest, mode="MIN_COMBINED")}
+    return {
+        **element,
+        name: tf.quantization.dequantize(
+            tf.bitcast(value, tf.quint8), lowest, highest, mode="MIN_COMBINED"
+        ),
+    }
 
 
 @compute.register
 def _(op: Standardize, element: Element, draw: Draw) -> Element:
     name = input_name(element)
     scale, offset = affine(op)
-    return {**element, name: tf.cast(element[name], tf.float32) * tf.constant(scale, tf.float32) + tf.constant(offset, tf.float32)}
+    return {
+        **element,
+        name: (
+            tf.cast(element[name], tf.float32) * tf.constant(scale, tf.float32)
+            + tf.constant(offset, tf.float32)
+        ),
+    }
 
 
 @compute.register
@@ -262,7 +352,10 @@ def _(op: OneHot, element: Element, draw: Draw) -> Element:
 def _(op: Categories, element: Element, draw: Draw) -> Element:
     features = element["features"]
     numeric = features.shape[-1] - len(op.sizes)
-    coded = [tf.one_hot(tf.cast(features[..., numeric + place], tf.int32), size) for place, size in enumerate(op.sizes)]
+    coded = [
+        tf.one_hot(tf.cast(features[..., numeric + place], tf.int32), size)
+        for place, size in enumerate(op.sizes)
+    ]
     return {**element, "features": tf.concat([features[..., :numeric], *coded], axis=-1)}
 
 
@@ -272,9 +365,13 @@ def input_name(element: Element) -> str:
 
 
 def affine(op: Standardize) -> tuple[list[float], list[float]]:
-    """Scale and offset per channel that standardize: (x − mean) / deviation; a constant channel stays at zero."""
+    """Scale and offset per channel that standardize: (x − mean) / deviation; a constant channel
+    stays at zero.
+    """
     deviation = [value or 1.0 for value in op.deviation or ()]
-    return [1 / value for value in deviation], [-mean / value for mean, value in zip(op.mean or (), deviation, strict=True)]
+    return [1 / value for value in deviation], [
+        -mean / value for mean, value in zip(op.mean or (), deviation, strict=True)
+    ]
 
 
 def one_hot(label: tf.Tensor, classes: int) -> tf.Tensor:
@@ -285,7 +382,8 @@ def one_hot(label: tf.Tensor, classes: int) -> tf.Tensor:
 def beta_quantiles(alpha: float) -> np.ndarray:
     """Quantiles of Beta(alpha, alpha) at evenly spaced probabilities, float64.
 
-    With x = t^(1/alpha) the density's singularity at zero vanishes, so that plain sums integrate it.
+    With x = t^(1/alpha) the density's singularity at zero vanishes, so that plain sums integrate
+    it.
     """
     steps = np.linspace(0, 0.5**alpha, 20_001)
     middle = ((steps[1:] + steps[:-1]) / 2) ** (1 / alpha)
@@ -294,8 +392,12 @@ def beta_quantiles(alpha: float) -> np.ndarray:
     return np.concatenate([lower, 1 - lower[-2::-1]])
 
 
-def _rectangle(image: tf.Tensor, key: tf.Tensor, draw: Draw, *, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
-    """Whether a pixel is in a rectangle of (height, width) about a random center: boolean, with one channel."""
+def _rectangle(
+    image: tf.Tensor, key: tf.Tensor, draw: Draw, *, height: tf.Tensor, width: tf.Tensor
+) -> tf.Tensor:
+    """Whether a pixel is in a rectangle of (height, width) about a random center: boolean, with one
+    channel.
+    """
     inside = []
     for axis, size, stream in ((-3, height, 0), (-2, width, 1)):
         length = tf.shape(image)[axis]
@@ -310,27 +412,47 @@ def _pad_to(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
     """Pad with zeros at the bottom and on the right up to at least (height, width)."""
     size = tf.shape(image)
     lead = [[0, 0]] * (image.shape.rank - len(_PIXELS))
-    return tf.pad(image, [*lead, [0, tf.maximum(0, height - size[-3])], [0, tf.maximum(0, width - size[-2])], [0, 0]])
+    return tf.pad(
+        image,
+        [
+            *lead,
+            [0, tf.maximum(0, height - size[-3])],
+            [0, tf.maximum(0, width - size[-2])],
+            [0, 0],
+        ],
+    )
 
 
 def _flip_horizontal(images: tf.Tensor) -> tf.Tensor:
-    """Images (batch, height, width, channels), each turned round. TensorFlow is quick at this for one image only, so they become one."""
+    """Images (batch, height, width, channels), each turned round. TensorFlow is quick at this for
+    one image only, so they become one.
+    """
     shape = tf.shape(images)
-    return tf.reshape(tf.reverse(tf.reshape(images, tf.stack([-1, shape[2], shape[3]])), [1]), shape)
+    return tf.reshape(
+        tf.reverse(tf.reshape(images, tf.stack([-1, shape[2], shape[3]])), [1]), shape
+    )
 
 
 def _where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-    """For each of a batch (batch, …): the one of `images` where `first` (batch,) is true, else that of `others`.
+    """For each of a batch (batch, …): the one of `images` where `first` (batch,) is true, else that
+    of `others`.
 
     By rows of memory: a condition that is broadcast over four dimensions takes six times as long.
     """
     shape = tf.shape(images)
     rows = tf.stack([shape[0], -1])
-    return tf.ensure_shape(tf.reshape(tf.where(first[:, None], tf.reshape(images, rows), tf.reshape(others, rows)), shape), images.shape)
+    return tf.ensure_shape(
+        tf.reshape(
+            tf.where(first[:, None], tf.reshape(images, rows), tf.reshape(others, rows)), shape
+        ),
+        images.shape,
+    )
 
 
 def _per_pixel(value: tf.Tensor) -> tf.Tensor:
-    """Give a value per example (shape () or (batch,)) the trailing axes of an image, for broadcasting."""
+    """Give a value per example (shape () or (batch,)) the trailing axes of an image, for
+    broadcasting.
+    """
     for _ in _PIXELS:
         value = tf.expand_dims(value, -1)
     return value

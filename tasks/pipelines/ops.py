@@ -1,8 +1,10 @@
-"""The registry of preprocessing and augmentation: each op is a frozen value that declares what it is.
+"""The registry of preprocessing and augmentation: each op is a frozen value that declares what it
+is.
 
-No TensorFlow here, so that a plan can be made, checked and printed in milliseconds; what an op computes stands in
-`kernels.py` under the same name. Changing what an op computes changes its `version`, and with it every snapshot key.
-A new op is a class here, a kernel there and an equality test.
+No TensorFlow here, so that a plan can be made, checked and printed in milliseconds; what an op
+computes stands in `kernels.py` under the same name. Changing what an op computes changes its
+`version`, and with it every snapshot key. A new op is a class here, a kernel there and an equality
+test.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ from tasks.errors import did_you_mean
 
 Shape = tuple[int | None, ...] | None
 PROGRAM = ("tasks", "flows")  # packages whose code is in the versions of the ops
-LARGE_CROP = 112 * 112  # pixels from which a slice of one image is cheaper than the same by index within a batch; measured
+# Pixels from which a slice of one image is cheaper than the same by index within a batch; measured.
+LARGE_CROP = 112 * 112
 
 
 class Op(BaseModel):
     """One step of work on an example's features; its repr and version are its identity.
 
-    `takes` says whether the kernel accepts one example, a batch (a leading dimension on every feature), or both; `random` ops
-    draw again each epoch as a pure function of (seed, epoch, example key); `device` ops can also run as the first layer of the
-    model; `any_input` ops work on features of tables and series as well as on images; `on_labels` ops stay on the host.
+    `takes` says whether the kernel accepts one example, a batch (a leading dimension on every
+    feature), or both; `random` ops draw again each epoch as a pure function of (seed, epoch,
+    example key); `device` ops can also run as the first layer of the model; `any_input` ops work on
+    features of tables and series as well as on images; `on_labels` ops stay on the host.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -40,18 +44,28 @@ class Op(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and arguments: what a snapshot key is made from. Of a user's own op, also its module and the modules it imports."""
+        """Name, version and arguments: what a snapshot key is made from. Of a user's own op, also
+        its module and the modules it imports.
+        """
         identity = {"op": self.name, "version": self.version, **self.model_dump()}
         module = type(self).__module__
-        return identity if module == __name__ else {**identity, "source": code_digest(module, without=PROGRAM)}
+        return (
+            identity
+            if module == __name__
+            else {**identity, "source": code_digest(module, without=PROGRAM)}
+        )
 
     @property
     def prefers_single_examples(self) -> bool:
-        """Whether the host does it better on one example at a time than on a batch, although its kernel takes both."""
+        """Whether the host does it better on one example at a time than on a batch, although its
+        kernel takes both.
+        """
         return False
 
     def shape(self, before: Shape) -> Shape:
-        """Shape of the model's input after this op, from the shape before it (None: differs between examples)."""
+        """Shape of the model's input after this op, from the shape before it (None: differs between
+        examples).
+        """
         return before
 
     def in_evaluation(self) -> Op | None:
@@ -78,7 +92,9 @@ class Load(Op):
 
 
 class Parse(Op):
-    """Parse serialized tf.train.Example records into key, label and input; planned by itself where shards are read."""
+    """Parse serialized tf.train.Example records into key, label and input; planned by itself where
+    shards are read.
+    """
 
     name = "parse"
     feature: str = "image"
@@ -86,14 +102,18 @@ class Parse(Op):
 
 
 class Decode(Op):
-    """Turn stored bytes into a uint8 image (height, width, channels), or into numbers; how is known from the data, not typed here."""
+    """Turn stored bytes into a uint8 image (height, width, channels), or into numbers; how is known
+    from the data, not typed here.
+    """
 
     name = "decode"
     any_input = True
 
 
 class DecodeImage(Op):
-    """Decode one JPEG or PNG; what `decode` means for image files. `crop`: (height, width) of a center crop done while decoding."""
+    """Decode one JPEG or PNG; what `decode` means for image files. `crop`: (height, width) of a
+    center crop done while decoding.
+    """
 
     name = "decode"
     takes = "example"
@@ -104,7 +124,7 @@ class DecodeImage(Op):
 
 
 class DecodeRaw(Op):
-    """Reinterpret raw values of one fixed shape; what `decode` means for arrays, tables and series."""
+    """Reinterpret raw values of one fixed shape: `decode` for arrays, tables and series."""
 
     name = "decode"
     size: tuple[int | None, ...]
@@ -116,8 +136,12 @@ class Resize(_Sized):
 
     name = "resize"
     takes = "example"
-    method: Literal["bilinear", "area", "nearest", "bicubic"] = Field(default="bilinear", description="interpolation")
-    antialias: bool = Field(default=False, description="low-pass before shrinking; slower, no moiré")
+    method: Literal["bilinear", "area", "nearest", "bicubic"] = Field(
+        default="bilinear", description="interpolation"
+    )
+    antialias: bool = Field(
+        default=False, description="low-pass before shrinking; slower, no moiré"
+    )
 
 
 class CenterCrop(_Sized):
@@ -135,7 +159,10 @@ class Pad(Op):
 
     def shape(self, before: Shape) -> Shape:
         """Twice the border more in height and width."""
-        return before if before is None else (before[0] + 2 * self.pixels, before[1] + 2 * self.pixels, before[2])  # type: ignore[operator]
+        if before is None:
+            return None
+        height, width, channels = before
+        return height + 2 * self.pixels, width + 2 * self.pixels, channels  # pyright: ignore
 
 
 class RandomCrop(_Sized):
@@ -166,7 +193,9 @@ class Rotation(Op):
 
     name = "rotation"
     random = True
-    degrees: float = Field(default=15.0, gt=0, le=180, description="largest angle, to either side [degrees]")
+    degrees: float = Field(
+        default=15.0, gt=0, le=180, description="largest angle, to either side [degrees]"
+    )
 
 
 class Brightness(Op):
@@ -174,19 +203,27 @@ class Brightness(Op):
 
     name = "brightness"
     random = True
-    delta: float = Field(default=0.1, ge=0, le=1, description="largest offset as a share of the full range")
+    delta: float = Field(
+        default=0.1, ge=0, le=1, description="largest offset as a share of the full range"
+    )
 
 
 class Contrast(Op):
-    """Stretch or squeeze the distance of every pixel from the mean of its channel by a random factor."""
+    """Stretch or squeeze the distance of every pixel from the mean of its channel by a random
+    factor.
+    """
 
     name = "contrast"
     random = True
-    delta: float = Field(default=0.2, ge=0, lt=1, description="the factor lies between 1 − delta and 1 + delta")
+    delta: float = Field(
+        default=0.2, ge=0, lt=1, description="the factor lies between 1 − delta and 1 + delta"
+    )
 
 
 class Cutout(Op):
-    """Blacken a square at a random place; at the edges it is cut off. Source: DeVries and Taylor, 2017."""
+    """Blacken a square at a random place; at the edges it is cut off. Source: DeVries and Taylor,
+    2017.
+    """
 
     name = "cutout"
     random = True
@@ -194,25 +231,38 @@ class Cutout(Op):
 
 
 class Mixup(Op):
-    """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source: Zhang et al., ICLR 2018.
+    """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source:
+    Zhang et al., ICLR 2018.
 
-    The share is Beta(alpha, alpha)-distributed by the example's key; the partner follows from the order of the epoch.
+    The share is Beta(alpha, alpha)-distributed by the example's key; the partner follows from the
+    order of the epoch.
     """
 
     name = "mixup"
     takes = "batch"
     random = True
-    alpha: float = Field(default=0.2, gt=0, le=8, description="1: every share is as likely; towards 0: mostly one of the two")
-    classes: int = Field(default=0, ge=0, description="length of a label; 0: as many as the data has classes")
+    alpha: float = Field(
+        default=0.2,
+        gt=0,
+        le=8,
+        description="1: every share is as likely; towards 0: mostly one of the two",
+    )
+    classes: int = Field(
+        default=0, ge=0, description="length of a label; 0: as many as the data has classes"
+    )
 
 
 class Cutmix(Op):
-    """Paste a rectangle of the batch's next example into each one, and mix the labels by area. Needs `one_hot`. Source: Yun et al., ICCV 2019."""
+    """Paste a rectangle of the batch's next example into each one, and mix the labels by area.
+    Needs `one_hot`. Source: Yun et al., ICCV 2019.
+    """
 
     name = "cutmix"
     takes = "batch"
     random = True
-    classes: int = Field(default=0, ge=0, description="length of a label; 0: as many as the data has classes")
+    classes: int = Field(
+        default=0, ge=0, description="length of a label; 0: as many as the data has classes"
+    )
 
 
 class Rescale(Op):
@@ -226,13 +276,19 @@ class Rescale(Op):
 
 
 class Standardize(Op):
-    """Subtract the mean and divide by the standard deviation of each channel or column, taken over the training split only."""
+    """Subtract the mean and divide by the standard deviation of each channel or column, taken over
+    the training split only.
+    """
 
     name = "standardize"
     device = True
     any_input = True
-    mean: tuple[float, ...] | None = Field(default=None, description="per channel; absent: measured when the snapshot is written")
-    deviation: tuple[float, ...] | None = Field(default=None, description="per channel; absent: measured when the snapshot is written")
+    mean: tuple[float, ...] | None = Field(
+        default=None, description="per channel; absent: measured when the snapshot is written"
+    )
+    deviation: tuple[float, ...] | None = Field(
+        default=None, description="per channel; absent: measured when the snapshot is written"
+    )
 
 
 class OneHot(Op):
@@ -241,7 +297,9 @@ class OneHot(Op):
     name = "one_hot"
     any_input = True
     on_labels = True
-    classes: int = Field(default=0, ge=0, description="length of the vector; 0: as many as the data has")
+    classes: int = Field(
+        default=0, ge=0, description="length of the vector; 0: as many as the data has"
+    )
 
 
 class Categories(Op):
@@ -250,17 +308,24 @@ class Categories(Op):
     name = "categories"
     device = True
     any_input = True
-    sizes: tuple[int, ...] = Field(default=(), description="how many each column has; empty: as many as the data has")
+    sizes: tuple[int, ...] = Field(
+        default=(), description="how many each column has; empty: as many as the data has"
+    )
 
     def shape(self, before: Shape) -> Shape:
         """One column per category instead of one per categorical column."""
-        return before if before is None else (*before[:-1], (before[-1] or 0) - len(self.sizes) + sum(self.sizes))
+        return (
+            before
+            if before is None
+            else (*before[:-1], (before[-1] or 0) - len(self.sizes) + sum(self.sizes))
+        )
 
 
 REGISTRY: Mapping[str, type[Op]] = {
     op.name: op
     for op in (
-        Decode, Resize, CenterCrop, Pad, RandomCrop, Flip, Rotation, Brightness, Contrast, Cutout, Mixup, Cutmix,
+        Decode, Resize, CenterCrop, Pad, RandomCrop, Flip, Rotation, Brightness, Contrast, Cutout,
+        Mixup, Cutmix,
         Rescale, Standardize, OneHot, Categories,
     )
 }  # fmt: skip
@@ -269,18 +334,23 @@ REGISTRY: Mapping[str, type[Op]] = {
 def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, list[str]]:
     """Turn `name` or `{name: {argument: value}}` into an op.
 
-    A name with a colon, `package.module:Class`, is a user's own `Op`. Returns the op, or None and the list of problems,
-    each beginning with `where` (the path in params.yaml).
+    A name with a colon, `package.module:Class`, is a user's own `Op`. Returns the op, or None and
+    the list of problems, each beginning with `where` (the path in params.yaml).
     """
     if isinstance(spec, Mapping):
         if len(spec) != 1:
-            return None, [f"{where}: an op is one name with its arguments, such as `resize: {{height: 224, width: 224}}`"]
+            return None, [
+                f"{where}: an op is one name with its arguments, such as `resize: {{height: 224,"
+                " width: 224}`"
+            ]
         name, arguments = next(iter(spec.items()))
         arguments = {} if arguments is None else arguments
     else:
         name, arguments = spec, {}
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        return None, [f"{where}: expected an op name, or a name with a mapping of arguments; found {spec!r}"]
+        return None, [
+            f"{where}: expected an op name, or a name with a mapping of arguments; found {spec!r}"
+        ]
     kind = _import_op(name) if ":" in name else REGISTRY.get(name)
     if kind is None:
         return None, [f"{where}: {name} is not an op; {did_you_mean(name, list(REGISTRY))}"]
@@ -302,7 +372,9 @@ def _import_op(path: str) -> type[Op] | None:
 def _problem(where: str, kind: type[Op], item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{where}.{key} is not an argument; {did_you_mean(key, list(kind.model_fields)) if kind.model_fields else 'it takes none'}"
+        known = list(kind.model_fields)
+        hint = did_you_mean(key, known) if known else "it takes none"
+        return f"{where}.{key} is not an argument; {hint}"
     if item["type"] == "missing":
         return f"{where}.{key} is missing"
     return f"{where}.{key}: {item['msg'].lower()}; found {item['input']!r}"

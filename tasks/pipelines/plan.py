@@ -1,7 +1,8 @@
 """From parameters to a plan: an ordered, printable tuple of frozen steps. Pure; no TensorFlow.
 
-The order is right by construction and reads top to bottom in `_stream_steps`. What cannot be right is refused with its reason
-before anything runs (`constraints.py`). `dataset.py` builds the tf.data.Dataset of a plan, one verb per step.
+The order is right by construction and reads top to bottom in `_stream_steps`. What cannot be right
+is refused with its reason before anything runs (`constraints.py`). `dataset.py` builds the
+tf.data.Dataset of a plan, one verb per step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from tasks.pipelines.constraints import config_problems, variable_size_problems
 from tasks.pipelines.ops import Load, Op, Parse
 from tasks.pipelines.shapes import ops_until_uniform, output_shape, resolve
 from tasks.pipelines.spec import InputSpec
-from tasks.pipelines.steps import Batch, Cache, Gather, Map, Prefetch, Read, SampleByClass, Service, Shuffle, Step, StreamSource, Window
+from tasks.pipelines.steps import (
+    Batch,
+    Cache,
+    Gather,
+    Map,
+    Prefetch,
+    Read,
+    SampleByClass,
+    Service,
+    Shuffle,
+    Step,
+    StreamSource,
+    Window,
+)
 from tasks.settings import PipelineConfig, Sampling, ServiceSettings, ShuffleSettings
 
 Ops = tuple[Op, ...]
@@ -22,7 +36,9 @@ Ops = tuple[Op, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one configuration does, in order, plus the options that hold for the whole data set, and what it was made to compute."""
+    """What one configuration does, in order, plus the options that hold for the whole data set, and
+    what it was made to compute.
+    """
 
     spec: InputSpec
     steps: tuple[Step, ...]
@@ -34,13 +50,19 @@ class Plan:
 
     def __str__(self) -> str:
         line = " → ".join(str(step) for step in self.steps)
-        return line + (" ⇒ device:" + "+".join(op.name for op in self.device_ops) if self.device_ops else "")
+        return line + (
+            " ⇒ device:" + "+".join(op.name for op in self.device_ops) if self.device_ops else ""
+        )
 
     @property
     def autotunes(self) -> bool:
         """Whether anything is left to tf.data's AUTOTUNE."""
         parallel = [step.parallel for step in self.steps if isinstance(step, Map | Gather)]
-        parallel += [step.interleave.parallel for step in self.steps if isinstance(step, Read) and step.interleave]
+        parallel += [
+            step.interleave.parallel
+            for step in self.steps
+            if isinstance(step, Read) and step.interleave
+        ]
         batches = [step.batches for step in self.steps if isinstance(step, Prefetch)]
         return self.graph_rewrites or "auto" in [*parallel, *batches]
 
@@ -57,7 +79,7 @@ class Plan:
 
     @property
     def reads_snapshot(self) -> bool:
-        """Whether the plan reads the memory-mapped snapshot, and so can start at any (epoch, step)."""
+        """Whether the plan reads the memory-mapped snapshot and so can start at any step."""
         return self.gather is not None
 
     @property
@@ -90,33 +112,54 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     """Lay out the steps for one configuration.
 
     Raises:
-      ImpossiblePlan: the combination would be wrong or useless, or the examples cannot be batched; every reason is given.
+      ImpossiblePlan: the combination would be wrong or useless, or the examples cannot be batched;
+      every reason is given.
     """
-    problems = config_problems(config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess)
+    problems = config_problems(
+        config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
+    )
     problems += variable_size_problems(config, spec.ops_to_uniform_shape)
     if problems:
         raise ImpossiblePlan("; ".join(problems))
     output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
-    on_device = tuple(op for op in spec.postprocess if config.postprocess_on == "device" and not op.on_labels)
+    on_device = tuple(
+        op for op in spec.postprocess if config.postprocess_on == "device" and not op.on_labels
+    )
     late = (*spec.augment, *(op for op in spec.postprocess if op not in on_device))
     return Plan(
         spec=spec,
-        steps=tuple(_snapshot_steps(config, spec, late) if config.read == "snapshot" else _stream_steps(config.read, config, spec, late)),
+        steps=tuple(
+            _snapshot_steps(config, spec, late)
+            if config.read == "snapshot"
+            else _stream_steps(config.read, config, spec, late)
+        ),
         device_ops=on_device,
         deterministic=config.deterministic,
         graph_rewrites=config.graph_rewrites,
         threads=config.threads,
-        approximate=config.decode.approximate and spec.schema.payload == "encoded" and config.read != "snapshot",
+        approximate=config.decode.approximate
+        and spec.schema.payload == "encoded"
+        and config.read != "snapshot",
     )
 
 
 def without_shuffling(config: PipelineConfig) -> PipelineConfig:
-    """Return the configuration that delivers every example once, in storage order, for evaluation and equality."""
-    return config.model_copy(update={"shuffle": ShuffleSettings(kind="none"), "sampling": "uniform", "snapshot_on": "host"})
+    """Return the configuration that delivers every example once, in storage order, for evaluation
+    and equality.
+    """
+    return config.model_copy(
+        update={
+            "shuffle": ShuffleSettings(kind="none"),
+            "sampling": "uniform",
+            "snapshot_on": "host",
+        }
+    )
 
 
 def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
-    """A batch is a gather of preprocessed rows; which rows is arithmetic, so nothing is shuffled through a buffer."""
+    """A batch is a gather of preprocessed rows; which rows is arithmetic, so nothing is shuffled
+    through a buffer.
+    """
     gather = Gather(
         shuffle=config.shuffle,
         sampling=config.sampling,
@@ -130,38 +173,57 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[
     return [gather, *_prefetch(config)]
 
 
-def _stream_steps(source: StreamSource, config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
-    """The training pipeline of a configuration that streams its examples, in the order in which they pass through it."""
+def _stream_steps(
+    source: StreamSource, config: PipelineConfig, spec: InputSpec, late: Ops
+) -> list[Step]:
+    """The training pipeline of a configuration that streams its examples, in the order in which
+    they pass through it.
+    """
     ops = early = (*_opening_ops(config, spec), *resolve(spec.preprocess, spec.schema, config))
-    variable = ops_until_uniform(early + late, spec.schema) or 0  # so many ops see images of variable size, which cannot be batched
+    # So many ops see images of variable size, which cannot be batched.
+    variable = ops_until_uniform(early + late, spec.schema) or 0
 
-    # Files in another order each epoch, since no buffer is large enough; but a series is in the order of time.
-    shuffle_files = config.shuffle.kind == "buffer" and source in ("shards", "gzip_shards") and spec.window is None
-    steps: list[Step] = [Read(source=source, interleave=config.interleave, shuffle_files=shuffle_files)]
+    # Files in another order each epoch, since no buffer is large enough; but a series is in the
+    # order of time.
+    shuffle_files = (
+        config.shuffle.kind == "buffer"
+        and source in ("shards", "gzip_shards")
+        and spec.window is None
+    )
+    steps: list[Step] = [
+        Read(source=source, interleave=config.interleave, shuffle_files=shuffle_files)
+    ]
 
     if config.cache:  # costly work whose result is the same in every epoch
         cached, ops = _split_after(ops, config.cache.after)
         steps += [_map(config, cached), Cache(where=config.cache.where)]
 
-    if config.sampling != "uniform":  # after the cache, which holds every example once; the class must be known
-        labeled, ops = (ops[:0], ops) if config.cache or source in ("files", "arrays") else (ops[:1], ops[1:])
+    # After the cache, which holds every example once; the class must be known.
+    if config.sampling != "uniform":
+        labeled, ops = (
+            (ops[:0], ops) if config.cache or source in ("files", "arrays") else (ops[:1], ops[1:])
+        )
         steps += [_map(config, labeled), SampleByClass(sampling=config.sampling)]
 
     if spec.window:  # its examples are made of time steps that are preprocessed and still in order
         steps += [_map(config, ops), spec.window]
         ops = ()
 
-    if config.shuffle.kind == "buffer":  # while examples are small; after the cache, which would freeze the order
+    # While examples are small; after the cache, which would freeze the order.
+    if config.shuffle.kind == "buffer":
         steps += [Shuffle(size=config.shuffle.size)]
 
     ops += late  # random from here on, so never cached
     done = len(early + late) - len(ops)
-    per_example, per_batch = _split_for_batching(ops, early=config.vectorize, at_least=max(0, variable - done))
+    per_example, per_batch = _split_for_batching(
+        ops, early=config.vectorize, at_least=max(0, variable - done)
+    )
     steps += [_map(config, per_example), Batch(size=spec.batch_size), _map(config, per_batch)]
 
     if config.service:  # whole batches cross the network
         steps += [Service(settings=config.service, batch_size=spec.batch_size)]
-    return [*_fuse_maps(steps, first=-len(early)), *_prefetch(config)]  # last, so that everything overlaps with training
+    # Last, so that everything overlaps with training.
+    return [*_fuse_maps(steps, first=-len(early)), *_prefetch(config)]
 
 
 def _prefetch(config: PipelineConfig) -> list[Step]:
@@ -179,24 +241,36 @@ def _map(config: PipelineConfig, ops: Ops) -> Map:
 
 
 def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
-    """Split ops after the one of this name; after all of them for `preprocess`, or for a crop that is part of decoding."""
+    """Split ops after the one of this name; after all of them for `preprocess`, or for a crop that
+    is part of decoding.
+    """
     end = next((index + 1 for index, op in enumerate(ops) if op.name == name), len(ops))
     return ops[:end], ops[end:]
 
 
 def _split_for_batching(ops: Ops, *, early: bool, at_least: int) -> tuple[Ops, Ops]:
-    """Split ops into those for single examples, `at_least` so many, and those for batches: all that allow it where batched `early`."""
+    """Split ops into those for single examples, `at_least` so many, and those for batches: all that
+    allow it where batched `early`.
+    """
     if early:
         end = len(ops)
-        while end > at_least and ops[end - 1].takes != "example" and not ops[end - 1].prefers_single_examples:
+        while (
+            end > at_least
+            and ops[end - 1].takes != "example"
+            and not ops[end - 1].prefers_single_examples
+        ):
             end -= 1
     else:
-        end = max(at_least, next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops)))
+        end = max(
+            at_least, next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops))
+        )
     return ops[:end], ops[end:]
 
 
 def _fuse_maps(steps: Sequence[Step], *, first: int) -> list[Step]:
-    """Join neighboring maps, since a call has a fixed cost, drop empty ones, and number the ops from `first`."""
+    """Join neighboring maps, since a call has a fixed cost, drop empty ones, and number the ops
+    from `first`.
+    """
     fused: list[Step] = []
     for step in steps:
         if not isinstance(step, Map):
@@ -204,7 +278,9 @@ def _fuse_maps(steps: Sequence[Step], *, first: int) -> list[Step]:
             continue
         previous = fused[-1]
         if step.ops and isinstance(previous, Map):
-            fused[-1] = Map(ops=previous.ops + step.ops, parallel=previous.parallel, first=previous.first)
+            fused[-1] = Map(
+                ops=previous.ops + step.ops, parallel=previous.parallel, first=previous.first
+            )
         elif step.ops:
             fused.append(Map(ops=step.ops, parallel=step.parallel, first=first))
         first += len(step.ops)

@@ -1,4 +1,6 @@
-"""The prepared data on disk that an input pipeline reads, opened and checked: shards, snapshot, original files."""
+"""The prepared data on disk that an input pipeline reads, opened and checked: shards, snapshot,
+original files.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class PreparedData:
         return shard_path(self.shards_folder, self.snapshot_folder, shard)
 
     def damage(self, shard: Shard) -> list[str]:
-        """What is wrong with the bytes of a shard as it is read, and what to do about it; nothing, if all is well."""
+        """What is wrong with the bytes of a shard as it is read, and what to do about it; nothing,
+        if all is well.
+        """
         problems = damage(self.path(shard), shard)
         return [*problems, fix_hint(self.path(shard), shard)] if problems else []
 
@@ -56,10 +60,14 @@ class PreparedData:
 
     def memmap(self, split: str, name: str) -> np.ndarray:
         """The values of one column of a split, memory-mapped."""
-        return map_column(self.snapshot_folder, split, self.column(name), self.snapshot.splits[split].count)
+        return map_column(
+            self.snapshot_folder, split, self.column(name), self.snapshot.splits[split].count
+        )
 
     def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
-        """Ops with what they take from the data: statistics of the training split, the number of classes, the categories."""
+        """Ops with what they take from the data: statistics of the training split, the number of
+        classes, the categories.
+        """
         return tuple(self._bind(op) for op in ops)
 
     def _bind(self, op: Op) -> Op:
@@ -67,7 +75,10 @@ class PreparedData:
         if isinstance(op, Standardize) and op.mean is None:
             numeric = len(self.snapshot.statistics.mean) - len(schema.categories)
             mean = [*self.snapshot.statistics.mean[:numeric], *[0.0] * len(schema.categories)]
-            deviation = [*self.snapshot.statistics.deviation[:numeric], *[1.0] * len(schema.categories)]
+            deviation = [
+                *self.snapshot.statistics.deviation[:numeric],
+                *[1.0] * len(schema.categories),
+            ]
             return op.model_copy(update={"mean": tuple(mean), "deviation": tuple(deviation)})
         if isinstance(op, OneHot | Mixup | Cutmix) and not op.classes:
             return op.model_copy(update={"classes": len(self.shards.classes)})
@@ -76,7 +87,9 @@ class PreparedData:
         return op
 
 
-def open_prepared_data(*, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]) -> PreparedData:
+def open_prepared_data(
+    *, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]
+) -> PreparedData:
     """Open what the earlier stages wrote and check that it belongs together.
 
     Raises:
@@ -91,7 +104,9 @@ def open_prepared_data(*, manifest: Path, shards: Path, snapshot: Path, preproce
         snapshot_folder=snapshot,
         snapshot=written,
         preprocess=tuple(preprocess),
-        files=lambda split: list_files(manifest, split, among=data.memmap(split, "key") if written.repaired else None),
+        files=lambda split: list_files(
+            manifest, split, among=data.memmap(split, "key") if written.repaired else None
+        ),
     )
     for shard in data.shards.shards:
         check_shard(data.path(shard), shard)
@@ -99,21 +114,34 @@ def open_prepared_data(*, manifest: Path, shards: Path, snapshot: Path, preproce
 
 
 def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
-    """Identity of a snapshot: the contents of the shards, every op with its version and arguments, and TensorFlow's version."""
+    """Identity of a snapshot: the contents of the shards, every op with its version and arguments,
+    and TensorFlow's version.
+    """
     ops = [op.identity for op in resolve(preprocess, shards.schema)]
-    return digest_json({"shards": shards.digest, "ops": ops, "libraries": installed_versions(["tensorflow"])})
+    return digest_json(
+        {"shards": shards.digest, "ops": ops, "libraries": installed_versions(["tensorflow"])}
+    )
 
 
 def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = None) -> FileList:
-    """List the image files of a split in the same content-keyed order in which the shards hold them; only those with a key in `among`, if given."""
+    """List the image files of a split in the same content-keyed order in which the shards hold
+    them; only those with a key in `among`, if given.
+    """
     rows = read_manifest(manifest_folder).for_split(split)
     rows = rows.iloc[shard_order(rows)]
     rows = rows if among is None else rows[rows["key"].isin(among)]
-    return FileList(paths=tuple(rows["uri"]), labels=tuple(rows["label"].tolist()), keys=tuple(rows["key"].tolist()))
+    return FileList(
+        paths=tuple(rows["uri"]),
+        labels=tuple(rows["label"].tolist()),
+        keys=tuple(rows["key"].tolist()),
+    )
 
 
-def labels_and_weights(sampling: Sampling, data: PreparedData, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The class of each example of a split (examples,) int64 and the weight of each class (classes,) float64.
+def labels_and_weights(
+    sampling: Sampling, data: PreparedData, split: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each example of a split (examples,) int64 and the weight of each class
+    (classes,) float64.
 
     Raises:
       ImpossiblePlan: a weight names no class, or a class that is to be drawn has no example.
@@ -123,12 +151,19 @@ def labels_and_weights(sampling: Sampling, data: PreparedData, split: str) -> tu
     weight_of = sampling if isinstance(sampling, dict) else {}
     for name in weight_of:
         if name not in classes:
-            raise ImpossiblePlan(f"sampling: {name} is not a class; {did_you_mean(name, list(classes))}")
+            raise ImpossiblePlan(
+                f"sampling: {name} is not a class; {did_you_mean(name, list(classes))}"
+            )
     weights = np.asarray([weight_of.get(name, 1.0) for name in classes], np.float64)
     counts = np.bincount(labels, minlength=len(classes))
-    missing = [name for name, weight, count in zip(classes, weights, counts, strict=True) if weight > 0 and count == 0]
+    missing = [
+        name
+        for name, weight, count in zip(classes, weights, counts, strict=True)
+        if weight > 0 and count == 0
+    ]
     if missing:
         raise ImpossiblePlan(
-            f"sampling: the {split} split has no example of {', '.join(missing)}; give such a class the weight 0, or add examples to the data"
+            f"sampling: the {split} split has no example of {', '.join(missing)}; give such a class"
+            " the weight 0, or add examples to the data"
         )
     return labels, weights

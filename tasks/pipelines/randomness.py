@@ -1,7 +1,8 @@
-"""Where all randomness of an input pipeline comes from: numbers folded into a key, which is a pure function of them.
+"""Where all randomness of an input pipeline comes from: numbers folded into a key, which is a pure
+function of them.
 
-Whoever draws (a permutation, a sampler, an op, a shuffle buffer) folds the seed and the epoch with salts of its own, so that no two
-draw alike and nothing depends on order or parallelism.
+Whoever draws (a permutation, a sampler, an op, a shuffle buffer) folds the seed and the epoch with
+salts of its own, so that no two draw alike and nothing depends on order or parallelism.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ Salt = str | int | tf.Tensor
 
 
 def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
-    """Fold seed, epoch and salts into keys: uint64, of the shape to which `epoch` and the salts that are tensors broadcast.
+    """Fold seed, epoch and salts into keys: uint64, of the shape to which `epoch` and the salts
+    that are tensors broadcast.
 
-    Not a sum: (seed 1, epoch 0) and (seed 0, epoch 1) differ, and so do the salts ("flip", 1) and ("flip", 0). Salts that are
-    no tensors name who draws, and come first.
+    Not a sum: (seed 1, epoch 0) and (seed 0, epoch 1) differ, and so do the salts ("flip", 1) and
+    ("flip", 0). Salts that are no tensors name who draws, and come first.
     """
     names = [seed, *(salt for salt in salts if isinstance(salt, str | int))]
     digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).digest()
@@ -29,7 +31,11 @@ def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
 
 
 def mix64(value: tf.Tensor) -> tf.Tensor:
-    """Scatter the bits of uint64 values, a bijection. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """Scatter the bits of uint64 values, a bijection. Source: SplitMix64 (Steele, Lea and Flood,
+    OOPSLA 2014).
+    """
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        value = (value ^ tf.bitwise.right_shift(value, tf.constant(shift, tf.uint64))) * tf.constant(factor, tf.uint64)
+        value = (
+            value ^ tf.bitwise.right_shift(value, tf.constant(shift, tf.uint64))
+        ) * tf.constant(factor, tf.uint64)
     return value ^ tf.bitwise.right_shift(value, tf.constant(31, tf.uint64))

@@ -3,9 +3,10 @@
     python -m tasks.pipelines.service dispatcher --workers 2       prints its address
     python -m tasks.pipelines.service worker --dispatcher ADDRESS
 
-TensorFlow lets both listen on every interface of the host and asks nobody who is there: keep them in a network of one's own.
-On one host the service adds no processor: it pays when workers run on others, which then join by the address. A process
-whose standard input is a pipe ends when that closes, so none outlives a parent that is killed.
+TensorFlow lets both listen on every interface of the host and asks nobody who is there: keep them
+in a network of one's own. On one host the service adds no processor: it pays when workers run on
+others, which then join by the address. A process whose standard input is a pipe ends when that
+closes, so none outlives a parent that is killed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def local_service(workers: int) -> Iterator[str]:
-    """Start a dispatcher and `workers` workers on this machine, yield the dispatcher's address, and stop them all.
+    """Start a dispatcher and `workers` workers on this machine, yield the dispatcher's address, and
+    stop them all.
 
     A worker that dies is started again at the same place, since consumers wait for it there.
 
@@ -48,7 +50,9 @@ def local_service(workers: int) -> Iterator[str]:
         address = _read_address(dispatcher)
         running += [_start("worker", "--dispatcher", address) for _ in range(workers)]
         places = [_read_address(worker) for worker in running[1:]]
-        keeper = threading.Thread(target=_keep_alive, args=(running, address, places, stopping), daemon=True)
+        keeper = threading.Thread(
+            target=_keep_alive, args=(running, address, places, stopping), daemon=True
+        )
         keeper.start()
         yield address
         stopping.set()
@@ -58,28 +62,42 @@ def local_service(workers: int) -> Iterator[str]:
         _stop(running)
 
 
-def _keep_alive(running: list[subprocess.Popen[str]], address: str, places: list[str], stopping: threading.Event) -> None:
+def _keep_alive(
+    running: list[subprocess.Popen[str]], address: str, places: list[str], stopping: threading.Event
+) -> None:
     """Replace workers (all of `running` but the first) that have died, each at its own port."""
     while not stopping.wait(CHECK_S):
         for number, place in enumerate(places, start=1):
             if running[number].poll() is not None:
-                echo(f"tf.data service: worker {place} died with code {running[number].returncode}; restarting it")
+                echo(
+                    f"tf.data service: worker {place} died with code {running[number].returncode};"
+                    " restarting it"
+                )
                 _stop([running[number]])
-                running[number] = _start("worker", "--dispatcher", address, "--port", place.rpartition(":")[2])
+                running[number] = _start(
+                    "worker", "--dispatcher", address, "--port", place.rpartition(":")[2]
+                )
 
 
 def check_listens(address: str) -> None:
-    """Raise ServiceFailed unless a dispatcher accepts connections at `grpc://host:port`; TensorFlow itself would wait for it for ever."""
+    """Raise ServiceFailed unless a dispatcher accepts connections at `grpc://host:port`; TensorFlow
+    itself would wait for it for ever.
+    """
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()
     except (OSError, ValueError) as error:
-        raise ServiceFailed(f"no tf.data service at {address} ({error}); start its dispatcher, or correct `service.address`") from error
+        raise ServiceFailed(
+            f"no tf.data service at {address} ({error}); start its dispatcher, or correct"
+            " `service.address`"
+        ) from error
 
 
 def _start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tasks.pipelines.service", *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
+    )
 
 
 def _stop(processes: list[subprocess.Popen[str]]) -> None:
@@ -102,25 +120,44 @@ def _read_address(process: subprocess.Popen[str]) -> str:
     line = process.stdout.readline().strip() if process.stdout else ""
     watchdog.cancel()
     if not line:
-        raise ServiceFailed(f"a process of the tf.data service ended with code {process.wait()} before it was up; see its output above")
+        raise ServiceFailed(
+            f"a process of the tf.data service ended with code {process.wait()} before it was up;"
+            " see its output above"
+        )
     return line
 
 
 def main() -> None:
     """Run a dispatcher or a worker until it is stopped."""
     parser = argparse.ArgumentParser(
-        prog="python -m tasks.pipelines.service", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tasks.pipelines.service",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     roles = parser.add_subparsers(dest="role", required=True)
     dispatcher = roles.add_parser("dispatcher", help="know the workers and deal work to them")
     known = dispatcher.add_mutually_exclusive_group(required=True)
-    known.add_argument("--workers", type=int, help="how many workers of this host will join; static sharding needs to know")
     known.add_argument(
-        "--worker", action="append", metavar="HOST:PORT", help="where a worker will be, here or elsewhere; repeatable, instead of --workers"
+        "--workers",
+        type=int,
+        help="how many workers of this host will join; static sharding needs to know",
+    )
+    known.add_argument(
+        "--worker",
+        action="append",
+        metavar="HOST:PORT",
+        help="where a worker will be, here or elsewhere; repeatable, instead of --workers",
     )
     worker = roles.add_parser("worker", help="prepare batches")
-    worker.add_argument("--dispatcher", required=True, metavar="ADDRESS", help="host:port of the dispatcher, with or without grpc://")
-    worker.add_argument("--host", default="localhost", help="name under which others reach this worker")
+    worker.add_argument(
+        "--dispatcher",
+        required=True,
+        metavar="ADDRESS",
+        help="host:port of the dispatcher, with or without grpc://",
+    )
+    worker.add_argument(
+        "--host", default="localhost", help="name under which others reach this worker"
+    )
     for role in (dispatcher, worker):
         role.add_argument("--port", type=int, default=0, help="0: any free one")
     options = parser.parse_args()
@@ -130,12 +167,17 @@ def main() -> None:
     service = tf.data.experimental.service
     if options.role == "dispatcher":
         places = options.worker or ["localhost:%port%"] * options.workers
-        server = service.DispatchServer(service.DispatcherConfig(port=options.port, worker_addresses=places))
+        server = service.DispatchServer(
+            service.DispatcherConfig(port=options.port, worker_addresses=places)
+        )
         address = server.target
     else:
         joined = options.dispatcher.removeprefix("grpc://")
         config = service.WorkerConfig(
-            dispatcher_address=joined, worker_address=f"{options.host}:%port%", port=options.port, heartbeat_interval_ms=HEARTBEAT_MS
+            dispatcher_address=joined,
+            worker_address=f"{options.host}:%port%",
+            port=options.port,
+            heartbeat_interval_ms=HEARTBEAT_MS,
         )
         server = service.WorkerServer(config)
         address = server._address

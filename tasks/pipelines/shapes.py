@@ -1,4 +1,6 @@
-"""What the ops make of the data: how `decode` is done, and the shape of an example after each op. Pure; no TensorFlow."""
+"""What the ops make of the data: how `decode` is done, and the shape of an example after each op.
+Pure; no TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ from tasks.pipelines.steps import Window
 from tasks.settings import PipelineConfig
 
 
-def resolve(preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConfig | None = None) -> tuple[Op, ...]:
-    """Replace `decode` by decoding of encoded images or reinterpretation of raw values, as schema and configuration say."""
+def resolve(
+    preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConfig | None = None
+) -> tuple[Op, ...]:
+    """Replace `decode` by decoding of encoded images or reinterpretation of raw values, as schema
+    and configuration say.
+    """
     if schema.payload == "series":
         decode: Op = DecodeRaw(size=(None, *(schema.shape or ())), dtype=schema.dtype)
     elif schema.payload == "raw":
@@ -20,7 +26,9 @@ def resolve(preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConf
     else:
         decode = DecodeImage(channels=schema.channels)
         if config is not None:
-            decode = DecodeImage(channels=schema.channels, dct=config.decode.dct, scale=config.decode.scale)
+            decode = DecodeImage(
+                channels=schema.channels, dct=config.decode.dct, scale=config.decode.scale
+            )
     ops = [decode if isinstance(op, Decode) else op for op in preprocess]
     fused = config is not None and config.decode.crop == "fused" and schema.payload == "encoded"
     if fused and isinstance(decode, DecodeImage) and len(ops) > 1 and ops[1].name == "center_crop":
@@ -30,7 +38,9 @@ def resolve(preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConf
 
 
 def ops_until_uniform(ops: Sequence[Op], schema: RecordSchema) -> int | None:
-    """How many of `ops` it takes until all examples have the same shape, so that they can be batched; None: not even all of them."""
+    """How many of `ops` it takes until all examples have the same shape, so that they can be
+    batched; None: not even all of them.
+    """
     shape: Shape = schema.shape
     for count, op in enumerate(ops):
         if shape is not None:
@@ -40,13 +50,18 @@ def ops_until_uniform(ops: Sequence[Op], schema: RecordSchema) -> int | None:
 
 
 def stored_shape(preprocess: Sequence[Op], schema: RecordSchema) -> tuple[int | None, ...]:
-    """Shape of what a snapshot stores of an example; (None, None, channels) where images keep their own sizes."""
+    """Shape of what a snapshot stores of an example; (None, None, channels) where images keep their
+    own sizes.
+    """
     variable = ops_until_uniform(preprocess, schema) is None
     return (None, None, schema.channels) if variable else output_shape(preprocess, schema)
 
 
-def output_shape(ops: Sequence[Op], schema: RecordSchema, window: Window | None = None) -> tuple[int, ...]:
-    """Shape of the model's input after `ops`, derived from the data: (height, width, channels), (columns,) or (length, columns).
+def output_shape(
+    ops: Sequence[Op], schema: RecordSchema, window: Window | None = None
+) -> tuple[int, ...]:
+    """Shape of the model's input after `ops`, derived from the data: (height, width, channels),
+    (columns,) or (length, columns).
 
     Raises:
       ImpossiblePlan: the images differ in size and no op makes them the same size.
@@ -59,7 +74,7 @@ def output_shape(ops: Sequence[Op], schema: RecordSchema, window: Window | None 
         shape = None if shape is None else (*shape[:-1], schema.channels)
     if shape is None or any(size is None for size in shape):
         raise ImpossiblePlan(
-            "preprocess: the images differ in size, so they cannot be batched; add `- resize: {height: …, width: …}`, "
-            "or `- random_crop: {height: …, width: …}` to augment"
+            "preprocess: the images differ in size, so they cannot be batched; add `- resize:"
+            " {height: …, width: …}`, or `- random_crop: {height: …, width: …}` to augment"
         )
     return tuple(int(size or 0) for size in shape)

@@ -1,7 +1,7 @@
 """Reading the memory-mapped snapshot: a batch is a gather of rows, and which rows is arithmetic.
 
-The columns are variables over the files' memory mappings: opening them takes no time and no memory, whatever their size,
-and the cache is the operating system's.
+The columns are variables over the files' memory mappings: opening them takes no time and no memory,
+whatever their size, and the cache is the operating system's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,20 @@ from tasks.pipelines.elements import apply_ops, select_outputs, split_window
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.kernels import Element
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
-from tasks.pipelines.samplers import ClassIndex, class_index, permute, sample_by_class, window_shuffle
+from tasks.pipelines.samplers import (
+    ClassIndex,
+    class_index,
+    permute,
+    sample_by_class,
+    window_shuffle,
+)
 from tasks.pipelines.steps import Gather, shuffle_buffer_size
 
 Columns = Mapping[str, tf.Tensor]  # values of whole columns by their names
-FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]  # columns, rows (batch,), epoch → examples that can be batched
-BatchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element | tuple]  # columns, step, rows (batch,) → finished batch
+# Columns, rows (batch,), epoch → examples that can be batched.
+FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]
+# Columns, step, rows (batch,) → finished batch.
+BatchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element | tuple]
 GatherFn = Callable[[tf.Tensor], Element | tuple]  # step → finished batch
 
 
@@ -44,7 +52,9 @@ class SnapshotReader:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all hosts: rows, or windows of a series; without those that the hosts cannot share equally."""
+        """Examples in an epoch, over all hosts: rows, or windows of a series; without those that
+        the hosts cannot share equally.
+        """
         return self.host.shared(self._ordered, self.gather.batch_size)
 
     @property
@@ -54,14 +64,22 @@ class SnapshotReader:
 
     @cached_property
     def variables(self) -> Mapping[str, tf.Tensor | tf.Variable]:
-        """The columns that batches are made of: memory-mapped, or copied to the device where the plan says that the split lives there."""
+        """The columns that batches are made of: memory-mapped, or copied to the device where the
+        plan says that the split lives there.
+        """
         label = () if self.gather.window else ("label",)
         key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
         names = (self.data.shards.schema.feature, *label, *key)
         sizes = [column.extent.name for column in map(self.data.column, names) if column.ragged]
         with tf.init_scope():  # outside of any function that is being traced
-            variables = {name: mapped_variable(self.data, self.split, name) for name in (*names, *sizes)}
-            return variables if self.gather.on == "host" else {name: tf.identity(variable) for name, variable in variables.items()}
+            variables = {
+                name: mapped_variable(self.data, self.split, name) for name in (*names, *sizes)
+            }
+            return (
+                variables
+                if self.gather.on == "host"
+                else {name: tf.identity(variable) for name, variable in variables.items()}
+            )
 
     def columns(self) -> Columns:
         """The values of the columns, which are not copied."""
@@ -70,7 +88,8 @@ class SnapshotReader:
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows (steps, batch on this host) that `steps` (n,) are made of.
 
-        Where the last batch of an epoch is smaller, what is beyond it repeats its last row; `size` says how many count.
+        Where the last batch of an epoch is smaller, what is beyond it repeats its last row; `size`
+        says how many count.
         """
         epoch, step_of_epoch = steps // self.steps, steps % self.steps
         first, _ = self._bounds(step_of_epoch)
@@ -89,29 +108,48 @@ class SnapshotReader:
         return lambda step: make_batch(self.columns(), step, self.rows(step[None])[0])
 
     def make_batch_fn(self) -> BatchFn:
-        """The function from columns, a step (scalar) and its rows (batch,) to the finished batch."""
+        """The function from columns, a step (scalar) and its rows (batch,) to the batch."""
         gather, fetch = self.gather, self.make_fetch_fn()
-        always_full = self.examples % gather.batch_size == 0 and gather.batch_size % self.host.count == 0
+        always_full = (
+            self.examples % gather.batch_size == 0 and gather.batch_size % self.host.count == 0
+        )
 
         def make_batch(columns: Columns, step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
             # The last batch of an epoch may be smaller than the others.
             epoch = step // self.steps
             examples = fetch(columns, rows if always_full else rows[: self.size(step)], epoch)
-            batch = apply_ops(gather.ops[gather.per_example :], examples, seed=self.seed, epoch=epoch, first=gather.per_example)
+            batch = apply_ops(
+                gather.ops[gather.per_example :],
+                examples,
+                seed=self.seed,
+                epoch=epoch,
+                first=gather.per_example,
+            )
             return select_outputs(batch, self.data.shards.schema, with_keys=self.with_keys)
 
         return make_batch
 
     def make_fetch_fn(self) -> FetchFn:
-        """The function from columns, rows (batch,) and an epoch to examples that can be batched: as stored, or each cropped to size."""
+        """The function from columns, rows (batch,) and an epoch to examples that can be batched: as
+        stored, or each cropped to size.
+        """
         ops = self.gather.ops[: self.gather.per_example]
         if not ops:
             return lambda columns, rows, epoch: self._fetch(columns, rows)
-        one = tf.function(lambda columns, row, epoch: apply_ops(ops, self._fetch_one(columns, row), seed=self.seed, epoch=epoch))
+        one = tf.function(
+            lambda columns, row, epoch: apply_ops(
+                ops, self._fetch_one(columns, row), seed=self.seed, epoch=epoch
+            )
+        )
         scalar = tf.TensorSpec((), tf.int64)
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.columns())
-        uniform = tf.nest.map_structure(tf.TensorSpec.from_tensor, one.get_concrete_function(specs, scalar, scalar).structured_outputs)
-        return lambda columns, rows, epoch: tf.map_fn(lambda row: one(columns, row, epoch), rows, fn_output_signature=uniform)
+        uniform = tf.nest.map_structure(
+            tf.TensorSpec.from_tensor,
+            one.get_concrete_function(specs, scalar, scalar).structured_outputs,
+        )
+        return lambda columns, rows, epoch: tf.map_fn(
+            lambda row: one(columns, row, epoch), rows, fn_output_signature=uniform
+        )
 
     @property
     def _ordered(self) -> int:
@@ -127,7 +165,10 @@ class SnapshotReader:
         """First position of this host's slice of a batch, and the one after its last."""
         start = step_of_epoch * self.gather.batch_size
         size = tf.minimum(tf.constant(self.gather.batch_size, tf.int64), self.examples - start)
-        return start + size * self.host.index // self.host.count, start + size * (self.host.index + 1) // self.host.count
+        return (
+            start + size * self.host.index // self.host.count,
+            start + size * (self.host.index + 1) // self.host.count,
+        )
 
     def _rows_for_positions(self, positions: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
         """Rows at positions (steps, batch) in the orders of epochs (steps, 1)."""
@@ -138,15 +179,23 @@ class SnapshotReader:
             return permute(positions, count=count, seed=self.seed, epoch=epochs)
         if shuffle.kind == "window":
             window = shuffle_buffer_size(shuffle.size, examples=count)
-            return window_shuffle(positions, count=count, window=window, seed=self.seed, epoch=epochs)
+            return window_shuffle(
+                positions, count=count, window=window, seed=self.seed, epoch=epochs
+            )
         return positions
 
     def _fetch_one(self, columns: Columns, row: tf.Tensor) -> Element:
         """The example in `row`, a scalar; of a ragged column, a slice that is not copied."""
-        example = {name: tf.gather(values, row) for name, values in columns.items() if not self.data.column(name).ragged}
+        example = {
+            name: tf.gather(values, row)
+            for name, values in columns.items()
+            if not self.data.column(name).ragged
+        }
         for column in [column for column in map(self.data.column, columns) if column.ragged]:
             extent = example.pop(column.extent.name)
-            value = tf.reshape(tf.slice(columns[column.name], extent[:1], [tf.reduce_prod(extent[1:])]), extent[1:])
+            value = tf.reshape(
+                tf.slice(columns[column.name], extent[:1], [tf.reduce_prod(extent[1:])]), extent[1:]
+            )
             example[column.name] = tf.ensure_shape(value, column.shape)
         return example
 
@@ -156,17 +205,24 @@ class SnapshotReader:
         if window is None:
             return {name: tf.gather(values, rows) for name, values in columns.items()}
         starts = rows * window.stride
-        time_steps = tf.gather(columns["features"], starts[:, None] + tf.range(window.length + window.horizon, dtype=tf.int64))
+        time_steps = tf.gather(
+            columns["features"],
+            starts[:, None] + tf.range(window.length + window.horizon, dtype=tf.int64),
+        )
         examples = split_window(time_steps, window.length, window.targets)
         return examples | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
 
 
 def mapped_variable(data: PreparedData, split: str, name: str) -> tf.Variable:
-    """A snapshot column as a variable over its memory mapping: no time, no memory, whatever its size.
+    """A snapshot column as a variable over its memory mapping: no time, no memory, whatever its
+    size.
 
-    A variable, because graphs hold a handle to it where they would hold a tensor itself, and copy it when they are rewritten.
+    A variable, because graphs hold a handle to it where they would hold a tensor itself, and copy
+    it when they are rewritten.
     """
     read_ahead(column_path(data.snapshot_folder, split, name))
     with tf.device("CPU:0"):
-        tensor = tf.experimental.dlpack.from_dlpack(np.asarray(data.memmap(split, name)).__dlpack__())
+        tensor = tf.experimental.dlpack.from_dlpack(
+            np.asarray(data.memmap(split, name)).__dlpack__()
+        )
         return tf.Variable(tensor, trainable=False, name=name)

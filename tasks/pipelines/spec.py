@@ -1,4 +1,6 @@
-"""What an input pipeline is to compute, whatever the configuration: the data's schema, the ops, the batch, a series' windows."""
+"""What an input pipeline is to compute, whatever the configuration: the data's schema, the ops, the
+batch, a series' windows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tasks.pipelines.steps import Window
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """The computation that every configuration carries out. `batch_size` counts examples over all hosts."""
+    """The computation that every configuration carries out. `batch_size` counts examples over all
+    hosts.
+    """
 
     schema: RecordSchema
     preprocess: Sequence[Op]
@@ -25,11 +29,23 @@ class InputSpec:
 
     @property
     def ops_to_uniform_shape(self) -> Sequence[Op]:
-        """The first of the augmenting ops, up to where images of variable size have the same size and can be batched."""
+        """The first of the augmenting ops, up to where images of variable size have the same size
+        and can be batched.
+        """
         needed = ops_until_uniform((*self.preprocess, *self.augment), self.schema)
-        return self.augment if needed is None else self.augment[: max(0, needed - len(self.preprocess))]
+        return (
+            self.augment
+            if needed is None
+            else self.augment[: max(0, needed - len(self.preprocess))]
+        )
 
     @property
     def per_example_augment(self) -> Sequence[Op]:
-        """The first of the augmenting ops, which the host runs on one example at a time: they must be, or are cheaper so."""
-        return max(self.ops_to_uniform_shape, tuple(takewhile(lambda op: op.prefers_single_examples, self.augment)), key=len)
+        """The first of the augmenting ops, which the host runs on one example at a time: they must
+        be, or are cheaper so.
+        """
+        return max(
+            self.ops_to_uniform_shape,
+            tuple(takewhile(lambda op: op.prefers_single_examples, self.augment)),
+            key=len,
+        )

@@ -1,8 +1,10 @@
-"""The steps that a plan is made of: frozen values, each with the key of params.yaml that it comes from. Pure; no TensorFlow.
+"""The steps that a plan is made of: frozen values, each with the key of params.yaml that it comes
+from. Pure; no TensorFlow.
 
-A step's `trace_name` is the `name=` that its tf.data transformation carries, by which traces, timelines and findings know it.
-To add a kind of step: a class here, its place in `plan.py`, its verb in `dataset.py`, its cost in the cost model. Each of the
-last two fails loudly where it is missing.
+A step's `trace_name` is the `name=` that its tf.data transformation carries, by which traces,
+timelines and findings know it. To add a kind of step: a class here, its place in `plan.py`, its
+verb in `dataset.py`, its cost in the cost model. Each of the last two fails loudly where it is
+missing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ StreamSource = Literal["files", "arrays", "shards", "gzip_shards"]
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets` (indices of columns)."""
+    """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets`
+    (indices of columns).
+    """
 
     key: ClassVar[str] = "window"
     trace_name: ClassVar[str] = "window"
@@ -39,7 +43,9 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """Deliver stored examples: file names, records in memory, or serialized records of shards; shards perhaps in another order each epoch."""
+    """Deliver stored examples: file names, records in memory, or serialized records of shards;
+    shards perhaps in another order each epoch.
+    """
 
     key: ClassVar[str] = "read"
 
@@ -54,13 +60,18 @@ class Read:
 
     def __str__(self) -> str:
         interleave = self.interleave
-        cycle = f"[{interleave.cycle_length}×{interleave.block_length},{interleave.parallel}]" if interleave else ""
+        cycle = (
+            f"[{interleave.cycle_length}×{interleave.block_length},{interleave.parallel}]"
+            if interleave
+            else ""
+        )
         return f"read:{'shuffled ' if self.shuffle_files else ''}{self.source}{cycle}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gather:
-    """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's memory-mapped columns, and run `ops` on them.
+    """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's
+    memory-mapped columns, and run `ops` on them.
 
     The first `per_example` of the ops run on one example at a time, before they are batched.
     """
@@ -78,17 +89,28 @@ class Gather:
     parallel: str | int
 
     def __str__(self) -> str:
-        orders = {"none": "in order", "global": "global shuffle", "window": f"shuffle within {self.shuffle.size}", "buffer": "buffer"}
+        orders = {
+            "none": "in order",
+            "global": "global shuffle",
+            "window": f"shuffle within {self.shuffle.size}",
+            "buffer": "buffer",
+        }
         sampling = "" if self.sampling == "uniform" else f",{_kind(self.sampling)}"
         what = f"{self.window} of " if self.window else ""
         where = "device" if self.on == "device" else "snapshot"
-        ops = "".join(f"+{op.name}{' each' if number < self.per_example else ''}" for number, op in enumerate(self.ops))
-        return f"gather:{what}{where}[{orders[self.shuffle.kind]}{sampling},{self.batch_size}]{ops}{_calls(self.parallel)}"
+        ops = "".join(
+            f"+{op.name}{' each' if number < self.per_example else ''}"
+            for number, op in enumerate(self.ops)
+        )
+        order = f"{orders[self.shuffle.kind]}{sampling},{self.batch_size}"
+        return f"gather:{what}{where}[{order}]{ops}{_calls(self.parallel)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Map:
-    """Run consecutive ops in one call; `first` is the position in `augment` of the first of them, negative for ops before."""
+    """Run consecutive ops in one call; `first` is the position in `augment` of the first of them,
+    negative for ops before.
+    """
 
     key: ClassVar[str] = "map"
 
@@ -137,7 +159,9 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffle:
-    """Shuffle through a buffer of `size` elements (auto: a twentieth of the split), differently each epoch."""
+    """Shuffle through a buffer of `size` elements (auto: a twentieth of the split), differently
+    each epoch.
+    """
 
     key: ClassVar[str] = "shuffle"
     trace_name: ClassVar[str] = "shuffle"
@@ -150,7 +174,9 @@ class Shuffle:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Stack `size` consecutive examples; the last batch of an epoch may be smaller, so that no example is lost."""
+    """Stack `size` consecutive examples; the last batch of an epoch may be smaller, so that no
+    example is lost.
+    """
 
     key: ClassVar[str] = "batch_size"
     trace_name: ClassVar[str] = "batch"
@@ -163,7 +189,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """Do everything up to here in the workers of the tf.data service, then rebatch to full batches."""
+    """Do everything up to here in the tf.data service's workers, then rebatch to full batches."""
 
     key: ClassVar[str] = "service"
     trace_name: ClassVar[str] = "service"

@@ -1,4 +1,5 @@
-"""Reading examples as streams: interleaved shards, original files, arrays in memory, windows of a series, sampling by class.
+"""Reading examples as streams: interleaved shards, original files, arrays in memory, windows of a
+series, sampling by class.
 
 Files are named absolutely, since workers of a tf.data service read them from folders of their own.
 """
@@ -30,24 +31,46 @@ def num_parallel_calls(parallel: str | int) -> int | None:
 
 
 def read(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor) -> tf.data.Dataset:
-    """The stored examples of a split: serialized records, or features of files or of arrays in memory; `seed` is that of the order of shards."""
+    """The stored examples of a split: serialized records, or features of files or of arrays in
+    memory; `seed` is that of the order of shards.
+    """
     if step.source == "files":
         return _read_files(data, split)
-    return _read_arrays(data, split) if step.source == "arrays" else _read_shards(step, data, split, seed=seed)
+    return (
+        _read_arrays(data, split)
+        if step.source == "arrays"
+        else _read_shards(step, data, split, seed=seed)
+    )
 
 
-def _read_shards(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor = 0) -> tf.data.Dataset:
-    compression: Compression = "gzip" if step.source == "gzip_shards" else data.shards.compressions[0]
-    paths = [str(data.path(shard).absolute()) for shard in data.shards.for_split(split, compression)]
+def _read_shards(
+    step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor = 0
+) -> tf.data.Dataset:
+    compression: Compression = (
+        "gzip" if step.source == "gzip_shards" else data.shards.compressions[0]
+    )
+    paths = [
+        str(data.path(shard).absolute()) for shard in data.shards.for_split(split, compression)
+    ]
     if not paths:
-        raise MissingInput(f"{data.shards_folder} holds no {compression} shards; set shard.compression to both and run `dvc repro shard`")
+        raise MissingInput(
+            f"{data.shards_folder} holds no {compression} shards; set shard.compression to both and"
+            " run `dvc repro shard`"
+        )
     kind = "GZIP" if compression == "gzip" else ""
     if step.interleave is None and not step.shuffle_files:
         return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")
     shards = tf.data.Dataset.from_tensor_slices(paths, name="shards")
-    shards = shards.shuffle(len(paths), seed=seed, reshuffle_each_iteration=False, name="shards") if step.shuffle_files else shards
+    shards = (
+        shards.shuffle(len(paths), seed=seed, reshuffle_each_iteration=False, name="shards")
+        if step.shuffle_files
+        else shards
+    )
     if step.interleave is None:
-        return shards.flat_map(lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"), name="read")
+        return shards.flat_map(
+            lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
+            name="read",
+        )
     interleave = step.interleave
     return shards.interleave(
         lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
@@ -72,7 +95,9 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
     """All records of the split in memory, as they are data: values, or encoded images."""
     schema = data.shards.schema
     count = sum(shard.records for shard in data.shards.for_split(split))
-    records = _read_shards(Read(source="shards"), data, split).batch(max(1, count)).get_single_element()
+    records = (
+        _read_shards(Read(source="shards"), data, split).batch(max(1, count)).get_single_element()
+    )
     draw = Draw(seed=0, epoch=tf.constant(0, tf.int64))
     element = compute(Parse(feature=schema.feature, label=schema.label), {"record": records}, draw)
     if schema.payload == "raw":
@@ -80,10 +105,14 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(element, name="read")
 
 
-def open_next_epoch_early(epochs: tf.data.Dataset, one_epoch: Callable[[tf.Tensor], tf.data.Dataset]) -> tf.data.Dataset:
-    """The data sets of these epochs (int64 scalars) back to back; while one is consumed, the next is open and its shuffle buffer filled.
+def open_next_epoch_early(
+    epochs: tf.data.Dataset, one_epoch: Callable[[tf.Tensor], tf.data.Dataset]
+) -> tf.data.Dataset:
+    """The data sets of these epochs (int64 scalars) back to back; while one is consumed, the next
+    is open and its shuffle buffer filled.
 
-    `Dataset.interleave` does the same, but opens two ahead, with the memory of three shuffle buffers instead of two.
+    `Dataset.interleave` does the same, but opens two ahead, with the memory of three shuffle
+    buffers instead of two.
     """
     specs = []
 
@@ -92,7 +121,9 @@ def open_next_epoch_early(epochs: tf.data.Dataset, one_epoch: Callable[[tf.Tenso
         specs.append(dataset.element_spec)
         return tf.data.experimental.to_variant(dataset)
 
-    function = tf.function(variant, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int64))
+    function = tf.function(variant, autograph=False).get_concrete_function(
+        tf.TensorSpec((), tf.int64)
+    )
     parts = tf.nest.flatten(specs[0])
     opened = tf.raw_ops.ParallelInterleaveDatasetV4(
         input_dataset=tf.data.experimental.to_variant(epochs),
@@ -112,7 +143,7 @@ def open_next_epoch_early(epochs: tf.data.Dataset, one_epoch: Callable[[tf.Tenso
 
 
 def windows(dataset: tf.data.Dataset, step: Window) -> tf.data.Dataset:
-    """Slide windows over the time steps of a stream of blocks, as tf.data's own `window` does it."""
+    """Slide windows over the time steps of a stream of blocks, as tf.data's `window` does."""
     size = step.length + step.horizon
 
     def rows(block: dict[str, tf.Tensor]) -> tf.data.Dataset:
@@ -120,21 +151,34 @@ def windows(dataset: tf.data.Dataset, step: Window) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices((block["features"], keys))
 
     def stack(values: tf.data.Dataset, keys: tf.data.Dataset) -> tf.data.Dataset:
-        return tf.data.Dataset.zip((values.batch(size, drop_remainder=True), keys.batch(size, drop_remainder=True)))
+        return tf.data.Dataset.zip(
+            (values.batch(size, drop_remainder=True), keys.batch(size, drop_remainder=True))
+        )
 
     def split(values: tf.Tensor, keys: tf.Tensor) -> dict[str, tf.Tensor]:
         return split_window(values, step.length, step.targets) | {"key": keys[0]}
 
-    slices = dataset.flat_map(rows, name="rows").window(size, shift=step.stride, drop_remainder=True, name="window")
+    slices = dataset.flat_map(rows, name="rows").window(
+        size, shift=step.stride, drop_remainder=True, name="window"
+    )
     return slices.flat_map(stack, name="window").map(split, name="window")
 
 
-def sample_by_class(dataset: tf.data.Dataset, sampling: Sampling, data: PreparedData, split: str, *, seed: tf.Tensor) -> tf.data.Dataset:
+def sample_by_class(
+    dataset: tf.data.Dataset, sampling: Sampling, data: PreparedData, split: str, *, seed: tf.Tensor
+) -> tf.data.Dataset:
     """Draw from one stream per class, again and again, as many examples as the split has."""
     count = data.shards.examples(split)
     _, weights = labels_and_weights(sampling, data, split)
     classes = [int(label) for label in np.flatnonzero(weights)]
-    parts = [dataset.filter(lambda element, label=label: element["label"] == label, name="class").repeat() for label in classes]
+    parts = [
+        dataset.filter(
+            lambda element, label=label: element["label"] == label, name="class"
+        ).repeat()
+        for label in classes
+    ]
     fractions = [float(weights[label] / weights.sum()) for label in classes]
-    examples = tf.data.Dataset.sample_from_datasets(parts, fractions, seed=seed, stop_on_empty_dataset=True, rerandomize_each_iteration=False)
+    examples = tf.data.Dataset.sample_from_datasets(
+        parts, fractions, seed=seed, stop_on_empty_dataset=True, rerandomize_each_iteration=False
+    )
     return examples.take(count, name="sample")

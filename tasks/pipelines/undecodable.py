@@ -1,4 +1,6 @@
-"""Records whose checksums agree and which cannot be decoded all the same: which ones they are, and of which examples."""
+"""Records whose checksums agree and which cannot be decoded all the same: which ones they are, and
+of which examples.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +30,38 @@ def run_ops(ops: Sequence[Op], record: tf.Tensor) -> dict[str, tf.Tensor]:
     return element
 
 
-def find_undecodable(shards: Sequence[Shard], folder: Path, ops: Sequence[Op], damage: Damage, names: Mapping[int, str]) -> Damage:
-    """Run the ops on every record that can be read, one by one; returns the damage with those records on which they fail added.
+def find_undecodable(
+    shards: Sequence[Shard],
+    folder: Path,
+    ops: Sequence[Op],
+    damage: Damage,
+    names: Mapping[int, str],
+) -> Damage:
+    """Run the ops on every record that can be read, one by one; returns the damage with those
+    records on which they fail added.
 
     `names`: ids of examples by their keys.
     """
     import tensorflow as tf
 
-    run = tf.function(lambda record: run_ops(ops, record), input_signature=[tf.TensorSpec((), tf.string)])
+    run = tf.function(
+        lambda record: run_ops(ops, record), input_signature=[tf.TensorSpec((), tf.string)]
+    )
     problems = {name: list(problem) for name, problem in damage.problems.items()}
     unusable = dict(damage.unusable)
     for shard in shards:
         path = folder / shard.name
-        for number, record in enumerate(read_records(path, compression=shard.compression, damaged=[])):
+        for number, record in enumerate(
+            read_records(path, compression=shard.compression, damaged=[])
+        ):
             try:
                 run(tf.constant(record))
             except tf.errors.OpError as error:
                 reason = next(iter(error.message.rpartition("}}")[2].strip().splitlines()), "")
-                problem = f"{path}: record {number}{_name(ops[0], record, names)} cannot be decoded: {reason}"
+                problem = (
+                    f"{path}: record {number}{_name(ops[0], record, names)} cannot be decoded:"
+                    f" {reason}"
+                )
                 problems.setdefault(shard.name, []).append(problem)
                 unusable[digest_content(record)] = problem
     return Damage(problems=problems, unusable=unusable)

@@ -1,4 +1,6 @@
-"""The production checklist: what the field's guides ask of an input pipeline, each point passed or failed, with its evidence."""
+"""The production checklist: what the field's guides ask of an input pipeline, each point passed or
+failed, with its evidence.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 GOOD_SHARD_MIB = (100, 200)
-LARGE_MIB = 1024  # from here on the size of shards matters; smaller data has few files whatever their size
+# From here on the size of shards matters; smaller data has few files whatever their size.
+LARGE_MIB = 1024
 GOOD_UTILIZATION_PCT = 80.0
 
 
@@ -20,9 +23,17 @@ class Point:
     evidence: str
 
 
-def checklist(config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping[str, Any]) -> list[Point]:
-    """Go through the points for one configuration: its fields, the index of the shards, its row of the report."""
-    train = [shard for shard in shards["shards"] if shard["split"] == "train" and shard["compression"] != "gzip"] or shards["shards"]
+def checklist(
+    config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping[str, Any]
+) -> list[Point]:
+    """Go through the points for one configuration: its fields, the index of the shards, its row of
+    the report.
+    """
+    train = [
+        shard
+        for shard in shards["shards"]
+        if shard["split"] == "train" and shard["compression"] != "gzip"
+    ] or shards["shards"]
     total = sum(shard["bytes"] for shard in train) / 2**20
     each = total / max(1, len(train))
     payload, compression = shards["schema"]["payload"], train[0]["compression"] if train else "none"
@@ -32,30 +43,49 @@ def checklist(config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping
     return [
         Point(
             name="stored as TFRecord, compressed where it pays",
-            passed=bool(train) and not (payload == "encoded" and compression == "gzip") and config["read"] != "files",
-            evidence=f"{len(train)} shards of {payload} records, compression {compression}; read: {config['read']}",
+            passed=bool(train)
+            and not (payload == "encoded" and compression == "gzip")
+            and config["read"] != "files",
+            evidence=(
+                f"{len(train)} shards of {payload} records, compression {compression}; read:"
+                f" {config['read']}"
+            ),
         ),
         Point(
             name="shards of 100 to 200 MiB",
             passed=GOOD_SHARD_MIB[0] <= each <= GOOD_SHARD_MIB[1] or total < LARGE_MIB,
-            evidence=f"{each:,.1f} MiB on average, {total:,.0f} MiB in all" + (", too little to matter" if total < LARGE_MIB else ""),
+            evidence=f"{each:,.1f} MiB on average, {total:,.0f} MiB in all"
+            + (", too little to matter" if total < LARGE_MIB else ""),
         ),
         Point(
             name="several shards read at once",
-            passed=reads_snapshot or interleave.get("parallel", "none") != "none" or len(train) == 1,
-            evidence="rows of mapped columns, any of them at any time" if reads_snapshot else f"interleave: {interleave or 'absent'}",
-        ),
-        Point(
-            name="shuffled twice: files and examples",
-            passed=config["shuffle"]["kind"] in ("global", "window") or (config["shuffle"]["kind"] == "buffer" and shuffles_files),
-            evidence={"global": "one permutation of the whole split", "window": "chunks in random order, rows within a window"}.get(
-                config["shuffle"]["kind"], f"shuffle: {config['shuffle']['kind']}"
+            passed=reads_snapshot
+            or interleave.get("parallel", "none") != "none"
+            or len(train) == 1,
+            evidence=(
+                "rows of mapped columns, any of them at any time"
+                if reads_snapshot
+                else f"interleave: {interleave or 'absent'}"
             ),
         ),
         Point(
+            name="shuffled twice: files and examples",
+            passed=config["shuffle"]["kind"] in ("global", "window")
+            or (config["shuffle"]["kind"] == "buffer" and shuffles_files),
+            evidence={
+                "global": "one permutation of the whole split",
+                "window": "chunks in random order, rows within a window",
+            }.get(config["shuffle"]["kind"], f"shuffle: {config['shuffle']['kind']}"),
+        ),
+        Point(
             name="maps in parallel, or on whole batches",
-            passed=config["map"]["parallel"] != "none" or config["vectorize"] or config["snapshot_on"] == "device",
-            evidence=f"map.parallel: {config['map']['parallel']}, vectorize: {str(config['vectorize'] or reads_snapshot).lower()}",
+            passed=config["map"]["parallel"] != "none"
+            or config["vectorize"]
+            or config["snapshot_on"] == "device",
+            evidence=(
+                f"map.parallel: {config['map']['parallel']}, vectorize:"
+                f" {str(config['vectorize'] or reads_snapshot).lower()}"
+            ),
         ),
         Point(
             name="deterministic work done once",
@@ -65,7 +95,11 @@ def checklist(config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping
         Point(
             name="prefetch last",
             passed=config["prefetch"] != "none" or config["snapshot_on"] == "device",
-            evidence="the train step gathers its batch itself" if config["snapshot_on"] == "device" else f"prefetch: {config['prefetch']}",
+            evidence=(
+                "the train step gathers its batch itself"
+                if config["snapshot_on"] == "device"
+                else f"prefetch: {config['prefetch']}"
+            ),
         ),
         Point(
             name=f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %",
@@ -77,7 +111,10 @@ def checklist(config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping
         Point(
             name="deterministic",
             passed=config["deterministic"],
-            evidence=f"deterministic: {str(config['deterministic']).lower()}; order and augmentation follow from the seed",
+            evidence=(
+                f"deterministic: {str(config['deterministic']).lower()}; order and augmentation"
+                " follow from the seed"
+            ),
         ),
     ]
 

@@ -1,4 +1,6 @@
-"""Pictures of results: throughput against its ceilings, and a timeline of real steps. SVG for pages, PNG for everything else."""
+"""Pictures of results: throughput against its ceilings, and a timeline of real steps. SVG for
+pages, PNG for everything else.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +21,58 @@ mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same f
 
 
 def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> None:
-    """Draw training throughput of each configuration, with the spread of its rounds, between its input-only and model-only ceilings.
+    """Draw training throughput of each configuration, with the spread of its rounds, between its
+    input-only and model-only ceilings.
 
     An input ceiling far beyond what any training could use is an arrow at the edge with its value.
     """
     figure = _figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
     trained, fed, computed = (
-        [float(row[key]) for row in rows] for key in ("steady_examples_per_s", "input_examples_per_s", "ceiling_examples_per_s")
+        [float(row[key]) for row in rows]
+        for key in ("steady_examples_per_s", "input_examples_per_s", "ceiling_examples_per_s")
     )
     edge = 1.3 * max(*trained, *computed)
     places = range(len(rows))
     axes.barh(places, trained, height=0.5, color=TRAIN, label="training")
-    within = [[float(row[f"steady_examples_per_s_{end}"]) for row in rows] for end in ("low", "high")]
-    reach = [[rate - low for rate, low in zip(trained, within[0], strict=True)], [high - rate for rate, high in zip(trained, within[1], strict=True)]]
+    within = [
+        [float(row[f"steady_examples_per_s_{end}"]) for row in rows] for end in ("low", "high")
+    ]
+    reach = [
+        [rate - low for rate, low in zip(trained, within[0], strict=True)],
+        [high - rate for rate, high in zip(trained, within[1], strict=True)],
+    ]
     axes.errorbar(trained, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
-    axes.scatter(computed, places, marker="|", s=420, linewidths=3, color=MODEL, label="model alone", zorder=3)
+    axes.scatter(
+        computed,
+        places,
+        marker="|",
+        s=420,
+        linewidths=3,
+        color=MODEL,
+        label="model alone",
+        zorder=3,
+    )
     near = [place for place in places if fed[place] < edge]
-    axes.scatter([fed[place] for place in near], near, marker="|", s=420, linewidths=3, color=INPUT, label="input alone", zorder=3)
+    axes.scatter(
+        [fed[place] for place in near],
+        near,
+        marker="|",
+        s=420,
+        linewidths=3,
+        color=INPUT,
+        label="input alone",
+        zorder=3,
+    )
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-        axes.annotate(f"{trained[place]:,.0f}", (0, place), (6, 0), ha="left", color="white", **note)
+        axes.annotate(
+            f"{trained[place]:,.0f}", (0, place), (6, 0), ha="left", color="white", **note
+        )
         if place not in near:
-            axes.annotate(f"{fed[place]:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note)
+            axes.annotate(
+                f"{fed[place]:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note
+            )
     axes.set_yticks(places, [str(row["pipeline"]) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, edge)
@@ -52,16 +83,24 @@ def plot_throughput(rows: Sequence[Mapping[str, float | str]], folder: Path) -> 
     _save(figure, folder / "throughput")
 
 
-def plot_timelines(timelines: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], stem: Path) -> None:
-    """Draw timelines one below the other over the same length of real time: by title, lanes of (begin, end) [ms]."""
+def plot_timelines(
+    timelines: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], stem: Path
+) -> None:
+    """Draw timelines one below the other over the same length of real time: by title, lanes of
+    (begin, end) [ms].
+    """
     heights = [0.34 * len(lanes) + 0.75 for lanes in timelines.values()]
     figure = _figure(9, sum(heights) + 0.2)
     # All begin at 0, and the shortest sets the scale: the same width is the same time.
-    length = min(max(end for spans in lanes.values() for _, end in spans) for lanes in timelines.values())
+    length = min(
+        max(end for spans in lanes.values() for _, end in spans) for lanes in timelines.values()
+    )
     for axes, (title, lanes) in zip(_rows(figure, heights), timelines.items(), strict=True):
         for place, (lane, spans) in enumerate(lanes.items()):
             steps_apart = 1.2 if lane == TRAIN_LANE else 0
-            color = {TRAIN_LANE: TRAIN, WAITING_LANE: WAITING}.get(lane, MODEL if lane in READING else INPUT)
+            color = {TRAIN_LANE: TRAIN, WAITING_LANE: WAITING}.get(
+                lane, MODEL if lane in READING else INPUT
+            )
             axes.broken_barh(
                 [(begin, end - begin) for begin, end in spans if begin < length],
                 (place - 0.36, 0.72),
@@ -79,13 +118,22 @@ def plot_timelines(timelines: Mapping[str, Mapping[str, Sequence[tuple[float, fl
 
 
 def plot_steps(train_ms: Sequence[float], model_ms: float, folder: Path) -> None:
-    """Draw how the times of real steps are distributed, next to what the model alone takes; the slowest hundredth is left out."""
+    """Draw how the times of real steps are distributed, next to what the model alone takes; the
+    slowest hundredth is left out.
+    """
     shown = [step for step in train_ms if step <= sorted(train_ms)[int(0.99 * (len(train_ms) - 1))]]
     figure = _figure(9, 1.9)
     axes = figure.subplots()
     axes.hist(shown, bins=min(60, max(5, len(shown) // 3)), color=TRAIN)
     axes.axvline(model_ms, color=MODEL, linewidth=2.5)
-    axes.annotate("model alone", (model_ms, axes.get_ylim()[1]), (4, -10), textcoords="offset points", color=MODEL, fontsize=9)
+    axes.annotate(
+        "model alone",
+        (model_ms, axes.get_ylim()[1]),
+        (4, -10),
+        textcoords="offset points",
+        color=MODEL,
+        fontsize=9,
+    )
     axes.set_xlim(0, None)
     axes.set_xlabel("milliseconds per step")
     axes.set_ylabel("steps")

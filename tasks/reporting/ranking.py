@@ -1,9 +1,11 @@
-"""Which configuration is best, which are as good within the noise, and after how many epochs a snapshot or a cache has paid.
+"""Which configuration is best, which are as good within the noise, and after how many epochs a
+snapshot or a cache has paid.
 
-Rows are the report's: one mapping per configuration. Configurations were measured minutes apart, on a machine whose speed
-drifts and on which other programs come and go. So they are compared by pairs: each round of a profile timed training and the
-reference model alone, the same work for every configuration, within a second. `relative_rates` are those ratios; one
-reference rate for all turns them into examples per second. What is said of a ratio of two configurations is said with its
+Rows are the report's: one mapping per configuration. Configurations were measured minutes apart, on
+a machine whose speed drifts and on which other programs come and go. So they are compared by pairs:
+each round of a profile timed training and the reference model alone, the same work for every
+configuration, within a second. `relative_rates` are those ratios; one reference rate for all turns
+them into examples per second. What is said of a ratio of two configurations is said with its
 bootstrap interval.
 """
 
@@ -17,7 +19,8 @@ from typing import Any
 import numpy as np
 
 BASELINE = "naive"
-MAX_STANDARD_ERRORS = 3  # standard errors beyond which two results on the same held-out examples are no chance
+# Standard errors beyond which two results on the same held-out examples are no chance.
+MAX_STANDARD_ERRORS = 3
 RESAMPLES, COVERAGE_PCT = 4000, 95
 Row = Mapping[str, Any]
 
@@ -28,7 +31,9 @@ def baseline(rows: Sequence[Row]) -> Row:
 
 
 def relative_rate(row: Row) -> float:
-    """Training's speed as a fraction of the reference model's, measured in the same moments: median over the rounds."""
+    """Training's speed as a fraction of the reference model's, measured in the same moments: median
+    over the rounds.
+    """
     return statistics.median(row["relative_rates"])
 
 
@@ -43,12 +48,16 @@ def relative_interval(row: Row) -> tuple[float, float]:
 
 
 def ratio_interval(row: Row, base: Row) -> tuple[float, float]:
-    """The interval of how many times as fast one configuration trains as another, by resampling the rounds of both."""
+    """The interval of how many times as fast one configuration trains as another, by resampling the
+    rounds of both.
+    """
     return _ends(_resampled_medians(row, seed=1) / _resampled_medians(base, seed=2))
 
 
 def _resampled_medians(row: Row, *, seed: int = 0) -> np.ndarray:
-    """Medians of the rounds, drawn with replacement (the bootstrap: Efron and Tibshirani, 1993): shape (RESAMPLES,)."""
+    """Medians of the rounds, drawn with replacement (the bootstrap: Efron and Tibshirani, 1993):
+    shape (RESAMPLES,).
+    """
     rates = np.asarray(row["relative_rates"])
     drawn = np.random.default_rng(seed).integers(0, len(rates), (RESAMPLES, len(rates)))
     return np.median(rates[drawn], axis=1)
@@ -61,7 +70,9 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """The configuration to use: of those that are tied for the highest training throughput, the one with the lowest stall."""
+    """The configuration to use: of those that are tied for the highest training throughput, the one
+    with the lowest stall.
+    """
     names = tied(rows)
     return min((row for row in rows if row["pipeline"] in names), key=lambda row: row["stall_pct"])
 
@@ -76,7 +87,9 @@ def tied(rows: Sequence[Row]) -> list[str]:
 
 
 def drift_pct(rows: Sequence[Row]) -> float:
-    """How much the machine's own speed varied during the comparison: the spread of the reference model alone."""
+    """How much the machine's own speed varied during the comparison: the spread of the reference
+    model alone.
+    """
     rates = [row["reference_examples_per_s"] for row in rows]
     return 100 * (max(rates) - min(rates)) / statistics.median(rates)
 
@@ -85,30 +98,49 @@ def headline(rows: Sequence[Row]) -> str:
     """The result in one sentence."""
     top, base, names = best(rows), baseline(rows), tied(rows)
     if base["pipeline"] in names:
-        return f"No configuration trains faster than {base['pipeline']} beyond the noise; training is {top['verdict']}."
-    subject = f"{names[0]} trains" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} (tied) train up to"
+        return (
+            f"No configuration trains faster than {base['pipeline']} beyond the noise; training is"
+            f" {top['verdict']}."
+        )
+    subject = (
+        f"{names[0]} trains"
+        if len(names) == 1
+        else f"{', '.join(names[:-1])} and {names[-1]} (tied) train up to"
+    )
     first = max((row for row in rows if row["pipeline"] in names), key=relative_rate)
     low, high = ratio_interval(first, base)
     gain = f"{relative_rate(first) / relative_rate(base):.1f}× ({low:.1f} to {high:.1f})"
-    rest = "nothing more to gain from input" if top["verdict"] == "compute-bound" else f"{top['stall_pct']:.0f} % of a step is still lost to input"
+    rest = (
+        "nothing more to gain from input"
+        if top["verdict"] == "compute-bound"
+        else f"{top['stall_pct']:.0f} % of a step is still lost to input"
+    )
     return f"{subject} {gain} as fast as {base['pipeline']}; training is {top['verdict']}, {rest}."
 
 
 def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
-    """The epoch from which on all that was spent is less than with the baseline; None: never, or there is nothing to pay back.
+    """The epoch from which on all that was spent is less than with the baseline; None: never, or
+    there is nothing to pay back.
 
-    `setup_s` is what was spent before the first epoch. A cache is paid in the first epoch, which is as slow as reading it cold.
+    `setup_s` is what was spent before the first epoch. A cache is paid in the first epoch, which is
+    as slow as reading it cold.
     """
     epoch, other = (item["examples"] / item["steady_examples_per_s"] for item in (row, base))
-    fill = max(0.0, row["examples"] / row["cold_examples_per_s"] - row["examples"] / row["input_examples_per_s"])
+    fill = max(
+        0.0,
+        row["examples"] / row["cold_examples_per_s"]
+        - row["examples"] / row["input_examples_per_s"],
+    )
     spent = setup_s if row["gathers"] else fill if row["caches"] else 0.0
     return math.ceil(spent / (other - epoch)) if spent > 0 and other > epoch else None
 
 
 def accuracy_warning(rows: Sequence[Row]) -> str | None:
-    """Say so where a configuration's validation accuracy is further from the others' median than chance explains.
+    """Say so where a configuration's validation accuracy is further from the others' median than
+    chance explains.
 
-    Chance is the error of a share counted on the held-out examples, for two models: those of one data set also differ by order and augmentation.
+    Chance is the error of a share counted on the held-out examples, for two models: those of one
+    data set also differ by order and augmentation.
     """
     scores = {row["pipeline"]: row["val_metric"] for row in rows if row["metric"] == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
@@ -117,7 +149,8 @@ def accuracy_warning(rows: Sequence[Row]) -> str | None:
     allowed = MAX_STANDARD_ERRORS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / held_out)
     far = [f"{name} {score:.4f}" for name, score in scores.items() if abs(score - middle) > allowed]
     return (
-        f"validation accuracy differs by more than chance (± {allowed:.4f} around {middle:.4f}, {held_out:,} held-out examples): {', '.join(far)}"
+        f"validation accuracy differs by more than chance (± {allowed:.4f} around {middle:.4f},"
+        f" {held_out:,} held-out examples): {', '.join(far)}"
         if far
         else None
     )

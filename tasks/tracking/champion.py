@@ -1,6 +1,8 @@
-"""Which model is the champion of a data set: the fastest configuration's, where its quality is not worse than what there is.
+"""Which model is the champion of a data set: the fastest configuration's, where its quality is not
+worse than what there is.
 
-Quality is the final metric on held-out examples. Chance is three standard errors, as everywhere where results are compared.
+Quality is the final metric on held-out examples. Chance is three standard errors, as everywhere
+where results are compared.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ PREFIX = "score."  # of the tags that a champion's version carries
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A model's metric on `examples` held-out examples of a split, next to what a `constant` prediction gets, and that one's standard error."""
+    """A model's metric on `examples` held-out examples of a split, next to what a `constant`
+    prediction gets, and that one's standard error.
+    """
 
     metric: str
     value: float
@@ -35,7 +39,9 @@ class Score:
 
     @property
     def chance(self) -> float:
-        """Standard error of the value: that of a share, or, of a mean absolute error, about that of the constant prediction's."""
+        """Standard error of the value: that of a share, or, of a mean absolute error, about that of
+        the constant prediction's.
+        """
         return standard_error(self.value, self.examples) if self.higher_is_better else self.error
 
     def __str__(self) -> str:
@@ -43,7 +49,9 @@ class Score:
 
 
 def score_of(row: Mapping[str, Any]) -> Score | None:
-    """The score of a configuration of a comparison; None where its results are of a version that did not say what they were judged on."""
+    """The score of a configuration of a comparison; None where its results are of a version that
+    did not say what they were judged on.
+    """
     if not row.get("judged"):
         return None
     found = HeldOut(**row["judged"])
@@ -59,7 +67,14 @@ def tags_of(score: Score) -> dict[str, str]:
 def score_from(tags: Mapping[str, str]) -> Score | None:
     """The score in the tags of a model's version; None where there is none."""
     try:
-        kinds = {"metric": str, "value": float, "split": str, "examples": int, "constant": float, "error": float}
+        kinds = {
+            "metric": str,
+            "value": float,
+            "split": str,
+            "examples": int,
+            "constant": float,
+            "error": float,
+        }
         return Score(**{name: kind(tags[f"{PREFIX}{name}"]) for name, kind in kinds.items()})
     except (KeyError, ValueError):
         return None
@@ -75,7 +90,9 @@ def objection(score: Score | None, others: Sequence[Score], present: Score | Non
     if not math.isfinite(score.value):
         return f"its {score.metric} is {score.value}"
     if not _lead(score, score.constant) > SURE_ERRORS * score.error:
-        return f"{score} is not better than a constant prediction ({score.constant:.4f}) beyond chance"
+        return (
+            f"{score} is not better than a constant prediction ({score.constant:.4f}) beyond chance"
+        )
     middle = statistics.median(other.value for other in others) if others else score.value
     if _lead(score, middle) < -SURE_ERRORS * math.sqrt(2) * score.chance:
         return f"{score} is worse than the other configurations' ({middle:.4f}) beyond chance"

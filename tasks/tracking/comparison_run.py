@@ -1,4 +1,6 @@
-"""The parent run of a comparison in MLflow: opened before its configurations run, closed with their table, view and champion."""
+"""The parent run of a comparison in MLflow: opened before its configurations run, closed with their
+table, view and champion.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use
 from tasks.tracking.saved_view import save_view, view_url
 
 CHAMPION = "champion"
-NOT_REQUESTED = "unchanged, since a run with changes does not choose it unless asked to (crown: true, --crown)"
+NOT_REQUESTED = (
+    "unchanged, since a run with changes does not choose it unless asked to (crown: true, --crown)"
+)
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Addresses in the server's UI of a run, and of the view of a comparison's configurations; None without a server that answers."""
+    """Addresses in the server's UI of a run, and of the view of a comparison's configurations; None
+    without a server that answers.
+    """
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
         return None
@@ -30,42 +36,76 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
         experiment = mlflow.get_run(run_id).info.experiment_id
     except STORE_ERRORS:
         return None
-    return f"{server}/#/experiments/{experiment}/runs/{run_id}", view_url(server, experiment, run_id)
+    return f"{server}/#/experiments/{experiment}/runs/{run_id}", view_url(
+        server, experiment, run_id
+    )
 
 
 def data_set_of(root: Path, path: str) -> RunKey:
-    """What a comparison in the project `root` is about, once its data at `path` has been prepared."""
+    """What a comparison in the project `root` is about, once its data at `path` is prepared."""
     return identity_of(Layout(root).manifest, path, pipeline="comparison")
 
 
 def open_comparison(identity: RunKey, name: str) -> str | None:
-    """Start the parent run of a comparison and return its id, or None where the store cannot be reached."""
+    """Start the parent run of a comparison and return its id, or None where the store cannot be
+    reached.
+    """
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     use_store()
     try:
         tags = {"pipeline": "comparison", **lineage()}
-        return mlflow.MlflowClient().create_run(experiment_id(identity), run_name=name, tags=tags).info.run_id
+        return (
+            mlflow.MlflowClient()
+            .create_run(experiment_id(identity), run_name=name, tags=tags)
+            .info.run_id
+        )
     except STORE_ERRORS as error:
-        echo(f"MLflow at {mlflow.get_tracking_uri()} cannot be reached ({reason(error)}); no parent run was created")
+        echo(
+            f"MLflow at {mlflow.get_tracking_uri()} cannot be reached ({reason(error)}); no parent"
+            " run was created"
+        )
         return None
 
 
-def close_comparison(run_id: str, identity: RunKey, summary: Mapping[str, Any], report: Path, *, note: str, choose_champion: bool) -> None:
-    """Give the parent run its result, and every configuration a child run; where it `crowns`, the best one's model may become champion.
+def close_comparison(
+    run_id: str,
+    identity: RunKey,
+    summary: Mapping[str, Any],
+    report: Path,
+    *,
+    note: str,
+    choose_champion: bool,
+) -> None:
+    """Give the parent run its result, and every configuration a child run; where it `crowns`, the
+    best one's model may become champion.
 
-    A configuration that was up to date has trained under an earlier comparison; it gets a child here with the same
-    metrics, which names the earlier run in the tag `reused_run_id`. `note` (Markdown) is shown on the run's first page.
+    A configuration that was up to date has trained under an earlier comparison; it gets a child
+    here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
+    (Markdown) is shown on the run's first page.
     """
     rows = summary["configurations"]
     with Recorder(identity, run_id=run_id) as parent:
-        parent.metrics({f"speedup_vs_naive/{row['pipeline']}": row["speedup_vs_naive"] for row in rows})
-        parent.tags({"headline": summary["headline"], "best": summary["best"], "data.digest": summary["data_digest"], "mlflow.note.content": note})
+        parent.metrics(
+            {f"speedup_vs_naive/{row['pipeline']}": row["speedup_vs_naive"] for row in rows}
+        )
+        parent.tags(
+            {
+                "headline": summary["headline"],
+                "best": summary["best"],
+                "data.digest": summary["data_digest"],
+                "mlflow.note.content": note,
+            }
+        )
         parent.artifact(report, folder="report")
         parent.call(lambda: _complete_children(run_id, rows))
         parent.call(lambda: _save_view_of(run_id))
 
         def decide() -> None:
-            decision = register_champion(run_id, rows, summary["best"]) if choose_champion else NOT_REQUESTED
+            decision = (
+                register_champion(run_id, rows, summary["best"])
+                if choose_champion
+                else NOT_REQUESTED
+            )
             mlflow.set_tag(CHAMPION, decision)
             echo(f"champion: {decision}")
 
@@ -73,7 +113,9 @@ def close_comparison(run_id: str, identity: RunKey, summary: Mapping[str, Any], 
 
 
 def register_champion(run_id: str, rows: Sequence[Mapping[str, Any]], best: str) -> str:
-    """Give the model of the best configuration the alias `champion`, unless there is an objection; returns what was decided, and why."""
+    """Give the model of the best configuration the alias `champion`, unless there is an objection;
+    returns what was decided, and why.
+    """
     client = mlflow.MlflowClient()
     name = PREFIX.replace("/", "-") + _experiment_of(run_id).name.removeprefix(PREFIX)
     scores = {row["pipeline"]: score_of(row) for row in rows}
@@ -86,7 +128,13 @@ def register_champion(run_id: str, rows: Sequence[Mapping[str, Any]], best: str)
     if score is None or against is not None:
         return f"unchanged, since {best} may not become it: {against}"
     run = row["mlflow_run_id"]
-    models = client.search_logged_models([client.get_run(run).info.experiment_id], filter_string=f"source_run_id = '{run}'") if run else []
+    models = (
+        client.search_logged_models(
+            [client.get_run(run).info.experiment_id], filter_string=f"source_run_id = '{run}'"
+        )
+        if run
+        else []
+    )
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
     tags = {"pipeline": best, "plan": row["plan"], **tags_of(score)}
@@ -128,9 +176,13 @@ def _complete_children(parent: str, rows: Sequence[Mapping[str, Any]]) -> None:
         own = run.data.tags.get("mlflow.parentRunId") == parent
         target = run.info.run_id
         if not own:
-            kept = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+            kept = {
+                key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")
+            }
             tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
-            target = client.create_run(run.info.experiment_id, run_name=row["pipeline"], tags=tags).info.run_id
+            target = client.create_run(
+                run.info.experiment_id, run_name=row["pipeline"], tags=tags
+            ).info.run_id
             for key, value in run.data.metrics.items():
                 client.log_metric(target, key, value)
             for key, value in run.data.params.items():

@@ -1,8 +1,10 @@
-"""Which MLflow experiment a run belongs to: one per data set, known again by its content when data is added or its folder is moved.
+"""Which MLflow experiment a run belongs to: one per data set, known again by its content when data
+is added or its folder is moved.
 
-An experiment is named after the folder or file of the data set and the digest that its content had at first. It carries a sketch of
-the content: the smallest hashes of (example, label). Of a data set that has grown the sketch still holds those of the earlier one that
-are small enough, so how much of one is in the other is estimated from the sketches alone (docs/decisions/020).
+An experiment is named after the folder or file of the data set and the digest that its content had
+at first. It carries a sketch of the content: the smallest hashes of (example, label). Of a data set
+that has grown the sketch still holds those of the earlier one that are small enough, so how much of
+one is in the other is estimated from the sketches alone (docs/decisions/020).
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ STORE_HOME = "THROUGHLINE_HOME"
 PREFIX = "throughline/"
 SKETCH_TAG = "data.sketch"
 SKETCHED = 128  # hashes; of a data set that has doubled, half of them are still there
-SHARED = 0.5  # of the earlier data set's examples that must be in the later one, or the other way round
+# Of the earlier data set's examples that must be in the later one, or the other way round.
+SHARED = 0.5
 _NAME_LENGTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunKey:
-    """What a run is about: becomes experiment, name and tags. `sketch` are hexadecimal hashes, ascending; empty: known by name alone."""
+    """What a run is about: becomes experiment, name and tags. `sketch` are hexadecimal hashes,
+    ascending; empty: known by name alone.
+    """
 
     data_set: str
     pipeline: str
@@ -47,7 +52,8 @@ def store_home() -> Path:
 
 
 def identity_of(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> RunKey:
-    """The identity of the data set that ingest has read from `path` and described in the folder `manifest`.
+    """The identity of the data set that ingest has read from `path` and described in the folder
+    `manifest`.
 
     Raises:
       MissingInput: ingest has not finished.
@@ -57,7 +63,11 @@ def identity_of(manifest: Path, path: str, *, pipeline: str, data_digest: str = 
     examples = pd.read_parquet(manifest / "examples.parquet", columns=["digest", "label"])
     summary = read_json(manifest / "manifest.json")
     classes = summary["classes"]
-    labels = [classes[int(label)] for label in examples["label"]] if classes else examples["label"].astype(str)
+    labels = (
+        [classes[int(label)] for label in examples["label"]]
+        if classes
+        else examples["label"].astype(str)
+    )
     labeled = zip(examples["digest"].tolist(), labels, strict=True)
     hashes = (digest_bytes(digest.encode(), label.encode())[:16] for digest, label in labeled)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.")[:_NAME_LENGTH] or "data"
@@ -75,14 +85,18 @@ def same_data(one: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def _share(one: Sequence[str], other: Sequence[str]) -> float:
-    """Share of the examples of `one` that are in `other`: of its hashes as far as the sketch of `other` reaches."""
+    """Share of the examples of `one` that are in `other`: of its hashes as far as the sketch of
+    `other` reaches.
+    """
     reach = other[-1] if len(other) >= SKETCHED else "g"  # a short sketch is the whole data set
     within = [number for number in one if number <= reach]
     return len({*within} & {*other}) / len(within) if within else 0.0
 
 
 def experiment_id(identity: RunKey) -> str:
-    """The experiment of a data set, made if there is none yet, brought up to date if the data has changed."""
+    """The experiment of a data set, made if there is none yet, brought up to date if the data has
+    changed.
+    """
     if not identity.sketch:
         return _named(PREFIX + identity.data_set)
     client, sketch = mlflow.MlflowClient(), json.dumps(list(identity.sketch))
@@ -98,15 +112,21 @@ def experiment_id(identity: RunKey) -> str:
 
 
 def _named(name: str) -> str:
-    """The experiment of this name, made if there is none; one that has been deleted stays so, and the next number is used."""
+    """The experiment of this name, made if there is none; one that has been deleted stays so, and
+    the next number is used.
+    """
     for candidate in itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2))):
         found = mlflow.get_experiment_by_name(candidate)
         if found is None:
             local = mlflow.get_tracking_uri().startswith("sqlite:")
             try:
-                return mlflow.create_experiment(candidate, artifact_location=(store_home() / "mlartifacts").as_uri() if local else None)
+                return mlflow.create_experiment(
+                    candidate,
+                    artifact_location=(store_home() / "mlartifacts").as_uri() if local else None,
+                )
             except MlflowException:
-                found = mlflow.get_experiment_by_name(candidate)  # made by another run, at the same time
+                # Made by another run, at the same time.
+                found = mlflow.get_experiment_by_name(candidate)
                 if found is None:
                     raise
         if found.lifecycle_stage == "active":

@@ -1,4 +1,6 @@
-"""Outbox for MLflow calls made while the server was unreachable: a file in .throughline/unsent/, with copies of the files that it was to send."""
+"""Outbox for MLflow calls made while the server was unreachable: a file in .throughline/unsent/,
+with copies of the files that it was to send.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ class PendingRun:
 
 
 def enqueue(folder: Path, unsent: PendingRun) -> None:
-    """Keep it for later. Its files are copied: the worktree that they are in may go with the run."""
+    """Keep it for later. Its files are copied: their worktree may go with the run."""
     file = folder / f"{time.time_ns()}-{unsent.identity['pipeline']}.json"
     calls: list[list[Any]] = []
     for kind, *values in unsent.calls:
-        value = _copy_attachment(Path(values[0]), _attachments_dir(file) / str(len(calls))) if kind in FILES else values[0]
+        value = (
+            _copy_attachment(Path(values[0]), _attachments_dir(file) / str(len(calls)))
+            if kind in FILES
+            else values[0]
+        )
         calls.append([kind, value, *values[1:]])
     write_json(file, asdict(replace(unsent, calls=calls)))
 

@@ -1,7 +1,9 @@
-"""MLflow: one run per configuration, a child of its comparison. Nothing that trains depends on the server being there.
+"""MLflow: one run per configuration, a child of its comparison. Nothing that trains depends on the
+server being there.
 
-Every number is in the files of runs/NAME before it is sent. If the server goes away, one line says so, the rest of the
-training continues, `sent` is false in runs/NAME/run.json, and `python -m tasks.tracking.recorder sync` sends what is missing later.
+Every number is in the files of runs/NAME before it is sent. If the server goes away, one line says
+so, the rest of the training continues, `sent` is false in runs/NAME/run.json, and `python -m
+tasks.tracking.recorder sync` sends what is missing later.
 """
 
 from __future__ import annotations
@@ -37,8 +39,15 @@ __all__ = ["STORE_HOME", "Recorder", "RunKey"]
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 LONGEST_PARAM = 6000
-STORE_ERRORS = (MlflowException, requests.RequestException, OSError)  # how a store shows that it cannot be reached or written
-REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")  # codes of answers, not of absence
+# How a store shows that it cannot be reached or written.
+STORE_ERRORS = (MlflowException, requests.RequestException, OSError)
+# Codes of answers, not of absence.
+REFUSALS = (
+    "INVALID_PARAMETER_VALUE",
+    "BAD_REQUEST",
+    "RESOURCE_ALREADY_EXISTS",
+    "RESOURCE_DOES_NOT_EXIST",
+)
 UNSENT = Path(".throughline") / "unsent"
 
 
@@ -49,9 +58,11 @@ def use_store() -> None:
 
 
 class Recorder:
-    """A run that is being written; use it with `with`, again if it is to continue. With `run_id` it continues an earlier run.
+    """A run that is being written; use it with `with`, again if it is to continue. With `run_id` it
+    continues an earlier run.
 
-    After the first failure to reach the store everything is kept in a file of .throughline/unsent/ instead, for `sync`.
+    After the first failure to reach the store everything is kept in a file of .throughline/unsent/
+    instead, for `sync`.
     """
 
     def __init__(self, identity: RunKey, *, run_id: str | None = None) -> None:
@@ -64,23 +75,47 @@ class Recorder:
         self._guarded(self._start, starts=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        status = "FINISHED" if kind is None else "KILLED" if kind in (KeyboardInterrupt, SystemExit) else "FAILED"
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        status = (
+            "FINISHED"
+            if kind is None
+            else "KILLED"
+            if kind in (KeyboardInterrupt, SystemExit)
+            else "FAILED"
+        )
         self._guarded(lambda: mlflow.end_run(status))
         self._forget(status)
         if not self.sent:
             enqueue(
                 store_home() / UNSENT,
-                PendingRun(identity=asdict(self._identity), run_id=self.run_id, status=status, tags=lineage(), calls=self._unsent),
+                PendingRun(
+                    identity=asdict(self._identity),
+                    run_id=self.run_id,
+                    status=status,
+                    tags=lineage(),
+                    calls=self._unsent,
+                ),
             )
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
-        self._send("params", {key: str(value)[:LONGEST_PARAM] for key, value in flatten(values).items()})
+        self._send(
+            "params", {key: str(value)[:LONGEST_PARAM] for key, value in flatten(values).items()}
+        )
 
     def metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
         """Log metrics; absent ones (None) stay absent."""
-        self._send("metrics", {key: float(value) for key, value in values.items() if value is not None}, step, time.time_ns() // 1_000_000)
+        self._send(
+            "metrics",
+            {key: float(value) for key, value in values.items() if value is not None},
+            step,
+            time.time_ns() // 1_000_000,
+        )
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
@@ -91,10 +126,11 @@ class Recorder:
         self._send("artifact", str(path.resolve()), folder)
 
     def model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
-        """Log a model from its .keras file, with a signature and requirements, so that it can be registered and served.
+        """Log a model from its .keras file, with a signature and requirements, so that it can be
+        registered and served.
 
-        `objects` are the project's classes and functions that it needs, as module:name; they and their code go with it. A model that
-        cannot be logged is logged as a file.
+        `objects` are the project's classes and functions that it needs, as module:name; they and
+        their code go with it. A model that cannot be logged is logged as a file.
         """
         self._send("model", str(path.resolve()), dict(objects or {}))
 
@@ -104,7 +140,7 @@ class Recorder:
         self.call(lambda: mlflow.log_input(source, context="training"))
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Do anything else with the active run under the same protection; it is not kept for later."""
+        """Do anything else with the active run, protected alike; it is not kept for later."""
         self._guarded(function)
 
     def replay(self, calls: Sequence[Sequence[Any]]) -> None:
@@ -119,37 +155,57 @@ class Recorder:
 
     def _start(self) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # a traceback of each failure that _try reports in one line
+        # A traceback of each failure that _try reports in one line.
+        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)
         use_store()
-        tags = {"pipeline": self._identity.pipeline, "data.digest": self._identity.data_digest, **lineage()}
+        tags = {
+            "pipeline": self._identity.pipeline,
+            "data.digest": self._identity.data_digest,
+            **lineage(),
+        }
         if self.run_id is not None and not _gone(self.run_id):
             mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
             return
         if parent := os.environ.get(PARENT_RUN):
             tags["mlflow.parentRunId"] = parent
         experiment, name = experiment_id(self._identity), self._identity.pipeline
-        self.run_id = mlflow.start_run(experiment_id=experiment, run_name=name, tags=tags, log_system_metrics=True).info.run_id
+        self.run_id = mlflow.start_run(
+            experiment_id=experiment, run_name=name, tags=tags, log_system_metrics=True
+        ).info.run_id
 
     def _forget(self, status: str) -> None:
-        """Leave no run active that could not be ended: MLflow would end it when the process exits, as finished, with a traceback if it cannot."""
+        """Leave no run active that could not be ended: MLflow would end it when the process exits,
+        as finished, with a traceback if it cannot.
+        """
         active = mlflow.active_run()
         if active is not None and active.info.run_id == self.run_id:
             with contextlib.suppress(*STORE_ERRORS):
                 mlflow.end_run(status)
 
     def _guarded(self, function: Callable[[], Any], *, starts: bool = False) -> None:
-        """Call the store. If it is away, report that once and keep the rest for later; if it refuses only this call, report that and continue."""
+        """Call the store. If it is away, report that once and keep the rest for later; if it
+        refuses only this call, report that and continue.
+        """
         if not self.sent:
             return
         try:
             function()
         except Exception as error:  # noqa: BLE001 - nothing that trains depends on the server, or on what MLflow makes of a model
-            away = isinstance(error, STORE_ERRORS) and getattr(error, "error_code", None) not in REFUSALS
+            away = (
+                isinstance(error, STORE_ERRORS)
+                and getattr(error, "error_code", None) not in REFUSALS
+            )
             if away or starts:
                 self.sent = False
-                echo(f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)}); kept for `python -m tasks.tracking.recorder sync`")
+                echo(
+                    f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)});"
+                    " kept for `python -m tasks.tracking.recorder sync`"
+                )
             else:
-                echo(f"MLflow at {mlflow.get_tracking_uri()} does not take something, which is left out ({reason(error)})")
+                echo(
+                    f"MLflow at {mlflow.get_tracking_uri()} does not take something, which is left"
+                    f" out ({reason(error)})"
+                )
 
 
 def reason(error: Exception) -> str:
@@ -180,7 +236,9 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
         own = imported(objects or {})
         model: Any = load_model(Path(path), objects or {})
     except Exception as error:  # noqa: BLE001 - whatever a layer of one's own makes Keras raise
-        echo(f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})")
+        echo(
+            f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})"
+        )
         mlflow.log_artifact(path)
         return
     inputs = TensorSpec(np.dtype(model.inputs[0].dtype), (-1, *model.input_shape[1:]))
@@ -190,7 +248,12 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     if own:
         needs.append(f"cloudpickle=={version('cloudpickle')}")
     mlflow.tensorflow.log_model(
-        model, name="model", signature=signature, pip_requirements=needs, custom_objects=own or None, code_paths=code_paths(objects or {}) or None
+        model,
+        name="model",
+        signature=signature,
+        pip_requirements=needs,
+        custom_objects=own or None,
+        code_paths=code_paths(objects or {}) or None,
     )
 
 
@@ -213,7 +276,9 @@ SENDERS: dict[str, Callable[..., Any]] = {
 
 
 def sync() -> tuple[int, int]:
-    """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are still to be."""
+    """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are
+    still to be.
+    """
     sent = 0
     waiting = list(pending(store_home() / UNSENT))
     for file, unsent in waiting:
@@ -238,9 +303,13 @@ def run_of(folder: Path) -> str | None:
 def lineage() -> dict[str, str]:
     """Tags that tie a run to its code, experiment and flow run."""
     tags = {}
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     if commit:
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
+        ).stdout.strip()
         tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
     for tag, variable in (("dvc.experiment", "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):
         if os.environ.get(variable):
@@ -259,7 +328,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def main() -> None:
     """Send to MLflow what could not be sent while its server was away."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.tracking.recorder", description=inspect.getdoc(main))
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.tracking.recorder", description=inspect.getdoc(main)
+    )
     parser.add_argument("what", choices=["sync"], help="send everything in .throughline/unsent/")
     parser.parse_args()
     use_store()

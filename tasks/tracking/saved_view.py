@@ -1,6 +1,8 @@
-"""A saved view of MLflow's run list for each comparison: its configurations alone, fastest first, with the columns that show which is best.
+"""A saved view of MLflow's run list for each comparison: its configurations alone, fastest first,
+with the columns that show which is best.
 
-MLflow keeps saved views as tags of the experiment; its own UI writes them in this form (seen in MLflow 3.17).
+MLflow keeps saved views as tags of the experiment; its own UI writes them in this form (seen in
+MLflow 3.17).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _TAG = "mlflow.sharedViewState."
 
 
 def save_view(experiment: str, parent: str, name: str) -> None:
-    """Add the view of the comparison `parent` to the menu `Views` of its experiment, under `name`."""
+    """Add the view of the comparison `parent` to the menu `Views` of its experiment as `name`."""
     state = {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
         "orderByKey": FASTEST,

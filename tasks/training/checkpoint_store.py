@@ -1,7 +1,9 @@
-"""Checkpoints on disk that a kill or a power failure at any instant leaves usable: the newest two of one piece of work.
+"""Checkpoints on disk that a kill or a power failure at any instant leaves usable: the newest two
+of one piece of work.
 
-Each is a folder of its own: written under a temporary name, every file flushed, the folder flushed, renamed, and the folder around it flushed. Only
-then does the oldest go. One that is damaged or does not fit is reported, and the one before it is used.
+Each is a folder of its own: written under a temporary name, every file flushed, the folder flushed,
+renamed, and the folder around it flushed. Only then does the oldest go. One that is damaged or does
+not fit is reported, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ class StoredCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one piece of work in `folder`; `work` names its parts (data, code, settings, …), each with its digest.
+    """The checkpoints of one piece of work in `folder`; `work` names its parts (data, code,
+    settings, …), each with its digest.
 
-    A checkpoint of other work is never resumed from: it is removed, and the parts that differ are named.
+    A checkpoint of other work is never resumed from: it is removed, and the parts that differ are
+    named.
     """
 
     def __init__(self, folder: Path, fingerprint: Mapping[str, str]) -> None:
@@ -51,13 +55,17 @@ class CheckpointStore:
         return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
 
     def restore(self, variables: Sequence[tf.Variable]) -> Mapping[str, Any] | None:
-        """Load the newest checkpoint that can be loaded into `variables` and return its state; None where there is none: nothing is changed."""
+        """Load the newest checkpoint that can be loaded into `variables` and return its state; None
+        where there is none: nothing is changed.
+        """
         if not self._usable_checkpoints:
             return None
         initial = [np.asarray(variable) for variable in variables]
         for saved in self._usable_checkpoints:
             try:
-                tf.train.Checkpoint(variables=list(variables)).read(str(saved.folder / VARIABLES)).assert_consumed()
+                tf.train.Checkpoint(variables=list(variables)).read(
+                    str(saved.folder / VARIABLES)
+                ).assert_consumed()
             except Exception as error:  # noqa: BLE001 - whatever a damaged or unfitting file makes TensorFlow raise, it must not block
                 _discard(saved.folder, f"cannot be loaded ({_first_line(error)})")
                 for variable, value in zip(variables, initial, strict=True):
@@ -67,14 +75,19 @@ class CheckpointStore:
         echo("train: no checkpoint can be used; training starts from the beginning")
         return None
 
-    def write(self, variables: Sequence[tf.Variable], state: Mapping[str, Any], *, epoch: int, step: int) -> None:
-        """Write a checkpoint at a position, then remove all but the newest ones. `state` is anything that JSON holds."""
+    def write(
+        self, variables: Sequence[tf.Variable], state: Mapping[str, Any], *, epoch: int, step: int
+    ) -> None:
+        """Write a checkpoint at a position, then remove all but the newest ones. `state` is
+        anything that JSON holds.
+        """
         created = not self._folder.exists()
         self._folder.mkdir(parents=True, exist_ok=True)
         if created:
             _flush(self._folder.parent)
         temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
-        for stale in (temporary, final):  # of an interrupted training; what was usable at this position has been resumed from
+        # Of an interrupted training; what was usable at this position has been resumed from.
+        for stale in (temporary, final):
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
         tf.train.Checkpoint(variables=list(variables)).write(str(temporary / VARIABLES))
@@ -91,7 +104,9 @@ class CheckpointStore:
 
     @cached_property
     def _usable_checkpoints(self) -> list[StoredCheckpoint]:
-        """The usable ones of this work, the newest first; what is of no use is reported and removed."""
+        """The usable ones of this work, the newest first; what is of no use is reported and
+        removed.
+        """
         usable, other = [], False
         for folder in _positions(self._folder):
             try:
@@ -99,12 +114,20 @@ class CheckpointStore:
             except (OSError, ValueError, KeyError, TypeError, MissingInput) as error:
                 _discard(folder, f"is damaged ({_first_line(error)})")
                 continue
-            differing = sorted(part for part in {*self._fingerprint, *content["work"]} if self._fingerprint.get(part) != content["work"].get(part))
+            differing = sorted(
+                part
+                for part in {*self._fingerprint, *content["work"]}
+                if self._fingerprint.get(part) != content["work"].get(part)
+            )
             if not differing:
                 usable.append(StoredCheckpoint(folder=folder, state=content["state"]))
                 continue
             if not other:
-                _discard(folder, f"is of another training, its {', '.join(differing)} differ{'s' if len(differing) == 1 else ''}")
+                _discard(
+                    folder,
+                    f"is of another training, its {', '.join(differing)}"
+                    f" differ{'s' if len(differing) == 1 else ''}",
+                )
                 echo("train: training starts from the beginning")
             other = True
             shutil.rmtree(folder, ignore_errors=True)
@@ -113,7 +136,11 @@ class CheckpointStore:
 
 def _positions(folder: Path) -> list[Path]:
     """Folders of checkpoints, the furthest first."""
-    found = [(tuple(map(int, match.groups())), path) for path in folder.glob("at-*") if (match := _NAME.fullmatch(path.name))]
+    found = [
+        (tuple(map(int, match.groups())), path)
+        for path in folder.glob("at-*")
+        if (match := _NAME.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found, reverse=True)]
 
 

@@ -1,6 +1,8 @@
-"""The progress of a training that may be interrupted at any instant: epoch rows, timing, and when a checkpoint is due.
+"""The progress of a training that may be interrupted at any instant: epoch rows, timing, and when a
+checkpoint is due.
 
-A checkpoint holds position, weights, optimizer, random layers, metrics and epoch rows; `checkpoint_store` keeps it on disk.
+A checkpoint holds position, weights, optimizer, random layers, metrics and epoch rows;
+`checkpoint_store` keeps it on disk.
 """
 
 from __future__ import annotations
@@ -62,12 +64,20 @@ class Pausable(Protocol):
 
 
 class CheckpointCallback(keras.callbacks.Callback):
-    """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any instant.
+    """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any
+    instant.
 
-    `measured_steps` are those that the sampler has measured: without the executions that trace a graph first, and without validation.
+    `measured_steps` are those that the sampler has measured: without the executions that trace a
+    graph first, and without validation.
     """
 
-    def __init__(self, pipeline: InputPipeline, store: CheckpointStore, settings: TrainSettings, recorder: MetricsLog) -> None:
+    def __init__(
+        self,
+        pipeline: InputPipeline,
+        store: CheckpointStore,
+        settings: TrainSettings,
+        recorder: MetricsLog,
+    ) -> None:
         super().__init__()
         self.rows: list[dict[str, float]] = []
         self.timer = StepTimer()
@@ -82,11 +92,15 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._step = 0  # of the current epoch, that have been run
 
     def attach(self, executions: Executions, sampler: Pausable) -> None:
-        """Follow these executions, and have the sampler pause while a graph is traced and while the model is validated."""
+        """Follow these executions, and have the sampler pause while a graph is traced and while the
+        model is validated.
+        """
         self._executions, self._sampler = executions, sampler
 
     def restore(self, model: keras.Model) -> Position:
-        """Load the last usable checkpoint of the same work into the model and say how far it was; the beginning where there is none."""
+        """Load the last usable checkpoint of the same work into the model and say how far it was;
+        the beginning where there is none.
+        """
         state = self._store.restore(_variables(model))
         if state is None:
             return Position()
@@ -101,7 +115,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._active_executions.begin(self._pipeline.steps - self._step)
         self._logged_at = time.monotonic()
         if self._metrics and resumed:
-            for variable, value in zip(_metric_variables(self._training_model), self._metrics, strict=True):
+            for variable, value in zip(
+                _metric_variables(self._training_model), self._metrics, strict=True
+            ):
                 variable.assign(np.asarray(value, variable.dtype))
         self.timer.begin()
 
@@ -113,18 +129,29 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._sampler.resume()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Time the execution, say every few seconds how far a long epoch is, and keep a checkpoint where one is due."""
-        steps = self._active_executions.steps  # Keras' number of the batch may run past the end of the epoch
+        """Time the execution, say every few seconds how far a long epoch is, and keep a checkpoint
+        where one is due.
+        """
+        # Keras' number of the batch may run past the end of the epoch.
+        steps = self._active_executions.steps
         self.timer.tick(steps)
         before, self._step = self._step, self._step + steps
         if self._sampler and self._sampler.running:
             self.measured_steps += steps
         if time.monotonic() - self._logged_at >= LOG_EVERY_S:
             self._logged_at = time.monotonic()
-            echo(f"  step {self._step:,} of {self._pipeline.steps:,}: loss {(logs or {}).get('loss', float('nan')):.4f}")
+            echo(
+                f"  step {self._step:,} of {self._pipeline.steps:,}: loss"
+                f" {(logs or {}).get('loss', float('nan')):.4f}"
+            )
         count, unit = self._settings.checkpoint_period
         due = self._step // count > before // count
-        if unit == "steps" and due and self._pipeline.plan.reads_snapshot and self._step < self._pipeline.steps:
+        if (
+            unit == "steps"
+            and due
+            and self._pipeline.plan.reads_snapshot
+            and self._step < self._pipeline.steps
+        ):
             self._save(self._step)
 
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
@@ -136,7 +163,11 @@ class CheckpointCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Close the epoch: row, metrics, checkpoint."""
         values = dict(logs or {})
-        metric = next(name for name in values if name not in ("loss", "val_loss") and not name.startswith("val_"))
+        metric = next(
+            name
+            for name in values
+            if name not in ("loss", "val_loss") and not name.startswith("val_")
+        )
         row = {
             "epoch": epoch,
             "train_loss": float(values["loss"]),
@@ -148,11 +179,16 @@ class CheckpointCallback(keras.callbacks.Callback):
         }
         self.rows.append(row)
         echo(
-            f"  epoch {epoch + 1} of {self._settings.epochs}: loss {row['train_loss']:.4f}, {metric} {row[f'train_{metric}']:.4f}, "
-            f"validation {metric} {row[f'val_{metric}']:.4f}, {row['examples_per_s']:,.0f} examples/s"
+            f"  epoch {epoch + 1} of {self._settings.epochs}: loss {row['train_loss']:.4f},"
+            f" {metric} {row[f'train_{metric}']:.4f}, validation {metric}"
+            f" {row[f'val_{metric}']:.4f}, {row['examples_per_s']:,.0f} examples/s"
         )
         kinds = {"train": "train_", "val": "val_"}
-        metrics = {f"{kind}/{name}": row[f"{prefix}{name}"] for kind, prefix in kinds.items() for name in ("loss", metric)}
+        metrics = {
+            f"{kind}/{name}": row[f"{prefix}{name}"]
+            for kind, prefix in kinds.items()
+            for name in ("loss", metric)
+        }
         self._recorder.metrics(metrics, step=epoch)
         count, unit = self._settings.checkpoint_period
         if epoch + 1 < self._settings.epochs and (unit == "steps" or (epoch + 1) % count == 0):
@@ -172,20 +208,41 @@ class CheckpointCallback(keras.callbacks.Callback):
         return self._executions
 
     def _save(self, step: int) -> None:
-        """Write a checkpoint. Where that fails, training continues, and the earlier checkpoint stays in force."""
-        metrics = [np.asarray(variable).tolist() for variable in _metric_variables(self._training_model)] if step else []
-        state = {"step": step, "rows": self.rows, "metrics": metrics, "run_id": self._recorder.run_id}
+        """Write a checkpoint. Where that fails, training continues, and the earlier checkpoint
+        stays in force.
+        """
+        metrics = (
+            [np.asarray(variable).tolist() for variable in _metric_variables(self._training_model)]
+            if step
+            else []
+        )
+        state = {
+            "step": step,
+            "rows": self.rows,
+            "metrics": metrics,
+            "run_id": self._recorder.run_id,
+        }
         try:
-            self._store.write(_variables(self._training_model), state, epoch=len(self.rows), step=step)
+            self._store.write(
+                _variables(self._training_model), state, epoch=len(self.rows), step=step
+            )
         except (OSError, tf.errors.OpError) as error:
             reason = disk_reason(error) or str(error).splitlines()[0][:200]
-            echo(f"  no checkpoint could be written ({reason}); training continues, the earlier one stays")
+            echo(
+                f"  no checkpoint could be written ({reason}); training continues, the earlier one"
+                " stays"
+            )
 
 
 def _variables(model: keras.Model) -> list[tf.Variable]:
-    """Every variable by position: weights, optimizer slots, step counter and the state of random layers."""
+    """Every variable by position: weights, optimizer slots, step counter and the state of random
+    layers.
+    """
     model.optimizer.build(model.trainable_variables)
-    return [getattr(variable, "value", variable) for variable in (*model.variables, *model.optimizer.variables)]
+    return [
+        getattr(variable, "value", variable)
+        for variable in (*model.variables, *model.optimizer.variables)
+    ]
 
 
 def _metric_variables(model: keras.Model) -> list[Any]:

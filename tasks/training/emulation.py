@@ -1,8 +1,10 @@
-"""An emulated accelerator: a model whose train step takes a given time and occupies nothing while it does.
+"""An emulated accelerator: a model whose train step takes a given time and occupies nothing while
+it does.
 
-It waits outside of TensorFlow's graph, on the training's own thread, from the moment its batch is there: no core, no thread
-of tf.data and no memory bandwidth is used. So it shows what an input pipeline does for an accelerator that is not there, and
-its stall follows from its construction. It learns the frequency of the classes (or the mean of the targets) and no more.
+It waits outside of TensorFlow's graph, on the training's own thread, from the moment its batch is
+there: no core, no thread of tf.data and no memory bandwidth is used. So it shows what an input
+pipeline does for an accelerator that is not there, and its stall follows from its construction. It
+learns the frequency of the classes (or the mean of the targets) and no more.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ NAME, OUTPUT = "emulated", "constant_output"
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """How long a train step takes once its batch is there: `step_ms`, uniformly ± `spread` of it, drawn from `seed`."""
+    """How long a train step takes once its batch is there: `step_ms`, uniformly ± `spread` of it,
+    drawn from `seed`.
+    """
 
     step_ms: float
     spread: float = 0.0
@@ -45,18 +49,31 @@ def emulation_of(options: dict[str, Any]) -> Emulation:
     """
     known = {"step_ms": (0.01, 1e6), "spread": (0.0, 1.0), "seed": (0, 2**31)}
     if "step_ms" not in options:
-        raise UnknownModel("model.options: an emulated accelerator needs step_ms, the time of a train step in milliseconds")
+        raise UnknownModel(
+            "model.options: an emulated accelerator needs step_ms, the time of a train step in"
+            " milliseconds"
+        )
     for key, value in options.items():
         if key not in known:
-            raise UnknownModel(f"model.options.{key} is none of an emulated accelerator's; {did_you_mean(key, list(known))}")
+            raise UnknownModel(
+                f"model.options.{key} is none of an emulated accelerator's;"
+                f" {did_you_mean(key, list(known))}"
+            )
         low, high = known[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise UnknownModel(f"model.options.{key}: {value!r} is not a number from {low:g} to {high:g}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+        ):
+            raise UnknownModel(
+                f"model.options.{key}: {value!r} is not a number from {low:g} to {high:g}"
+            )
     return Emulation(**options)
 
 
 def emulated(input_shape: tuple[int, ...], outputs: int, **options: Any) -> keras.Model:
-    """The network that an emulated accelerator trains: the same trainable numbers for every example; no input's value counts.
+    """The network that an emulated accelerator trains: the same trainable numbers for every
+    example; no input's value counts.
 
     Of Keras' own layers alone, so that it can be loaded where this program is not.
     """

@@ -1,7 +1,8 @@
 """Several train steps per call into the runtime, and yet exactly the steps of an epoch.
 
-Keras runs ⌈steps / k⌉ executions of k steps an epoch: with k that does not divide the steps of an epoch, or what is left of a
-resumed one, an epoch would eat into the next one. Here the last execution of an epoch is cut: what is left of it runs step by step.
+Keras runs ⌈steps / k⌉ executions of k steps an epoch: with k that does not divide the steps of an
+epoch, or what is left of a resumed one, an epoch would eat into the next one. Here the last
+execution of an epoch is cut: what is left of it runs step by step.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import keras
 
 
 class Executions:
-    """The train function of a compiled Keras model, cut at the end of each epoch. `fit` calls it instead of the model's own.
+    """The train function of a compiled Keras model, cut at the end of each epoch. `fit` calls it
+    instead of the model's own.
 
-    Every execution is k steps, k being what the model was compiled with, and the last one of an epoch is what is left. Both run the
-    model's own train step; the second function is traced only where an epoch has a remainder.
+    Every execution is k steps, k being what the model was compiled with, and the last one of an
+    epoch is what is left. Both run the model's own train step; the second function is traced only
+    where an epoch has a remainder.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -33,7 +36,9 @@ class Executions:
 
     @property
     def traces(self) -> bool:
-        """Whether the next execution traces a graph first, so that its time and work are not those of training."""
+        """Whether the next execution traces a graph first, so that its time and work are not those
+        of training.
+        """
         return self._size not in self._traced
 
     def __call__(self, iterator: Any) -> Any:

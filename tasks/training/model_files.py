@@ -1,8 +1,10 @@
-"""Models as files: saving them in Keras' format, and loading them with layers and functions of one's own.
+"""Models as files: saving them in Keras' format, and loading them with layers and functions of
+one's own.
 
-Keras loads what it knows: its own layers, and what is registered or given to it. Which classes and functions of the project a file
-needs is in its config, so they are given to Keras by name, whether they are registered or not. That a model can be saved and
-loaded is tried on the fresh model, before the first epoch.
+Keras loads what it knows: its own layers, and what is registered or given to it. Which classes and
+functions of the project a file needs is in its config, so they are given to Keras by name, whether
+they are registered or not. That a model can be saved and loaded is tried on the fresh model, before
+the first epoch.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ from tasks.errors import UnsavableModel
 from tasks.files import atomic_file
 
 REGISTER = "@keras.saving.register_keras_serializable()"
-SAVABLE = f"Give the layer a get_config() that returns its constructor's arguments as plain values, and put {REGISTER} above its class."
+SAVABLE = (
+    "Give the layer a get_config() that returns its constructor's arguments as plain values, and"
+    f" put {REGISTER} above its class."
+)
 LOADABLE = (
-    "A layer of your own needs a get_config() that returns its constructor's arguments; it, and a function that a layer is given, stands at "
-    f"the top level of its module, with {REGISTER} above it."
+    "A layer of your own needs a get_config() that returns its constructor's arguments; it, and a"
+    f" function that a layer is given, stands at the top level of its module, with {REGISTER}"
+    " above it."
 )
 
 
@@ -35,8 +41,9 @@ LOADABLE = (
 class Form:
     """What a model's file needs to be loaded.
 
-    `objects` are classes and functions of the project, each as module:name by the name in the file. `safe`: Keras loads it in safe mode;
-    not so with a Lambda layer, which holds code. `unregistered` are those that only this project gives to Keras.
+    `objects` are classes and functions of the project, each as module:name by the name in the file.
+    `safe`: Keras loads it in safe mode; not so with a Lambda layer, which holds code.
+    `unregistered` are those that only this project gives to Keras.
     """
 
     objects: Mapping[str, str]
@@ -44,17 +51,25 @@ class Form:
     safe: bool
 
     def hint(self) -> str | None:
-        """What to know, or to do, before such a model is served elsewhere; None where there is nothing."""
+        """What to know, or to do, before such a model is served elsewhere; None where there is
+        nothing.
+        """
         if not self.safe:
             return (
-                "the model has a Lambda layer, which holds Python code that Keras does not load in safe mode: it is trained and saved, but MLflow "
-                f"gets its file only and cannot serve it; to change that, make the layer a class of its own, with {REGISTER} above it"
+                "the model has a Lambda layer, which holds Python code that Keras does not load in"
+                " safe mode: it is trained and saved, but MLflow gets its file only and cannot"
+                f" serve it; to change that, make the layer a class of its own, with {REGISTER}"
+                " above it"
             )
         if self.unregistered:
-            given = ", ".join(f'"{name}": {reference.replace(":", ".")}' for name, reference in self.objects.items())
+            given = ", ".join(
+                f'"{name}": {reference.replace(":", ".")}'
+                for name, reference in self.objects.items()
+            )
             return (
-                f"model.keras needs {', '.join(self.unregistered)}: load it with custom_objects={{{given}}}, "
-                f"or put {REGISTER} above it and import its module first; MLflow's copy brings it along"
+                f"model.keras needs {', '.join(self.unregistered)}: load it with"
+                f" custom_objects={{{given}}}, or put {REGISTER} above it and import its module"
+                " first; MLflow's copy brings it along"
             )
         return None
 
@@ -71,25 +86,37 @@ def save_model(model: keras.Model, path: Path) -> None:
 
 
 def load_model(path: Path, objects: Mapping[str, str], *, safe: bool = True) -> Any:
-    """Load a model with the project's classes and functions that its file needs, given as module:name."""
-    return keras.saving.load_model(path, custom_objects=imported(objects), compile=False, safe_mode=safe)
+    """Load a model with the project's classes and functions that its file needs, given as
+    module:name.
+    """
+    return keras.saving.load_model(
+        path, custom_objects=imported(objects), compile=False, safe_mode=safe
+    )
 
 
 def imported(objects: Mapping[str, str]) -> dict[str, Any]:
     """The classes and functions that are named as module:name."""
     pairs = {name: reference.split(":") for name, reference in objects.items()}
-    return {name: getattr(importlib.import_module(module), attribute) for name, (module, attribute) in pairs.items()}
+    return {
+        name: getattr(importlib.import_module(module), attribute)
+        for name, (module, attribute) in pairs.items()
+    }
 
 
 def code_paths(objects: Mapping[str, str]) -> list[str]:
-    """Files and packages of the project that these classes and functions need, to go with a model that is served elsewhere."""
+    """Files and packages of the project that these classes and functions need, to go with a model
+    that is served elsewhere.
+    """
     files = project_files(*{reference.split(":")[0] for reference in objects.values()})
     tops = {name: path for name, path in files.items() if "." not in name}
-    return sorted(str(path.parent if path.name == "__init__.py" else path) for path in tops.values())
+    return sorted(
+        str(path.parent if path.name == "__init__.py" else path) for path in tops.values()
+    )
 
 
 def check_savable(model: keras.Model, modules: Sequence[str]) -> Form:
-    """Save the model and load it again; `modules` are those in which its layers and functions may be.
+    """Save the model and load it again; `modules` are those in which its layers and functions may
+    be.
 
     Raises:
       UnsavableModel: that does not work, and what to do about it.
@@ -99,32 +126,52 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> Form:
         try:
             model.save(path)
         except Exception as error:
-            raise UnsavableModel(f"the model cannot be saved: {_reason(error)}\n{SAVABLE}") from error
+            raise UnsavableModel(
+                f"the model cannot be saved: {_reason(error)}\n{SAVABLE}"
+            ) from error
         objects = _needed(json.loads(zipfile.ZipFile(path).read("config.json")), modules)
-        unregistered = tuple(name for name in objects if keras.saving.get_registered_object(name) is None)
+        unregistered = tuple(
+            name for name in objects if keras.saving.get_registered_object(name) is None
+        )
         try:
             load_model(path, objects)
         except Exception as error:  # noqa: BLE001 - a constructor may raise anything
             try:
                 load_model(path, objects, safe=False)
             except Exception:  # noqa: BLE001 - the first one says more
-                raise UnsavableModel(f"the model can be saved, but not loaded again: {_reason(error)}\n{LOADABLE}") from error
+                raise UnsavableModel(
+                    f"the model can be saved, but not loaded again: {_reason(error)}\n{LOADABLE}"
+                ) from error
             return Form(objects=objects, unregistered=unregistered, safe=False)
     return Form(objects=objects, unregistered=unregistered, safe=True)
 
 
 def _needed(config: Any, modules: Sequence[str]) -> dict[str, str]:
-    """The project's classes and functions in a model's config, as module:name by the name in the file."""
+    """The project's classes and functions in a model's config, as module:name by the name in the
+    file.
+    """
     searched = [name for name in project_files(*modules) if name in sys.modules]
     needed = {}
     for node in _nodes(config):
-        module, name, registered = node.get("module"), node["class_name"], node.get("registered_name")
+        module, name, registered = (
+            node.get("module"),
+            node["class_name"],
+            node.get("registered_name"),
+        )
         if name == "function" and isinstance(node.get("config"), str):
             wanted = node["config"].rpartition(">")[2]
-            homes = [one for one in searched if getattr(getattr(sys.modules[one], wanted, None), "__module__", None) == one]
+            homes = [
+                one
+                for one in searched
+                if getattr(getattr(sys.modules[one], wanted, None), "__module__", None) == one
+            ]
             if homes:
                 needed[node["config"]] = f"{homes[0]}:{wanted}"
-        elif module and module.partition(".")[0] not in ("keras", "builtins") and hasattr(sys.modules.get(module), name):
+        elif (
+            module
+            and module.partition(".")[0] not in ("keras", "builtins")
+            and hasattr(sys.modules.get(module), name)
+        ):
             needed[registered or name] = f"{module}:{name}"
     return needed
 
@@ -144,6 +191,12 @@ def _nodes(value: Any) -> Iterator[dict[str, Any]]:
 def _reason(error: Exception) -> str:
     """What went wrong in a line: Keras puts the cause last, and the whole config in between."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("Exception encountered", "Error encountered", "Could not locate", "Error when"))]
+    telling = [
+        line
+        for line in lines
+        if line.startswith(
+            ("Exception encountered", "Error encountered", "Could not locate", "Error when")
+        )
+    ]
     line = telling[-1] if telling else (lines or [type(error).__name__])[0]
     return line.partition(". Full object config")[0].partition(" Full object config")[0][:400]

@@ -1,8 +1,10 @@
-"""Models by name: two small built-in ones, every keras.applications network without weights, or a builder of your own.
+"""Models by name: two small built-in ones, every keras.applications network without weights, or a
+builder of your own.
 
-A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one logit per class, or one number
-per value to predict. What is saved and served is always the whole: stored inputs (uint8 images), postprocessing ops, then the
-network; so serving needs no preprocessing code.
+A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one
+logit per class, or one number per value to predict. What is saved and served is always the whole:
+stored inputs (uint8 images), postprocessing ops, then the network; so serving needs no
+preprocessing code.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is predicted: one of `shape[0]` classes (labels as numbers, or as vectors where they are mixed), or numbers of `shape`."""
+    """What is predicted: one of `shape[0]` classes (labels as numbers, or as vectors where they are
+    mixed), or numbers of `shape`.
+    """
 
     kind: Literal["class", "vector", "numbers"]
     shape: Shape
@@ -41,9 +45,11 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """The network (finished inputs → outputs) and the whole (stored inputs → outputs); they share their weights.
+    """The network (finished inputs → outputs) and the whole (stored inputs → outputs); they share
+    their weights.
 
-    `emulated` says how long a step of an accelerator takes that is not there; None where the model computes.
+    `emulated` says how long a step of an accelerator takes that is not there; None where the model
+    computes.
     """
 
     network: keras.Model
@@ -52,8 +58,16 @@ class Models:
     emulated: Emulation | None = None
 
 
-def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, target: Target, postprocess: Sequence[Op]) -> Models:
-    """Build the model that `settings` names for stored inputs of `input_shape` and `dtype`, without the batch axis.
+def build_models(
+    settings: ModelSettings,
+    *,
+    input_shape: Shape,
+    dtype: str,
+    target: Target,
+    postprocess: Sequence[Op],
+) -> Models:
+    """Build the model that `settings` names for stored inputs of `input_shape` and `dtype`, without
+    the batch axis.
 
     Raises:
       UnknownModel: there is no such builder, or it did not return a fitting Keras model.
@@ -64,18 +78,34 @@ def build_models(settings: ModelSettings, *, input_shape: Shape, dtype: str, tar
         value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
     network = _build(settings, tuple(value.shape[1:]), outputs)
-    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != (None, outputs):
+    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != (
+        None,
+        outputs,
+    ):
         found = getattr(network, "output_shape", type(network).__name__)
-        raise UnknownModel(f"model.name: {settings.name} returned {found}; needed is a keras.Model with outputs of shape (None, {outputs})")
+        raise UnknownModel(
+            f"model.name: {settings.name} returned {found}; needed is a keras.Model with outputs of"
+            f" shape (None, {outputs})"
+        )
     if len(target.shape) > 1:
         inputs = keras.Input(tuple(value.shape[1:]))
-        network = keras.Model(inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name)
+        network = keras.Model(
+            inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name
+        )
     emulated = emulation_of(settings.options) if settings.name == emulation.NAME else None
-    return Models(network=network, full_model=keras.Model(stored, network(value), name="whole"), target=target, emulated=emulated)
+    return Models(
+        network=network,
+        full_model=keras.Model(stored, network(value), name="whole"),
+        target=target,
+        emulated=emulated,
+    )
 
 
-def trainable_model(models: Models, *, finished_inputs: bool, gather: Callable[[Any], Any] | None = None) -> keras.Model:
-    """What `fit` trains: the network on finished inputs or the whole on stored ones, which may `gather` its own batches.
+def trainable_model(
+    models: Models, *, finished_inputs: bool, gather: Callable[[Any], Any] | None = None
+) -> keras.Model:
+    """What `fit` trains: the network on finished inputs or the whole on stored ones, which may
+    `gather` its own batches.
 
     An emulated accelerator takes any inputs.
 
@@ -84,19 +114,30 @@ def trainable_model(models: Models, *, finished_inputs: bool, gather: Callable[[
     """
     if models.emulated:
         if gather:
-            raise ImpossiblePlan("snapshot_on: device needs the memory of an accelerator, and model.name: emulated has none; use snapshot_on: host")
-        return emulation.EmulatedTraining(models.emulated, emulation.output_of(models.network), models.target.shape)
+            raise ImpossiblePlan(
+                "snapshot_on: device needs the memory of an accelerator, and model.name: emulated"
+                " has none; use snapshot_on: host"
+            )
+        return emulation.EmulatedTraining(
+            models.emulated, emulation.output_of(models.network), models.target.shape
+        )
     model = models.network if finished_inputs else models.full_model
     return DeviceResidentModel(model, gather) if gather else model
 
 
-def compile_model(model: keras.Model, settings: TrainSettings, *, target: Target, steps: int) -> None:
-    """Compile with Adam and cross-entropy on logits (squared error for numbers), unless the builder has compiled the model itself."""
+def compile_model(
+    model: keras.Model, settings: TrainSettings, *, target: Target, steps: int
+) -> None:
+    """Compile with Adam and cross-entropy on logits (squared error for numbers), unless the builder
+    has compiled the model itself.
+    """
     if getattr(model, "compiled", False):
         return
     rate: Any = settings.learning_rate
     if settings.schedule == "cosine":
-        rate = keras.optimizers.schedules.CosineDecay(settings.learning_rate, settings.epochs * steps)
+        rate = keras.optimizers.schedules.CosineDecay(
+            settings.learning_rate, settings.epochs * steps
+        )
     losses = {
         "class": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "vector": lambda: keras.losses.CategoricalCrossentropy(from_logits=True),
@@ -112,7 +153,9 @@ def compile_model(model: keras.Model, settings: TrainSettings, *, target: Target
 
 
 class DeviceResidentModel(keras.Model):
-    """A model that gathers its training batches itself, on the device where the data lives; what it is fed are step numbers."""
+    """A model that gathers its training batches itself, on the device where the data lives; what it
+    is fed are step numbers.
+    """
 
     def __init__(self, model: keras.Model, gather: Callable[[Any], Any]) -> None:
         super().__init__(name="resident")
@@ -136,22 +179,39 @@ def apply_as_layer(op: Op, value: Any) -> Any:
         return layers.Rescaling(scale, offset, name="standardize")(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
     if isinstance(op, Categories):
         numeric = value.shape[-1] - len(op.sizes)
-        coded = [layers.CategoryEncoding(size, output_mode="one_hot")(value[:, numeric + place]) for place, size in enumerate(op.sizes)]
+        coded = [
+            layers.CategoryEncoding(size, output_mode="one_hot")(value[:, numeric + place])
+            for place, size in enumerate(op.sizes)
+        ]
         return layers.Concatenate(name="categories")([value[:, :numeric], *coded])
     own = getattr(op, "layer", None)
     if own is None:
-        raise UnknownModel(f"postprocess: {op.name} cannot be part of a model; give {type(op).__name__} a method layer() that returns a Keras layer")
+        raise UnknownModel(
+            f"postprocess: {op.name} cannot be part of a model; give {type(op).__name__} a method"
+            " layer() that returns a Keras layer"
+        )
     return own()(value)
 
 
-def small_cnn(input_shape: Shape, outputs: int, *, width: int = 16, dropout: float = 0.2) -> keras.Model:
-    """Two strided convolutions and a dense layer: about 0.2 M weights for 28×28 images, quick even without an accelerator."""
+def small_cnn(
+    input_shape: Shape, outputs: int, *, width: int = 16, dropout: float = 0.2
+) -> keras.Model:
+    """Two strided convolutions and a dense layer: about 0.2 M weights for 28×28 images, quick even
+    without an accelerator.
+    """
     return keras.Sequential(
         [
             keras.Input(input_shape),
             layers.Conv2D(width, 5, strides=2, padding="same", activation="relu"),
             layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="relu"),
-            *([layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="relu"), layers.AveragePooling2D(4)] if input_shape[0] > 64 else []),  # noqa: PLR2004
+            *(
+                [
+                    layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="relu"),
+                    layers.AveragePooling2D(4),
+                ]
+                if input_shape[0] > 64  # noqa: PLR2004
+                else []
+            ),
             layers.Flatten(),
             layers.Dropout(dropout, seed=0),
             layers.Dense(128, activation="relu"),
@@ -163,7 +223,15 @@ def small_cnn(input_shape: Shape, outputs: int, *, width: int = 16, dropout: flo
 
 def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
     """One hidden layer; the least work a model can be."""
-    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(outputs)], name="mlp")
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(),
+            layers.Dense(width, activation="relu"),
+            layers.Dense(outputs),
+        ],
+        name="mlp",
+    )
 
 
 def _application(name: str) -> Any:
@@ -172,7 +240,13 @@ def _application(name: str) -> Any:
     def build(input_shape: Shape, outputs: int, **options: Any) -> keras.Model:
         if decided := {"weights", "input_shape", "classes", "classifier_activation"} & {*options}:
             raise TypeError(f"{', '.join(sorted(decided))} follow from the data")
-        return constructor(weights=None, input_shape=input_shape, classes=outputs, classifier_activation=None, **options)
+        return constructor(
+            weights=None,
+            input_shape=input_shape,
+            classes=outputs,
+            classifier_activation=None,
+            **options,
+        )
 
     return build
 
@@ -189,7 +263,9 @@ def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
     except TypeError as error:
         if ":" in settings.name and error.__traceback__ and error.__traceback__.tb_next:
             raise  # from within a builder of one's own: its traceback says more
-        raise UnknownModel(f"model.options: {settings.name} does not take {settings.options}: {error}") from error
+        raise UnknownModel(
+            f"model.options: {settings.name} does not take {settings.options}: {error}"
+        ) from error
 
 
 def _builder(name: str) -> Any:
@@ -204,4 +280,6 @@ def _builder(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise UnknownModel(f"model.name: {name} cannot be imported ({error}); expected package.module:function") from error
+        raise UnknownModel(
+            f"model.name: {name} cannot be imported ({error}); expected package.module:function"
+        ) from error

@@ -12,7 +12,9 @@ SETTLING_STEPS = 5  # steps of the first epoch that still carry tracing and star
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Step times of the warm epochs (of the first epoch, after it has settled, where it is the only one) [ms]."""
+    """Step times of the warm epochs (of the first epoch, after it has settled, where it is the only
+    one) [ms].
+    """
 
     ms_p50: float
     ms_p95: float
@@ -22,7 +24,9 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochTimes:
-    """One epoch: moments [s] (executions + 1,), its start first, and how many steps each execution was (executions,)."""
+    """One epoch: moments [s] (executions + 1,), its start first, and how many steps each execution
+    was (executions,).
+    """
 
     moments: np.ndarray
     steps: np.ndarray
@@ -39,7 +43,9 @@ class EpochTimes:
 
 
 class StepTimer:
-    """Notes the end of each execution with a monotonic clock, and how many steps it was; costs about a microsecond."""
+    """Notes the end of each execution with a monotonic clock, and how many steps it was; costs
+    about a microsecond.
+    """
 
     def __init__(self) -> None:
         self.epochs: list[EpochTimes] = []
@@ -58,7 +64,9 @@ class StepTimer:
     def end(self) -> None:
         """Close the epoch, unless it is closed already or has no step."""
         if self._steps:
-            self.epochs.append(EpochTimes(moments=np.asarray(self._moments), steps=np.asarray(self._steps)))
+            self.epochs.append(
+                EpochTimes(moments=np.asarray(self._moments), steps=np.asarray(self._steps))
+            )
         self._moments, self._steps = [], []
 
     @property
@@ -73,7 +81,9 @@ class StepTimer:
         if not milliseconds.size:
             milliseconds = _of_each_step(self.epochs[-1])
         p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99))
-        return StepTimes(ms_p50=float(p50), ms_p95=float(p95), ms_p99=float(p99), count=int(milliseconds.size))
+        return StepTimes(
+            ms_p50=float(p50), ms_p95=float(p95), ms_p99=float(p99), count=int(milliseconds.size)
+        )
 
 
 def _of_each_step(epoch: EpochTimes) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""What somebody who may start runs, and nothing else, tries with a run's parameters. A line of a list is a case."""
+"""What somebody who may start runs, and nothing else, tries with a run's parameters. A line of a
+list is a case.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ OWN = {
     "preprocess": ["decode", {"their_ops:Cut": {"size": 3}}],
     "pipelines": {"far": {"service": {"address": "grpc://known:5050"}}},
 }
-OUTSIDE, HIDDEN, FOREIGN, UNGRANTED = "is outside of what", "is hidden", "is not part of this project", "is not granted"
+OUTSIDE, HIDDEN, FOREIGN, UNGRANTED = (
+    "is outside of what",
+    "is hidden",
+    "is not part of this project",
+    "is not granted",
+)
 
 REFUSED = [
     ({"data": {"path": "/etc"}}, OUTSIDE),
@@ -73,16 +80,37 @@ ALLOWED = [
     {"model": {"name": "my_models:build"}},
     {"model": {"name": "package.inner:build"}},
     {"augment": [{"their_ops:Cut": {"size": 9}}]},
-    {"pipelines": {"a": {"service": {"address": "grpc://known:5050"}}, "b": {"service": {"workers": 3}}, "c": {}}},
-    {"pipelines": {"a": {"service": {"address": "grpc://granted:1"}}, "b": {"service": {"address": "grpc://ours:2"}}}},
-    {"pipelines": None, "data": 3, "model": "x"},  # wrong, which the check of the parameters says afterwards
+    {
+        "pipelines": {
+            "a": {"service": {"address": "grpc://known:5050"}},
+            "b": {"service": {"workers": 3}},
+            "c": {},
+        }
+    },
+    {
+        "pipelines": {
+            "a": {"service": {"address": "grpc://granted:1"}},
+            "b": {"service": {"address": "grpc://ours:2"}},
+        }
+    },
+    {"pipelines": None, "data": 3, "model": "x"},
 ]
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reach") / "project"
-    for name in ("photos", "infra", ".throughline/stack", ".dvc", "package", "mlartifacts/0/1/artifacts", "granted/set", "tasks", "flows"):
+    for name in (
+        "photos",
+        "infra",
+        ".throughline/stack",
+        ".dvc",
+        "package",
+        "mlartifacts/0/1/artifacts",
+        "granted/set",
+        "tasks",
+        "flows",
+    ):
         (folder / name).mkdir(parents=True)
     for name in ("infra/.env", ".throughline/stack/environment", ".dvc/config.local"):
         (folder / name).write_text("PREFECT_AUTH=admin:secret\n")
@@ -100,7 +128,11 @@ def project(tmp_path_factory) -> Path:
 
 
 def reach(project: Path) -> AccessPolicy:
-    return AccessPolicy(project=project, own=OWN, limits=Limits(data_roots=(Path("granted"),), service_addresses=("grpc://granted:1",)))
+    return AccessPolicy(
+        project=project,
+        own=OWN,
+        limits=Limits(data_roots=(Path("granted"),), service_addresses=("grpc://granted:1",)),
+    )
 
 
 @pytest.mark.parametrize(("asked", "why"), REFUSED, ids=lambda value: str(value)[:70])
@@ -120,25 +152,42 @@ def test_what_the_project_has_and_what_is_granted_may_be_used(project, monkeypat
 def test_the_environment_of_a_run_grants_nothing(project, monkeypatch):
     monkeypatch.setenv("THROUGHLINE_DATA_ROOTS", "/")
     with pytest.raises(InvalidParams, match=OUTSIDE):
-        AccessPolicy(project=project, own=OWN, limits=load_limits(project)).check(OWN | {"data": {"path": "/etc"}})
+        AccessPolicy(project=project, own=OWN, limits=load_limits(project)).check(
+            OWN | {"data": {"path": "/etc"}}
+        )
 
 
-def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(project, monkeypatch, tmp_path):
+def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(
+    project, monkeypatch, tmp_path
+):
     """An op of another folder of sys.path writes a file when it is imported."""
     (tmp_path / "elsewhere.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(project)
-    (project / "params.yaml").write_text("data: {source: image_folder, path: photos}\npipelines: {naive: {}}\n")
+    (project / "params.yaml").write_text(
+        "data: {source: image_folder, path: photos}\npipelines: {naive: {}}\n"
+    )
     for asked in ('augment=["elsewhere:Op"]', "model.name=elsewhere.inner:build"):
         monkeypatch.setenv(CONFINED, "1")
-        with pytest.raises(InvalidParams, match=FOREIGN), flow_run.start_run(Changes(overrides=[asked]), None):
+        with (
+            pytest.raises(InvalidParams, match=FOREIGN),
+            flow_run.start_run(Changes(overrides=[asked]), None),
+        ):
             pass
     assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize(
     "value",
-    ["[&a [x, x], *a]", "{a: &a {b: c}, d: {<<: *a}}", "[" * 100_000, "{a: " * 500, "x" * 50_000, "2024-13-45", "9" * 5_000],
+    [
+        "[&a [x, x], *a]",
+        "{a: &a {b: c}, d: {<<: *a}}",
+        "[" * 100_000,
+        "{a: " * 500,
+        "x" * 50_000,
+        "2024-13-45",
+        "9" * 5_000,
+    ],
     ids=lambda value: value[:12],
 )
 def test_an_override_that_would_grow_or_never_end_is_refused_at_once(value):
@@ -165,10 +214,16 @@ def test_the_name_of_an_array_leads_to_no_other_folder(tmp_path, features):
         arrays.scan(DataSettings(source="arrays", path=str(tmp_path / "data"), features=features))
 
 
-@pytest.mark.parametrize("text", ["a\n```\n# [click](http://evil)\n", "````\n~~~\n<img src=x>", "~~~\n# x", "`" * 500 + "\n# x"], ids=repr)
+@pytest.mark.parametrize(
+    "text",
+    ["a\n```\n# [click](http://evil)\n", "````\n~~~\n<img src=x>", "~~~\n# x", "`" * 500 + "\n# x"],
+    ids=repr,
+)
 def test_a_line_of_a_log_does_not_leave_the_fence_of_an_artifact(monkeypatch, text):
     made: list[str] = []
-    monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda key, markdown: made.append(markdown))
+    monkeypatch.setattr(
+        artifacts, "create_markdown_artifact", lambda key, markdown: made.append(markdown)
+    )
     state = SimpleNamespace(name="Failed", message=text)
     flow_run = SimpleNamespace(name="lively-owl", id="1")
     artifacts.report_failure(SimpleNamespace(name="training"), flow_run, state)
@@ -176,4 +231,6 @@ def test_a_line_of_a_log_does_not_leave_the_fence_of_an_artifact(monkeypatch, te
     assert [token.type for token in tokens if token.type != "inline"] == [
         *("heading_open", "heading_close", "fence", "paragraph_open", "paragraph_close")
     ]
-    assert next(token.content for token in tokens if token.type == "fence").rstrip("\n") == text.rstrip("\n")
+    assert next(token.content for token in tokens if token.type == "fence").rstrip(
+        "\n"
+    ) == text.rstrip("\n")

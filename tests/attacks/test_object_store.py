@@ -1,4 +1,6 @@
-"""The object store, attacked at every port that its processes listen at; a line of a list is a case."""
+"""The object store, attacked at every port that its processes listen at; a line of a list is a
+case.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from flows.services import free_port
 from infra.local import s3
 from infra.local.stack_config import StackConfig, load_stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning"),
+]
 
 MODEL = b"the model that was trained"
 REQUESTS = [
@@ -63,7 +68,9 @@ CALLS = [
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Iterator[StackConfig]:
     folder = tmp_path_factory.mktemp("store")
-    opened = load_stack(folder / "stack", postgres_port=free_port(), s3_port=random.randrange(20_000, 30_000, 10))
+    opened = load_stack(
+        folder / "stack", postgres_port=free_port(), s3_port=random.randrange(20_000, 30_000, 10)
+    )
     with ExitStack() as running:
         running.enter_context(s3.object_store(opened))
         client = s3._client(opened)
@@ -75,8 +82,14 @@ def home(tmp_path_factory) -> Iterator[StackConfig]:
 @pytest.fixture(scope="module")
 def listening(home) -> dict[int, str]:
     """Every port that the store's processes listen at, and its address."""
-    ours = {child.pid for child in psutil.Process().children(recursive=True) if child.name() == "weed"}
-    found = {one.laddr.port: one.laddr.ip for one in psutil.net_connections("tcp") if one.pid in ours and one.status == psutil.CONN_LISTEN}
+    ours = {
+        child.pid for child in psutil.Process().children(recursive=True) if child.name() == "weed"
+    }
+    found = {
+        one.laddr.port: one.laddr.ip
+        for one in psutil.net_connections("tcp")
+        if one.pid in ours and one.status == psutil.CONN_LISTEN
+    }
     first = home.settings.s3_port
     assert set(found) == {port + more for port in range(first, first + 4) for more in (0, 10_000)}
     return found
@@ -92,7 +105,9 @@ def test_no_port_answers_who_has_no_key(listening, method, path):
         for scheme in ("http", "https"):
             try:
                 address = f"{scheme}://127.0.0.1:{port}{path}"
-                reply = requests.request(method, address, data=b"the attacker's", verify=False, timeout=10)
+                reply = requests.request(
+                    method, address, data=b"the attacker's", verify=False, timeout=10
+                )
             except (requests.RequestException, urllib3.exceptions.HTTPError):
                 continue
             assert reply.status_code in (400, 403, 404, 405), (port, scheme, reply.text[:300])
@@ -102,7 +117,10 @@ def test_no_port_answers_who_has_no_key(listening, method, path):
 @pytest.mark.parametrize("method", CALLS)
 def test_no_port_takes_calls_without_a_certificate(listening, method):
     for port in listening:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+        with (
+            grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+            pytest.raises(grpc.RpcError) as refused,
+        ):
             channel.unary_unary(method)(b"", timeout=5)
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE, (port, refused.value.details())
 
@@ -111,15 +129,31 @@ def test_another_user_finds_nothing_to_read_and_no_socket_to_enter(home):
     need("root")
     nobody = {"user": 65534, "group": 65534, "extra_groups": []}
     for parent in home.folder.parents[:-2]:
-        parent.chmod(parent.stat().st_mode | 0o011)  # so that only the stack's own folder is in the way
-    seen = subprocess.run(["find", home.folder, "-readable"], capture_output=True, text=True, check=False, **nobody)
+        # So that only the stack's own folder is in the way.
+        parent.chmod(parent.stat().st_mode | 0o011)
+    seen = subprocess.run(
+        ["find", home.folder, "-readable"], capture_output=True, text=True, check=False, **nobody
+    )
     assert seen.stdout == "", "nothing of the stack's folder can be read"
     code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
-    ours = {child.pid for child in psutil.Process().children(recursive=True) if child.name() == "weed"}
-    sockets = [one.laddr for pid in ours for one in psutil.Process(pid).net_connections("unix") if one.laddr]
+    ours = {
+        child.pid for child in psutil.Process().children(recursive=True) if child.name() == "weed"
+    }
+    sockets = [
+        one.laddr
+        for pid in ours
+        for one in psutil.Process(pid).net_connections("unix")
+        if one.laddr
+    ]
     assert len(sockets) >= 6
     for path in sockets:
-        tried = subprocess.run(["/usr/bin/python3", "-c", code, path], capture_output=True, text=True, check=False, **nobody)
+        tried = subprocess.run(
+            ["/usr/bin/python3", "-c", code, path],
+            capture_output=True,
+            text=True,
+            check=False,
+            **nobody,
+        )
         assert "Permission" in tried.stderr, path
     for path in sockets:
         with socket.socket(socket.AF_UNIX) as own:

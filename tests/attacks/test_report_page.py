@@ -1,4 +1,4 @@
-"""A picture of an experiment that somebody else has made brings no script into the page about it."""
+"""A picture of an experiment that somebody else made brings no script into the page."""
 
 from __future__ import annotations
 
@@ -20,11 +20,20 @@ def test_a_picture_is_an_image_in_which_nothing_runs(tmp_path, picture):
     (tmp_path / "steps.svg").write_bytes(picture)
     address = report._svg(tmp_path / "steps.svg")
     head, _, data = address.partition(",")
-    assert head == "data:image/svg+xml;base64" and b64decode(data) == picture and not set(address) & set("<>\"'")
+    assert (
+        head == "data:image/svg+xml;base64"
+        and b64decode(data) == picture
+        and not set(address) & set("<>\"'")
+    )
 
 
 def test_the_page_escapes_everything_and_runs_nothing():
     from pathlib import Path
 
     page = (Path(report.__file__).parent / "reporting" / "report.html").read_text()
-    assert "| safe" not in page and "|safe" not in page and "<script" not in page and "default-src 'none'" in page
+    assert (
+        "| safe" not in page
+        and "|safe" not in page
+        and "<script" not in page
+        and "default-src 'none'" in page
+    )

@@ -1,5 +1,6 @@
-"""`make ui`, attacked by a page of another origin, by another user of the machine, from another network namespace, and by somebody who
-has the password and the whole of Prefect's API. A line of a list is a case.
+"""`make ui`, attacked by a page of another origin, by another user of the machine, from another
+network namespace, and by somebody who has the password and the whole of Prefect's API. A line of a
+list is a case.
 """
 
 from __future__ import annotations
@@ -50,9 +51,17 @@ MLFLOW = [
     ("GET", "api/2.0/mlflow-artifacts/artifacts", None),
     ("PUT", "api/2.0/mlflow-artifacts/artifacts/0/evil.py", {"x": 1}),
     ("POST", "graphql", {"query": "{__typename}"}),
-    ("POST", "api/2.0/mlflow/users/create", {"username": "attacker", "password": "attacker-attacker"}),
+    (
+        "POST",
+        "api/2.0/mlflow/users/create",
+        {"username": "attacker", "password": "attacker-attacker"},
+    ),
     ("GET", "api/2.0/mlflow/users/get?username=throughline", None),
-    ("PATCH", "api/2.0/mlflow/users/update-password", {"username": "throughline", "password": "attacker-attacker"}),
+    (
+        "PATCH",
+        "api/2.0/mlflow/users/update-password",
+        {"username": "throughline", "password": "attacker-attacker"},
+    ),
     ("POST", "v1/traces", {}),
 ]
 JOB_VARIABLES: list[dict[str, Any]] = [
@@ -80,9 +89,16 @@ def mark(tmp_path) -> Iterator[Path]:
 
 def count(stack: Stack) -> dict[str, int]:
     """What attacks would add or remove."""
-    mlflow = requests.get(f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=99", auth=stack.user, timeout=30).json()
+    mlflow = requests.get(
+        f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=99",
+        auth=stack.user,
+        timeout=30,
+    ).json()
     return {
-        **{what: len(stack.ask(f"{what}/filter")) for what in ("deployments", "flow_runs", "variables")},
+        **{
+            what: len(stack.ask(f"{what}/filter"))
+            for what in ("deployments", "flow_runs", "variables")
+        },
         "experiments": len(mlflow.get("experiments", [])),
         "artifacts": sum(1 for _ in (stack.project / "mlartifacts").rglob("*")),
     }
@@ -104,9 +120,14 @@ class _Page(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def foreign(stack) -> Iterator[Page]:
-    """A page of `localhost`, another origin and another site than 127.0.0.1, in a browser that has been given the password by its user."""
+    """A page of `localhost`, another origin and another site than 127.0.0.1, in a browser that has
+    been given the password by its user.
+    """
     need("chromium")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server, browsing(stack.user) as page:
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server,
+        browsing(stack.user) as page,
+    ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.goto(stack.tracking)  # the browser now remembers MLflow's password
         page.goto(f"http://localhost:{server.server_port}/")
@@ -117,17 +138,27 @@ def foreign(stack) -> Iterator[Page]:
 FETCH = """async ([url, method, body, kind]) => {
   const asked = {method, credentials: "include"};
   if (kind === "simple") asked.mode = "no-cors";
-  if (body !== null) { asked.body = JSON.stringify(body); asked.headers = {"Content-Type": kind === "simple" ? "text/plain" : "application/json"}; }
-  try { const reply = await fetch(url, asked); return {type: reply.type, status: reply.status, text: await reply.text()}; }
+  if (body !== null) {
+    asked.body = JSON.stringify(body);
+    asked.headers = {"Content-Type": kind === "simple" ? "text/plain" : "application/json"};
+  }
+  try {
+    const reply = await fetch(url, asked);
+    return {type: reply.type, status: reply.status, text: await reply.text()};
+  }
   catch (error) { return {type: "error", status: 0, text: ""}; }
 }"""
 
 
 @pytest.mark.parametrize("kind", ["cors", "simple"])
 @pytest.mark.parametrize(("method", "path", "body"), PREFECT, ids=lambda value: str(value)[:40])
-def test_a_page_of_another_origin_does_nothing_to_prefect(stack, foreign, training, method, path, body, kind):
+def test_a_page_of_another_origin_does_nothing_to_prefect(
+    stack, foreign, training, method, path, body, kind
+):
     before = count(stack)
-    answer = foreign.evaluate(FETCH, [f"{stack.server}/api/{path.format(training=training)}", method, body, kind])
+    answer = foreign.evaluate(
+        FETCH, [f"{stack.server}/api/{path.format(training=training)}", method, body, kind]
+    )
     assert answer["text"] == "", "nothing can be read"
     assert count(stack) == before
 
@@ -145,7 +176,15 @@ def test_the_same_request_of_the_page_that_belongs_there_is_answered(stack, fore
     """What the attacks above rely on: the browser knows the password, and the server answers it."""
     page = foreign.context.new_page()
     page.goto(stack.tracking)
-    answer = page.evaluate(FETCH, [f"{stack.tracking}/ajax-api/2.0/mlflow/experiments/search?max_results=9", "GET", None, "cors"])
+    answer = page.evaluate(
+        FETCH,
+        [
+            f"{stack.tracking}/ajax-api/2.0/mlflow/experiments/search?max_results=9",
+            "GET",
+            None,
+            "cors",
+        ],
+    )
     assert answer["status"] == 200 and "experiments" in answer["text"]
     page.close()
 
@@ -153,21 +192,36 @@ def test_the_same_request_of_the_page_that_belongs_there_is_answered(stack, fore
 def test_a_page_of_another_origin_opens_no_web_socket(stack, foreign):
     code = """url => new Promise(done => { const socket = new WebSocket(url); const got = [];
       socket.onopen = () => socket.send(JSON.stringify({type: "filter", filter: {}}));
-      socket.onmessage = event => got.push(event.data); socket.onclose = () => done(got); setTimeout(() => done(got), 5000); })"""
+      socket.onmessage = event => got.push(event.data);
+      socket.onclose = () => done(got);
+      setTimeout(() => done(got), 5000); })"""
     for path in ("events/in", "events/out", "logs/out"):
         assert foreign.evaluate(code, f"{stack.server.replace('http', 'ws')}/api/{path}") == []
 
 
 def test_a_form_of_another_origin_starts_nothing(stack, foreign, training):
     before = count(stack)
-    html = f'<form method=post enctype="text/plain" target=frame action="{stack.server}/api/deployments/{training}/create_flow_run">'
-    html += """<input name='{"parameters": {"pipeline": "naive"}, "x": "' value='"}'></form><iframe name=frame></iframe>"""
-    foreign.evaluate("html => { document.body.innerHTML = html; document.forms[0].submit(); }", html)
+    html = (
+        '<form method=post enctype="text/plain" target=frame'
+        f' action="{stack.server}/api/deployments/{training}/create_flow_run">'
+    )
+    html += """<input name='{"parameters": {"pipeline": "naive"}, "x": "' value='"}'></form>"""
+    html += "<iframe name=frame></iframe>"
+    foreign.evaluate(
+        "html => { document.body.innerHTML = html; document.forms[0].submit(); }", html
+    )
     foreign.wait_for_timeout(1500)
     assert count(stack) == before
 
 
-@pytest.mark.parametrize("path", ["server/api/admin/version", "server/api/flow_runs/filter", "tracking/ajax-api/2.0/mlflow/experiments/search"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "server/api/admin/version",
+        "server/api/flow_runs/filter",
+        "tracking/ajax-api/2.0/mlflow/experiments/search",
+    ],
+)
 def test_a_name_that_was_pointed_to_this_machine_is_not_answered(stack, path):
     """DNS rebinding: to the browser, such a page and the server are of one origin."""
     which, _, path = path.partition("/")
@@ -175,27 +229,61 @@ def test_a_name_that_was_pointed_to_this_machine_is_not_answered(stack, path):
     headers = {"Host": f"attacker.example:{url.port}"}
     reply = requests.get(f"{url.geturl()}/{path}", headers=headers, auth=stack.user, timeout=30)
     assert reply.status_code in (400, 403), reply.text
-    own = requests.get(f"{url.geturl()}/{path}", headers={"Host": f"localhost:{url.port}"}, auth=stack.user, timeout=30)
+    own = requests.get(
+        f"{url.geturl()}/{path}",
+        headers={"Host": f"localhost:{url.port}"},
+        auth=stack.user,
+        timeout=30,
+    )
     assert own.status_code not in (400, 403) or "max_results" in own.text, own.text
 
 
-# Another user of the machine: the same requests without a password, and the project's private files.
+# Another user of the machine: the same requests without a password, and the project's private
+# files.
 
 AS_NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
-def curl(method: str, url: str, body: object, *, before: tuple[str, ...] = (), **process: Any) -> str:
+def curl(
+    method: str, url: str, body: object, *, before: tuple[str, ...] = (), **process: Any
+) -> str:
     """Send a request by a process of its own; returns the status, 000 where nothing answered."""
-    sent = ["--data", json.dumps(body), "-H", "Content-Type: application/json"] if body is not None else []
-    command = [*before, "curl", "-s", "-m", "20", "-o", "/dev/null", "-w", "%{http_code}", "-X", method, *sent, url]
+    sent = (
+        ["--data", json.dumps(body), "-H", "Content-Type: application/json"]
+        if body is not None
+        else []
+    )
+    command = [
+        *before,
+        "curl",
+        "-s",
+        "-m",
+        "20",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_code}",
+        "-X",
+        method,
+        *sent,
+        url,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False, **process).stdout
 
 
 def test_another_user_of_the_machine_does_nothing(stack, training):
     need("root")
     before = count(stack)
-    prefect = {path: curl(method, f"{stack.server}/api/{path.format(training=training)}", body, **AS_NOBODY) for method, path, body in PREFECT}
-    mlflow = {path: curl(method, f"{stack.tracking}/{path}", body, **AS_NOBODY) for method, path, body in MLFLOW}
+    prefect = {
+        path: curl(
+            method, f"{stack.server}/api/{path.format(training=training)}", body, **AS_NOBODY
+        )
+        for method, path, body in PREFECT
+    }
+    mlflow = {
+        path: curl(method, f"{stack.tracking}/{path}", body, **AS_NOBODY)
+        for method, path, body in MLFLOW
+    }
     assert set(prefect.values()) <= {"401", "403"}, prefect
     assert set(mlflow.values()) <= {"401", "403"}, mlflow
     assert count(stack) == before
@@ -204,20 +292,37 @@ def test_another_user_of_the_machine_does_nothing(stack, training):
 def test_another_user_of_the_machine_reads_no_password_and_no_database(stack):
     need("root")
     for folder in (stack.project, *stack.project.parents[:-2]):
-        folder.chmod(folder.stat().st_mode | 0o055)  # the project may be read by all; what the servers keep may not
+        # The project may be read by all; what the servers keep may not.
+        folder.chmod(folder.stat().st_mode | 0o055)
     home = stack.project.parent / "home"
-    seen = subprocess.run(["find", stack.project, home, "-type", "f", "-readable"], capture_output=True, text=True, check=False, **AS_NOBODY)
+    seen = subprocess.run(
+        ["find", stack.project, home, "-type", "f", "-readable"],
+        capture_output=True,
+        text=True,
+        check=False,
+        **AS_NOBODY,
+    )
     readable = [Path(line) for line in seen.stdout.splitlines()]
     assert stack.project / "params.yaml" in readable
-    assert not [path for path in readable if path.suffix in (".db", ".db-wal", ".log") or ".throughline/ui" in str(path)]
+    assert not [
+        path
+        for path in readable
+        if path.suffix in (".db", ".db-wal", ".log") or ".throughline/ui" in str(path)
+    ]
     assert not [path for path in readable if stack.user[1].encode() in path.read_bytes()]
-    processes = [one for one in psutil.process_iter(["cmdline"]) if stack.user[1] in " ".join(one.info["cmdline"] or [])]
+    processes = [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if stack.user[1] in " ".join(one.info["cmdline"] or [])
+    ]
     assert not processes, "no password stands on a command line"
 
 
 @contextlib.contextmanager
 def namespace() -> Iterator[list[str]]:
-    """A network namespace that reaches this one over a pair of interfaces; yields what runs a command in it."""
+    """A network namespace that reaches this one over a pair of interfaces; yields what runs a
+    command in it.
+    """
     name = f"doors{os.getpid() % 10_000}"
     commands = [
         f"ip netns add {name}",
@@ -241,10 +346,16 @@ def test_from_another_network_namespace_nothing_answers(stack):
     with namespace() as inside, http.server.ThreadingHTTPServer(("198.18.5.1", 0), _Page) as seen:
         threading.Thread(target=seen.serve_forever, daemon=True).start()
         asked = functools.partial(curl, "GET", body=None, before=tuple(inside))
-        assert asked(url=f"http://198.18.5.1:{seen.server_port}/") == "200", "the namespace does reach this machine"
+        assert asked(url=f"http://198.18.5.1:{seen.server_port}/") == "200", (
+            "the namespace does reach this machine"
+        )
         for address in (stack.server, stack.tracking):
             port = urllib.parse.urlsplit(address).port
-            assert asked(url=f"http://198.18.5.1:{port}/") == asked(url=f"http://127.0.0.1:{port}/") == "000"
+            assert (
+                asked(url=f"http://198.18.5.1:{port}/")
+                == asked(url=f"http://127.0.0.1:{port}/")
+                == "000"
+            )
         seen.shutdown()
 
 
@@ -265,46 +376,108 @@ def test_job_variables_are_refused(stack, training, mark, variables):
         stack.post(f"deployments/{training}", method="PATCH", job_variables=own)
 
 
-def test_nothing_that_is_written_into_the_server_decides_what_the_worker_executes(stack, training, mark, tmp_path):
-    """The work pool's template, a deployment's entrypoint, pull steps and path, a deployment of the attacker's own, a run without one."""
+def test_nothing_that_is_written_into_the_server_decides_what_the_worker_executes(
+    stack, training, mark, tmp_path
+):
+    """The work pool's template, a deployment's entrypoint, pull steps and path, a deployment of the
+    attacker's own, a run without one.
+    """
     evil = tmp_path / "evil.py"
-    evil.write_text(f"open({str(mark)!r}, 'w')\nfrom prefect import flow\n@flow\ndef training(): pass\n")
+    evil.write_text(
+        f"open({str(mark)!r}, 'w')\nfrom prefect import flow\n@flow\ndef training(): pass\n"
+    )
     command = f"touch {mark}"
     own = stack.deployment("training")
-    pool = requests.get(f"{stack.server}/api/work_pools/throughline", auth=stack.user, timeout=30).json()
+    pool = requests.get(
+        f"{stack.server}/api/work_pools/throughline", auth=stack.user, timeout=30
+    ).json()
     open_template = {
-        "job_configuration": {"command": command, "env": {"PREFECT__FLOW_ENTRYPOINT": f"{evil}:training"}, "working_dir": str(tmp_path)},
-        "variables": {"type": "object", "properties": {"command": {"type": "string", "default": command}}},
+        "job_configuration": {
+            "command": command,
+            "env": {"PREFECT__FLOW_ENTRYPOINT": f"{evil}:training"},
+            "working_dir": str(tmp_path),
+        },
+        "variables": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "default": command}},
+        },
     }
     steps = [{"prefect.deployments.steps.run_shell_script": {"script": command}}]
     try:
-        assert stack.post("work_pools/throughline", method="PATCH", base_job_template=open_template).ok
-        changed = {"entrypoint": f"{evil}:training", "pull_steps": steps, "path": str(tmp_path), "job_variables": {"command": command}}
+        assert stack.post(
+            "work_pools/throughline", method="PATCH", base_job_template=open_template
+        ).ok
+        changed = {
+            "entrypoint": f"{evil}:training",
+            "pull_steps": steps,
+            "path": str(tmp_path),
+            "job_variables": {"command": command},
+        }
         assert stack.post(f"deployments/{training}", method="PATCH", **changed).ok
         refused = {"overrides": ["data.path=/etc", 'model.name="os:system"']}
         runs = [stack.start("training", pipeline="naive", changes=refused)]
-        foreign = {"name": "mine", "flow_id": own["flow_id"], "work_pool_name": "throughline", **changed}
+        foreign = {
+            "name": "mine",
+            "flow_id": own["flow_id"],
+            "work_pool_name": "throughline",
+            **changed,
+        }
         made = stack.post("deployments/", **foreign)
         assert made.ok, made.text
         runs.append(stack.ask(f"deployments/{made.json()['id']}/create_flow_run")["id"])
-        free = {"flow_id": own["flow_id"], "work_pool_name": "throughline", "state": {"type": "SCHEDULED"}, "job_variables": {"command": command}}
+        free = {
+            "flow_id": own["flow_id"],
+            "work_pool_name": "throughline",
+            "state": {"type": "SCHEDULED"},
+            "job_variables": {"command": command},
+        }
         runs.append(stack.ask("flow_runs/", **free)["id"])
         states = [stack.ended(one) for one in runs]
     finally:
-        stack.post("work_pools/throughline", method="PATCH", base_job_template=pool["base_job_template"])
+        stack.post(
+            "work_pools/throughline", method="PATCH", base_job_template=pool["base_job_template"]
+        )
         back = {key: own[key] for key in ("entrypoint", "pull_steps", "path", "job_variables")}
         assert stack.post(f"deployments/{training}", method="PATCH", **back).ok
     assert [state["state_type"] for state in states] == ["FAILED", "CRASHED", "CRASHED"]
-    assert "data.path: /etc is outside" in states[0]["state"]["message"], "the project's own flow ran, confined"
+    assert "data.path: /etc is outside" in states[0]["state"]["message"], (
+        "the project's own flow ran, confined"
+    )
 
 
 def test_a_run_whose_deployment_goes_away_stays_confined(stack):
     own = stack.deployment("ingest-and-shard")
-    copied = {key: own[key] for key in ("flow_id", "entrypoint", "path", "pull_steps", "parameter_openapi_schema", "enforce_parameter_schema")}
+    copied = {
+        key: own[key]
+        for key in (
+            "flow_id",
+            "entrypoint",
+            "path",
+            "pull_steps",
+            "parameter_openapi_schema",
+            "enforce_parameter_schema",
+        )
+    }
     other_flow = stack.ask("flows/", name="another")["id"]
-    made = stack.ask("deployments/", **{**copied, "name": "ingest-and-shard", "flow_id": other_flow, "work_pool_name": "throughline"})
-    flow_run = stack.ask(f"deployments/{made['id']}/create_flow_run", parameters={"changes": {"overrides": ["data.path=/etc"]}})["id"]
-    wait_for(lambda: processes_of(stack.project, "prefect.engine") or stack.state(flow_run)["state_type"] in ("FAILED", "CRASHED"))
+    made = stack.ask(
+        "deployments/",
+        **{
+            **copied,
+            "name": "ingest-and-shard",
+            "flow_id": other_flow,
+            "work_pool_name": "throughline",
+        },
+    )
+    flow_run = stack.ask(
+        f"deployments/{made['id']}/create_flow_run",
+        parameters={"changes": {"overrides": ["data.path=/etc"]}},
+    )["id"]
+    wait_for(
+        lambda: (
+            processes_of(stack.project, "prefect.engine")
+            or stack.state(flow_run)["state_type"] in ("FAILED", "CRASHED")
+        )
+    )
     stack.post(f"deployments/{made['id']}", method="DELETE")
     found = stack.ended(flow_run)
     assert found["state_type"] in ("FAILED", "CRASHED")
@@ -312,12 +485,23 @@ def test_a_run_whose_deployment_goes_away_stays_confined(stack):
 
 
 def test_mlflow_runs_no_jobs(stack):
-    assert processes_of(stack.project, "uvicorn") and not processes_of(stack.project, "mlflow.server.jobs")
+    assert processes_of(stack.project, "uvicorn") and not processes_of(
+        stack.project, "mlflow.server.jobs"
+    )
 
 
 def test_the_password_is_of_this_project_and_basic(stack):
     """What tests above rely on: without it nothing, with it everything."""
     wrong = base64.b64encode(b"throughline:wrong").decode()
-    for headers, status in (({}, 401), ({"Authorization": f"Basic {wrong}"}, 401), ({"Authorization": "Bearer x"}, 401)):
-        assert requests.get(f"{stack.server}/api/admin/version", headers=headers, timeout=30).status_code == status
+    for headers, status in (
+        ({}, 401),
+        ({"Authorization": f"Basic {wrong}"}, 401),
+        ({"Authorization": "Bearer x"}, 401),
+    ):
+        assert (
+            requests.get(
+                f"{stack.server}/api/admin/version", headers=headers, timeout=30
+            ).status_code
+            == status
+        )
     assert requests.get(f"{stack.server}/api/admin/version", auth=stack.user, timeout=30).ok

@@ -21,7 +21,10 @@ from tasks.data.columns import (
 )
 from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
 
-COLUMNS = (Column(name="image", dtype="uint8", shape=(3, 2, 1)), Column(name="label", dtype="int64", shape=()))
+COLUMNS = (
+    Column(name="image", dtype="uint8", shape=(3, 2, 1)),
+    Column(name="label", dtype="int64", shape=()),
+)
 VALUES = {"image": np.arange(60, dtype=np.uint8).reshape(10, 3, 2, 1), "label": np.arange(10)}
 
 
@@ -29,11 +32,20 @@ VALUES = {"image": np.arange(60, dtype=np.uint8).reshape(10, 3, 2, 1), "label": 
 def written(tmp_path):
     allocate(tmp_path, "train", COLUMNS, 10)
     chunks = tuple(
-        write_rows(tmp_path, "train", COLUMNS, start=start, values={name: array[start : start + 5] for name, array in VALUES.items()})
+        write_rows(
+            tmp_path,
+            "train",
+            COLUMNS,
+            start=start,
+            values={name: array[start : start + 5] for name, array in VALUES.items()},
+        )
         for start in (5, 0)
     )
     index = SnapshotIndex(
-        key="k", statistics=Statistics(mean=(0.0,), deviation=(1.0,)), columns=COLUMNS, splits={"train": SplitColumns(count=10, chunks=chunks)}
+        key="k",
+        statistics=Statistics(mean=(0.0,), deviation=(1.0,)),
+        columns=COLUMNS,
+        splits={"train": SplitColumns(count=10, chunks=chunks)},
     )
     write_index(tmp_path, index)
     return tmp_path

@@ -1,4 +1,6 @@
-"""The digest of a data set follows its contents, labels and splits, and a manifest is read only if it is whole."""
+"""The digest of a data set follows its contents, labels and splits, and a manifest is read only if
+it is whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import pytest
 from tasks.data.manifest import content_digest, read_manifest
 from tasks.errors import DamagedFile
 
-EXAMPLES = pd.DataFrame({"id": ["a", "b"], "digest": ["00", "01"], "label": [0, 1], "split": ["train", "test"], "uri": ["/a", "/b"]})
+EXAMPLES = pd.DataFrame(
+    {
+        "id": ["a", "b"],
+        "digest": ["00", "01"],
+        "label": [0, 1],
+        "split": ["train", "test"],
+        "uri": ["/a", "/b"],
+    }
+)
 
 
 @pytest.mark.parametrize("column", ["id", "digest", "label", "split"])
@@ -21,12 +31,16 @@ def test_a_change_of_any_example_changes_the_digest(column):
 
 def test_so_do_other_classes_and_the_place_of_files_does_not():
     assert content_digest(EXAMPLES, ("y", "x")) != content_digest(EXAMPLES, ("x", "y"))
-    assert content_digest(EXAMPLES.assign(uri="/elsewhere"), ("x", "y")) == content_digest(EXAMPLES, ("x", "y"))
+    assert content_digest(EXAMPLES.assign(uri="/elsewhere"), ("x", "y")) == content_digest(
+        EXAMPLES, ("x", "y")
+    )
 
 
 def test_a_table_with_fewer_rows_than_the_summary_says_is_damaged(arrays, tmp_path):
     shutil.copytree(arrays / "manifest", tmp_path / "manifest")
     table = tmp_path / "manifest" / "examples.parquet"
     pd.read_parquet(table).iloc[:-1].to_parquet(table, index=False)
-    with pytest.raises(DamagedFile, match=r"examples.parquet is damaged \(199 rows, manifest.json says 200\)"):
+    with pytest.raises(
+        DamagedFile, match=r"examples.parquet is damaged \(199 rows, manifest.json says 200\)"
+    ):
         read_manifest(tmp_path / "manifest")

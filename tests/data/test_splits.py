@@ -1,4 +1,6 @@
-"""Splits, shard order and shard bounds are pure functions with the properties that training relies on."""
+"""Splits, shard order and shard bounds are pure functions with the properties that training relies
+on.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def digest(content: bytes) -> str:
 @given(contents, contents, st.integers(0, 5))
 def test_adding_data_never_moves_an_example(old, new, seed):
     before = {content: assign_split(digest(content), shares=SHARES, seed=seed) for content in old}
-    after = {content: assign_split(digest(content), shares=SHARES, seed=seed) for content in old + new}
+    after = {
+        content: assign_split(digest(content), shares=SHARES, seed=seed) for content in old + new
+    }
     assert all(after[content] == split for content, split in before.items())
 
 
@@ -36,17 +40,27 @@ def test_shares_are_kept_and_seeds_deal_differently():
 
 @given(st.lists(st.binary(max_size=8), min_size=1, max_size=40, unique=True))
 def test_shard_order_is_a_permutation_that_ignores_the_order_found(items):
-    examples = pd.DataFrame({"digest": [digest(item) for item in items], "id": [item.hex() for item in items]})
+    examples = pd.DataFrame(
+        {"digest": [digest(item) for item in items], "id": [item.hex() for item in items]}
+    )
     order = shard_order(examples)
     assert sorted(order) == list(range(len(items)))
     backwards = examples.iloc[::-1]
-    assert examples["id"].iloc[order].tolist() == backwards["id"].iloc[shard_order(backwards)].tolist()
+    assert (
+        examples["id"].iloc[order].tolist() == backwards["id"].iloc[shard_order(backwards)].tolist()
+    )
 
 
-@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=300), st.integers(1, 20), st.integers(1, 50_000))
+@given(
+    st.lists(st.integers(0, 10_000), min_size=1, max_size=300),
+    st.integers(1, 20),
+    st.integers(1, 50_000),
+)
 def test_shard_bounds_cover_everything_once(sizes, min_shards, target):
     bounds = shard_bounds(sizes, target_bytes=target, min_shards=min_shards)
-    assert [index for start, stop in bounds for index in range(start, stop)] == list(range(len(sizes)))
+    assert [index for start, stop in bounds for index in range(start, stop)] == list(
+        range(len(sizes))
+    )
     assert all(stop > start for start, stop in bounds)
     assert len(bounds) >= min(min_shards, len(sizes)) or len(bounds) == len(sizes)
 

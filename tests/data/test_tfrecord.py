@@ -19,7 +19,12 @@ from tasks.data.tfrecord import frame, frame_buffer, read_records, seal_frames, 
 from tasks.errors import CorruptShard
 from tasks.files import digest_file
 
-RECORDS = [encode_example(key=example_key(str(number)), label=number, value=bytes([number]) * (number * 50)) for number in range(6)]
+RECORDS = [
+    encode_example(
+        key=example_key(str(number)), label=number, value=bytes([number]) * (number * 50)
+    )
+    for number in range(6)
+]
 SECOND = len(b"".join(frame(RECORDS[0])))  # where the second record begins
 
 
@@ -35,10 +40,21 @@ def test_tensorflow_parses_what_we_encode_to_the_byte(key, label, image):
 @given(st.data())
 @settings(max_examples=30, deadline=None)
 def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
-    count, size, numbers = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 300)), data.draw(st.booleans())
+    count, size, numbers = (
+        data.draw(st.integers(1, 7)),
+        data.draw(st.integers(1, 300)),
+        data.draw(st.booleans()),
+    )
     draw = np.random.default_rng(data.draw(st.integers(0, 2**31)))
-    keys, values = draw.integers(0, 2**63 - 1, count), draw.standard_normal((count, size)).astype(np.float32)
-    labels = draw.standard_normal(count).astype(np.float32) if numbers else draw.integers(0, 2**30, count)
+    keys, values = (
+        draw.integers(0, 2**63 - 1, count),
+        draw.standard_normal((count, size)).astype(np.float32),
+    )
+    labels = (
+        draw.standard_normal(count).astype(np.float32)
+        if numbers
+        else draw.integers(0, 2**30, count)
+    )
     alone = [
         encode_example(key=key, label=label, value=value.tobytes(), feature="features")
         for key, label, value in zip(keys.tolist(), labels.tolist(), values, strict=True)
@@ -52,28 +68,41 @@ def test_whole_arrays_are_encoded_and_framed_as_one_by_one(data):
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_other_readers_read_our_files(tmp_path, compression):
     path = tmp_path / "shard.tfrecord"
-    assert write_frames(path, chain.from_iterable(map(frame, RECORDS)), compression=compression) == digest_file(path)
+    assert write_frames(
+        path, chain.from_iterable(map(frame, RECORDS)), compression=compression
+    ) == digest_file(path)
     kind = {"none": "", "gzip": "GZIP"}[compression]
-    assert [record.numpy() for record in tf.data.TFRecordDataset(str(path), compression_type=kind)] == RECORDS
+    assert [
+        record.numpy() for record in tf.data.TFRecordDataset(str(path), compression_type=kind)
+    ] == RECORDS
     assert independent_labels(path, compression) == list(range(6))
     assert list(read_records(path, compression=compression)) == RECORDS
 
 
 def independent_labels(path, compression):
-    """Read with the package `tfrecord`, in a process of its own: it registers the same protocol buffers as TensorFlow."""
+    """Read with the package `tfrecord`, in a process of its own: it registers the same protocol
+    buffers as TensorFlow.
+    """
     kind = "gzip" if compression == "gzip" else None
     code = (
-        f"import json, tfrecord; rows = tfrecord.tfrecord_loader({str(path)!r}, None, {{'label': 'int', 'image': 'byte'}}, compression_type={kind!r})"
+        f"import json, tfrecord; rows = tfrecord.tfrecord_loader({str(path)!r}, None, {{'label':"
+        f" 'int', 'image': 'byte'}}, compression_type={kind!r})"
     )
     code += "; print(json.dumps([int(row['label'][0]) for row in rows]))"
-    return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return json.loads(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def test_equal_records_give_equal_files(tmp_path):
     for name in ("a", "b"):
         write_frames(tmp_path / name, chain.from_iterable(map(frame, RECORDS)), compression="gzip")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert (tmp_path / "a").read_bytes()[4:8] == bytes(4), "GZIP's header holds no time, so that tomorrow's file is the same"
+    assert (tmp_path / "a").read_bytes()[4:8] == bytes(4), (
+        "GZIP's header holds no time, so that tomorrow's file is the same"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +110,10 @@ def test_equal_records_give_equal_files(tmp_path):
     [
         (lambda data: data[:-3], "record 5 at byte .*: the file ends within the record"),
         (lambda data: data[:5], "record 0 at byte 0: the file ends within a record's header"),
-        (lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:], f"record 1 at byte {SECOND}: the checksum of the data does not match"),
+        (
+            lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:],
+            f"record 1 at byte {SECOND}: the checksum of the data does not match",
+        ),
         (lambda data: b"\xff" + data[1:], "record 0 at byte 0: the checksum of the length"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Planted faults: each configuration's fault is named, its fix is a valid change, and what cannot be repaired is not promised."""
+"""Planted faults: each configuration's fault is named, its fix is a valid change, and what cannot
+be repaired is not promised.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ PHOTOS = InputSpec(
     postprocess=(Rescale(),),
     batch_size=BATCH,
 )
-TINY = replace(PHOTOS, schema=RecordSchema(payload="raw", shape=(28, 28, 1), channels=1, dtype="uint8"), preprocess=(Decode(),))
+TINY = replace(
+    PHOTOS,
+    schema=RecordSchema(payload="raw", shape=(28, 28, 1), channels=1, dtype="uint8"),
+    preprocess=(Decode(),),
+)
 PHOTO_COSTS = Costs(
     call_us=20,
     stack_us=5,
@@ -46,11 +52,21 @@ TINY_COSTS = Costs(
     call_us=20,
     stack_us=0.3,
     read_us={"shards": 1, "gzip_shards": 40, "snapshot": 0.5},
-    ops={name: OpCost(example_us=1, batch_us=0.5) for name in ("parse", "decode", "flip", "rescale")},
+    ops={
+        name: OpCost(example_us=1, batch_us=0.5) for name in ("parse", "decode", "flip", "rescale")
+    },
 )
 
 
-def judged(config: dict, *, spec: InputSpec = PHOTOS, costs: Costs = PHOTO_COSTS, model_ms: float = 10.0, accelerator: bool = True, **more):
+def judged(
+    config: dict,
+    *,
+    spec: InputSpec = PHOTOS,
+    costs: Costs = PHOTO_COSTS,
+    model_ms: float = 10.0,
+    accelerator: bool = True,
+    **more,
+):
     """The diagnosis of a configuration whose step takes exactly what the operational model says."""
     checked = PipelineConfig.model_validate(config)
     plan = make_plan(checked, spec)
@@ -59,7 +75,14 @@ def judged(config: dict, *, spec: InputSpec = PHOTOS, costs: Costs = PHOTO_COSTS
     train_ms = step_ms(load, consumer, CORES) if load else 2 * model_ms
     stall = 100 * (1 - model_ms / train_ms)
     known: dict[str, Any] = {
-        "breakdown": Breakdown(steps=20, step_ms_p50=train_ms, wait_ms_p50=0.0, wait_ms_p95=0.0, wait_ms_mean=0.0, iterators=()),
+        "breakdown": Breakdown(
+            steps=20,
+            step_ms_p50=train_ms,
+            wait_ms_p50=0.0,
+            wait_ms_p95=0.0,
+            wait_ms_mean=0.0,
+            iterators=(),
+        ),
         "batch_mib": 9.0,
         "stored_mib": 400.0,
         "memory_mib": 20_000.0,
@@ -73,20 +96,40 @@ def judged(config: dict, *, spec: InputSpec = PHOTOS, costs: Costs = PHOTO_COSTS
     } | more
     facts = Facts(
         config=checked, plan=plan, costs=costs, load=load, cores=CORES, accelerator=accelerator,
-        model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall, stall=Stall(pct=stall, low_pct=stall, high_pct=stall), **known,
+        model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall, stall=Stall(pct=stall,
+        low_pct=stall, high_pct=stall), **known,
     )  # fmt: skip
-    ceilings = Ceilings(input_examples_per_s=1000, model_examples_per_s=BATCH / model_ms * 1e3, train_examples_per_s=900, accelerator=accelerator)
+    ceilings = Ceilings(
+        input_examples_per_s=1000,
+        model_examples_per_s=BATCH / model_ms * 1e3,
+        train_examples_per_s=900,
+        accelerator=accelerator,
+    )
     return diagnose("p", facts, ceilings, consumer)
 
 
-COPYING = Breakdown(steps=20, step_ms_p50=10.0, wait_ms_p50=0.0, wait_ms_p95=0.0, wait_ms_mean=0.0, iterators=(), gpu_copy_ms=4.0)
+COPYING = Breakdown(
+    steps=20,
+    step_ms_p50=10.0,
+    wait_ms_p50=0.0,
+    wait_ms_p95=0.0,
+    wait_ms_mean=0.0,
+    iterators=(),
+    gpu_copy_ms=4.0,
+)
 WAITING = replace(COPYING, wait_ms_mean=50.0, gpu_copy_ms=None)
 STRAGGLING = IteratorTime(
-    path="Iterator::Root::ParallelMapV2", step="decode", calls=40, total_ms=400.0, self_ms=400.0, call_ms_p50=4.0, call_ms_p95=40.0, parallelism=1.0,
+    path="Iterator::Root::ParallelMapV2", step="decode", calls=40, total_ms=400.0, self_ms=400.0,
+    call_ms_p50=4.0, call_ms_p95=40.0, parallelism=1.0,
     critical_pct=60.0,
 )  # fmt: skip
 UNEVEN = replace(WAITING, iterators=(STRAGGLING,))
-WELL = {"read": "shards", "interleave": {"parallel": "cores"}, "map": {"parallel": "cores"}, "prefetch": 2}
+WELL = {
+    "read": "shards",
+    "interleave": {"parallel": "cores"},
+    "map": {"parallel": "cores"},
+    "prefetch": 2,
+}
 
 
 FIRST = [
@@ -95,9 +138,26 @@ FIRST = [
     ("costly_calls", {**WELL, "map": {}}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
     ("costly_calls", {**WELL}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.2}),
     ("repeated_work", WELL, {"model_ms": 2.0}),
-    ("compressed_reads", {**WELL, "read": "gzip_shards", "vectorize": True}, {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4}),
-    ("sequential_map", {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2}, {"model_ms": 1.5}),
-    ("host_widening", {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}, {"model_ms": 0.6}),
+    (
+        "compressed_reads",
+        {**WELL, "read": "gzip_shards", "vectorize": True},
+        {"spec": TINY, "costs": TINY_COSTS, "model_ms": 0.4},
+    ),
+    (
+        "sequential_map",
+        {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2},
+        {"model_ms": 1.5},
+    ),
+    (
+        "host_widening",
+        {
+            "read": "snapshot",
+            "shuffle": {"kind": "global"},
+            "map": {"parallel": "cores"},
+            "prefetch": 2,
+        },
+        {"model_ms": 0.6},
+    ),
 ]
 
 
@@ -105,7 +165,9 @@ FIRST = [
 def test_a_planted_fault_is_named_first(rule, config, conditions):
     diagnosis = judged(config, **conditions)
     assert diagnosis.verdict == "input-bound" or diagnosis.verdict.startswith("slightly")
-    assert diagnosis.findings[0].rule == rule, [(finding.rule, finding.predicted_gain) for finding in diagnosis.findings]
+    assert diagnosis.findings[0].rule == rule, [
+        (finding.rule, finding.predicted_gain) for finding in diagnosis.findings
+    ]
     assert diagnosis.predicted_gain > 1.05
 
 
@@ -117,7 +179,8 @@ HOLDS = [
     ("epoch_gap", WELL, {"epoch_gap_ms": 900.0, "epoch_ms": 3000.0}),
     ("service_on_one_host", {**WELL, "service": {"workers": 2}}, {}),
     ("service_on_one_host", {**WELL, "service": {"address": "grpc://127.0.0.1:5050"}}, {}),
-    ("slow_service", {**WELL, "service": {"address": "grpc://input.example.org:5050"}}, {"breakdown": WAITING}),
+    ("slow_service", {**WELL, "service": {"address": "grpc://input.example.org:5050"}},
+    {"breakdown": WAITING}),
     ("too_parallel", {**WELL, "map": {"parallel": 64}}, {}),
     ("few_threads", {**WELL, "threads": 1}, {}),
     ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}}, {}),
@@ -132,11 +195,15 @@ HOLDS = [
 
 @pytest.mark.parametrize(("rule", "config", "known"), HOLDS)
 def test_every_rule_holds_where_its_fault_is(rule, config, known):
-    found = {finding.rule: finding for finding in judged(config, **({"model_ms": 2.0} | known)).findings}
+    found = {
+        finding.rule: finding for finding in judged(config, **({"model_ms": 2.0} | known)).findings
+    }
     assert rule in found
     for key, value in found[rule].change.items():
         if key.startswith("pipelines.p."):
-            changed(PipelineConfig.model_validate(config), {key.removeprefix("pipelines.p."): value})
+            changed(
+                PipelineConfig.model_validate(config), {key.removeprefix("pipelines.p."): value}
+            )
 
 
 def test_every_rule_has_a_case():
@@ -146,7 +213,9 @@ def test_every_rule_has_a_case():
 def test_a_service_that_costs_more_than_it_brings_is_named_first():
     here = judged({**WELL, "service": {"workers": 2}}, spec=TINY, costs=TINY_COSTS, model_ms=5.0)
     assert (here.findings[0].rule, here.fix) == ("service_on_one_host", "service: null")
-    assert here.predicted_gain == pytest.approx(2, rel=0.1), "what the model predicts without it, against the measured step"
+    assert here.predicted_gain == pytest.approx(2, rel=0.1), (
+        "what the model predicts without it, against the measured step"
+    )
 
 
 def test_where_input_is_not_the_bottleneck_nothing_of_it_is_to_be_tuned():
@@ -164,7 +233,8 @@ def test_the_smallest_change_that_suffices_comes_before_the_largest():
 
 def finding(rule: str, effort: str, gain: float | None) -> Finding:
     return Finding(
-        rule=rule, step="", key="", evidence="", cause="", fix="", change={}, effort=effort, predicted_gain=gain, confidence=""
+        rule=rule, step="", key="", evidence="", cause="", fix="", change={}, effort=effort,
+        predicted_gain=gain, confidence=""
     )  # fmt: skip
 
 
@@ -179,7 +249,11 @@ def test_of_changes_that_gain_alike_the_smallest_comes_first_and_what_gains_noth
 
 
 def test_ceilings_add_up_where_the_cores_are_shared():
-    alone = {"input_examples_per_s": 300.0, "model_examples_per_s": 600.0, "train_examples_per_s": 190.0}
+    alone = {
+        "input_examples_per_s": 300.0,
+        "model_examples_per_s": 600.0,
+        "train_examples_per_s": 190.0,
+    }
     assert Ceilings(**alone, accelerator=True).attainable_examples_per_s == 300
     assert Ceilings(**alone, accelerator=False).attainable_examples_per_s == pytest.approx(200)
 
@@ -189,11 +263,15 @@ def test_the_operational_model_of_a_step():
     assert step_ms(Load(serial_ms=5), consumer, 4) == 15, "on the training's own thread it adds"
     assert step_ms(Load(serial_ms=5).overlap(1), consumer, 4) == 10, "behind a prefetch it hides"
     assert step_ms(Load(serial_ms=25).overlap(1), consumer, 4) == 25, "as long as it is the shorter"
-    assert step_ms(Load(overlapped=(Segment(work_ms=60, threads=4),)), consumer, 4) == 15, "several threads share it"
-    assert step_ms(Load(overlapped=(Segment(work_ms=20, threads=1),) * 3), consumer, 2) == 30, "as far as there are cores"
-    assert step_ms(Load(overlapped=(Segment(work_ms=60, threads=4),)), replace(consumer, accelerator=False), 4) == pytest.approx(25), (
-        "the model wants cores, too"
+    assert step_ms(Load(overlapped=(Segment(work_ms=60, threads=4),)), consumer, 4) == 15, (
+        "several threads share it"
     )
+    assert step_ms(Load(overlapped=(Segment(work_ms=20, threads=1),) * 3), consumer, 2) == 30, (
+        "as far as there are cores"
+    )
+    assert step_ms(
+        Load(overlapped=(Segment(work_ms=60, threads=4),)), replace(consumer, accelerator=False), 4
+    ) == pytest.approx(25), "the model wants cores, too"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +289,13 @@ def test_the_operational_model_of_a_step():
     ],
 )
 def test_conditions(text, told):
-    figures = {"stall_pct": 52.5, "verdict": "input-bound", "gpu_busy_ms": None, "wait_pct": float("nan"), "autotuned": {}}
+    figures = {
+        "stall_pct": 52.5,
+        "verdict": "input-bound",
+        "gpu_busy_ms": None,
+        "wait_pct": float("nan"),
+        "autotuned": {},
+    }
     if told is None:
         parse_condition(text).check(figures)
     else:

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from tasks.diagnosis.intervals import difference, intersection, total_length, union
 
-PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12)
+PAIRS = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1])),
+    max_size=12,
+)
 
 
 def instants(pairs) -> set[int]:

@@ -1,4 +1,6 @@
-"""The trace says where time goes: a planted cost is found at its step, on whichever thread, and moving it moves the blame."""
+"""The trace says where time goes: a planted cost is found at its step, on whichever thread, and
+moving it moves the blame.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ class Planted:
 
         dataset = tf.data.Dataset.range(80)
         for name in ("decode", "flip"):
-            dataset = dataset.map(costly if name == self.burning else cheap, num_parallel_calls=self.parallel, name=name)
+            dataset = dataset.map(
+                costly if name == self.burning else cheap,
+                num_parallel_calls=self.parallel,
+                name=name,
+            )
         dataset = dataset.prefetch(2, name="prefetch") if self.prefetch else dataset
         options = tf.data.Options()
         options.autotune.enabled = False
@@ -75,7 +81,11 @@ def test_a_planted_cost_is_found_at_its_step(tmp_path, burning, prefetch, parall
     breakdown = break_down(traced(tmp_path, Planted(burning, parallel, prefetch)))
     assert breakdown.steps == STEPS
     burnt = next(item for item in breakdown.iterators if item.step == burning)
-    spared = next(item for item in breakdown.iterators if item.step in ("decode", "flip") and item.step != burning)
+    spared = next(
+        item
+        for item in breakdown.iterators
+        if item.step in ("decode", "flip") and item.step != burning
+    )
     # A busy machine makes a burn longer, never shorter.
     assert burnt.call_ms_p50 >= BURN_MS
     assert burnt.self_ms > 5 * spared.self_ms
@@ -84,10 +94,14 @@ def test_a_planted_cost_is_found_at_its_step(tmp_path, burning, prefetch, parall
 
 
 def test_every_instant_of_a_wait_is_blamed_on_one_iterator():
-    """A parallel map reads for 2 ms of a wait of 10 ms, then its function runs for 6 ms on a thread of its own."""
+    """A parallel map reads for 2 ms of a wait of 10 ms, then its function runs for 6 ms on a thread
+    of its own.
+    """
 
     def event(name, begin, end, *, label="", thread=1, run=0):
-        return Event(name=name, label=label, thread=thread, start_ms=begin, duration_ms=end - begin, run=run)
+        return Event(
+            name=name, label=label, thread=thread, start_ms=begin, duration_ms=end - begin, run=run
+        )
 
     host = [
         event(STEP, 0, 12),
@@ -99,14 +113,25 @@ def test_every_instant_of_a_wait_is_blamed_on_one_iterator():
         event("InstantiatedCapturedFunction::Run", 3, 9, thread=2, run=7),
         event("ExecutorState::Process", 3, 9, thread=2, run=7),
     ]
-    blamed = {item.step: item.critical_pct for item in break_down(Trace(host=host, device=[])).iterators if item.named}
+    blamed = {
+        item.step: item.critical_pct
+        for item in break_down(Trace(host=host, device=[])).iterators
+        if item.named
+    }
     assert blamed == pytest.approx({"decode": 80, "read": 20})
 
 
 def test_work_behind_a_prefetch_that_keeps_up_is_not_waited_for(tmp_path):
-    # A burn is long against the two time slices that a step may wait for its turn on a busy machine.
+    # A burn is long against the two time slices that a step may wait for its turn on a busy
+    # machine.
     burn_ms = 25.0
-    breakdown = break_down(traced(tmp_path, Planted("decode", prefetch=True, burn_ms=burn_ms, consumer_ms=6 * burn_ms), steps=20))
+    breakdown = break_down(
+        traced(
+            tmp_path,
+            Planted("decode", prefetch=True, burn_ms=burn_ms, consumer_ms=6 * burn_ms),
+            steps=20,
+        )
+    )
     assert breakdown.wait_ms_p50 < burn_ms / 2
 
 
@@ -118,15 +143,27 @@ def test_a_trace_of_keras_own_callback_is_read_as_well(tmp_path):
 
 def test_the_timeline_shows_the_burn_where_it_was(tmp_path):
     timeline = timeline_of(traced(tmp_path, Planted("decode", prefetch=True)))
-    lengths = {lane: sum(end - begin for begin, end in intervals) for lane, intervals in timeline.lanes.items()}
+    lengths = {
+        lane: sum(end - begin for begin, end in intervals)
+        for lane, intervals in timeline.lanes.items()
+    }
     assert lengths["decode"] > 0.5 * timeline.length_ms > 5 * lengths["flip"]
     assert lengths["waiting for input"] > 0.5 * timeline.length_ms
-    assert all(0 <= begin <= end <= timeline.length_ms for union in timeline.lanes.values() for begin, end in union)
+    assert all(
+        0 <= begin <= end <= timeline.length_ms
+        for union in timeline.lanes.values()
+        for begin, end in union
+    )
 
 
 def test_what_a_trace_does_not_show_is_absent():
     breakdown = break_down(Trace(host=[], device=[]))
-    assert (breakdown.steps, breakdown.wait_ms_p50, breakdown.iterators, breakdown.gpu_busy_ms) == (0, None, (), None)
+    assert (breakdown.steps, breakdown.wait_ms_p50, breakdown.iterators, breakdown.gpu_busy_ms) == (
+        0,
+        None,
+        (),
+        None,
+    )
     assert timeline_of(Trace(host=[], device=[])) is None
 
 
@@ -148,7 +185,9 @@ def test_the_streams_of_a_gpu_are_told_apart_from_the_copies_to_it(tmp_path):
         line = plane.lines.add(name=line_name)
         for number, (name, begin_ms, length_ms) in enumerate(events, start=1):
             plane.event_metadata[number].name = name
-            line.events.add(metadata_id=number, offset_ps=int(begin_ms * 1e9), duration_ps=int(length_ms * 1e9))
+            line.events.add(
+                metadata_id=number, offset_ps=int(begin_ms * 1e9), duration_ps=int(length_ms * 1e9)
+            )
 
     add("/host:CPU", "python", [(STEP, 0, 10)])
     add("/device:GPU:0", "Stream #13(Compute)", [("gemm", 1, 4), ("relu", 4, 2)])

@@ -1,10 +1,12 @@
-"""A storm of kill -9 at random instants, then one undisturbed run: the same bytes and losses as without, and nothing left.
+"""A storm of kill -9 at random instants, then one undisturbed run: the same bytes and losses as
+without, and nothing left.
 
     python tests/faults/storm.py --kills 100 --seed 7 [--served]
 
-Kills the flow, its process group, a stage, one of the supervisors, DVC, or Prefect's temporary server. With --served, runs are
-taken by the worker of a `make ui`: that, its servers, its worker and the runs' processes are killed. It prints its seed, which
-draws targets and instants; the machine's speed has its part in what is hit.
+Kills the flow, its process group, a stage, one of the supervisors, DVC, or Prefect's temporary
+server. With --served, runs are taken by the worker of a `make ui`: that, its servers, its worker
+and the runs' processes are killed. It prints its seed, which draws targets and instants; the
+machine's speed has its part in what is hit.
 """
 
 from __future__ import annotations
@@ -39,7 +41,17 @@ from tasks.files import digest_file
 
 NAME = "storm"
 EPOCHS = 20
-FLOW = (sys.executable, "-m", "flows.training", "--pipeline", "optimized", "--set", f"train.epochs={EPOCHS}", "--name", NAME)
+FLOW = (
+    sys.executable,
+    "-m",
+    "flows.training",
+    "--pipeline",
+    "optimized",
+    "--set",
+    f"train.epochs={EPOCHS}",
+    "--name",
+    NAME,
+)
 LONGEST_S = 600.0
 LEFTOVERS = ("*.partial", ".*.old", ".*.tmp", "*.lock")
 ENDING_S = 30.0
@@ -72,7 +84,11 @@ class Storm:
 
     def __init__(self, folder: Path, seed: int) -> None:
         draw = np.random.default_rng(7)
-        np.savez(folder / "data.npz", x=draw.integers(0, 256, (200, 12, 10), np.uint8), y=np.arange(200) % 4)
+        np.savez(
+            folder / "data.npz",
+            x=draw.integers(0, 256, (200, 12, 10), np.uint8),
+            y=np.arange(200) % 4,
+        )
         self.folder, self.random, self.kills = folder, random.Random(seed), Counter()
         self.completed = 0
         (folder / "tmp").mkdir()
@@ -86,7 +102,9 @@ class Storm:
             log.write("\n=== start\n")
             log.flush()
             variables = environment(project) | {"TMPDIR": str(self.folder / "tmp"), "GIT_PAGER": ""}
-            return subprocess.Popen(FLOW, cwd=project, env=variables, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                FLOW, cwd=project, env=variables, stdout=log, stderr=log, start_new_session=True
+            )
 
     def run_calmly(self, project: Path) -> None:
         """Run the flow to its end."""
@@ -144,21 +162,32 @@ class Storm:
         lines = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if Path(process.cwd()).is_relative_to(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    Path(process.cwd()).is_relative_to(self.folder)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     lines.append(" ".join(process.cmdline()))
         return lines
 
     def leftovers(self) -> list[str]:
         """What should not be there any more."""
-        found = [*(self.folder / "tmp").iterdir(), *(self.project / ".throughline").glob("scratch/*")]
+        found = [
+            *(self.folder / "tmp").iterdir(),
+            *(self.project / ".throughline").glob("scratch/*"),
+        ]
         places = [self.project, self.project / ".throughline" / "workspaces" / NAME]
         for place in places:
             for pattern in LEFTOVERS:
+                # A lock stays.
                 found += [
                     *place.glob(f"data/{pattern}"),
                     *place.glob(f"data/*/{pattern}"),
                     *place.glob(f"runs/**/{pattern}"),
-                    *(path for path in place.glob(f".throughline/*/{pattern}") if path.parent.name != "ui"),  # a lock that stays
+                    *(
+                        path
+                        for path in place.glob(f".throughline/*/{pattern}")
+                        if path.parent.name != "ui"
+                    ),
                 ]
         return [str(path.relative_to(self.folder)) for path in found]
 
@@ -176,7 +205,9 @@ SERVED = {
 
 
 class ServedStorm(Storm):
-    """A project whose runs the worker of a `make ui` takes, which is started again whenever it has ended."""
+    """A project whose runs the worker of a `make ui` takes, which is started again whenever it has
+    ended.
+    """
 
     targets = SERVED
     kinds = (*SERVED, "worker", "run", "stage")
@@ -191,12 +222,34 @@ class ServedStorm(Storm):
         """Have a `make ui` that answers."""
         while self.flow is None or self.flow.poll() is not None or self.stack is None:
             said = self.folder / "said"
-            command = (sys.executable, "-m", "flows.ui", "--prefect-port", str(self.ports[0]), "--mlflow-port", str(self.ports[1]))
+            command = (
+                sys.executable,
+                "-m",
+                "flows.ui",
+                "--prefect-port",
+                str(self.ports[0]),
+                "--mlflow-port",
+                str(self.ports[1]),
+            )
             with said.open("w") as out:
-                variables = environment(self.project) | {"TMPDIR": str(self.folder / "tmp"), "GIT_PAGER": ""}
-                self.flow = subprocess.Popen(command, cwd=self.project, env=variables, stdout=out, stderr=out, start_new_session=True)
+                variables = environment(self.project) | {
+                    "TMPDIR": str(self.folder / "tmp"),
+                    "GIT_PAGER": "",
+                }
+                self.flow = subprocess.Popen(
+                    command,
+                    cwd=self.project,
+                    env=variables,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                )
             deadline = time.monotonic() + LONGEST_S
-            while "Ctrl-C stops all" not in said.read_text() and self.flow.poll() is None and time.monotonic() < deadline:
+            while (
+                "Ctrl-C stops all" not in said.read_text()
+                and self.flow.poll() is None
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.3)
             if found := re.search(r"MLflow asks for user (\S+), password (\S+)", said.read_text()):
                 prefect, mlflow = (f"http://127.0.0.1:{port}" for port in self.ports)
@@ -206,13 +259,16 @@ class ServedStorm(Storm):
         """Start a run through the server; returns it."""
         self.serve()
         assert self.stack
-        return self.stack.start("training", pipeline="optimized", name=NAME, changes={"epochs": EPOCHS})
+        return self.stack.start(
+            "training", pipeline="optimized", name=NAME, changes={"epochs": EPOCHS}
+        )
 
     def prepare(self) -> None:
         """See to it that `make ui` and a run are there."""
         self.serve()
         assert self.stack
-        with contextlib.suppress(requests.RequestException, AssertionError):  # the server may just have been killed
+        # The server may just have been killed.
+        with contextlib.suppress(requests.RequestException, AssertionError):
             state = self.stack.state(self.run)["state_type"] if self.run else "CRASHED"
             if state == "COMPLETED":
                 self.completed += 1
@@ -231,7 +287,7 @@ class ServedStorm(Storm):
         super().end()
 
     def run_calmly(self, project: Path) -> None:
-        """Start a run and wait for its end; undisturbed runs of the other project have no server."""
+        """Start a run and wait for its end; those of the undisturbed project have no server."""
         if project == self.calm:
             super().run_calmly(project)
             return
@@ -251,20 +307,36 @@ def _line(process: psutil.Process) -> list[str]:
 def results(project: Path) -> dict[str, str]:
     """Digests of shards and snapshot, and the losses, of the project's run."""
     root = project / ".throughline" / "workspaces" / NAME
-    files = [path for name in ("shards", "snapshot") for path in sorted((root / "data" / name).rglob("*")) if path.is_file()]
+    files = [
+        path
+        for name in ("shards", "snapshot")
+        for path in sorted((root / "data" / name).rglob("*"))
+        if path.is_file()
+    ]
     history = (root / "runs" / "optimized" / "history.csv").read_text().splitlines()
     losses = json.dumps(
-        [[cell for name, cell in zip(history[0].split(","), row.split(","), strict=True) if "per_s" not in name] for row in history[1:]]
+        [
+            [
+                cell
+                for name, cell in zip(history[0].split(","), row.split(","), strict=True)
+                if "per_s" not in name
+            ]
+            for row in history[1:]
+        ]
     )
     return {str(path.relative_to(root)): digest_file(path) for path in files} | {"losses": losses}
 
 
 def main() -> None:
     """Let it storm and exit with 1 if anything differs or is left."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
-    parser.add_argument("--served", action="store_true", help="runs are taken by the worker of a `make ui`")
+    parser.add_argument(
+        "--served", action="store_true", help="runs are taken by the worker of a `make ui`"
+    )
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="storm-")).resolve()
@@ -279,15 +351,25 @@ def main() -> None:
         problems = [f"still running: {line}" for line in storm.living()]
         storm.run_calmly(storm.project)
         expected, actual = results(storm.calm), results(storm.project)
-        problems += [f"differs: {name}" for name in sorted(expected | actual) if expected.get(name) != actual.get(name)]
+        problems += [
+            f"differs: {name}"
+            for name in sorted(expected | actual)
+            if expected.get(name) != actual.get(name)
+        ]
         problems += [f"still running: {line}" for line in storm.living()]
         problems += [f"left: {name}" for name in storm.leftovers()]
         minutes = (time.monotonic() - started_at) / 60
-        print(f"{storm.kills.total()} kills in {minutes:.0f} min: {dict(storm.kills)}; {storm.completed} runs completed between them")
+        print(
+            f"{storm.kills.total()} kills in {minutes:.0f} min: {dict(storm.kills)};"
+            f" {storm.completed} runs completed between them"
+        )
     finally:
         if storm.flow is not None and storm.flow.poll() is None:
             storm.flow.kill()
-        print("\n".join(problems) or "the same bytes and losses, nothing running, nothing left", flush=True)
+        print(
+            "\n".join(problems) or "the same bytes and losses, nothing running, nothing left",
+            flush=True,
+        )
         if problems:
             print(f"see {folder}", flush=True)
         else:

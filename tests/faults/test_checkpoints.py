@@ -1,4 +1,6 @@
-"""Checkpoints after a power failure at any instant, after damage of any file, and after a change of what they belong to."""
+"""Checkpoints after a power failure at any instant, after damage of any file, and after a change of
+what they belong to.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ def variables(position=(9, 9)):
 
 def write(store, position):
     epoch, step = position
-    store.write(variables(position), {"position": [epoch, step], "run_id": "r"}, epoch=epoch, step=step)
+    store.write(
+        variables(position), {"position": [epoch, step], "run_id": "r"}, epoch=epoch, step=step
+    )
 
 
 def restored(folder, work=WORK):
-    """The position that a new process goes on from, checked to come with its own values; None: the beginning, nothing changed."""
+    """The position that a new process goes on from, checked to come with its own values; None: the
+    beginning, nothing changed.
+    """
     loaded = variables()
     state = CheckpointStore(folder, work).restore(loaded)
     position = None if state is None else tuple(state["position"])
@@ -43,9 +49,11 @@ def restored(folder, work=WORK):
 
 @dataclass
 class Disk:
-    """The trace of what happens below a folder: before each call into the system, all files and folders as they are.
+    """The trace of what happens below a folder: before each call into the system, all files and
+    folders as they are.
 
-    What has reached the disk: of a file its content when it was last flushed, of a folder its entries when it was last flushed.
+    What has reached the disk: of a file its content when it was last flushed, of a folder its
+    entries when it was last flushed.
     """
 
     root: Path
@@ -54,14 +62,27 @@ class Disk:
     entries: dict[int, dict[str, int]] = field(default_factory=dict)  # of folders, by inode
 
     def note(self):
-        """One instant: (entries by folder, contents by file) as programs see them, and as they are on the disk."""
+        """One instant: (entries by folder, contents by file) as programs see them, and as they are
+        on the disk.
+        """
         folders, files = {}, {}
         for path in [self.root, *self.root.rglob("*")]:
             if path.is_dir():
-                folders[path.stat().st_ino] = {entry.name: entry.stat().st_ino for entry in path.iterdir()}
+                folders[path.stat().st_ino] = {
+                    entry.name: entry.stat().st_ino for entry in path.iterdir()
+                }
             else:
                 files[path.stat().st_ino] = path.read_bytes()
-        self.moments.append((folders, files, {"contents": dict(self.contents), "entries": {k: dict(v) for k, v in self.entries.items()}}))
+        self.moments.append(
+            (
+                folders,
+                files,
+                {
+                    "contents": dict(self.contents),
+                    "entries": {k: dict(v) for k, v in self.entries.items()},
+                },
+            )
+        )
 
     def flushed(self, descriptor):
         """Note that a file or folder has been flushed."""
@@ -75,7 +96,9 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    """A folder whose every change is traced while the test runs; inodes are not used again as long as a link keeps them."""
+    """A folder whose every change is traced while the test runs; inodes are not used again as long
+    as a link keeps them.
+    """
     traced = Disk(tmp_path / "run")
     traced.root.mkdir()
     traced.entries[traced.root.stat().st_ino] = {}
@@ -106,11 +129,13 @@ def disk(tmp_path, monkeypatch):
 def laid_out(moment, into, root, *, entries, torn):
     """Lay out what a power failure at a moment leaves.
 
-    entries: "seen": all names as programs saw them (the file system wrote them early) · "flushed": only what was flushed.
-    torn: of data that were not flushed half is there, else nothing.
+    entries: "seen": all names as programs saw them (the file system wrote them early) · "flushed":
+    only what was flushed. torn: of data that were not flushed half is there, else nothing.
     """
     folders, files, flushed = moment
-    names = folders if entries == "seen" else {**{inode: {} for inode in folders}, **flushed["entries"]}
+    names = (
+        folders if entries == "seen" else {**{inode: {} for inode in folders}, **flushed["entries"]}
+    )
 
     def lay(inode, path):
         path.mkdir()
@@ -126,7 +151,9 @@ def laid_out(moment, into, root, *, entries, torn):
 
 
 @pytest.mark.parametrize(("entries", "torn"), [("seen", False), ("seen", True), ("flushed", False)])
-def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(disk, tmp_path, entries, torn, monkeypatch, capsys):
+def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
+    disk, tmp_path, entries, torn, monkeypatch, capsys
+):
     store, root = CheckpointStore(disk.root / ".checkpoint", WORK), disk.root.stat().st_ino
     written = []  # how many moments had passed when a checkpoint was complete
     for position in POSITIONS:
@@ -140,7 +167,9 @@ def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(dis
         laid_out(moment, folder, root, entries=entries, torn=torn)
         complete = sum(number >= count for count in written)
         allowed = {POSITIONS[complete - 1] if complete else None, POSITIONS[complete]}
-        assert restored(folder / ".checkpoint") in allowed, f"moment {number} of {len(disk.moments)}"
+        assert restored(folder / ".checkpoint") in allowed, (
+            f"moment {number} of {len(disk.moments)}"
+        )
         following = CheckpointStore(folder / ".checkpoint", WORK)
         assert following.restore(variables()) is None or following.run_id == "r"
         write(following, (2, 0))
@@ -151,7 +180,10 @@ def test_the_newest_two_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, WORK)
     for position in POSITIONS:
         write(store, position)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["at-000001-0000000000", "at-000001-0000000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "at-000001-0000000000",
+        "at-000001-0000000003",
+    ]
 
 
 DAMAGES = {
@@ -164,7 +196,11 @@ DAMAGES = {
     "state_empty": lambda path: (path / STATE).write_text(""),
     "state_missing": lambda path: (path / STATE).unlink(),
     "state_is_no_object": lambda path: (path / STATE).write_text("[1]"),
-    "state_changed": lambda path: (path / STATE).write_text((path / STATE).read_text().replace('"run_id": "r"', '"run_id": "s"')),
+    "state_changed": (
+        lambda path: (path / STATE).write_text(
+            (path / STATE).read_text().replace('"run_id": "r"', '"run_id": "s"')
+        )
+    ),
     "folder_empty": lambda path: [file.unlink() for file in path.iterdir()],
 }
 
@@ -205,4 +241,8 @@ def test_a_checkpoint_of_other_work_is_removed_and_what_differs_is_named(tmp_pat
         write(CheckpointStore(tmp_path, WORK), position)
     assert restored(tmp_path, {**WORK, part: "other"}) is None
     told = capsys.readouterr().out
-    assert f"its {part} differs" in told and "starts from the beginning" in told and not list(tmp_path.iterdir())
+    assert (
+        f"its {part} differs" in told
+        and "starts from the beginning" in told
+        and not list(tmp_path.iterdir())
+    )

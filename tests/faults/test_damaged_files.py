@@ -1,4 +1,6 @@
-"""A file of an earlier stage that is empty, cut off or another one: one paragraph names it and what makes it again."""
+"""A file of an earlier stage that is empty, cut off or another one: one paragraph names it and what
+makes it again.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,31 @@ CASES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     ("shards/index.json", lambda folder: read_shard_index(folder / "shards"), "shard"),
     ("snapshot/index.json", lambda folder: read_index(folder / "snapshot"), "snapshot"),
     ("snapshot.json", lambda folder: read_json(folder / "snapshot.json"), "snapshot"),
-    ("runs/fast/plan.json", lambda folder: read_json(folder / "runs" / "fast" / "plan.json"), "build@fast"),
-    ("runs/fast/input.json", lambda folder: read_json(folder / "runs" / "fast" / "input.json"), "build@fast"),
-    ("runs/fast/train.json", lambda folder: read_json(folder / "runs" / "fast" / "train.json"), "train@fast"),
-    ("runs/fast/run.json", lambda folder: read_json(folder / "runs" / "fast" / "run.json"), "train@fast"),
-    ("runs/fast/profile.json", lambda folder: read_json(folder / "runs" / "fast" / "profile.json"), "profile@fast"),
+    (
+        "runs/fast/plan.json",
+        lambda folder: read_json(folder / "runs" / "fast" / "plan.json"),
+        "build@fast",
+    ),
+    (
+        "runs/fast/input.json",
+        lambda folder: read_json(folder / "runs" / "fast" / "input.json"),
+        "build@fast",
+    ),
+    (
+        "runs/fast/train.json",
+        lambda folder: read_json(folder / "runs" / "fast" / "train.json"),
+        "train@fast",
+    ),
+    (
+        "runs/fast/run.json",
+        lambda folder: read_json(folder / "runs" / "fast" / "run.json"),
+        "train@fast",
+    ),
+    (
+        "runs/fast/profile.json",
+        lambda folder: read_json(folder / "runs" / "fast" / "profile.json"),
+        "profile@fast",
+    ),
     ("none/origin.json", lambda folder: fetch("none", folder), "fetch"),
 )
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -55,21 +77,32 @@ OF_ANOTHER_FORM = ("{}", "[]", "3", "null", '{"other": 1}')
 
 @pytest.fixture(scope="module")
 def whole(arrays, tmp_path_factory):
-    """What all stages write, as far as they write these files; those of a configuration are made up."""
+    """What all stages write, as far as they write these files; those of a configuration are made
+    up.
+    """
     folder = tmp_path_factory.mktemp("damaged") / "data"
     shutil.copytree(arrays, folder)
-    snapshot(read_shard_index(folder / "shards"), folder / "shards", folder / "snapshot", preprocess=(Decode(),))
+    snapshot(
+        read_shard_index(folder / "shards"),
+        folder / "shards",
+        folder / "snapshot",
+        preprocess=(Decode(),),
+    )
     fetch("none", folder)
     for name, *_ in CASES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if not (folder / name).exists():
-            (folder / name).write_text(json.dumps(dict.fromkeys(RESULT_KEYS[Path(name).name], 1.5)) + "\n")
+            (folder / name).write_text(
+                json.dumps(dict.fromkeys(RESULT_KEYS[Path(name).name], 1.5)) + "\n"
+            )
     return folder
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(("name", "read", "stage"), CASES, ids=[case[0] for case in CASES])
-def test_a_damaged_file_is_named_with_what_makes_it_again(whole, tmp_path, name, read, stage, damage):
+def test_a_damaged_file_is_named_with_what_makes_it_again(
+    whole, tmp_path, name, read, stage, damage
+):
     folder = tmp_path / "data"
     shutil.copytree(whole, folder)
     read(folder)

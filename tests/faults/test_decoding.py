@@ -1,4 +1,6 @@
-"""What ingest accepts TensorFlow decodes: files mutated at random, and a decoder that dies or hangs."""
+"""What ingest accepts TensorFlow decodes: files mutated at random, and a decoder that dies or
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ FILES = 200
 def test_ingest_accepts_no_file_that_tensorflow_cannot_decode(tmp_path):
     seed = secrets.randbelow(2**32)
     seen, disagreements = compare(FILES, seed, tmp_path)
-    assert not disagreements, f"seed {seed}: python -m benchmarks.decoding --files {FILES} --seed {seed}"
+    assert not disagreements, (
+        f"seed {seed}: python -m benchmarks.decoding --files {FILES} --seed {seed}"
+    )
     assert seen["accepted"] > 0 and seen["refused by both"] > 0
 
 
@@ -40,23 +44,35 @@ def test_a_png_without_its_end_is_rejected_alone(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         picture(number).save(path)
     path.write_bytes(path.read_bytes()[:-12])
-    manifest = ingest(DataSettings(source="image_folder", path=str(tmp_path / "in"), max_reject_fraction=0.5), tmp_path / "manifest")
+    manifest = ingest(
+        DataSettings(source="image_folder", path=str(tmp_path / "in"), max_reject_fraction=0.5),
+        tmp_path / "manifest",
+    )
     (found,) = manifest.rejected.to_dict("records")
-    assert found["id"] == "b/59.png" and found["reason"].startswith("damaged image: TensorFlow cannot decode it: Invalid PNG")
+    assert found["id"] == "b/59.png" and found["reason"].startswith(
+        "damaged image: TensorFlow cannot decode it: Invalid PNG"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("happens", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(tmp_path, monkeypatch, happens):
+def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(
+    tmp_path, monkeypatch, happens
+):
     picture(1).save(tmp_path / "x.png")
     data = (tmp_path / "x.png").read_bytes()
     with Decoder() as decoder:
         assert decoder.find_problem(data, height=30, width=40) is None
         monkeypatch.setattr(module, "ANSWER_S", 1.0)
         os.kill(decoder._process.pid, happens)
-        assert "crashes, or takes longer than 1 s" in decoder.find_problem(data, height=30, width=40)
+        assert "crashes, or takes longer than 1 s" in decoder.find_problem(
+            data, height=30, width=40
+        )
         monkeypatch.setattr(module, "ANSWER_S", 60.0)
         assert decoder.find_problem(data, height=30, width=40) is None
-        assert decoder.find_problem(data, height=40, width=30) == "TensorFlow decodes 40×30 pixels of 30×40"
+        assert (
+            decoder.find_problem(data, height=40, width=30)
+            == "TensorFlow decodes 40×30 pixels of 30×40"
+        )
         process = decoder._process
     assert process.poll() is not None

@@ -1,4 +1,6 @@
-"""A disk that is full or read-only ends a stage with one paragraph and leaves what was there; real file systems show it."""
+"""A disk that is full or read-only ends a stage with one paragraph and leaves what was there; real
+file systems show it.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,21 @@ from tasks.ingest import ingest
 from tasks.settings import DataSettings
 
 
-def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(small_disk, array_settings, tmp_path, capsys):
+def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(
+    small_disk, array_settings, tmp_path, capsys
+):
     ingest(array_settings, small_disk / "manifest")
     draw = np.random.default_rng(0)
-    np.savez(tmp_path / "big.npz", x=draw.integers(0, 256, (2000, 30, 30), np.uint8), y=np.arange(2000) % 3)
+    np.savez(
+        tmp_path / "big.npz",
+        x=draw.integers(0, 256, (2000, 30, 30), np.uint8),
+        y=np.arange(2000) % 3,
+    )
     with pytest.raises(SystemExit) as ended, report_user_errors():
-        ingest(DataSettings(source="arrays", path=str(tmp_path / "big.npz"), split=SPLIT), small_disk / "manifest")
+        ingest(
+            DataSettings(source="arrays", path=str(tmp_path / "big.npz"), split=SPLIT),
+            small_disk / "manifest",
+        )
     assert ended.value.code == 2
     assert "DiskFull: no space is left" in capsys.readouterr().err
     assert len(read_manifest(small_disk / "manifest").examples) == 200
@@ -41,7 +52,11 @@ def cache_on(folder):
     """Fill a cache of tf.data on a disk that is too small for it."""
     import tensorflow as tf
 
-    data = tf.data.Dataset.range(40).map(lambda _: tf.zeros((1 << 20,), tf.uint8)).cache(str(folder / "cache"))
+    data = (
+        tf.data.Dataset.range(40)
+        .map(lambda _: tf.zeros((1 << 20,), tf.uint8))
+        .cache(str(folder / "cache"))
+    )
     for _ in data:
         pass
 
@@ -70,11 +85,20 @@ def read_only_disk(small_disk):
 
 def test_a_read_only_disk_is_reported(read_only_disk, array_settings, capsys):
     told = ended_with(capsys, lambda: ingest(array_settings, read_only_disk / "manifest"))
-    assert told.startswith(f"ReadOnlyDisk: the file system is read-only, {read_only_disk}") and told.count("\n") == 1
-    assert ended_with(capsys, lambda: write_json(read_only_disk / "x.json", {})).startswith("ReadOnlyDisk")
+    assert (
+        told.startswith(f"ReadOnlyDisk: the file system is read-only, {read_only_disk}")
+        and told.count("\n") == 1
+    )
+    assert ended_with(capsys, lambda: write_json(read_only_disk / "x.json", {})).startswith(
+        "ReadOnlyDisk"
+    )
 
 
 def test_other_errors_keep_their_traceback():
-    for error in (OSError("something else"), RuntimeError("No space left on device"), FileNotFoundError(2, "x")):
+    for error in (
+        OSError("something else"),
+        RuntimeError("No space left on device"),
+        FileNotFoundError(2, "x"),
+    ):
         with pytest.raises(type(error)), report_user_errors():
             raise error

@@ -14,7 +14,15 @@ from tasks.settings import DataSettings
 
 
 def settings(path, source, **changes):
-    return DataSettings(**{"source": source, "path": str(path), "max_reject_fraction": 0.9, "split": SPLIT, **changes})
+    return DataSettings(
+        **{
+            "source": source,
+            "path": str(path),
+            "max_reject_fraction": 0.9,
+            "split": SPLIT,
+            **changes,
+        }
+    )
 
 
 def reasons(manifest):
@@ -23,7 +31,9 @@ def reasons(manifest):
 
 @pytest.fixture
 def images(tmp_path):
-    """24 images of two classes, and the rows of a table that lists them: 12 for training, 6 for validation, 6 to test."""
+    """24 images of two classes, and the rows of a table that lists them: 12 for training, 6 for
+    validation, 6 to test.
+    """
     rows = []
     for number in range(24):
         label, split = "ab"[number % 2], ("train", "train", "validation", "test")[number // 6]
@@ -38,11 +48,21 @@ def listed(rows, folder, **changes):
     return ingest(settings(folder / "table.csv", "image_table", **changes), folder / "manifest")
 
 
-# What is listed besides, and how the second mention of the example is rejected, with `duplicates: reject` and with `keep`.
+# What is listed besides, and how the second mention of the example is rejected, with `duplicates:
+# reject` and with `keep`.
 TWICE = {
-    "for training and test": ({"path": "18.png", "label": "a", "split": "train"}, "listed twice, there in the test split"),
-    "with two labels": ({"path": "00.png", "label": "b", "split": "train"}, "listed twice, there labelled a"),
-    "for test with another label": ({"path": "00.png", "label": "b", "split": "test"}, "listed twice, there labelled b, there in the test split"),
+    "for training and test": (
+        {"path": "18.png", "label": "a", "split": "train"},
+        "listed twice, there in the test split",
+    ),
+    "with two labels": (
+        {"path": "00.png", "label": "b", "split": "train"},
+        "listed twice, there labelled a",
+    ),
+    "for test with another label": (
+        {"path": "00.png", "label": "b", "split": "test"},
+        "listed twice, there labelled b, there in the test split",
+    ),
     "alike": ({"path": "00.png", "label": "a", "split": "train"}, "listed twice"),
     "dealt and for test": ({"path": "18.png", "label": "a", "split": None}, "listed twice"),
 }
@@ -50,14 +70,20 @@ TWICE = {
 
 @pytest.mark.parametrize("duplicates", ["reject", "keep"])
 @pytest.mark.parametrize("case", TWICE)
-def test_an_image_listed_twice_is_one_example_and_stays_held_out(images, tmp_path, case, duplicates):
+def test_an_image_listed_twice_is_one_example_and_stays_held_out(
+    images, tmp_path, case, duplicates
+):
     row, reason = TWICE[case]
     manifest = listed([*images, row], tmp_path, duplicates=duplicates)
     assert reasons(manifest) == {row["path"]: reason}
     assert len(manifest.examples) == 24 and manifest.examples["key"].is_unique
     splits = manifest.examples.groupby("digest")["split"].nunique()
     assert splits.max() == 1
-    held_out = {"for test with another label"} | {name for name in TWICE if "for t" in name and "test" in name} | {"dealt and for test"}
+    held_out = (
+        {"for test with another label"}
+        | {name for name in TWICE if "for t" in name and "test" in name}
+        | {"dealt and for test"}
+    )
     if case in held_out:
         assert manifest.examples.set_index("id").loc[row["path"], "split"] == "test"
 
@@ -67,27 +93,47 @@ def test_an_image_listed_twice_is_one_example_and_stays_held_out(images, tmp_pat
 def test_an_unknown_split_is_rejected_with_its_name(images, tmp_path, source, split):
     rows = [*images[:-2], {**images[-2], "split": split}, {**images[-1], "split": " test "}]
     frame = pd.DataFrame(rows).assign(size=np.arange(24) / 2)
-    (frame if source == "image_table" else frame.drop(columns="path")).to_csv(tmp_path / "table.csv", index=False)
+    (frame if source == "image_table" else frame.drop(columns="path")).to_csv(
+        tmp_path / "table.csv", index=False
+    )
     manifest = ingest(settings(tmp_path / "table.csv", source), tmp_path / "manifest")
-    assert reasons(manifest) == {"row 23: 22.png" if source == "image_table" else "row 23": f"split {split} is none of train, validation, test"}
+    assert reasons(manifest) == {
+        (
+            "row 23: 22.png" if source == "image_table" else "row 23"
+        ): f"split {split} is none of train, validation, test"
+    }
     assert manifest.stats["examples"] == {"train": 12, "validation": 6, "test": 5}
 
 
 @pytest.mark.parametrize("kind", ["number", "class"])
 @pytest.mark.parametrize(
-    ("label", "reason"), [("inf", "label exceeds"), ("-inf", "label exceeds"), ("1e300", "label exceeds"), ("", "label missing")]
+    ("label", "reason"),
+    [
+        ("inf", "label exceeds"),
+        ("-inf", "label exceeds"),
+        ("1e300", "label exceeds"),
+        ("", "label missing"),
+    ],
 )
 def test_a_label_that_is_no_finite_number_is_rejected(tmp_path, kind, label, reason):
     labels = [str(number % 3 + (0.5 if kind == "number" else 0)) for number in range(60)] + [label]
-    pd.DataFrame({"size": np.arange(61) / 7, "label": labels}).to_csv(tmp_path / "table.csv", index=False)
+    pd.DataFrame({"size": np.arange(61) / 7, "label": labels}).to_csv(
+        tmp_path / "table.csv", index=False
+    )
     manifest = ingest(settings(tmp_path / "table.csv", "table"), tmp_path / "manifest")
     assert list(reasons(manifest)) == ["row 61"] and reasons(manifest)["row 61"].startswith(reason)
-    assert manifest.schema.label == kind and np.isfinite(manifest.examples["label"].to_numpy(float)).all()
+    assert (
+        manifest.schema.label == kind
+        and np.isfinite(manifest.examples["label"].to_numpy(float)).all()
+    )
 
 
 def test_the_advice_about_a_missing_split_helps(images, tmp_path):
     rows = [{**row, "split": "test" if row["split"] == "test" else "train"} for row in images]
-    with pytest.raises(UnusableDataset, match="name some `validation`, or leave the split of some empty, to be dealt"):
+    with pytest.raises(
+        UnusableDataset,
+        match="name some `validation`, or leave the split of some empty, to be dealt",
+    ):
         listed(rows, tmp_path)
     rows = [{**row, "split": row["split"] if row["split"] == "test" else None} for row in images]
     assert listed(rows, tmp_path).stats["examples"]["validation"] > 0

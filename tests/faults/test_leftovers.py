@@ -1,4 +1,6 @@
-"""A kill before any of a process's file operations leaves one complete output, and nothing after the next start."""
+"""A kill before any of a process's file operations leaves one complete output, and nothing after
+the next start.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ KILLED = 9
 
 
 def killed_at(operation: int, work) -> bool:
-    """Do `work` in a forked child that is killed before its file operation of this number; returns whether it got there.
+    """Do `work` in a forked child that is killed before its file operation of this number; returns
+    whether it got there.
 
     Python announces each of them to audit hooks.
     """
@@ -32,7 +35,9 @@ def killed_at(operation: int, work) -> bool:
         def hook(event: str, arguments: tuple) -> None:
             nonlocal left
             # Opening for reading changes nothing.
-            changes = event.startswith(("os.", "shutil.")) or (event == "open" and arguments[1] != "r")
+            changes = event.startswith(("os.", "shutil.")) or (
+                event == "open" and arguments[1] != "r"
+            )
             if changes:
                 left -= 1
                 if left < 0:
@@ -81,7 +86,9 @@ def test_a_folder_is_replaced_as_a_whole_whenever_that_is_killed(tmp_path, monke
     assert versions == {"old", "new"} and operation > 10
 
 
-def test_the_old_folder_is_back_after_the_start_that_follows_a_kill_between_two_renames(tmp_path, monkeypatch):
+def test_the_old_folder_is_back_after_the_start_that_follows_a_kill_between_two_renames(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(files, "RENAME_EXCHANGE", 1 << 30)
     path, seen = tmp_path / "shards", False
     for operation in range(30):
@@ -134,7 +141,10 @@ def test_a_model_that_was_being_saved_leaves_nothing(tmp_path):
 
 def test_files_within_an_interrupted_folder_are_cleared_before_it_goes_on(tmp_path):
     def work() -> None:
-        with resumable_folder(tmp_path / "data", key="k") as folder, atomic_file(folder / "converted" / "x.png") as temporary:
+        with (
+            resumable_folder(tmp_path / "data", key="k") as folder,
+            atomic_file(folder / "converted" / "x.png") as temporary,
+        ):
             temporary.write_text("half")
             os._exit(KILLED)  # at once, as a kill
 
@@ -155,7 +165,12 @@ time.sleep(60)
 
 @pytest.mark.parametrize("end", [subprocess.Popen.kill, subprocess.Popen.terminate])
 def test_scratch_folders_of_ended_processes_are_cleared_by_the_next(tmp_path, end):
-    with subprocess.Popen([sys.executable, "-c", SCRATCHING, str(ROOT)], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRATCHING, str(ROOT)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         try:
             folder = Path(process.stdout.readline().strip())
             assert folder.is_relative_to(tmp_path / SCRATCH)
@@ -202,7 +217,13 @@ def test_what_tensorflow_writes_for_itself_is_cleared_after_a_kill(tmp_path):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "traces.py").write_text(AUTOGRAPH)
     variables = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "traces.py"], cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "traces.py"],
+        cwd=tmp_path,
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout.readline() == "traced\n"
         process.kill()
     assert not list((tmp_path / "tmp").iterdir())

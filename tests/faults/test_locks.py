@@ -1,4 +1,6 @@
-"""Locks are the kernel's: whoever is gone holds nothing, and nobody is kept out by what another has left."""
+"""Locks are the kernel's: whoever is gone holds nothing, and nobody is kept out by what another has
+left.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,21 @@ with locks.hold(Path(path), "run other", waits) if path else locks.hold_machine(
 """
 
 
-def holder(path: Path | str, seconds: float = 60, *, user: int | None = None, **options) -> subprocess.Popen:
+def holder(
+    path: Path | str, seconds: float = 60, *, user: int | None = None, **options
+) -> subprocess.Popen:
     """A process that waits for a lock, and then holds it."""
     address = locks.MACHINE_ADDRESS.replace("\0", "@")
-    arguments = [str(ROOT), str(path), str(seconds), address, str(os.getuid() if user is None else user)]
-    return subprocess.Popen([sys.executable, "-c", HOLD, *arguments], stdout=subprocess.PIPE, text=True, **options)
+    arguments = [
+        str(ROOT),
+        str(path),
+        str(seconds),
+        address,
+        str(os.getuid() if user is None else user),
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD, *arguments], stdout=subprocess.PIPE, text=True, **options
+    )
 
 
 @contextlib.contextmanager
@@ -93,12 +105,18 @@ def test_a_lock_is_held_as_long_as_anything_has_inherited_it(tmp_path):
 
 def test_a_file_that_was_removed_by_its_holder_is_not_taken_for_the_lock(tmp_path):
     path = tmp_path / "x.lock"
-    with another_holder(path, 0.5), hold(path, "run me", lambda who: None), holder(path, 0) as third:
+    with (
+        another_holder(path, 0.5),
+        hold(path, "run me", lambda who: None),
+        holder(path, 0) as third,
+    ):
         assert third.stdout.readline().startswith("waits: run me (process")
         third.kill()
 
 
-def test_a_file_that_is_removed_between_its_opening_and_its_locking_is_not_the_lock(tmp_path, monkeypatch):
+def test_a_file_that_is_removed_between_its_opening_and_its_locking_is_not_the_lock(
+    tmp_path, monkeypatch
+):
     path = tmp_path / "x.lock"
 
     def remove_first(descriptor, operation, *, real=fcntl.flock):
@@ -189,9 +207,15 @@ def test_a_damaged_lock_file_stays_while_a_dvc_process_of_the_project_lives(rwlo
 def test_entries_of_processes_that_are_gone_or_have_become_others_are_removed(rwlock, tmp_path):
     with subprocess.Popen(["sleep", "60"]) as living, subprocess.Popen(["true"]) as dead:
         dead.wait()
-        ours, gone = {"pid": living.pid, "cmd": "/bin/sleep 60"}, {"pid": dead.pid, "cmd": "dvc repro"}
+        ours, gone = (
+            {"pid": living.pid, "cmd": "/bin/sleep 60"},
+            {"pid": dead.pid, "cmd": "dvc repro"},
+        )
         reused = {"pid": living.pid, "cmd": "dvc repro --single-item shard"}
-        entries = {"write": {"a": ours, "b": gone, "c": reused}, "read": {"d": [ours, gone], "e": [reused]}}
+        entries = {
+            "write": {"a": ours, "b": gone, "c": reused},
+            "read": {"d": [ours, gone], "e": [reused]},
+        }
         rwlock.write_text(json.dumps(entries))
         repair_locks(tmp_path)
         living.kill()

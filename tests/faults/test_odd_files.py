@@ -1,4 +1,6 @@
-"""One odd file among good ones: it is rejected with its reason in bounded time and memory, and the others are used."""
+"""One odd file among good ones: it is rejected with its reason in bounded time and memory, and the
+others are used.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def png(path: Path, *, width: int, height: int, depth: int, kind: int) -> None:
     """A PNG of zeros, a few kilobytes whatever its size."""
     rows = zlib.compress(bytes((width * depth // 8 + 1) * height), 9)
     header = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
 
 
 def sparse(path: Path, size: int, begins: bytes = b"") -> None:
@@ -114,7 +118,9 @@ def folder_named_like_an_image(root: Path) -> None:
 
 def huge_text(root: Path) -> None:
     data = encoded("PNG")
-    (root / "a" / "x.png").write_bytes(data[:-12] + chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(70 << 20))) + data[-12:])
+    (root / "a" / "x.png").write_bytes(
+        data[:-12] + chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(70 << 20))) + data[-12:]
+    )
 
 
 # What is put among good images, and how it is rejected; None where it is nothing to reject.
@@ -123,8 +129,16 @@ CASES: tuple[tuple[Callable[[Path], None], str | None, str], ...] = (
     (link_to_device, "a/x.jpg", "leads outside the data root"),
     (link_to_nothing, "a/x.jpg", "cannot be read: No such file"),
     (link_to_itself, "a/x.jpg", "cannot be read: "),
-    (sparse_zeros, "a/x.jpg", "214,748,364,800 bytes are more than an image of 50,000,000 pixels takes"),
-    (sparse_behind_an_image, "a/x.png", "52,428,800 bytes are more than an image of 1,200 pixels takes"),
+    (
+        sparse_zeros,
+        "a/x.jpg",
+        "214,748,364,800 bytes are more than an image of 50,000,000 pixels takes",
+    ),
+    (
+        sparse_behind_an_image,
+        "a/x.png",
+        "52,428,800 bytes are more than an image of 1,200 pixels takes",
+    ),
     (bytes_in_the_name, "a/x\\xff.png", "the name is no UTF-8"),
     (bytes_in_the_class, "\\xe4/x.png", "the name is no UTF-8"),
     (line_break_in_the_class, "one two/x.png", r"the class name 'one\ntwo' has a line break"),
@@ -148,15 +162,27 @@ def root(tmp_path):
 
 
 def settings(path, source="image_folder", **changes):
-    return DataSettings(**{"source": source, "path": str(path), "max_reject_fraction": 0.5, "split": SPLIT, **changes})
+    return DataSettings(
+        **{
+            "source": source,
+            "path": str(path),
+            "max_reject_fraction": 0.5,
+            "split": SPLIT,
+            **changes,
+        }
+    )
 
 
 def reasons(manifest):
     return dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
 
 
-@pytest.mark.parametrize(("happens", "identity", "reason"), CASES, ids=[case[0].__name__ for case in CASES])
-def test_one_odd_file_is_rejected_with_its_reason_and_the_others_are_used(root, tmp_path, happens, identity, reason):
+@pytest.mark.parametrize(
+    ("happens", "identity", "reason"), CASES, ids=[case[0].__name__ for case in CASES]
+)
+def test_one_odd_file_is_rejected_with_its_reason_and_the_others_are_used(
+    root, tmp_path, happens, identity, reason
+):
     happens(root)
     process, started = psutil.Process(), time.monotonic()
     before = process.memory_info().rss
@@ -174,13 +200,19 @@ def test_a_linked_class_folder_whose_target_is_not_listed_otherwise_is_a_class(r
     (root / ".store" / "x.png").write_bytes(encoded("PNG"))
     (root / "c").symlink_to(root / ".store")
     manifest = ingest(settings(root), tmp_path / "manifest")
-    assert manifest.classes == ("a", "b", "c") and "c/x.png" in set(manifest.examples["id"]) and not reasons(manifest)
+    assert (
+        manifest.classes == ("a", "b", "c")
+        and "c/x.png" in set(manifest.examples["id"])
+        and not reasons(manifest)
+    )
 
 
 @pytest.mark.parametrize("path", ["fifo", "gone", "a"])
 def test_what_a_table_lists_may_be_as_odd(root, tmp_path, path):
     os.mkfifo(root / "fifo")
-    rows = [{"path": f"{'ab'[n % 2]}/{n:02d}.png", "label": "ab"[n % 2]} for n in range(GOOD)] + [{"path": path, "label": "a"}]
+    rows = [{"path": f"{'ab'[n % 2]}/{n:02d}.png", "label": "ab"[n % 2]} for n in range(GOOD)] + [
+        {"path": path, "label": "a"}
+    ]
     pd.DataFrame(rows).to_csv(root / "table.csv", index=False)
     manifest = ingest(settings(root / "table.csv", "image_table"), tmp_path / "manifest")
     assert list(reasons(manifest)) == [path] and len(manifest.examples) == GOOD
@@ -190,7 +222,13 @@ def test_sixteen_bits_take_a_bounded_multiple_of_their_pixels(tmp_path):
     png(tmp_path / "x.png", width=5000, height=4000, depth=16, kind=0)
     (tmp_path / "converted").mkdir()
     largest = peak_of(
-        lambda: inspect_image(tmp_path / "x.png", root=tmp_path, max_pixels=50_000_000, converted=tmp_path / "converted", decoder=Decoder())
+        lambda: inspect_image(
+            tmp_path / "x.png",
+            root=tmp_path,
+            max_pixels=50_000_000,
+            converted=tmp_path / "converted",
+            decoder=Decoder(),
+        )
     )
     assert largest < 20e6 * 10, "bytes per pixel"
 
@@ -200,7 +238,13 @@ def test_sixteen_bits_keep_their_values(tmp_path):
     Image.fromarray(values).save(tmp_path / "x.png")
     (tmp_path / "converted").mkdir()
     with Decoder() as decoder:
-        found = inspect_image(tmp_path / "x.png", root=tmp_path, max_pixels=10**6, converted=tmp_path / "converted", decoder=decoder)
+        found = inspect_image(
+            tmp_path / "x.png",
+            root=tmp_path,
+            max_pixels=10**6,
+            converted=tmp_path / "converted",
+            decoder=decoder,
+        )
     with Image.open(found.path) as image:
         np.testing.assert_array_equal(np.asarray(image), np.round(values * (255 / 65535)))
 
@@ -210,7 +254,11 @@ def peak_of(work: Callable[[], object]) -> float:
     import threading
 
     process, done, seen = psutil.Process(), threading.Event(), []
-    watch = threading.Thread(target=lambda: [seen.append(process.memory_info().rss) for _ in iter(lambda: done.wait(0.002), True)])
+    watch = threading.Thread(
+        target=lambda: [
+            seen.append(process.memory_info().rss) for _ in iter(lambda: done.wait(0.002), True)
+        ]
+    )
     before = process.memory_info().rss
     watch.start()
     work()
@@ -219,7 +267,14 @@ def peak_of(work: Callable[[], object]) -> float:
     return max(seen) - before
 
 
-@pytest.mark.parametrize("labels", [np.array(["a", "b\nc", "d", ""]), np.array([b"a", b"\xff", b"a", b"b"]), np.array(["a", "\udc80", "b", "a"])])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array(["a", "b\nc", "d", ""]),
+        np.array([b"a", b"\xff", b"a", b"b"]),
+        np.array(["a", "\udc80", "b", "a"]),
+    ],
+)
 def test_classes_of_arrays_are_names_on_one_line(tmp_path, labels):
     values = np.random.default_rng(0).integers(0, 256, (40, 3, 3), np.uint8)
     np.savez(tmp_path / "x.npz", x=values, y=np.tile(labels, 10))
@@ -229,7 +284,9 @@ def test_classes_of_arrays_are_names_on_one_line(tmp_path, labels):
 
 def test_a_single_array_is_told_from_an_archive(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((4, 3, 3), np.uint8))
-    with pytest.raises(UnreadableSource, match=r"x\.npy holds a single array; `data.path` is an \.npz file"):
+    with pytest.raises(
+        UnreadableSource, match=r"x\.npy holds a single array; `data.path` is an \.npz file"
+    ):
         ingest(settings(tmp_path / "x.npy", "arrays"), tmp_path / "manifest")
 
 
@@ -240,6 +297,9 @@ def test_other_contents_of_the_same_size_are_noticed_before_they_are_stored(root
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataNotFound, match=r"a/00\.png \(example a/00\.png\) has other contents than at ingest; run `dvc repro`"):
+    with pytest.raises(
+        DataNotFound,
+        match=r"a/00\.png \(example a/00\.png\) has other contents than at ingest; run `dvc repro`",
+    ):
         shard(manifest, tmp_path / "shards", settings=ShardSettings(writers=2))
     assert not (tmp_path / "shards").exists()

@@ -1,4 +1,4 @@
-"""Files of one's own below data/raw survive `dvc repro`, whatever data.fetch says and said before."""
+"""Files of one's own below data/raw survive `dvc repro`, whatever data.fetch says and said."""
 
 from __future__ import annotations
 
@@ -25,13 +25,20 @@ def params(**data):
 
 @pytest.fixture
 def project(tmp_path, array_file):
-    """A project with files of the user's own below data/raw, made when that was an output as a whole."""
+    """A project with files of the user's own below data/raw, made when that was an output as a
+    whole.
+    """
     folder = make_project(tmp_path / "project", array_file)
     for name in OWN:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(array_file, path)
-    lock = {"fetch": {"cmd": "python -m tasks.fetch", "outs": [{"path": "data/raw", "hash": "md5", "md5": "0" * 32 + ".dir"}]}}
+    lock = {
+        "fetch": {
+            "cmd": "python -m tasks.fetch",
+            "outs": [{"path": "data/raw", "hash": "md5", "md5": "0" * 32 + ".dir"}],
+        }
+    }
     with (folder / "dvc.lock").open("w") as file:
         YAML().dump({"schema": "2.0", "stages": lock}, file)
     return folder
@@ -43,7 +50,9 @@ def survivors(folder):
 
 def test_files_below_data_raw_survive_every_change_of_fetch(project):
     output = run(project, "dvc", "repro", "fetch", "ingest", code=None)
-    assert "data/raw/none holds files that fetch did not write" in output and survivors(project) == OWN
+    assert (
+        "data/raw/none holds files that fetch did not write" in output and survivors(project) == OWN
+    )
     shutil.rmtree(project / "data" / "raw" / "none")
     run(project, "dvc", "repro", "fetch", "ingest")
     assert survivors(project) == OWN[:2]
@@ -54,7 +63,9 @@ def test_files_below_data_raw_survive_every_change_of_fetch(project):
     (project / "data" / "raw" / "none" / "late.txt").write_text("mine")
     run(project, "dvc", "repro", "--force", "fetch", code=None)
     run(project, "dvc", "repro", "fetch", "ingest", code=None)
-    assert survivors(project) == OWN[:2] and (project / "data" / "raw" / "none" / "late.txt").exists()
+    assert (
+        survivors(project) == OWN[:2] and (project / "data" / "raw" / "none" / "late.txt").exists()
+    )
 
 
 def test_data_of_ones_own_below_data_raw_is_refused_and_survives(project):

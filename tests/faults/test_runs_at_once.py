@@ -1,4 +1,6 @@
-"""Two runs at once, of one name or of none, both complete; what a killed run leaves does not keep the next one out."""
+"""Two runs at once, of one name or of none, both complete; what a killed run leaves does not keep
+the next one out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from project import environment, make_project, run, run_quietly
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO = {
     "without changes": [[], []],
-    "of one name": [["--set", "shard.min_shards=3", "--name", "x"], ["--set", "shard.min_shards=5", "--name", "x"]],
+    "of one name": [
+        ["--set", "shard.min_shards=3", "--name", "x"],
+        ["--set", "shard.min_shards=5", "--name", "x"],
+    ],
     "without a name": [["--set", "shard.min_shards=3"], ["--set", "shard.min_shards=5"]],
 }
 
@@ -35,7 +40,14 @@ def project(folder, array_file) -> Path:
 
 def start(project: Path, *arguments: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "flows.prepare_data", *arguments]
-    return subprocess.Popen(command, cwd=project, env=environment(project), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command,
+        cwd=project,
+        env=environment(project),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("two", TWO)
@@ -52,18 +64,25 @@ def test_both_complete(project, two):
         assert "".join(said).count("Running stage 'shard'") == 2
     if two == "of one name":
         assert sum("waits: run x (process" in one for one in said) == 1
-    assert [path.name for path in (project / ".throughline" / "workspaces").glob("*")] == (["x"] if two == "of one name" else [])
+    assert [path.name for path in (project / ".throughline" / "workspaces").glob("*")] == (
+        ["x"] if two == "of one name" else []
+    )
     assert list((project / ".throughline" / "locks").iterdir()) == []
 
 
 def test_a_run_waits_for_dvc_at_work_by_hand(project):
     run(project, "dvc", "repro", "ingest")
-    # DVC's own record of a process that works on the shards: this one's child, which looks like DVC.
+    # DVC's own record of a process that works on the shards: this one's child, which looks like
+    # DVC.
     (project / "dvc").write_text("import time; print(flush=True); time.sleep(60)")
-    with subprocess.Popen([sys.executable, "dvc", "repro"], cwd=project, stdout=subprocess.PIPE) as dvc:
+    with subprocess.Popen(
+        [sys.executable, "dvc", "repro"], cwd=project, stdout=subprocess.PIPE
+    ) as dvc:
         dvc.stdout.readline()
         entry = {"pid": dvc.pid, "cmd": "dvc repro"}
-        (project / ".dvc" / "tmp" / "rwlock").write_text(json.dumps({"write": {str(project / "data" / "shards"): entry}}))
+        (project / ".dvc" / "tmp" / "rwlock").write_text(
+            json.dumps({"write": {str(project / "data" / "shards"): entry}})
+        )
         flow = start(project)
         said = ""
         for line in flow.stdout:
@@ -75,7 +94,9 @@ def test_a_run_waits_for_dvc_at_work_by_hand(project):
         dvc.kill()
 
 
-def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_next_run_goes_on(project):
+def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_next_run_goes_on(
+    project,
+):
     flow = start(project, "--set", "shard.min_shards=3", "--name", "x")
     for line in flow.stdout:
         if "Running stage 'shard'" in line:

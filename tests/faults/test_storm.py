@@ -1,4 +1,6 @@
-"""A few kills of the storm, at fresh instants each time; `python tests/faults/storm.py --kills 100` is the whole of it."""
+"""A few kills of the storm, at fresh instants each time; `python tests/faults/storm.py --kills 100`
+is the whole of it.
+"""
 
 from __future__ import annotations
 
@@ -13,5 +15,7 @@ import pytest
 @pytest.mark.timeout(1200)
 def test_after_a_few_kills_a_run_gives_the_bytes_and_losses_of_an_undisturbed_one():
     storm = Path(__file__).with_name("storm.py")
-    done = subprocess.run([sys.executable, str(storm), "--kills", "6"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(storm), "--kills", "6"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

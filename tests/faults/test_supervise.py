@@ -1,4 +1,6 @@
-"""Whatever of flow, supervisors and command is killed, in whatever session the rest lives: nothing is left running."""
+"""Whatever of flow, supervisors and command is killed, in whatever session the rest lives: nothing
+is left running.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# A command with a child, a grandchild in a session of its own, and, if asked for, one that ignores SIGTERM.
+# A command with a child, a grandchild in a session of its own, and, if asked for, one that ignores
+# SIGTERM.
 FAMILY = """
 import subprocess, sys, time
 mark, seconds, manner = sys.argv[1:]
 sleep = "import time; time.sleep(120)"
-child = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], start_new_session=True);" + sleep
+start = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], start_new_session=True);"
+child = start + sleep
 subprocess.Popen([sys.executable, "-c", child, sys.executable, "-c", sleep, mark])
 if manner == "stubborn":
     subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 0.2; done", mark])
@@ -30,8 +34,15 @@ time.sleep(float(seconds))
 
 def marked(mark: str) -> list[psutil.Process]:
     """Live processes with `mark` on their command line, by age."""
-    found = [p for p in psutil.process_iter(["cmdline", "status", "create_time"]) if mark in (p.info["cmdline"] or ())]
-    return sorted((p for p in found if p.info["status"] != psutil.STATUS_ZOMBIE), key=lambda p: p.info["create_time"])
+    found = [
+        p
+        for p in psutil.process_iter(["cmdline", "status", "create_time"])
+        if mark in (p.info["cmdline"] or ())
+    ]
+    return sorted(
+        (p for p in found if p.info["status"] != psutil.STATUS_ZOMBIE),
+        key=lambda p: p.info["create_time"],
+    )
 
 
 @pytest.fixture
@@ -40,14 +51,33 @@ def family():
     mark = f"family-{uuid.uuid4().hex}"
 
     def start(seconds: float = 120, manner: str = "docile") -> tuple[subprocess.Popen, str]:
-        command = [sys.executable, "-m", "flows.supervise", sys.executable, "-c", FAMILY, mark, str(seconds), manner]
+        command = [
+            sys.executable,
+            "-m",
+            "flows.supervise",
+            sys.executable,
+            "-c",
+            FAMILY,
+            mark,
+            str(seconds),
+            manner,
+        ]
         size = 6 if manner == "stubborn" else 5
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         assert process.stdout.readline() == "ready\n"
         deadline = time.monotonic() + 20
         while len(marked(mark)) < size and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert len(marked(mark)) == size, "two supervisors, the command, its children and grandchild"
+        assert len(marked(mark)) == size, (
+            "two supervisors, the command, its children and grandchild"
+        )
         return process, mark
 
     yield start

@@ -1,4 +1,4 @@
-"""A run with changes works at any path, with hooks, and after a kill at any instant of git's work."""
+"""A run with changes works at any path, with hooks, and after git was killed at any instant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from flows.dvc_calls import DVC, dvc_environment, run_supervised
 from flows.workspace import open_workspace, save_experiment
 from tasks.params import read_document
 
-CHEAP = "stages:\n  cheap:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs: [made.txt]\n"
+CHEAP = (
+    "stages:\n  cheap:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"
+    " [made.txt]\n"
+)
 NAMES = [
     "plain",
     "hash #1",
@@ -39,7 +42,9 @@ NAMES = [
 
 def git(folder: Path, *arguments: str) -> str:
     who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def cheap_project(folder: Path) -> Path:
@@ -77,30 +82,43 @@ def test_a_worktree_uses_the_projects_cache_at_any_path(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hash #1, 100%", "%(x)s 'größe' \"大\""])
-def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(tmp_path, monkeypatch, name):
+def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
+    tmp_path, monkeypatch, name
+):
     for role in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{role}_NAME", "t")
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
     project = cheap_project(tmp_path / name)
     subprocess.run([*DVC, "install"], cwd=project, check=True, capture_output=True)
     with opened(project) as workspace:
-        done = run_supervised([*DVC, "repro"], workspace.root, dvc_environment(workspace.environment))
+        done = run_supervised(
+            [*DVC, "repro"], workspace.root, dvc_environment(workspace.environment)
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert save_experiment(workspace, "x") is None
     assert list((project / ".dvc" / "cache").rglob("*")), "what it made is in the project's cache"
-    assert "x" in subprocess.run([*DVC, "exp", "list"], cwd=project, check=True, capture_output=True, text=True).stdout
+    assert (
+        "x"
+        in subprocess.run(
+            [*DVC, "exp", "list"], cwd=project, check=True, capture_output=True, text=True
+        ).stdout
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 
 
 def test_a_cache_elsewhere_is_shared_with_its_kind_of_links(project, tmp_path):
     elsewhere = tmp_path / "other disk, #1"
-    (project / ".dvc" / "config.local").write_text(f'[cache]\n    dir = "{elsewhere}"\n    type = "hardlink,copy"\n')
+    (project / ".dvc" / "config.local").write_text(
+        f'[cache]\n    dir = "{elsewhere}"\n    type = "hardlink,copy"\n'
+    )
     with opened(project) as workspace:
         cache = Config(str(workspace.root / ".dvc"))["cache"]
         assert Path(cache["dir"]).samefile(elsewhere) and cache["type"] == ["hardlink", "copy"]
 
 
-@pytest.mark.parametrize("hook", ["post-checkout", "pre-commit", "post-index-change", "reference-transaction"])
+@pytest.mark.parametrize(
+    "hook", ["post-checkout", "pre-commit", "post-index-change", "reference-transaction"]
+)
 def test_hooks_of_the_project_do_not_run(project, hook):
     path = project / ".git" / "hooks" / hook
     path.parent.mkdir(exist_ok=True)
@@ -163,12 +181,18 @@ def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage
         pass
     damage(workspace.root, project / ".git" / "worktrees" / "x")
     (project / "dvc.yaml").write_text(CHEAP + "# changed\n")
-    before = git(project, "rev-parse", "--abbrev-ref", "HEAD"), git(project, "status", "--porcelain")
+    before = (
+        git(project, "rev-parse", "--abbrev-ref", "HEAD"),
+        git(project, "status", "--porcelain"),
+    )
     with opened(project) as workspace:
         assert read_document(workspace.root / "params.yaml")["batch_size"] == 16
         assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
         assert Path(git(workspace.root, "rev-parse", "--show-toplevel")).samefile(workspace.root)
-    assert (git(project, "rev-parse", "--abbrev-ref", "HEAD"), git(project, "status", "--porcelain")) == before
+    assert (
+        git(project, "rev-parse", "--abbrev-ref", "HEAD"),
+        git(project, "status", "--porcelain"),
+    ) == before
 
 
 def test_what_a_worktree_has_made_survives_its_being_opened_again(project):
@@ -188,7 +212,10 @@ def test_a_locked_index_of_the_project_is_neither_waited_for_nor_changed(project
         assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
         assert not (workspace.root / "new.txt").exists(), "git does not know it"
     assert (project / ".git" / "index").read_bytes() == before
-    assert sorted(path.name for path in (project / ".throughline").iterdir()) == ["locks", "workspaces"]
+    assert sorted(path.name for path in (project / ".throughline").iterdir()) == [
+        "locks",
+        "workspaces",
+    ]
 
 
 def test_a_workspace_belongs_to_one_run_at_a_time(project):
@@ -199,7 +226,9 @@ def test_a_workspace_belongs_to_one_run_at_a_time(project):
         raise InterruptedError
 
     with opened(project, "x"), opened(project, "y"):
-        second = open_workspace(project, name="x", overrides=["batch_size=8"], overlays=[], on_wait=on_wait)
+        second = open_workspace(
+            project, name="x", overrides=["batch_size=8"], overlays=[], on_wait=on_wait
+        )
         with pytest.raises(InterruptedError), second:
             pytest.fail("it is in use")
     assert said[0].startswith(f"run x (process {os.getpid()}, since ")

@@ -1,4 +1,4 @@
-"""The password of `make ui`, and how flows of the same user and project find the running servers."""
+"""The password of `make ui`, and how flows of the same user find the running servers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,23 @@ import subprocess
 from contextlib import ExitStack
 
 import pytest
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_UI_URL,
+    temporary_settings,
+)
 from skips import need
 
-from flows.access import ENVIRONMENT, exclusive, exports, find_running, load_credentials, published_environment, use_running_servers
+from flows.access import (
+    ENVIRONMENT,
+    exclusive,
+    exports,
+    find_running,
+    load_credentials,
+    published_environment,
+    use_running_servers,
+)
 from flows.ui import take_from_others
 from tasks.errors import ServiceFailed
 
@@ -45,8 +58,15 @@ def test_both_servers_ask_for_the_password_that_clients_are_given(tmp_path):
         == credentials.clients["PREFECT_API_AUTH_STRING"]
         == f"throughline:{credentials.keys.password}"
     )
-    assert credentials.tracking["MLFLOW_AUTH_ADMIN_USERNAME"] == credentials.clients["MLFLOW_TRACKING_USERNAME"]
-    assert credentials.tracking["MLFLOW_AUTH_ADMIN_PASSWORD"] == credentials.clients["MLFLOW_TRACKING_PASSWORD"] == credentials.keys.password
+    assert (
+        credentials.tracking["MLFLOW_AUTH_ADMIN_USERNAME"]
+        == credentials.clients["MLFLOW_TRACKING_USERNAME"]
+    )
+    assert (
+        credentials.tracking["MLFLOW_AUTH_ADMIN_PASSWORD"]
+        == credentials.clients["MLFLOW_TRACKING_PASSWORD"]
+        == credentials.keys.password
+    )
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"passwort": 1}'])
@@ -75,7 +95,11 @@ def test_running_servers_are_found_while_they_run_and_no_longer(tmp_path):
 
 
 def test_servers_start_once_in_a_project(tmp_path):
-    with exclusive(tmp_path), pytest.raises(ServiceFailed, match="run already"), exclusive(tmp_path):
+    with (
+        exclusive(tmp_path),
+        pytest.raises(ServiceFailed, match="run already"),
+        exclusive(tmp_path),
+    ):
         pass
 
 
@@ -89,20 +113,36 @@ def test_servers_of_another_user_are_not_trusted(tmp_path):
 def test_a_shell_reads_what_is_published_as_it_was_meant(tmp_path):
     (tmp_path / ENVIRONMENT).write_text(exports(RUNNING))
     command = f'. {tmp_path / ENVIRONMENT}; printf %s "$MLFLOW_TRACKING_PASSWORD"'
-    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout == RUNNING["MLFLOW_TRACKING_PASSWORD"]
+    assert (
+        subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+        == RUNNING["MLFLOW_TRACKING_PASSWORD"]
+    )
 
 
 def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path, monkeypatch):
     with ExitStack() as running:
-        running.enter_context(temporary_settings(restore_defaults={PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL}))
+        running.enter_context(
+            temporary_settings(
+                restore_defaults={PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL}
+            )
+        )
         running.enter_context(exclusive(tmp_path))
         running.enter_context(published_environment(tmp_path, RUNNING))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
         with use_running_servers(tmp_path):
-            assert not PREFECT_API_URL.value() and os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
+            assert (
+                not PREFECT_API_URL.value()
+                and os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
+            )
         monkeypatch.delenv("MLFLOW_TRACKING_URI")
-        with temporary_settings({PREFECT_API_URL: "http://elsewhere/api"}), use_running_servers(tmp_path):
-            assert PREFECT_API_URL.value() == "http://elsewhere/api" and "MLFLOW_TRACKING_URI" not in os.environ
+        with (
+            temporary_settings({PREFECT_API_URL: "http://elsewhere/api"}),
+            use_running_servers(tmp_path),
+        ):
+            assert (
+                PREFECT_API_URL.value() == "http://elsewhere/api"
+                and "MLFLOW_TRACKING_URI" not in os.environ
+            )
         with use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
             assert PREFECT_API_AUTH_STRING.value() == RUNNING["PREFECT_API_AUTH_STRING"]
@@ -117,5 +157,14 @@ def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_pat
         (tmp_path / name).touch(mode=0o644)
     take_from_others(tmp_path)
     take_from_others(tmp_path / "empty")
-    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("prefect", "mlartifacts", ".throughline/logs", "mlflow.db", "params.yaml")}
-    assert modes == {"prefect": 0o700, "mlartifacts": 0o700, ".throughline/logs": 0o700, "mlflow.db": 0o600, "params.yaml": 0o644}
+    modes = {
+        name: (tmp_path / name).stat().st_mode & 0o777
+        for name in ("prefect", "mlartifacts", ".throughline/logs", "mlflow.db", "params.yaml")
+    }
+    assert modes == {
+        "prefect": 0o700,
+        "mlartifacts": 0o700,
+        ".throughline/logs": 0o700,
+        "mlflow.db": 0o600,
+        "params.yaml": 0o644,
+    }

@@ -1,4 +1,6 @@
-"""Flows with a real Prefect server (started and stopped by Prefect itself), DVC, git and MLflow; no orphan, no trace left."""
+"""Flows with a real Prefect server (started and stopped by Prefect itself), DVC, git and MLflow; no
+orphan, no trace left.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ pytestmark = pytest.mark.timeout(400)
 def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
     folder, _ = first
     output = run(folder, "python", "-m", "flows.comparison")
-    assert len(re.findall(r"Finished in state Cached\('\S+ is up to date'", output)) == 11, "without asking DVC stage by stage"
+    assert len(re.findall(r"Finished in state Cached\('\S+ is up to date'", output)) == 11, (
+        "without asking DVC stage by stage"
+    )
     assert "Running stage" not in output
     assert "Traceback" not in output
     summary = json.loads((folder / "report" / "summary.json").read_text())
-    assert all(f" {row['pipeline']} " in output for row in summary["configurations"]), "it ends with the table"
+    assert all(f" {row['pipeline']} " in output for row in summary["configurations"]), (
+        "it ends with the table"
+    )
     assert summary["headline"].split(";")[0] in output
 
 
@@ -34,17 +40,35 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
 def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
     folder, _ = first
     before = (folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()
-    output = run(folder, "python", "-m", "flows.comparison", "--set", "pipelines.naive.prefetch=2", "--name", "tuned")
+    output = run(
+        folder,
+        "python",
+        "-m",
+        "flows.comparison",
+        "--set",
+        "pipelines.naive.prefetch=2",
+        "--name",
+        "tuned",
+    )
     assert ((folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()) == before
     workspace = folder / ".throughline" / "workspaces" / "tuned"
-    assert YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]["naive"]["prefetch"] == 2
+    assert (
+        YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]["naive"][
+            "prefetch"
+        ]
+        == 2
+    )
     assert "tuned" in run(folder, "dvc", "exp", "list")
     for restored in ("snapshot", "train@optimized"):
-        assert re.search(rf"Task run '{restored}' - Finished in state Cached", output), "comes from the shared cache"
+        assert re.search(rf"Task run '{restored}' - Finished in state Cached", output), (
+            "comes from the shared cache"
+        )
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     runs = mlflow.search_runs(experiment_names=[experiment_of(folder)], output_format="list")
     parent = next(found for found in runs if found.info.run_name == "tuned")
-    children = [found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    children = [
+        found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    ]
     assert {child.info.run_name for child in children} == {"naive", "optimized"}
     assert all("throughput/speedup_vs_naive" in child.data.metrics for child in children)
     by_name = {child.info.run_name: child.data.tags for child in children}
@@ -57,7 +81,19 @@ def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
 @pytest.mark.slow
 def test_wrong_overrides_leave_no_trace(first):
     folder, _ = first
-    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epoch=1", "--name", "wrong", code=2)
+    output = run(
+        folder,
+        "python",
+        "-m",
+        "flows.training",
+        "--pipeline",
+        "naive",
+        "--set",
+        "train.epoch=1",
+        "--name",
+        "wrong",
+        code=2,
+    )
     assert "train.epoch is not a field; did you mean epochs?" in output
     assert not (folder / ".throughline" / "workspaces" / "wrong").exists()
 
@@ -68,7 +104,19 @@ def test_a_failing_stage_is_named_with_its_last_lines(first):
     source = folder / "source" / "broken.npz"
     source.write_bytes(b"nonsense")
     (folder / "unknown.py").touch()
-    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "data.path=source/broken.npz", "--name", "broken", code=2)
+    output = run(
+        folder,
+        "python",
+        "-m",
+        "flows.training",
+        "--pipeline",
+        "naive",
+        "--set",
+        "data.path=source/broken.npz",
+        "--name",
+        "broken",
+        code=2,
+    )
     source.unlink()
     (folder / "unknown.py").unlink()
     assert "untracked files are not in this run's worktree: `git add unknown.py`" in output
@@ -80,8 +128,25 @@ def test_a_failing_stage_is_named_with_its_last_lines(first):
 @pytest.mark.slow
 def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):
     folder, _ = first
-    command = [sys.executable, "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=5000", "--name", "killed"]
-    flow = subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "flows.training",
+        "--pipeline",
+        "naive",
+        "--set",
+        "train.epochs=5000",
+        "--name",
+        "killed",
+    ]
+    flow = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     for line in flow.stdout:
         if "epoch 1 of 5000" in line:
             break
@@ -100,7 +165,19 @@ def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):
 @pytest.mark.slow
 def test_a_name_cannot_lead_out_of_the_workspaces(first):
     folder, _ = first
-    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=1", "--name", "../../out", code=2)
+    output = run(
+        folder,
+        "python",
+        "-m",
+        "flows.training",
+        "--pipeline",
+        "naive",
+        "--set",
+        "train.epochs=1",
+        "--name",
+        "../../out",
+        code=2,
+    )
     assert "'../../out' cannot be the name of a run" in output or "should match pattern" in output
     assert not (folder.parent / "out").exists()
 
@@ -108,8 +185,23 @@ def test_a_name_cannot_lead_out_of_the_workspaces(first):
 @pytest.mark.integration
 def test_a_training_with_changes_is_a_complete_experiment(first):
     folder, _ = first
-    output = run(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=1", "--name", "single")
+    output = run(
+        folder,
+        "python",
+        "-m",
+        "flows.training",
+        "--pipeline",
+        "naive",
+        "--set",
+        "train.epochs=1",
+        "--name",
+        "single",
+    )
     assert "kept as DVC experiment single" in output
     workspace = folder / ".throughline" / "workspaces" / "single"
-    assert list(YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]) == ["naive"]
-    assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, "what is kept is what dvc.lock says"
+    assert list(YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]) == [
+        "naive"
+    ]
+    assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, (
+        "what is kept is what dvc.lock says"
+    )

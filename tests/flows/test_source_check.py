@@ -46,12 +46,16 @@ def photos(tmp_path):
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("happens", "reason"), ODD, ids=[case[0].__name__ for case in ODD])
-def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(photos, tmp_path, happens, reason):
+def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(
+    photos, tmp_path, happens, reason
+):
     check_source(tmp_path, "photos")
     happens(photos)
     with pytest.raises(UnreadableSource, match=reason):
         check_source(tmp_path, "photos")
-    (tmp_path / ".dvcignore").write_text("photos/cat/pipe.jpg\nphotos/cat/link.png\nphotos/cat/zero.png\nphotos/cat/x?.png\n")
+    (tmp_path / ".dvcignore").write_text(
+        "photos/cat/pipe.jpg\nphotos/cat/link.png\nphotos/cat/zero.png\nphotos/cat/x?.png\n"
+    )
     if happens is not name_that_is_not_utf8:
         check_source(tmp_path, "photos")
 

@@ -12,16 +12,40 @@ HOST = (b"host", b"127.0.0.1:5000")
 CASES = [
     ([], False, "a program"),
     ([(b"origin", b"http://127.0.0.1:5000")], False, "its own page"),
-    ([(b"origin", b"http://127.0.0.1:5000"), (b"sec-fetch-site", b"same-origin"), (b"sec-fetch-mode", b"cors")], False, "its own page"),
-    ([(b"sec-fetch-site", b"none"), (b"sec-fetch-mode", b"navigate")], False, "an address that was typed"),
-    ([(b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate")], False, "a link that was followed"),
+    (
+        [
+            (b"origin", b"http://127.0.0.1:5000"),
+            (b"sec-fetch-site", b"same-origin"),
+            (b"sec-fetch-mode", b"cors"),
+        ],
+        False,
+        "its own page",
+    ),
+    (
+        [(b"sec-fetch-site", b"none"), (b"sec-fetch-mode", b"navigate")],
+        False,
+        "an address that was typed",
+    ),
+    (
+        [(b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate")],
+        False,
+        "a link that was followed",
+    ),
     ([(b"origin", b"http://localhost:5000")], True, "another name of the machine"),
     ([(b"origin", b"http://127.0.0.1:9999")], True, "another port"),
     ([(b"origin", b"null")], True, "a sandboxed frame"),
     ([(b"origin", b"http://evil.example")], True, "another site"),
     ([(b"origin", b"http://evil.example/127.0.0.1:5000")], True, "another site"),
-    ([(b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"no-cors")], True, "a picture or script of another site"),
-    ([(b"Sec-Fetch-Site", b"same-site"), (b"sec-fetch-mode", b"cors")], True, "another port, without an origin"),
+    (
+        [(b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"no-cors")],
+        True,
+        "a picture or script of another site",
+    ),
+    (
+        [(b"Sec-Fetch-Site", b"same-site"), (b"sec-fetch-mode", b"cors")],
+        True,
+        "another port, without an origin",
+    ),
 ]
 
 
@@ -42,4 +66,8 @@ def test_the_application_sees_none_of_them(kind):
 
     scope = {"type": kind, "headers": [HOST, (b"origin", b"http://evil.example")]}
     asyncio.run(own_pages_only(app)(scope, None, send))
-    assert (seen == ["lifespan"] and not sent) if kind == "lifespan" else (not seen and {403, 1008} & {sent[0].get("status"), sent[0].get("code")})
+    assert (
+        (seen == ["lifespan"] and not sent)
+        if kind == "lifespan"
+        else (not seen and {403, 1008} & {sent[0].get("status"), sent[0].get("code")})
+    )

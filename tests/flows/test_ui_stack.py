@@ -1,4 +1,6 @@
-"""The stack of `make ui` for real: a server, a worker and MLflow; runs started as the UI starts them, cancelled, crashed; nothing left behind."""
+"""The stack of `make ui` for real: a server, a worker and MLflow; runs started as the UI starts
+them, cancelled, crashed; nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_the_form_has_types_bounds_and_choices(stack):
     schema = stack.deployment("training")["parameter_openapi_schema"]
-    assert schema["properties"]["pipeline"]["enum"][: len(SMALL["pipelines"])] == list(SMALL["pipelines"])
+    assert schema["properties"]["pipeline"]["enum"][: len(SMALL["pipelines"])] == list(
+        SMALL["pipelines"]
+    )
     changes = schema["definitions"]["Changes"]["properties"]
     assert changes["epochs"]["anyOf"][0] == {"maximum": 100_000, "minimum": 1, "type": "integer"}
     assert all(field["description"] for field in changes.values())
-    several = stack.deployment("comparison")["parameter_openapi_schema"]["properties"]["pipelines"]["anyOf"][0]["items"]["enum"]
-    assert several[: len(SMALL["pipelines"])] == list(SMALL["pipelines"]), "then those that presets bring"
-    assert not stack.deployment("comparison")["schedules"][0]["active"], "the nightly one is there, to be switched on"
+    several = stack.deployment("comparison")["parameter_openapi_schema"]["properties"]["pipelines"][
+        "anyOf"
+    ][0]["items"]["enum"]
+    assert several[: len(SMALL["pipelines"])] == list(SMALL["pipelines"]), (
+        "then those that presets bring"
+    )
+    assert not stack.deployment("comparison")["schedules"][0]["active"], (
+        "the nightly one is there, to be switched on"
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,22 +60,43 @@ def test_a_wrong_override_fails_in_words(stack):
 
 
 def test_a_run_from_the_ui_cannot_reach_out_of_the_project(stack):
-    found = stack.ended(stack.start("ingest-and-shard", changes={"overrides": ["data.path=/etc", "model.name=os:system"]}))
+    found = stack.ended(
+        stack.start(
+            "ingest-and-shard", changes={"overrides": ["data.path=/etc", "model.name=os:system"]}
+        )
+    )
     assert found["state_type"] == "FAILED"
-    assert "data.path: /etc is outside of what runs from the UI may read" in found["state"]["message"]
+    assert (
+        "data.path: /etc is outside of what runs from the UI may read" in found["state"]["message"]
+    )
     assert "model: os:system is not part of this project" in found["state"]["message"]
 
 
-def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(stack, trained, monkeypatch):
+def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(
+    stack, trained, monkeypatch
+):
     name = stack.state(trained)["name"]
-    assert {("training", "table"), ("training-timeline", "image"), ("mlflow-run", "markdown"), ("progress", "progress")} <= stack.artifacts(trained)
+    assert {
+        ("training", "table"),
+        ("training-timeline", "image"),
+        ("mlflow-run", "markdown"),
+        ("progress", "progress"),
+    } <= stack.artifacts(trained)
     assert name in run(stack.project, "dvc", "exp", "list")
     assert run_quietly(stack.project, "git", "status", "--porcelain") == ""
-    assert not (stack.project / ".throughline" / "workspaces" / name).exists(), "it cleans up after itself"
+    assert not (stack.project / ".throughline" / "workspaces" / name).exists(), (
+        "it cleans up after itself"
+    )
     assert (stack.project / ".throughline" / "reports" / name / "index.html").exists()
     stack.use_mlflow(monkeypatch)
-    found = mlflow.search_runs(search_all_experiments=True, filter_string=f"tags.`prefect.flow_run_id` = '{trained}'", output_format="list")
-    assert [(one.data.tags["dvc.experiment"], one.data.tags["pipeline"]) for one in found] == [(name, "naive")]
+    found = mlflow.search_runs(
+        search_all_experiments=True,
+        filter_string=f"tags.`prefect.flow_run_id` = '{trained}'",
+        output_format="list",
+    )
+    assert [(one.data.tags["dvc.experiment"], one.data.tags["pipeline"]) for one in found] == [
+        (name, "naive")
+    ]
     assert len(found[0].data.tags["git.commit"]) == 40
 
 
@@ -85,39 +116,64 @@ def test_cancelling_ends_every_process_within_fifteen_seconds_and_frees_the_lock
     wait_for(lambda: processes_of(stack.project, "tasks.train"))
     begun = time.monotonic()
     stack.ask(f"flow_runs/{flow_run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-    wait_for(lambda: not processes_of(stack.project, "tasks.train") and not processes_of(stack.project, "dvc"), 15)
+    wait_for(
+        lambda: (
+            not processes_of(stack.project, "tasks.train")
+            and not processes_of(stack.project, "dvc")
+        ),
+        15,
+    )
     assert stack.ended(flow_run, 30)["state_type"] == "CANCELLED"
     assert time.monotonic() - begun < 30
     run(stack.project, "dvc", "status")
 
 
 def test_runs_at_the_same_time_do_not_clash_and_measured_stages_take_turns(stack):
-    runs = [stack.start("training", pipeline=name, changes={"epochs": 2, "overrides": ["batch_size=8"]}) for name in ("naive", "optimized")]
+    runs = [
+        stack.start("training", pipeline=name, changes={"epochs": 2, "overrides": ["batch_size=8"]})
+        for name in ("naive", "optimized")
+    ]
     both = []
     while any(stack.state(flow_run)["state_type"] not in ENDED for flow_run in runs):
         folders = set()
-        for process in [p for stage in ("build", "train", "profiling") for p in processes_of(stack.project, f"-m tasks.{stage}")]:
+        for process in [
+            p
+            for stage in ("build", "train", "profiling")
+            for p in processes_of(stack.project, f"-m tasks.{stage}")
+        ]:
             with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
                 folders |= {process.cwd()} if process.name().startswith("python") else set()
         both.append(len(folders))
         time.sleep(0.5)
-    assert [stack.ended(flow_run)["state_type"] for flow_run in runs] == ["COMPLETED", "COMPLETED"], stack.log(runs[0]) + stack.log(runs[1])
+    assert [stack.ended(flow_run)["state_type"] for flow_run in runs] == [
+        "COMPLETED",
+        "COMPLETED",
+    ], stack.log(runs[0]) + stack.log(runs[1])
     assert max(both) == 1, "never two measured stages at once"
     names = run(stack.project, "dvc", "exp", "list")
     assert all(stack.state(flow_run)["name"] in names for flow_run in runs)
 
 
 def test_a_run_whose_worker_crashed_is_started_again_without_redoing_what_was_done(stack):
-    asked = {"pipeline": "naive", "changes": {"epochs": 150, "overrides": ["train.checkpoint_every=10 epochs"]}, "name": "crashed"}
+    asked = {
+        "pipeline": "naive",
+        "changes": {"epochs": 150, "overrides": ["train.checkpoint_every=10 epochs"]},
+        "name": "crashed",
+    }
     stack.start("training", **asked)
     workspace = stack.project / ".throughline" / "workspaces" / "crashed"
     wait_for(lambda: list((workspace / "runs" / "naive" / ".checkpoint").glob("at-*")))
-    worker = next(process for process in processes_of(stack.project, "flows.worker") if "supervise" not in " ".join(process.cmdline()))
+    worker = next(
+        process
+        for process in processes_of(stack.project, "flows.worker")
+        if "supervise" not in " ".join(process.cmdline())
+    )
     for process in (*worker.children(recursive=False), worker):
         with contextlib.suppress(psutil.NoSuchProcess):
             os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: not processes_of(stack.project, "tasks.train"), 15)
-    again = stack.start("training", **asked)  # taken by the worker that `make ui` has started in place of the dead one
+    # Taken by the worker that `make ui` has started in place of the dead one.
+    again = stack.start("training", **asked)
     assert stack.ended(again)["state_type"] == "COMPLETED", stack.log(again)
     assert "resuming interrupted training" in stack.log(again)
     assert "Finished in state Cached('shard" in stack.log(again)

@@ -1,9 +1,11 @@
-"""Mutated input for every parser, for a bounded time: nothing but the user errors that each of them promises may escape.
+"""Mutated input for every parser, for a bounded time: nothing but the user errors that each of them
+promises may escape.
 
-    make fuzz [SECONDS=60] [SEED=N]
-    python -m tests.fuzz.fuzz_parsers --seconds 60 --target params     # prints the seed, with which a run is repeated
+    make fuzz [SECONDS=60] [SEED=N] python -m tests.fuzz.fuzz_parsers --seconds 60 --target params
+    # prints the seed, with which a run is repeated
 
-A target takes bytes; `SEEDS` has valid input for each. A case that fails is kept below .throughline/fuzz/.
+A target takes bytes; `SEEDS` has valid input for each. A case that fails is kept below
+.throughline/fuzz/.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ Target = Callable[[bytes, Path], None]
 
 
 class _NoDecoder(Decoder):
-    """For inspection alone: a process per case would be most of the time; `benchmarks/decoding.py` asks the real one."""
+    """For inspection alone: a process per case would be most of the time; `benchmarks/decoding.py`
+    asks the real one.
+    """
 
     def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
         """Nothing."""
@@ -62,14 +66,23 @@ def parse_image(data: bytes, folder: Path) -> None:
     (folder / "x.png").write_bytes(data)
     (folder / "converted").mkdir(exist_ok=True)
     try:
-        inspect_image(folder / "x.png", root=folder, max_pixels=100_000, converted=folder / "converted", decoder=_NoDecoder())
+        inspect_image(
+            folder / "x.png",
+            root=folder,
+            max_pixels=100_000,
+            converted=folder / "converted",
+            decoder=_NoDecoder(),
+        )
     except RejectedImage as reason:
         str(reason).encode()
 
 
 def _ingest(data: bytes, folder: Path, name: str, source: str) -> None:
     (folder / name).write_bytes(data)
-    ingest(DataSettings(source=source, path=str(folder / name), max_reject_fraction=1.0), folder / "manifest")  # type: ignore[arg-type]
+    ingest(
+        DataSettings(source=source, path=str(folder / name), max_reject_fraction=1.0),
+        folder / "manifest",
+    )  # type: ignore[arg-type]
     read_manifest(folder / "manifest")
 
 
@@ -120,9 +133,19 @@ def read_params(data: bytes, folder: Path) -> None:
 def _prepared(folder: Path) -> Path:
     """A folder with a manifest, shards and the index of a snapshot, made once."""
     if not (folder / "manifest").exists():
-        np.savez(folder / "x.npz", x=np.random.default_rng(0).integers(0, 256, (60, 3, 3), np.uint8), y=np.arange(60) % 3)
-        manifest = ingest(DataSettings(source="arrays", path=str(folder / "x.npz")), folder / "manifest")
-        shard(replace(manifest, folder=folder / "manifest"), folder / "shards", settings=ShardSettings(min_shards=1))
+        np.savez(
+            folder / "x.npz",
+            x=np.random.default_rng(0).integers(0, 256, (60, 3, 3), np.uint8),
+            y=np.arange(60) % 3,
+        )
+        manifest = ingest(
+            DataSettings(source="arrays", path=str(folder / "x.npz")), folder / "manifest"
+        )
+        shard(
+            replace(manifest, folder=folder / "manifest"),
+            folder / "shards",
+            settings=ShardSettings(min_shards=1),
+        )
     return folder
 
 
@@ -147,7 +170,15 @@ def read_snapshot(data: bytes, folder: Path) -> None:
 
 def read_condition(data: bytes, folder: Path) -> None:
     """Understand what --fail-if takes, and compare."""
-    figures = {"stall_pct": 12.5, "verdict": "input-bound", "steps": 3, "gpu_pct": None, "parts": {}, "fits": True, "odd": float("nan")}
+    figures = {
+        "stall_pct": 12.5,
+        "verdict": "input-bound",
+        "steps": 3,
+        "gpu_pct": None,
+        "parts": {},
+        "fits": True,
+        "odd": float("nan"),
+    }
     parse_condition(data.decode("utf-8", "surrogateescape")).check(figures)
 
 
@@ -159,7 +190,9 @@ def _image(kind: str) -> bytes:
 
 def _parquet() -> bytes:
     file = io.BytesIO()
-    pd.DataFrame({"size": [1.5, 2.5] * 20, "kind": ["a", "b"] * 20, "label": ["x", "y"] * 20}).to_parquet(file)
+    pd.DataFrame(
+        {"size": [1.5, 2.5] * 20, "kind": ["a", "b"] * 20, "label": ["x", "y"] * 20}
+    ).to_parquet(file)
     return file.getvalue()
 
 
@@ -169,27 +202,61 @@ def _index(name: str) -> bytes:
 
 
 _RECORD = encode_example(key=7, label=1, value=b"image")
-_ROWS = b"".join(b"%d.5,%s,%s\n" % (number, b"ab"[number % 2 :][:1], b"xy"[number % 2 :][:1]) for number in range(40))
+_ROWS = b"".join(
+    b"%d.5,%s,%s\n" % (number, b"ab"[number % 2 :][:1], b"xy"[number % 2 :][:1])
+    for number in range(40)
+)
 _SNAPSHOT = {
-    "key": "k", "statistics": {"mean": [1.0], "deviation": [1.0]}, "columns": [{"name": "image", "dtype": "uint8", "shape": [2, 2, 1]}],
-    "splits": {"train": {"count": 0, "chunks": [{"start": 0, "count": 0, "digests": {"image": "d"}}], "ragged": {}}}, "repaired": [],
+    "key": "k", "statistics": {"mean": [1.0], "deviation": [1.0]}, "columns": [{"name": "image",
+    "dtype": "uint8", "shape": [2, 2, 1]}],
+    "splits": {"train": {"count": 0, "chunks": [{"start": 0, "count": 0,
+    "digests": {"image": "d"}}], "ragged": {}}}, "repaired": [],
 }  # fmt: skip
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
-    "image": (parse_image, lambda: [_image(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP")]),
-    "csv": (read_csv_table, lambda: [b"size,kind,label\n" + _ROWS, b"size,kind,split,label\n1,a,test,x\n"]),
+    "image": (
+        parse_image,
+        lambda: [_image(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP")],
+    ),
+    "csv": (
+        read_csv_table,
+        lambda: [b"size,kind,label\n" + _ROWS, b"size,kind,split,label\n1,a,test,x\n"],
+    ),
     "parquet": (read_parquet_table, lambda: [_parquet()]),
     "image_table": (read_image_table, lambda: [b"path,label,split\nx.png,a,train\n../y.png,b,\n"]),
-    "series": (read_series, lambda: [b"time,size\n" + b"".join(b"%d,%d.5\n" % (n, n) for n in range(60))]),
-    "frames": (read_frames, lambda: [b"".join(b"".join(frame(data)) for data in (b"one", b"", _RECORD))]),
+    "series": (
+        read_series,
+        lambda: [b"time,size\n" + b"".join(b"%d,%d.5\n" % (n, n) for n in range(60))],
+    ),
+    "frames": (
+        read_frames,
+        lambda: [b"".join(b"".join(frame(data)) for data in (b"one", b"", _RECORD))],
+    ),
     "record": (parse_record, lambda: [_RECORD]),
-    "params": (read_params, lambda: [(ROOT / "params.yaml").read_bytes(), *(path.read_bytes() for path in ROOT.glob("infra/*/*.yaml"))]),
+    "params": (
+        read_params,
+        lambda: [
+            (ROOT / "params.yaml").read_bytes(),
+            *(path.read_bytes() for path in ROOT.glob("infra/*/*.yaml")),
+        ],
+    ),
     "manifest": (read_manifest_summary, lambda: [_index("manifest/manifest.json")]),
     "shards": (read_shards, lambda: [_index("shards/index.json")]),
     "snapshot": (read_snapshot, lambda: [json.dumps(_SNAPSHOT).encode()]),
-    "condition": (read_condition, lambda: [b"stall_pct > 10", b"verdict == 'input-bound'", b"steps != 3", b"gpu_pct < 1", b"fits == True"]),
+    "condition": (
+        read_condition,
+        lambda: [
+            b"stall_pct > 10",
+            b"verdict == 'input-bound'",
+            b"steps != 3",
+            b"gpu_pct < 1",
+            b"fits == True",
+        ],
+    ),
 }
-_WORDS = (b"", b"\0", b"\xff", b"-1", b"0", b"1e999", b"nan", b"inf", b"null", b"true", b"[]", b"{}", b'""', b"\n", b",", b":", b'"', b"'", b"&a",
-          b"*a", b"9" * 40, b"2024-13-45", b"!!python/object:os.system", b"<<: *a", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"../",
+_WORDS = (b"", b"\0", b"\xff", b"-1", b"0", b"1e999", b"nan", b"inf", b"null", b"true", b"[]",
+b"{}", b'""', b"\n", b",", b":", b'"', b"'", b"&a",
+          b"*a", b"9" * 40, b"2024-13-45", b"!!python/object:os.system", b"<<: *a",
+          b"\xed\xa0\x80", b"\xef\xbb\xbf", b"../",
           b"label", b"split", b"test")  # fmt: skip
 
 
@@ -207,13 +274,19 @@ def mutate(data: bytes, draw: random.Random) -> bytes:
         elif what == 2:
             del changed[start:end]
         elif what == 3:
-            changed[start:start] = changed[draw.randrange(len(changed) + 1) :][: draw.choice((1, 8, 60))]
+            changed[start:start] = changed[draw.randrange(len(changed) + 1) :][
+                : draw.choice((1, 8, 60))
+            ]
         elif what == 4:
             changed[start:end] = draw.randbytes(end - start)
         else:
             lines = bytes(changed).split(b"\n")
             draw.shuffle(lines)
-            changed = bytearray(b"\n".join(lines)) if draw.random() < 0.2 else changed[: draw.randrange(len(changed) + 1)]
+            changed = (
+                bytearray(b"\n".join(lines))
+                if draw.random() < 0.2
+                else changed[: draw.randrange(len(changed) + 1)]
+            )
     return bytes(changed)
 
 
@@ -246,10 +319,14 @@ def fuzz(name: str, *, seconds: float, seed: int) -> tuple[int, list[str]]:
 
 def main() -> None:
     """Run all targets, each for its share of the time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))
-    parser.add_argument("--target", choices=list(TARGETS), action="append", help="this one alone; may be repeated")
+    parser.add_argument(
+        "--target", choices=list(TARGETS), action="append", help="this one alone; may be repeated"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     names = options.target or list(TARGETS)

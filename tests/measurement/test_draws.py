@@ -1,4 +1,6 @@
-"""One real epoch of the plan that trains: every example of the split, each as often as it should come."""
+"""One real epoch of the plan that trains: every example of the split, each as often as it should
+come.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,24 @@ BUFFER = {"kind": "buffer", "size": 32}
 UNIFORM = {
     "naive": {"read": "shards", "shuffle": {"kind": "none"}},
     "buffer": {"read": "shards", "shuffle": BUFFER, "prefetch": 2},
-    "interleaved": {"read": "shards", "interleave": {"cycle_length": 3, "parallel": "auto"}, "map": {"parallel": "auto"}, "shuffle": BUFFER},
-    "unordered": {"read": "shards", "deterministic": False, "map": {"parallel": 4}, "shuffle": BUFFER},
+    "interleaved": {
+        "read": "shards",
+        "interleave": {"cycle_length": 3, "parallel": "auto"},
+        "map": {"parallel": "auto"},
+        "shuffle": BUFFER,
+    },
+    "unordered": {
+        "read": "shards",
+        "deterministic": False,
+        "map": {"parallel": 4},
+        "shuffle": BUFFER,
+    },
     "vectorized": {"read": "shards", "vectorize": True, "shuffle": BUFFER},
-    "cached": {"read": "shards", "cache": {"where": "memory", "after": "decode"}, "shuffle": BUFFER},
+    "cached": {
+        "read": "shards",
+        "cache": {"where": "memory", "after": "decode"},
+        "shuffle": BUFFER,
+    },
     "cached_on_disk": {"read": "shards", "cache": {"where": "disk"}, "shuffle": BUFFER},
     "gzip": {"read": "gzip_shards", "shuffle": BUFFER},
     "arrays": {"read": "arrays", "shuffle": BUFFER},
@@ -42,7 +58,12 @@ def layout(arrays, tmp_path_factory) -> Layout:
     layout.manifest.parent.mkdir(parents=True, exist_ok=True)
     layout.manifest.symlink_to(arrays / "manifest")
     layout.shards.symlink_to(arrays / "shards")
-    snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=check(document({})).preprocess)
+    snapshot(
+        read_shard_index(layout.shards),
+        layout.shards,
+        layout.snapshot,
+        preprocess=check(document({})).preprocess,
+    )
     return layout
 
 
@@ -66,7 +87,11 @@ def pipeline_of(layout, config):
 def test_an_epoch_draws_every_example_once(layout, config):
     pipeline = pipeline_of(layout, config)
     found, rows = check_epoch(pipeline)
-    assert (found.examples, found.distinct, found.most_often) == (pipeline.examples, pipeline.examples, 1)
+    assert (found.examples, found.distinct, found.most_often) == (
+        pipeline.examples,
+        pipeline.examples,
+        1,
+    )
     assert sorted(rows) == list(range(pipeline.examples))
 
 
@@ -78,7 +103,9 @@ def test_the_rows_are_those_that_training_gets_in_its_order(layout):
     np.testing.assert_array_equal(np.asarray(pipeline.data.memmap("train", "key"))[rows], delivered)
 
 
-@pytest.mark.parametrize("read", [GLOBAL, {"read": "shards", "shuffle": BUFFER}], ids=["snapshot", "stream"])
+@pytest.mark.parametrize(
+    "read", [GLOBAL, {"read": "shards", "shuffle": BUFFER}], ids=["snapshot", "stream"]
+)
 def test_classes_come_as_often_as_their_weights_say(layout, read):
     pipeline = pipeline_of(layout, {**read, "sampling": {"0": 3.0}})
     _, rows = check_epoch(pipeline)
@@ -87,13 +114,17 @@ def test_classes_come_as_often_as_their_weights_say(layout, read):
 
 
 def test_a_sampler_that_forgets_examples_is_caught(layout, monkeypatch):
-    monkeypatch.setattr(SnapshotReader, "_rows_for_positions", lambda self, positions, epochs: positions // 2)
+    monkeypatch.setattr(
+        SnapshotReader, "_rows_for_positions", lambda self, positions, epochs: positions // 2
+    )
     with pytest.raises(UnequalConfigurations, match=r"never come and .* come more than once"):
         check_epoch(pipeline_of(layout, GLOBAL))
 
 
 def test_a_sampler_that_ignores_the_weights_is_caught(layout, monkeypatch):
-    monkeypatch.setattr(SnapshotReader, "_rows_for_positions", lambda self, positions, epochs: positions)
+    monkeypatch.setattr(
+        SnapshotReader, "_rows_for_positions", lambda self, positions, epochs: positions
+    )
     with pytest.raises(UnequalConfigurations, match="class 0 is drawn"):
         check_epoch(pipeline_of(layout, {**GLOBAL, "sampling": {"0": 30.0}}))
 

@@ -1,4 +1,6 @@
-"""Which GPUs a process may use and does use, and their figures, with stand-ins for NVIDIA's own libraries where there is no GPU."""
+"""Which GPUs a process may use and does use, and their figures, with stand-ins for NVIDIA's own
+libraries where there is no GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ handles, reason = visible_gpus()
 used = used_gpus({"/job:localhost/replica:0/task:0/device:GPU:0", "/device:CPU:0"})
 with Sampler(used) as sampler:
     time.sleep(0.9)
-print(json.dumps({"gpus": fingerprint()["gpus"], "reason": reason, "used": [pynvml.nvmlDeviceGetName(h) for h in used], **vars(sampler.measured)}))
+names = [pynvml.nvmlDeviceGetName(handle) for handle in used]
+known = {"gpus": fingerprint()["gpus"], "reason": reason, "used": names}
+print(json.dumps({**known, **vars(sampler.measured)}))
 """
 
 
@@ -38,7 +42,10 @@ def libraries(tmp_path_factory):
     for part in ("both", "nvml"):
         (folder / part).mkdir()
         source = ROOT / "tests" / "measurement" / "nvidia.c"
-        subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", folder / part / "libnvidia-ml.so.1", source], check=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-w", "-o", folder / part / "libnvidia-ml.so.1", source],
+            check=True,
+        )
     shutil.copy(folder / "both" / "libnvidia-ml.so.1", folder / "both" / "libcuda.so.1")
     return folder
 
@@ -47,21 +54,33 @@ def ask(folder, **environment):
     """What a process finds, and what it printed before."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
     environment = {**kept, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     *told, answer = done.stdout.splitlines()
     return json.loads(answer), told
 
 
 CUDA = [
-    # What CUDA shows (the fastest first, by index, beginning of a UUID or slice, as it decides itself), then NVML's names.
+    # What CUDA shows (the fastest first, by index, beginning of a UUID or slice, as it decides
+    # itself), then NVML's names.
     ({"FAKE_CUDA": "201"}, ["GPU 2", "GPU 0", "GPU 1"]),
     ({"FAKE_CUDA": "0", "CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ["GPU 0"]),
     ({"FAKE_CUDA": "1", "CUDA_VISIBLE_DEVICES": "1"}, ["GPU 1"]),
-    ({"FAKE_CUDA": "m", "CUDA_VISIBLE_DEVICES": "MIG-5e6f7a8b-d72c-4106-c12f-20bd9faed9f6"}, ["GPU 3"]),
+    (
+        {"FAKE_CUDA": "m", "CUDA_VISIBLE_DEVICES": "MIG-5e6f7a8b-d72c-4106-c12f-20bd9faed9f6"},
+        ["GPU 3"],
+    ),
     ({"FAKE_CUDA": "", "CUDA_VISIBLE_DEVICES": ""}, []),
 ]
 BY_VARIABLE = [
-    # Where CUDA's driver does not answer, its documented rules for CUDA_VISIBLE_DEVICES are followed.
+    # Where CUDA's driver does not answer, its documented rules for CUDA_VISIBLE_DEVICES are
+    # followed.
     ({}, ["GPU 0", "GPU 1", "GPU 2"]),
     ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, ["GPU 0"]),
     ({"CUDA_VISIBLE_DEVICES": "GPU-8932"}, []),
@@ -73,7 +92,10 @@ BY_VARIABLE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("library", "environment", "names"), [*(("both", *case) for case in CUDA), *(("nvml", *case) for case in BY_VARIABLE)])
+@pytest.mark.parametrize(
+    ("library", "environment", "names"),
+    [*(("both", *case) for case in CUDA), *(("nvml", *case) for case in BY_VARIABLE)],
+)
 def test_the_gpus_are_those_that_cuda_shows_in_its_order(libraries, library, environment, names):
     answer, _ = ask(libraries / library, **environment)
     assert answer["gpus"] == names and answer["used"] == names[:1]
@@ -83,13 +105,21 @@ def test_the_gpus_are_those_that_cuda_shows_in_its_order(libraries, library, env
 @pytest.mark.slow
 def test_utilization_is_that_of_the_gpu_that_trains(libraries):
     answer, _ = ask(libraries / "both", FAKE_CUDA="201")
-    assert answer["gpu_utilization_pct_mean"] == 96 and answer["gpu_memory_mb_max"] == 3 and answer["gpu_power_w_mean"] == 50
+    assert (
+        answer["gpu_utilization_pct_mean"] == 96
+        and answer["gpu_memory_mb_max"] == 3
+        and answer["gpu_power_w_mean"] == 50
+    )
 
 
 @pytest.mark.slow
 def test_what_nvml_does_not_measure_of_a_slice_is_absent(libraries):
     answer, told = ask(libraries / "both", FAKE_CUDA="m")
-    assert answer["gpu_utilization_pct_mean"] is None and answer["gpu_power_w_mean"] is None and answer["gpu_memory_mb_max"] == 4
+    assert (
+        answer["gpu_utilization_pct_mean"] is None
+        and answer["gpu_power_w_mean"] is None
+        and answer["gpu_memory_mb_max"] == 4
+    )
     assert not told
 
 
@@ -133,7 +163,9 @@ sys.stdin.read()
 
 
 def test_the_work_of_child_processes_counts():
-    child = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     with Sampler([]) as sampler:
         child.stdin.write("\n")
         child.stdin.flush()

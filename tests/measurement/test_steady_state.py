@@ -1,7 +1,9 @@
-"""The stall is that of the steady state, whatever is ready: against queues whose stall follows from their construction.
+"""The stall is that of the steady state, whatever is ready: against queues whose stall follows from
+their construction.
 
-The queues run in virtual time: a producer that takes `input_ms` per batch, a buffer of `capacity`, a model that takes
-`model_ms` once it has its batch. On shared cores a producer at work slows the model.
+The queues run in virtual time: a producer that takes `input_ms` per batch, a buffer of `capacity`,
+a model that takes `model_ms` once it has its batch. On shared cores a producer at work slows the
+model.
 """
 
 from __future__ import annotations
@@ -92,14 +94,21 @@ class Queue:
     def measured(self, max_seconds: float = 60.0):
         clock = Clock(settle=self.settle, now=lambda: self.now_s, cpu_s=lambda: self.now_s)
         model = self.compute
-        return measure_steady_state(self, model, model, clock, max_rounds=9, max_seconds=max_seconds)
+        return measure_steady_state(
+            self, model, model, clock, max_rounds=9, max_seconds=max_seconds
+        )
 
 
 def stall_of(input_ms: float, model_ms: float) -> float:
     return max(0.0, 100 * (1 - model_ms / input_ms))
 
 
-CASES = list(itertools.product([(30, 0.5), (30, 20), (30, 27), (30, 29), (20, 30), (5, 100), (120, 60), (200, 100)], [1, 2, 8, 64, 500]))
+CASES = list(
+    itertools.product(
+        [(30, 0.5), (30, 20), (30, 27), (30, 29), (20, 30), (5, 100), (120, 60), (200, 100)],
+        [1, 2, 8, 64, 500],
+    )
+)
 
 
 @pytest.mark.parametrize(("times", "capacity"), CASES)
@@ -127,7 +136,9 @@ def test_irregular_inputs_give_an_interval_that_holds_the_stall(capacity):
 
 @pytest.mark.parametrize("capacity", [2, 8, 64])
 def test_refilling_on_shared_cores_is_no_stall_of_the_steady_state(capacity):
-    """An input that needs a tenth of the model's time slows it for that tenth; drained buffers are refilled at once."""
+    """An input that needs a tenth of the model's time slows it for that tenth; drained buffers are
+    refilled at once.
+    """
     state = Queue(input_s=0.002, model_s=0.02, capacity=capacity, slowdown=0.5).measured()
     # For each batch the producer works 2 ms, in which the model does 1.33 ms of its work.
     assert state.stall_pct == pytest.approx(100 * (1 - 20 / 20.67), abs=2)

@@ -1,4 +1,4 @@
-"""Throughput counts examples, sets start-up apart, and gives a cache the whole epoch that it needs."""
+"""Throughput counts examples, leaves start-up out, and gives a cache its whole epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Plan:
 
 @dataclass
 class Slow:
-    """Something that iterates like an input pipeline: `count` batches of 10 examples, each made in 20 ms, kept if `caches`."""
+    """Something that iterates like an input pipeline: `count` batches of 10 examples, each made in
+    20 ms, kept if `caches`.
+    """
 
     count: int
     plan: Plan = field(default_factory=Plan)
@@ -30,16 +32,21 @@ class Slow:
 
     def batches(self, *, epochs=1):
         def wait(number):
-            return tf.numpy_function(lambda value: (__import__("time").sleep(0.02), value)[1], [number], tf.int64)
+            return tf.numpy_function(
+                lambda value: (__import__("time").sleep(0.02), value)[1], [number], tf.int64
+            )
 
         made = tf.data.Dataset.range(self.count).map(wait)
         made = made.cache() if self.plan.caches else made
-        return iter(made.map(lambda number: (tf.zeros((10, 2)), tf.zeros((10,), tf.int64))).repeat(epochs))
+        return iter(
+            made.map(lambda number: (tf.zeros((10, 2)), tf.zeros((10,), tf.int64))).repeat(epochs)
+        )
 
 
 def test_the_rate_is_that_of_the_examples():
     result = measure_input(Slow(20), passes=2, max_seconds=5)
-    # A sleep is never shorter than asked for, and on a busy machine it is longer: the true rate is a bound from above alone.
+    # A sleep is never shorter than asked for, and on a busy machine it is longer: the true rate is
+    # a bound from above alone.
     assert 50 < result.input_examples_per_s <= 10 / 0.02
     assert result.first_batch_s >= 0.02
     assert result.passes == 2
@@ -50,7 +57,9 @@ def test_a_cache_is_filled_before_warm_passes_are_timed():
     result = measure_input(Slow(20, Plan(caches=True)), passes=3, max_seconds=0.1)
     assert result.cold_examples_per_s <= 10 / 0.02
     assert result.input_examples_per_s > 5 * result.cold_examples_per_s
-    assert result.spread_examples_per_s[0] > 5 * result.cold_examples_per_s, "of the warm passes alone"
+    assert result.spread_examples_per_s[0] > 5 * result.cold_examples_per_s, (
+        "of the warm passes alone"
+    )
 
 
 def test_a_pass_that_was_cut_short_says_nothing_about_the_gap():

@@ -1,4 +1,4 @@
-"""Real pipelines against an emulated accelerator: what prefetches is not taken for what keeps up."""
+"""Real pipelines against an emulated accelerator: prefetching is not taken for keeping up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def layout(arrays, tmp_path_factory) -> Layout:
     layout.manifest.parent.mkdir(parents=True, exist_ok=True)
     layout.manifest.symlink_to(arrays / "manifest")
     layout.shards.symlink_to(arrays / "shards")
-    snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=check(document({})).preprocess)
+    snapshot(
+        read_shard_index(layout.shards),
+        layout.shards,
+        layout.snapshot,
+        preprocess=check(document({})).preprocess,
+    )
     return layout
 
 
@@ -54,7 +59,9 @@ def measured(layout, config, **more):
 @pytest.mark.parametrize("prefetch", [8, 64, "auto"])
 def test_what_lies_prepared_hides_no_stall(layout, prefetch):
     state = measured(layout, {**SNAPSHOT, "prefetch": prefetch}, input_ms=30, model_ms=2)
-    assert state.stall_pct > 50, "28 of 30 ms are spent waiting; a busy machine makes the model slower"
+    assert state.stall_pct > 50, (
+        "28 of 30 ms are spent waiting; a busy machine makes the model slower"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,14 +80,23 @@ def test_an_input_that_keeps_up_shows_no_stall(layout, config):
 
 
 def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finishes(layout):
-    """The network on finished floats: what `postprocess_on: device` adds to a step is no part of it."""
+    """The network on finished floats: what `postprocess_on: device` adds to a step is no part of
+    it.
+    """
     shapes = {}
     for finish in ("host", "device"):
-        params = check(document({**SNAPSHOT, "postprocess_on": finish}, model={"name": "mlp", "options": {"width": 4}}))
+        params = check(
+            document(
+                {**SNAPSHOT, "postprocess_on": finish},
+                model={"name": "mlp", "options": {"width": 4}},
+            )
+        )
         stored = open_inputs(params, layout)
         pipeline = input_pipeline(params, "p", stored, split="train", purpose="train")
         models = build_models_for(params, stored)
         loss = reference_step(models, pipeline, params.train)()
         shapes[finish] = (loss, pipeline.dataset().element_spec[0].dtype)
     assert [str(dtype)[9:14] for _, dtype in shapes.values()] == ["float", "uint8"]
-    assert shapes["host"][0] == pytest.approx(shapes["device"][0], rel=0.5), "the same examples, finished by the same op"
+    assert shapes["host"][0] == pytest.approx(shapes["device"][0], rel=0.5), (
+        "the same examples, finished by the same op"
+    )

@@ -1,15 +1,26 @@
-"""A verdict is given only where the measurement bears it, and the training's own epochs do not contradict it."""
+"""A verdict is given only where the measurement bears it, and the training's own epochs do not
+contradict it.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tasks.measurement.steady_state import Round, SteadyState, TimedBlock
-from tasks.measurement.verdict import CrossCheck, Stall, Verdict, cross_check_from, judge, verdict_of
+from tasks.measurement.verdict import (
+    CrossCheck,
+    Stall,
+    Verdict,
+    cross_check_from,
+    judge,
+    verdict_of,
+)
 
 
 def stall(pct, low=None, high=None, **more):
-    return Stall(pct=pct, low_pct=pct if low is None else low, high_pct=pct if high is None else high, **more)
+    return Stall(
+        pct=pct, low_pct=pct if low is None else low, high_pct=pct if high is None else high, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -21,7 +32,8 @@ def stall(pct, low=None, high=None, **more):
         (stall(74, 63, 78), True, "input-bound"),
         (stall(4, 1, 8), True, "compute-bound"),  # the interval reaches across by 3 points
         (stall(18, 2, 40), False, "undecided"),
-        (stall(4, 0, 9, decided=False), True, "undecided"),  # the sides disagree: the truth may be either
+        # The sides disagree: the truth may be either.
+        (stall(4, 0, 9, decided=False), True, "undecided"),
         (stall(2, 0, 4, decided=False), True, "compute-bound"),  # whichever side is right
     ],
 )
@@ -33,7 +45,10 @@ def test_an_undecided_verdict_says_why_and_what_it_would_take():
     verdict = judge(stall(10, 0, 30, decided=False, longer_s=88.4), None, accelerator=True)
     assert verdict == Verdict(
         name="undecided",
-        why="the stall lies anywhere from 0 to 30 % from full buffers and from empty ones, on both sides of 5 %",
+        why=(
+            "the stall lies anywhere from 0 to 30 % from full buffers and from empty ones, on both"
+            " sides of 5 %"
+        ),
         remedy="measure longer: measure.stall_max_seconds: 88",
     )
 
@@ -42,36 +57,64 @@ def test_epochs_that_contradict_a_verdict_are_named_instead_of_it():
     cross_check = CrossCheck(low_pct=72, high_pct=73, step_ms=51.4)
     verdict = judge(stall(0, 0, 3), cross_check, accelerator=False)
     assert verdict.name == "undecided"
-    assert "took 51.40 ms a step, a stall of 72 to 73 %, while now it is 0 % (0 to 3 %)" in verdict.why
+    assert (
+        "took 51.40 ms a step, a stall of 72 to 73 %, while now it is 0 % (0 to 3 %)" in verdict.why
+    )
     assert "again" in verdict.remedy
 
 
 def test_epochs_that_were_faster_than_what_is_measured_now_contradict_it_too():
-    assert judge(stall(70, 66, 74), CrossCheck(low_pct=0, high_pct=3, step_ms=1.0), accelerator=False).name == "undecided"
+    assert (
+        judge(
+            stall(70, 66, 74), CrossCheck(low_pct=0, high_pct=3, step_ms=1.0), accelerator=False
+        ).name
+        == "undecided"
+    )
 
 
 @pytest.mark.parametrize("low", [5, 60, 74])
 def test_epochs_within_the_drift_or_of_the_same_verdict_contradict_nothing(low):
     measured = stall(70, 66, 74) if low > 20 else stall(0, 0, 2)
-    assert judge(measured, CrossCheck(low_pct=low, high_pct=low, step_ms=1.0), accelerator=False).name == verdict_of(measured.pct, accelerator=False)
+    assert judge(
+        measured, CrossCheck(low_pct=low, high_pct=low, step_ms=1.0), accelerator=False
+    ).name == verdict_of(measured.pct, accelerator=False)
 
 
 def state(model_ms, train_ms, prepared):
     blocks = {
-        name: TimedBlock(steps_ms=(ms,)) for name, ms in (("model", model_ms), ("reference", model_ms), ("full", train_ms), ("drained", train_ms))
+        name: TimedBlock(steps_ms=(ms,))
+        for name, ms in (
+            ("model", model_ms),
+            ("reference", model_ms),
+            ("full", train_ms),
+            ("drained", train_ms),
+        )
     }
-    return SteadyState(rounds=(Round(**blocks, taken_full=1, level_full=0, level_drained=0),), side="both", prepared=prepared, seconds=1.0)
+    return SteadyState(
+        rounds=(Round(**blocks, taken_full=1, level_full=0, level_drained=0),),
+        side="both",
+        prepared=prepared,
+        seconds=1.0,
+    )
 
 
 def test_the_epochs_stall_allows_for_the_batches_that_validation_gave_time_to_prepare():
     trained = {"throughput": {"train_examples_per_s": 1600.0, "cold_examples_per_s": 900.0}}
     cross_check = cross_check_from(state(10, 40, prepared=8), trained, batch_size=32, steps=16)
     assert cross_check.step_ms == 20
-    assert (cross_check.low_pct, cross_check.high_pct) == (50, 75), "of 16 steps 8 may have cost nothing"
+    assert (cross_check.low_pct, cross_check.high_pct) == (50, 75), (
+        "of 16 steps 8 may have cost nothing"
+    )
 
 
 def test_a_single_epoch_starts_cold_and_is_no_witness():
     assert (
-        cross_check_from(state(10, 40, 2), {"throughput": {"train_examples_per_s": 9.0, "cold_examples_per_s": 9.0}}, batch_size=1, steps=9) is None
+        cross_check_from(
+            state(10, 40, 2),
+            {"throughput": {"train_examples_per_s": 9.0, "cold_examples_per_s": 9.0}},
+            batch_size=1,
+            steps=9,
+        )
+        is None
     )
     assert cross_check_from(state(10, 40, 2), {}, batch_size=1, steps=9) is None

@@ -1,4 +1,6 @@
-"""Several hosts: each knows which one it is, and all slices of a batch are equal, or the run is refused."""
+"""Several hosts: each knows which one it is, and all slices of a batch are equal, or the run is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +63,18 @@ def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty
             batch = hosts * each
             for examples in range(hosts, 120):
                 shared = Host(count=hosts).shared(examples, batch)
-                assert 0 < shared <= examples and examples - shared < hosts and shared % batch % hosts == 0
+                assert (
+                    0 < shared <= examples
+                    and examples - shared < hosts
+                    and shared % batch % hosts == 0
+                )
                 Host(count=hosts).check(shared, batch)
 
 
-@pytest.mark.parametrize(("examples", "batch", "hosts", "said"), [(120, 7, 2, "use 6 or 8"), (120, 2, 3, "use 3"), (0, 4, 4, "fewer examples")])
+@pytest.mark.parametrize(
+    ("examples", "batch", "hosts", "said"),
+    [(120, 7, 2, "use 6 or 8"), (120, 2, 3, "use 3"), (0, 4, 4, "fewer examples")],
+)
 def test_what_cannot_be_shared_is_refused(examples, batch, hosts, said):
     with pytest.raises(ImpossiblePlan, match=said):
         Host(count=hosts).check(examples, batch)

@@ -6,7 +6,14 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tasks.data.columns import Column, SnapshotIndex, SplitColumns, Statistics, allocate, write_index
+from tasks.data.columns import (
+    Column,
+    SnapshotIndex,
+    SplitColumns,
+    Statistics,
+    allocate,
+    write_index,
+)
 from tasks.data.records import RecordSchema
 from tasks.data.shards import Shard, ShardIndex
 from tasks.pipelines.input_pipeline import InputPipeline
@@ -30,20 +37,37 @@ def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
     )
     allocate(tmp_path, "train", columns, ROWS)  # sparse: the file system stores no zeros
     write_index(tmp_path, index := SnapshotIndex(
-        key="k", statistics=Statistics(mean=(0.0,), deviation=(1.0,)), columns=columns, splits={"train": SplitColumns(count=ROWS, chunks=())}
+        key="k", statistics=Statistics(mean=(0.0,), deviation=(1.0,)), columns=columns,
+        splits={"train": SplitColumns(count=ROWS, chunks=())}
     ))  # fmt: skip
     schema = RecordSchema(payload="encoded", shape=None, channels=3)
-    shard = Shard(name="s", split="train", records=ROWS, examples=ROWS, bytes=0, digest="", compression="none")
+    shard = Shard(
+        name="s", split="train", records=ROWS, examples=ROWS, bytes=0, digest="", compression="none"
+    )
     stored = PreparedData(
-        shards_folder=tmp_path, shards=ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=(shard,)),
+        shards_folder=tmp_path, shards=ShardIndex(schema=schema, classes=("a", "b"),
+        data_digest="d", shards=(shard,)),
         snapshot_folder=tmp_path, snapshot=index, preprocess=PREPROCESS, files=lambda split: None,
     )  # fmt: skip
-    config = PipelineConfig(read="snapshot", shuffle={"kind": "global"}, prefetch=2, postprocess_on="device", graph_rewrites=rewrites)
-    plan = make_plan(config, InputSpec(schema=schema, preprocess=PREPROCESS, augment=(), postprocess=(), batch_size=64))
+    config = PipelineConfig(
+        read="snapshot",
+        shuffle={"kind": "global"},
+        prefetch=2,
+        postprocess_on="device",
+        graph_rewrites=rewrites,
+    )
+    plan = make_plan(
+        config,
+        InputSpec(schema=schema, preprocess=PREPROCESS, augment=(), postprocess=(), batch_size=64),
+    )
     pipeline = InputPipeline(plan=plan, data=stored, split="train", seed=0)
     before = psutil.Process().memory_info()
     batches = list(pipeline.dataset().take(5))
-    grown = psutil.Process().memory_info().rss - before.rss - (psutil.Process().memory_info().shared - before.shared)
+    grown = (
+        psutil.Process().memory_info().rss
+        - before.rss
+        - (psutil.Process().memory_info().shared - before.shared)
+    )
     assert len(batches) == 5 and pipeline.steps == 2076
     assert int(tf.reduce_sum(tf.cast(batches[0][0], tf.int32))) == 0
     assert grown < 300e6, "a few batches of 10 MB, and what a first data set brings along"

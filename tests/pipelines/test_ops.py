@@ -1,4 +1,6 @@
-"""Each op computes the same for an example alone and within a batch, eagerly and inside tf.data, and draws as it says."""
+"""Each op computes the same for an example alone and within a batch, eagerly and inside tf.data,
+and draws as it says.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), np
 KEYS = np.arange(COUNT, dtype=np.int64) * 7919
 LABELS = np.arange(COUNT, dtype=np.int64) % 4
 BOTH = (
-    CenterCrop(height=8, width=6), CenterCrop(height=14, width=12), Pad(pixels=2), Pad(pixels=3, mode="reflect"), RandomCrop(height=8, width=6),
-    RandomCrop(height=12, width=10), RandomCrop(height=15, width=4), Flip(), Rotation(degrees=30), Brightness(delta=0.3), Contrast(delta=0.5),
+    CenterCrop(height=8, width=6), CenterCrop(height=14, width=12), Pad(pixels=2), Pad(pixels=3,
+    mode="reflect"), RandomCrop(height=8, width=6),
+    RandomCrop(height=12, width=10), RandomCrop(height=15, width=4), Flip(), Rotation(degrees=30),
+    Brightness(delta=0.3), Contrast(delta=0.5),
     Cutout(size=5), Rescale(), Rescale(scale=2 / 255, offset=-1.0), Rescale(scale=1.0),
     Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 0.0)),
 )  # fmt: skip
@@ -57,13 +61,22 @@ def batched(op, **changes):
 def test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set(op):
     together = batched(op)["image"].numpy()
     alone = np.stack(
-        [compute(op, {"image": tf.constant(i), "key": tf.constant(k)}, draw())["image"].numpy() for i, k in zip(IMAGES, KEYS, strict=True)]
+        [
+            compute(op, {"image": tf.constant(i), "key": tf.constant(k)}, draw())["image"].numpy()
+            for i, k in zip(IMAGES, KEYS, strict=True)
+        ]
     )
-    streamed = tf.data.Dataset.from_tensor_slices({"image": IMAGES, "key": KEYS}).map(lambda element: compute(op, element, draw()))
+    streamed = tf.data.Dataset.from_tensor_slices({"image": IMAGES, "key": KEYS}).map(
+        lambda element: compute(op, element, draw())
+    )
     np.testing.assert_array_equal(together, alone)
-    np.testing.assert_array_equal(together, np.stack([element["image"] for element in streamed.as_numpy_iterator()]))
+    np.testing.assert_array_equal(
+        together, np.stack([element["image"] for element in streamed.as_numpy_iterator()])
+    )
     assert together.shape[1:] == op.shape((HEIGHT, WIDTH, 3))
-    assert streamed.element_spec["image"].shape == together.shape[1:], "the shape is known before anything runs"
+    assert streamed.element_spec["image"].shape == together.shape[1:], (
+        "the shape is known before anything runs"
+    )
 
 
 @pytest.mark.parametrize("op", RANDOM, ids=[repr(op) for op in RANDOM])
@@ -72,13 +85,19 @@ def test_draws_depend_on_seed_epoch_op_and_key_alone(op):
     np.testing.assert_array_equal(once, batched(op)["image"])
     for change in ({"epoch": 2}, {"seed": 4}, {"salts": ("op", 6)}):
         assert not np.array_equal(once, batched(op, **change)["image"]), change
-    same = compute(op, {"image": tf.constant(IMAGES[:1].repeat(COUNT, 0)), "key": tf.constant(KEYS)}, draw())["image"].numpy()
+    same = compute(
+        op, {"image": tf.constant(IMAGES[:1].repeat(COUNT, 0)), "key": tf.constant(KEYS)}, draw()
+    )["image"].numpy()
     assert len({image.tobytes() for image in same}) > 1, "examples differ by their keys"
 
 
 def test_random_crops_reach_every_place_and_centre_crops_replace_them_in_evaluation():
     places = np.arange(5 * 5, dtype=np.uint8).reshape(1, 5, 5, 1).repeat(2000, 0)
-    cut = compute(RandomCrop(height=3, width=3), {"image": tf.constant(places), "key": tf.range(2000, dtype=tf.int64)}, draw())["image"].numpy()
+    cut = compute(
+        RandomCrop(height=3, width=3),
+        {"image": tf.constant(places), "key": tf.range(2000, dtype=tf.int64)},
+        draw(),
+    )["image"].numpy()
     counts = np.bincount(cut[:, 0, 0, 0], minlength=25)
     assert sorted(np.flatnonzero(counts)) == [0, 1, 2, 5, 6, 7, 10, 11, 12]
     assert counts[counts > 0].min() > 150
@@ -88,7 +107,10 @@ def test_random_crops_reach_every_place_and_centre_crops_replace_them_in_evaluat
 
 @pytest.mark.parametrize("size", [1, 4, 5])
 def test_a_cutout_is_a_square_of_its_size_unless_the_edge_cuts_it_off(size):
-    white = {"image": tf.fill((COUNT, HEIGHT, WIDTH, 1), tf.constant(255, tf.uint8)), "key": tf.constant(KEYS)}
+    white = {
+        "image": tf.fill((COUNT, HEIGHT, WIDTH, 1), tf.constant(255, tf.uint8)),
+        "key": tf.constant(KEYS),
+    }
     black = (compute(Cutout(size=size), white, draw())["image"].numpy() == 0).sum(axis=(1, 2, 3))
     assert black.max() == size**2 and black.min() >= (size // 2) ** 2
 
@@ -96,9 +118,15 @@ def test_a_cutout_is_a_square_of_its_size_unless_the_edge_cuts_it_off(size):
 def test_a_full_turn_by_nothing_changes_nothing_and_a_turn_keeps_the_centre():
     image = np.zeros((1, 9, 9, 1), np.uint8)
     image[0, 4, 4] = 255
-    turned = compute(Rotation(degrees=180), {"image": tf.constant(image), "key": tf.constant([5], tf.int64)}, draw())["image"].numpy()
+    turned = compute(
+        Rotation(degrees=180),
+        {"image": tf.constant(image), "key": tf.constant([5], tf.int64)},
+        draw(),
+    )["image"].numpy()
     assert turned[0, 4, 4, 0] > 200
-    still = compute(Rotation(degrees=1e-6), {"image": tf.constant(IMAGES), "key": tf.constant(KEYS)}, draw())["image"].numpy()
+    still = compute(
+        Rotation(degrees=1e-6), {"image": tf.constant(IMAGES), "key": tf.constant(KEYS)}, draw()
+    )["image"].numpy()
     np.testing.assert_array_equal(still, IMAGES)
 
 
@@ -106,11 +134,17 @@ def test_a_full_turn_by_nothing_changes_nothing_and_a_turn_keeps_the_centre():
 def test_mixing_keeps_labels_a_distribution_in_step_with_the_pixels(op):
     images = np.zeros((COUNT, HEIGHT, WIDTH, 1), np.uint8)
     images[::2] = 200
-    element = {"image": tf.constant(images), "key": tf.constant(KEYS), "label": tf.constant(np.arange(COUNT) % 2)}
+    element = {
+        "image": tf.constant(images),
+        "key": tf.constant(KEYS),
+        "label": tf.constant(np.arange(COUNT) % 2),
+    }
     mixed = compute(op, element, draw())
     label = mixed["label"].numpy()
     np.testing.assert_allclose(label.sum(axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(mixed["image"].numpy().mean(axis=(1, 2, 3)) / 200, label[:, 0], atol=0.01)
+    np.testing.assert_allclose(
+        mixed["image"].numpy().mean(axis=(1, 2, 3)) / 200, label[:, 0], atol=0.01
+    )
     assert len({value.tobytes() for value in label}) > COUNT / 4
 
 
@@ -131,7 +165,14 @@ def test_labels_and_categories_become_vectors():
     np.testing.assert_array_equal(coded, [[0.5, 0, 1, 1, 0, 0], [1.5, 1, 0, 0, 0, 1]])
 
 
-@pytest.mark.parametrize("op", [Rescale(), Rescale(scale=2 / 255, offset=-1.0), Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 7.0))])
+@pytest.mark.parametrize(
+    "op",
+    [
+        Rescale(),
+        Rescale(scale=2 / 255, offset=-1.0),
+        Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 7.0)),
+    ],
+)
 def test_finishing_on_the_device_gives_what_the_host_gives(op):
     image = keras.Input((HEIGHT, WIDTH, 3), dtype="uint8")
     layer = keras.Model(image, apply_as_layer(op, image))
@@ -142,7 +183,10 @@ def test_categories_on_the_device_give_what_the_host_gives():
     features = np.asarray([[0.5, 1, 0], [1.5, 0, 2]], np.float32)
     value = keras.Input((3,))
     layer = keras.Model(value, apply_as_layer(Categories(sizes=(2, 3)), value))
-    np.testing.assert_array_equal(layer(features).numpy(), compute(Categories(sizes=(2, 3)), {"features": tf.constant(features)}, draw())["features"])
+    np.testing.assert_array_equal(
+        layer(features).numpy(),
+        compute(Categories(sizes=(2, 3)), {"features": tf.constant(features)}, draw())["features"],
+    )
 
 
 OWN = """
@@ -161,10 +205,17 @@ LIGHTEST = 255
 
 
 def test_an_op_of_ones_own_is_found_by_its_path_and_known_by_its_text(tmp_path, monkeypatch):
-    """Whatever decides what an op computes is part of its identity: its arguments, and the text of its module."""
+    """Whatever decides what an op computes is part of its identity: its arguments, and the text of
+    its module.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     identities = []
-    for text in (OWN, OWN, OWN.replace("LIGHTEST = 255", "LIGHTEST = 254"), OWN.replace("LIGHTEST -", "LIGHTEST - 1 -")):
+    for text in (
+        OWN,
+        OWN,
+        OWN.replace("LIGHTEST = 255", "LIGHTEST = 254"),
+        OWN.replace("LIGHTEST -", "LIGHTEST - 1 -"),
+    ):
         (tmp_path / "own_ops.py").write_text(text)
         sys.modules.pop("own_ops", None)
         import importlib
@@ -183,13 +234,19 @@ def test_an_op_of_ones_own_is_found_by_its_path_and_known_by_its_text(tmp_path, 
 
 def test_wrong_ops_are_told_with_their_place():
     assert "did you mean resize" in parse_op("resise", where="preprocess[0]")[1][0]
-    assert parse_op({"resize": {"height": 0, "width": 3}}, where="preprocess[0]")[1][0].startswith("preprocess[0].resize.height")
+    assert parse_op({"resize": {"height": 0, "width": 3}}, where="preprocess[0]")[1][0].startswith(
+        "preprocess[0].resize.height"
+    )
     assert parse_op("nowhere:Nothing", where="augment[0]")[0] is None
-    assert isinstance(parse_op({"resize": {"height": 2, "width": 3, "method": "area"}}, where="")[0], Resize)
+    assert isinstance(
+        parse_op({"resize": {"height": 2, "width": 3, "method": "area"}}, where="")[0], Resize
+    )
 
 
 def test_contrast_keeps_the_mean_of_large_pictures():
     white = tf.fill((4096, 2100, 1), tf.constant(255, tf.uint8))  # its sum exceeds 32 bits
     for key in (1, 4):  # factors above and below 1
-        changed = compute(Contrast(delta=0.5), {"image": white, "key": tf.constant(key, tf.int64)}, draw())["image"]
+        changed = compute(
+            Contrast(delta=0.5), {"image": white, "key": tf.constant(key, tf.int64)}, draw()
+        )["image"]
         assert int(tf.reduce_min(changed)) == 255

@@ -1,7 +1,8 @@
-"""Literal values of everything that is drawn or digested: a change of these changes every later run, and is to be seen in a commit.
+"""Literal values of everything that is drawn or digested: a change of these changes every later
+run, and is to be seen in a commit.
 
-PreparedData data and results depend on them. Whoever changes one on purpose changes the literal, the op's version where it has one,
-and the changelog.
+PreparedData data and results depend on them. Whoever changes one on purpose changes the literal,
+the op's version where it has one, and the changelog.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from tasks.pipelines.ops import Brightness, Decode, Flip, Op
 from tasks.pipelines.plan import make_plan
 from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
 from tasks.pipelines.randomness import mix64
-from tasks.pipelines.samplers import CIPHER_FROM, class_index, permute, sample_by_class, swap_or_not, window_shuffle
+from tasks.pipelines.samplers import (
+    CIPHER_FROM,
+    class_index,
+    permute,
+    sample_by_class,
+    swap_or_not,
+    window_shuffle,
+)
 from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
 from tasks.snapshot import snapshot
@@ -37,7 +45,20 @@ def epoch(number: int) -> tf.Tensor:
 
 
 def test_a_global_permutation_of_a_small_split():
-    assert permute(positions(12), count=12, seed=5, epoch=epoch(3)).numpy().tolist() == [0, 3, 2, 8, 7, 10, 9, 6, 5, 4, 1, 11]
+    assert permute(positions(12), count=12, seed=5, epoch=epoch(3)).numpy().tolist() == [
+        0,
+        3,
+        2,
+        8,
+        7,
+        10,
+        9,
+        6,
+        5,
+        4,
+        1,
+        11,
+    ]
 
 
 def test_a_global_permutation_of_a_large_split():
@@ -66,12 +87,21 @@ def test_draws_by_class():
 
 
 def test_scattered_bits():
-    assert mix64(tf.constant([0, 1, 2**64 - 1], tf.uint64)).numpy().tolist() == [0, 6238072747940578789, 13029008266876403067]
+    assert mix64(tf.constant([0, 1, 2**64 - 1], tf.uint64)).numpy().tolist() == [
+        0,
+        6238072747940578789,
+        13029008266876403067,
+    ]
 
 
 def test_uniform_numbers_of_examples():
     drawn = Draw(seed=5, epoch=epoch(3)).uniform(tf.constant([0, 1, 2, 2**62], tf.int64))
-    assert drawn.numpy().tolist() == [0.8414360880851746, 0.4774209260940552, 0.33511388301849365, 0.04179924726486206]
+    assert drawn.numpy().tolist() == [
+        0.8414360880851746,
+        0.4774209260940552,
+        0.33511388301849365,
+        0.04179924726486206,
+    ]
 
 
 def test_identities():
@@ -91,12 +121,29 @@ def stored(arrays, tmp_path_factory) -> PreparedData:
     """Two hundred grey images with their snapshot."""
     folder = tmp_path_factory.mktemp("pinned")
     snapshot(read_shard_index(arrays / "shards"), arrays / "shards", folder, preprocess=(Decode(),))
-    return open_prepared_data(manifest=arrays / "manifest", shards=arrays / "shards", snapshot=folder, preprocess=(Decode(),))
+    return open_prepared_data(
+        manifest=arrays / "manifest",
+        shards=arrays / "shards",
+        snapshot=folder,
+        preprocess=(Decode(),),
+    )
 
 
 def pipeline(stored: PreparedData, *, augment: tuple[Op, ...] = (), **config) -> InputPipeline:
-    spec = InputSpec(schema=stored.shards.schema, preprocess=(Decode(),), augment=augment, postprocess=(), batch_size=8)
-    return InputPipeline(plan=make_plan(PipelineConfig(**config), spec), data=stored, split="train", seed=5, with_keys=True)
+    spec = InputSpec(
+        schema=stored.shards.schema,
+        preprocess=(Decode(),),
+        augment=augment,
+        postprocess=(),
+        batch_size=8,
+    )
+    return InputPipeline(
+        plan=make_plan(PipelineConfig(**config), spec),
+        data=stored,
+        split="train",
+        seed=5,
+        with_keys=True,
+    )
 
 
 def rows_of(stored: PreparedData, keys: np.ndarray) -> list[int]:
@@ -105,7 +152,10 @@ def rows_of(stored: PreparedData, keys: np.ndarray) -> list[int]:
 
 
 def first_batch(pipe: InputPipeline) -> dict[str, np.ndarray]:
-    return {name: value.numpy() for name, value in next(iter(pipe.dataset(first_step=pipe.steps, epochs=2))).items()}
+    return {
+        name: value.numpy()
+        for name, value in next(iter(pipe.dataset(first_step=pipe.steps, epochs=2))).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,10 +163,19 @@ def first_batch(pipe: InputPipeline) -> dict[str, np.ndarray]:
     [
         (GLOBAL, [91, 5, 68, 104, 92, 86, 83, 26]),
         (GLOBAL | {"sampling": "balanced"}, [34, 112, 75, 104, 35, 15, 6, 85]),
-        ({"read": "snapshot", "shuffle": {"kind": "window", "size": 16}}, [119, 14, 32, 54, 41, 23, 113, 70]),
-        ({"read": "shards", "shuffle": {"kind": "none"}, "sampling": "balanced"}, [7, 2, 3, 14, 9, 4, 8, 20]),
+        (
+            {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
+            [119, 14, 32, 54, 41, 23, 113, 70],
+        ),
+        (
+            {"read": "shards", "shuffle": {"kind": "none"}, "sampling": "balanced"},
+            [7, 2, 3, 14, 9, 4, 8, 20],
+        ),
         ({"read": "shards", "shuffle": {"kind": "buffer", "size": 1}}, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ({"read": "shards", "shuffle": {"kind": "buffer", "size": 32}}, [22, 17, 24, 7, 12, 0, 32, 29]),
+        (
+            {"read": "shards", "shuffle": {"kind": "buffer", "size": 32}},
+            [22, 17, 24, 7, 12, 0, 32, 29],
+        ),
     ],
     ids=["global", "balanced", "window", "balanced stream", "mixed shards", "buffer"],
 )
@@ -138,7 +197,16 @@ def test_which_images_are_flipped(stored, config):
 
 def test_how_bright_images_become(stored):
     batch = first_batch(pipeline(stored, augment=(Flip(), Brightness(delta=0.5)), **GLOBAL))
-    assert batch["image"].mean(axis=(1, 2, 3)).round(3).tolist() == [36.133, 146.4, 145.158, 202.95, 185.717, 111.283, 161.525, 100.175]
+    assert batch["image"].mean(axis=(1, 2, 3)).round(3).tolist() == [
+        36.133,
+        146.4,
+        145.158,
+        202.95,
+        185.717,
+        111.283,
+        161.525,
+        100.175,
+    ]
 
 
 def test_the_digest_of_a_split(stored):

@@ -9,7 +9,17 @@ import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.ops import CenterCrop, Decode, Flip, Load, Mixup, OneHot, RandomCrop, Rescale, Resize
+from tasks.pipelines.ops import (
+    CenterCrop,
+    Decode,
+    Flip,
+    Load,
+    Mixup,
+    OneHot,
+    RandomCrop,
+    Rescale,
+    Resize,
+)
 from tasks.pipelines.plan import make_plan, without_shuffling
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.spec import InputSpec
@@ -18,27 +28,56 @@ from tasks.settings import PipelineConfig
 
 JPEG = RecordSchema(payload="encoded", shape=None, channels=3)
 RAW = RecordSchema(payload="raw", shape=(28, 28, 1), channels=1)
-SPEC = {"preprocess": (Decode(), Resize(height=8, width=8)), "augment": (Flip(),), "postprocess": (Rescale(),), "batch_size": 32}
+SPEC = {
+    "preprocess": (Decode(), Resize(height=8, width=8)),
+    "augment": (Flip(),),
+    "postprocess": (Rescale(),),
+    "batch_size": 32,
+}
 
 
 def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
     return make_plan(
-        PipelineConfig(**config), InputSpec(schema=schema, **{**SPEC, **({"preprocess": preprocess} if preprocess else {}), **dict(ops)})
+        PipelineConfig(**config),
+        InputSpec(
+            schema=schema,
+            **{**SPEC, **({"preprocess": preprocess} if preprocess else {}), **dict(ops)},
+        ),
     )
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"shuffle": {"kind": "none"}}, "read:shards → map:parse+decode+resize+flip+rescale → batch[32]"),
-        ({"read": "files"}, "read:files → shuffle[auto] → map:load+decode+resize+flip+rescale → batch[32]"),
+        (
+            {"shuffle": {"kind": "none"}},
+            "read:shards → map:parse+decode+resize+flip+rescale → batch[32]",
+        ),
+        (
+            {"read": "files"},
+            "read:files → shuffle[auto] → map:load+decode+resize+flip+rescale → batch[32]",
+        ),
         (
             {"cache": {"after": "resize"}, "prefetch": 2},
-            "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] → map:flip+rescale → batch[32] → prefetch[2]",
+            (
+                "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] →"
+                " map:flip+rescale → batch[32] → prefetch[2]"
+            ),
         ),
-        ({"vectorize": True}, "read:shuffled shards → shuffle[auto] → map:parse+decode+resize → batch[32] → map:flip+rescale"),
         (
-            {"read": "snapshot", "shuffle": {"kind": "global"}, "postprocess_on": "device", "prefetch": "auto"},
+            {"vectorize": True},
+            (
+                "read:shuffled shards → shuffle[auto] → map:parse+decode+resize → batch[32] →"
+                " map:flip+rescale"
+            ),
+        ),
+        (
+            {
+                "read": "snapshot",
+                "shuffle": {"kind": "global"},
+                "postprocess_on": "device",
+                "prefetch": "auto",
+            },
             "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale",
         ),
         (
@@ -60,41 +99,83 @@ def test_plans_print_what_they_do_in_order(config, expected):
             "+random_crop each+flip",
             "map:parse+decode+resize+random_crop → batch[32] → map:flip+rescale",
         ),
-        ((Decode(), Resize(height=32, width=32)), 28, "+random_crop+flip", "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale"),
-        ((Decode(),), 28, "+random_crop each+flip", "map:parse+decode+random_crop → batch[32] → map:flip+rescale"),
+        (
+            (Decode(), Resize(height=32, width=32)),
+            28,
+            "+random_crop+flip",
+            "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale",
+        ),
+        (
+            (Decode(),),
+            28,
+            "+random_crop each+flip",
+            "map:parse+decode+random_crop → batch[32] → map:flip+rescale",
+        ),
     ],
     ids=["large", "small", "unlike"],
 )
-def test_crops_are_made_one_by_one_where_that_is_needed_or_cheaper(preprocess, size, expected, streamed):
+def test_crops_are_made_one_by_one_where_that_is_needed_or_cheaper(
+    preprocess, size, expected, streamed
+):
     ops = {"augment": (RandomCrop(height=size, width=size), Flip())}
-    gathered = plan_of(preprocess=preprocess, ops=ops, read="snapshot", shuffle={"kind": "global"}, postprocess_on="device")
+    gathered = plan_of(
+        preprocess=preprocess,
+        ops=ops,
+        read="snapshot",
+        shuffle={"kind": "global"},
+        postprocess_on="device",
+    )
     assert str(gathered) == f"gather:snapshot[global shuffle,32]{expected} ⇒ device:rescale"
-    assert str(plan_of(preprocess=preprocess, ops=ops, vectorize=True)) == f"read:shuffled shards → shuffle[auto] → {streamed}"
+    assert (
+        str(plan_of(preprocess=preprocess, ops=ops, vectorize=True))
+        == f"read:shuffled shards → shuffle[auto] → {streamed}"
+    )
 
 
 def test_mixing_ops_see_batches_without_being_told():
     plan = plan_of(ops={"augment": (Flip(), Mixup())})
-    assert str(plan) == "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] → map:mixup+rescale"
+    assert (
+        str(plan)
+        == "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] →"
+        " map:mixup+rescale"
+    )
 
 
 def test_vectors_of_labels_are_made_on_the_host_wherever_the_rest_is_finished():
-    plan = plan_of(ops={"postprocess": (Rescale(), OneHot())}, postprocess_on="device", shuffle={"kind": "none"})
-    assert str(plan) == "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale"
+    plan = plan_of(
+        ops={"postprocess": (Rescale(), OneHot())},
+        postprocess_on="device",
+        shuffle={"kind": "none"},
+    )
+    assert (
+        str(plan)
+        == "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale"
+    )
 
 
 def test_a_fused_crop_takes_the_place_of_decode_and_crop():
-    plan = plan_of(preprocess=(Decode(), CenterCrop(height=8, width=8)), decode={"crop": "fused"}, shuffle={"kind": "none"})
+    plan = plan_of(
+        preprocess=(Decode(), CenterCrop(height=8, width=8)),
+        decode={"crop": "fused"},
+        shuffle={"kind": "none"},
+    )
     assert str(plan) == "read:shards → map:parse+decode+flip+rescale → batch[32]"
 
 
 def test_classes_are_drawn_as_soon_as_labels_are_known():
     plan = plan_of(sampling="balanced")
-    assert str(plan) == "read:shuffled shards → map:parse → sample:balanced → shuffle[auto] → map:decode+resize+flip+rescale → batch[32]"
+    assert (
+        str(plan) == "read:shuffled shards → map:parse → sample:balanced → shuffle[auto] →"
+        " map:decode+resize+flip+rescale → batch[32]"
+    )
 
 
 def test_raw_pixels_are_parsed_and_decoded_in_whole_batches():
     plan = plan_of(schema=RAW, preprocess=(Decode(),), vectorize=True)
-    assert str(plan) == "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"
+    assert (
+        str(plan)
+        == "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"
+    )
 
 
 def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
@@ -102,7 +183,9 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         steps = plan_of(cache={"after": after}).steps
         place = {type(step): index for index, step in enumerate(steps)}
         assert place[Cache] < place[Shuffle] < place[Batch]
-        assert not any(op.random for step in steps[: place[Cache]] for op in getattr(step, "ops", ()))
+        assert not any(
+            op.random for step in steps[: place[Cache]] for op in getattr(step, "ops", ())
+        )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +196,10 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ({"read": "snapshot", "cache": {}}, "already the stored result"),
         ({"read": "snapshot", "vectorize": True}, "whole batches"),
         ({"read": "snapshot", "shuffle": {"kind": "buffer"}}, "permuted as a whole"),
-        ({"read": "snapshot", "shuffle": {"kind": "none"}, "decode": {"scale": 2}}, "decoded already"),
+        (
+            {"read": "snapshot", "shuffle": {"kind": "none"}, "decode": {"scale": 2}},
+            "decoded already",
+        ),
         ({"shuffle": {"kind": "global"}}, "needs random access"),
         ({"shuffle": {"kind": "window"}}, "needs random access"),
         ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
@@ -121,8 +207,19 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ({"sampling": {}}, "need at least one class"),
         ({"read": "snapshot", "shuffle": {"kind": "none"}, "sampling": "balanced"}, "use `global`"),
         ({"snapshot_on": "device"}, "only a snapshot can live on the device"),
-        ({"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot_on": "device", "prefetch": 2}, "nothing to prepare ahead"),
-        ({"read": "snapshot", "shuffle": {"kind": "global"}, "service": {}}, "would be sent to every worker"),
+        (
+            {
+                "read": "snapshot",
+                "shuffle": {"kind": "global"},
+                "snapshot_on": "device",
+                "prefetch": 2,
+            },
+            "nothing to prepare ahead",
+        ),
+        (
+            {"read": "snapshot", "shuffle": {"kind": "global"}, "service": {}},
+            "would be sent to every worker",
+        ),
         ({"service": {}, "cache": {}}, "fill a cache that is never read"),
         ({"service": {}, "sampling": "balanced"}, "one stream over all examples"),
     ],
@@ -146,8 +243,10 @@ def test_ops_are_refused_where_they_cannot_work():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("read", "files"), ("interleave", {"cycle_length": 2}), ("map", {"parallel": 3}), ("vectorize", True), ("cache", {"after": "resize"}),
-        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False), ("postprocess_on", "device"), ("graph_rewrites", True),
+        ("read", "files"), ("interleave", {"cycle_length": 2}), ("map", {"parallel": 3}),
+        ("vectorize", True), ("cache", {"after": "resize"}),
+        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False),
+        ("postprocess_on", "device"), ("graph_rewrites", True),
         ("threads", 3),
         ("decode", {"scale": 2}), ("sampling", "balanced"), ("service", {"workers": 3}),
     ],
@@ -159,7 +258,13 @@ def test_every_field_changes_the_plan(field, value):
 
 @pytest.mark.parametrize(
     ("config", "tuned"),
-    [({}, False), ({"prefetch": 2}, False), ({"prefetch": "auto"}, True), ({"map": {"parallel": "auto"}}, True), ({"graph_rewrites": True}, True)],
+    [
+        ({}, False),
+        ({"prefetch": 2}, False),
+        ({"prefetch": "auto"}, True),
+        ({"map": {"parallel": "auto"}}, True),
+        ({"graph_rewrites": True}, True),
+    ],
 )
 def test_nothing_is_left_to_autotune_unless_a_field_says_so(config, tuned):
     """Its thread costs up to an epoch's time when an iterator ends: see docs/performance.md."""
@@ -177,7 +282,9 @@ def test_every_field_is_in_the_test_above():
 
 
 def test_evaluation_keeps_storage_order():
-    assert "shuffle" not in str(make_plan(without_shuffling(PipelineConfig()), InputSpec(schema=JPEG, **SPEC)))
+    assert "shuffle" not in str(
+        make_plan(without_shuffling(PipelineConfig()), InputSpec(schema=JPEG, **SPEC))
+    )
 
 
 def test_planning_needs_no_tensorflow():

@@ -1,4 +1,6 @@
-"""Samplers are pure functions of (seed, epoch, position): bijections where they should be, and good shuffles."""
+"""Samplers are pure functions of (seed, epoch, position): bijections where they should be, and good
+shuffles.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,34 @@ def epochs(count, epoch):
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 1001, 54119])
 def test_the_permutation_is_a_bijection(count):
-    assert sorted(permute(positions(count), count=count, seed=5, epoch=tf.constant(3, tf.int64)).numpy()) == list(range(count))
+    assert sorted(
+        permute(positions(count), count=count, seed=5, epoch=tf.constant(3, tf.int64)).numpy()
+    ) == list(range(count))
 
 
 @settings(max_examples=40, deadline=None)
-@given(count=st.integers(1, 3000), window=st.integers(1, 4000), seed=st.integers(0, 1000), epoch=st.integers(0, 1000))
+@given(
+    count=st.integers(1, 3000),
+    window=st.integers(1, 4000),
+    seed=st.integers(0, 1000),
+    epoch=st.integers(0, 1000),
+)
 def test_shuffling_within_windows_is_a_bijection(count, window, seed, epoch):
-    rows = window_shuffle(positions(count), count=count, window=min(window, count), seed=seed, epoch=epochs(count, epoch))
+    rows = window_shuffle(
+        positions(count),
+        count=count,
+        window=min(window, count),
+        seed=seed,
+        epoch=epochs(count, epoch),
+    )
     assert sorted(rows.numpy()) == list(range(count))
 
 
 def test_a_window_reads_few_chunks():
     count, window = 64_000, 4000
-    rows = window_shuffle(positions(count), count=count, window=window, seed=1, epoch=epochs(count, 2)).numpy()
+    rows = window_shuffle(
+        positions(count), count=count, window=window, seed=1, epoch=epochs(count, 2)
+    ).numpy()
     for start in range(0, count, window):
         chunks = np.unique(rows[start : start + window] // (window // 16))
         assert len(chunks) <= 2 * 17, "sixteen chunks, each at most across two of these boundaries"
@@ -43,14 +60,28 @@ def test_a_window_reads_few_chunks():
 @pytest.mark.parametrize("count", [1000, 100_000])
 def test_positions_and_epochs_are_independent_of_how_they_are_grouped(count):
     alone = [
-        [permute(tf.constant([place], tf.int64), count=count, seed=9, epoch=epochs(1, epoch)).numpy()[0] for place in (3, 500)] for epoch in (0, 1)
+        [
+            permute(
+                tf.constant([place], tf.int64), count=count, seed=9, epoch=epochs(1, epoch)
+            ).numpy()[0]
+            for place in (3, 500)
+        ]
+        for epoch in (0, 1)
     ]
-    together = permute(tf.constant([[3, 500], [3, 500]], tf.int64), count=count, seed=9, epoch=tf.constant([[0], [1]], tf.int64))
+    together = permute(
+        tf.constant([[3, 500], [3, 500]], tf.int64),
+        count=count,
+        seed=9,
+        epoch=tf.constant([[0], [1]], tf.int64),
+    )
     assert together.numpy().tolist() == alone
 
 
 def test_seed_and_epoch_are_a_pair_not_a_sum():
-    one, other = (permute(positions(100), count=100, seed=seed, epoch=tf.constant(epoch, tf.int64)) for seed, epoch in ((1, 0), (0, 1)))
+    one, other = (
+        permute(positions(100), count=100, seed=seed, epoch=tf.constant(epoch, tf.int64))
+        for seed, epoch in ((1, 0), (0, 1))
+    )
     assert not np.array_equal(one, other)
 
 
@@ -60,18 +91,24 @@ def test_classes_are_drawn_by_quota_and_their_examples_evenly(labels, seed):
     labels = np.asarray([*labels, *range(5)])
     index = class_index(labels, np.asarray([1.0, 1.0, 2.0, 0.0, 1.0]))
     count = len(labels)
-    rows = sample_by_class(positions(count)[None], index=index, seed=seed, epoch=epochs(1, 1)[None]).numpy()[0]
+    rows = sample_by_class(
+        positions(count)[None], index=index, seed=seed, epoch=epochs(1, 1)[None]
+    ).numpy()[0]
     drawn = np.bincount(labels[rows], minlength=5)
     assert np.all(abs(drawn - count * np.asarray([0.2, 0.2, 0.4, 0, 0.2])) <= 1)
     assert drawn[3] == 0, "what has no weight is not drawn"
     for label in (0, 1, 2, 4):  # whatever its quota
         times = np.bincount(rows, minlength=count)[labels == label]
-        assert times.max() - times.min() <= 1, "no example is drawn again before all were drawn once"
+        assert times.max() - times.min() <= 1, (
+            "no example is drawn again before all were drawn once"
+        )
 
 
 @pytest.mark.parametrize("count", [10, 100, 1000, 54119])
 def test_the_shuffle_is_a_good_one(count):
-    """Uniform places and uncorrelated neighbours; with the cipher's default of 4 rounds 54119 fails both."""
+    """Uniform places and uncorrelated neighbours; with the cipher's default of 4 rounds 54119 fails
+    both.
+    """
     rounds = 2000 if count < 1000 else 300 if count < 10_000 else 60
     shuffle = tf.function(lambda epoch: permute(positions(count), count=count, seed=0, epoch=epoch))
     orders = np.stack([shuffle(tf.constant(epoch, tf.int64)).numpy() for epoch in range(rounds)])

@@ -1,4 +1,6 @@
-"""The tf.data service as real processes: what each mode promises, what a dying worker costs, and that nothing is left behind."""
+"""The tf.data service as real processes: what each mode promises, what a dying worker costs, and
+that nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,22 @@ def servers():
 
 def numbers(address, policy, *, files=6):
     """So many sources of 50 numbers each, in batches of 8 from the workers."""
-    sources = tf.data.Dataset.range(files).interleave(lambda file: tf.data.Dataset.range(50).map(lambda number: file * 50 + number), cycle_length=2)
-    return sources.batch(8).apply(service.distribute(processing_mode=policy, service=address, compression=None))
+    sources = tf.data.Dataset.range(files).interleave(
+        lambda file: tf.data.Dataset.range(50).map(lambda number: file * 50 + number),
+        cycle_length=2,
+    )
+    return sources.batch(8).apply(
+        service.distribute(processing_mode=policy, service=address, compression=None)
+    )
 
 
 def test_what_each_mode_promises():
     with local_service(2) as address:
         assert len(servers()) == 3
         found = {
-            mode: np.concatenate(list(numbers(address, getattr(service.ShardingPolicy, mode)).as_numpy_iterator()))
+            mode: np.concatenate(
+                list(numbers(address, getattr(service.ShardingPolicy, mode)).as_numpy_iterator())
+            )
             for mode in ("OFF", "DYNAMIC", "FILE_OR_DATA")
         }
     assert sorted(found["FILE_OR_DATA"]) == list(range(300)), "static: each exactly once"
@@ -47,9 +56,12 @@ def test_what_each_mode_promises():
 
 def test_the_service_ends_with_a_parent_that_is_killed():
     code = (
-        "import time; from tasks.pipelines.service import local_service as up\nwith up(2) as address:\n  print(address, flush=True); time.sleep(600)"
+        "import time; from tasks.pipelines.service import local_service as up\nwith up(2) as"
+        " address:\n  print(address, flush=True); time.sleep(600)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout.readline().startswith("grpc://")
     children = psutil.Process(parent.pid).children(recursive=True)
     assert len(children) == 3
@@ -61,10 +73,18 @@ def test_the_service_ends_with_a_parent_that_is_killed():
 
 
 def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training():
-    """It is started again at its place; what it had in hand is made up from a second pass, so the epoch keeps its length."""
+    """It is started again at its place; what it had in hand is made up from a second pass, so the
+    epoch keeps its length.
+    """
     with local_service(2) as address:
         steps = 0
-        for batch in numbers(address, service.ShardingPolicy.DYNAMIC, files=400).rebatch(8).repeat().take(2600).as_numpy_iterator():
+        for batch in (
+            numbers(address, service.ShardingPolicy.DYNAMIC, files=400)
+            .rebatch(8)
+            .repeat()
+            .take(2600)
+            .as_numpy_iterator()
+        ):
             steps += 1
             assert len(batch) <= 8
             if steps == 10:

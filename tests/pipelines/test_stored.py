@@ -13,8 +13,21 @@ OPS = (Decode(), Resize(height=4, width=5), Pad(pixels=1))
 
 
 def index(*, digest: str = "one", shape: tuple[int, ...] = (8, 8, 1)) -> ShardIndex:
-    shard = Shard(name="train-00000-of-00001.tfrecord", split="train", records=1, examples=1, bytes=1, digest=digest, compression="none")
-    return ShardIndex(schema=RecordSchema(payload="raw", shape=shape), classes=("a", "b"), data_digest="d", shards=(shard,))
+    shard = Shard(
+        name="train-00000-of-00001.tfrecord",
+        split="train",
+        records=1,
+        examples=1,
+        bytes=1,
+        digest=digest,
+        compression="none",
+    )
+    return ShardIndex(
+        schema=RecordSchema(payload="raw", shape=shape),
+        classes=("a", "b"),
+        data_digest="d",
+        shards=(shard,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,5 +50,7 @@ def test_another_version_of_an_op_or_of_tensorflow_has_another_key(monkeypatch):
     monkeypatch.setattr(Resize, "version", 2)
     changed = snapshot_key(index(), OPS)
     monkeypatch.undo()
-    monkeypatch.setattr("tasks.pipelines.prepared_data.installed_versions", lambda names: dict.fromkeys(names, "0"))
+    monkeypatch.setattr(
+        "tasks.pipelines.prepared_data.installed_versions", lambda names: dict.fromkeys(names, "0")
+    )
     assert len({before, changed, snapshot_key(index(), OPS)}) == 3

@@ -26,28 +26,56 @@ pytestmark = pytest.mark.integration
 
 CROP = (RandomCrop(height=20, width=24), Flip())
 # A service would need a server and a device an accelerator; both have tests of their own.
-CONFIGS = {name: config for name, config in PRESETS.items() if "service" not in config and config.get("snapshot_on") != "device"}
+CONFIGS = {
+    name: config
+    for name, config in PRESETS.items()
+    if "service" not in config and config.get("snapshot_on") != "device"
+}
 
 
-@pytest.fixture(scope="module", params=[1 << 25, pytest.param(5000, marks=pytest.mark.slow)], ids=["few_chunks", "many_chunks"])
+@pytest.fixture(
+    scope="module",
+    params=[1 << 25, pytest.param(5000, marks=pytest.mark.slow)],
+    ids=["few_chunks", "many_chunks"],
+)
 def stored(photos, tmp_path_factory, request):
     """The photos, decoded and stored in their own sizes."""
     folder = tmp_path_factory.mktemp("unlike")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tasks.snapshot, "ROWS_BYTES", request.param)
-        snapshot(read_shard_index(photos / "shards"), photos / "shards", folder / "snapshot", preprocess=PREPROCESS)
-    return open_prepared_data(manifest=photos / "manifest", shards=photos / "shards", snapshot=folder / "snapshot", preprocess=PREPROCESS)
+        snapshot(
+            read_shard_index(photos / "shards"),
+            photos / "shards",
+            folder / "snapshot",
+            preprocess=PREPROCESS,
+        )
+    return open_prepared_data(
+        manifest=photos / "manifest",
+        shards=photos / "shards",
+        snapshot=folder / "snapshot",
+        preprocess=PREPROCESS,
+    )
 
 
 def pipeline(stored, config, *, augment=CROP, postprocess=(), plain=False) -> InputPipeline:
     chosen = PipelineConfig(**config)
-    spec = InputSpec(schema=stored.shards.schema, preprocess=PREPROCESS, augment=augment, postprocess=postprocess, batch_size=BATCH)
+    spec = InputSpec(
+        schema=stored.shards.schema,
+        preprocess=PREPROCESS,
+        augment=augment,
+        postprocess=postprocess,
+        batch_size=BATCH,
+    )
     plan = make_plan(without_shuffling(chosen) if plain else chosen, spec)
     return InputPipeline(plan=plan, data=stored, split="train", seed=3, with_keys=True)
 
 
 def by_key(pipe) -> dict[int, np.ndarray]:
-    return {int(key): image for batch in pipe.dataset().as_numpy_iterator() for key, image in zip(batch["key"], batch["image"], strict=True)}
+    return {
+        int(key): image
+        for batch in pipe.dataset().as_numpy_iterator()
+        for key, image in zip(batch["key"], batch["image"], strict=True)
+    }
 
 
 def test_the_snapshot_holds_every_image_in_its_own_size(stored):
@@ -57,13 +85,18 @@ def test_the_snapshot_holds_every_image_in_its_own_size(stored):
     count = index.splits["train"].count
     extents = map_column(stored.snapshot_folder, "train", extent, count)
     assert len({tuple(shape) for shape in extents[:, 1:].tolist()}) > 10
-    assert map_column(stored.snapshot_folder, "train", image, count).size == index.splits["train"].bytes(image)
+    assert map_column(stored.snapshot_folder, "train", image, count).size == index.splits[
+        "train"
+    ].bytes(image)
     verify(stored.snapshot_folder, read_index(stored.snapshot_folder))
 
 
 def test_all_configurations_deliver_the_same_examples(stored):
     digests = {
-        name: digest_examples(pipeline(stored, config, augment=(CenterCrop(height=20, width=24),), plain=True)) for name, config in CONFIGS.items()
+        name: digest_examples(
+            pipeline(stored, config, augment=(CenterCrop(height=20, width=24),), plain=True)
+        )
+        for name, config in CONFIGS.items()
     }
     assert len({digest.digest for digest in digests.values()}) == 1, digests
     assert next(iter(digests.values())).shape == (20, 24, 3)
@@ -84,7 +117,10 @@ def test_any_step_can_be_started_from(stored, name):
     for first in (1, pipe.steps - 1, pipe.steps + 1):
         rest = list(pipe.dataset(first_step=first, epochs=2).as_numpy_iterator())
         assert len(rest) == len(whole) - first
-        assert all(np.array_equal(one["image"], other["image"]) for one, other in zip(rest, whole[first:], strict=True))
+        assert all(
+            np.array_equal(one["image"], other["image"])
+            for one, other in zip(rest, whole[first:], strict=True)
+        )
 
 
 def test_what_cannot_be_done_with_unlike_sizes_is_refused(stored):
@@ -104,10 +140,14 @@ def test_damage_and_loss_are_named(stored, tmp_path):
     path.write_bytes(data)
     rows = stored.snapshot.splits["train"]
     number, last = max(enumerate(rows.chunks), key=lambda item: item[1].start)
-    with pytest.raises(CorruptColumn, match=rf"image.bin: chunk {number} \(rows {last.start} to {rows.count - 1}\)"):
+    with pytest.raises(
+        CorruptColumn, match=rf"image.bin: chunk {number} \(rows {last.start} to {rows.count - 1}\)"
+    ):
         verify(tmp_path / "snapshot", read_index(tmp_path / "snapshot"))
     path.write_bytes(data[:-64])
-    with pytest.raises(CorruptColumn, match=f"has {len(data) - 64} bytes, the index says {len(data)}"):
+    with pytest.raises(
+        CorruptColumn, match=f"has {len(data) - 64} bytes, the index says {len(data)}"
+    ):
         read_index(tmp_path / "snapshot")
 
 
@@ -127,10 +167,20 @@ def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp
     begun, finished = len(seen), len(list((tmp_path / "snapshot.partial").glob(".done-*")))
     assert finished >= 1
     index = snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
-    assert len(seen) - begun == sum(len(shards.for_split(split)) for split in shards.splits) - finished, "what was finished is not done again"
+    assert (
+        len(seen) - begun == sum(len(shards.for_split(split)) for split in shards.splits) - finished
+    ), "what was finished is not done again"
     for split in index.splits:
         for column in index.columns:
-            mine, other = (column_path(folder, split, column.name).read_bytes() for folder in (tmp_path / "snapshot", stored.snapshot_folder))
+            mine, other = (
+                column_path(folder, split, column.name).read_bytes()
+                for folder in (tmp_path / "snapshot", stored.snapshot_folder)
+            )
             assert mine == other
     assert (index.key, index.columns) == (stored.snapshot.key, stored.snapshot.columns)
-    assert sorted(path.name for path in (tmp_path / "snapshot" / "train").iterdir()) == ["image.bin", "image.extent.bin", "key.bin", "label.bin"]
+    assert sorted(path.name for path in (tmp_path / "snapshot" / "train").iterdir()) == [
+        "image.bin",
+        "image.extent.bin",
+        "key.bin",
+        "label.bin",
+    ]

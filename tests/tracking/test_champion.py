@@ -25,7 +25,14 @@ from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_compa
 from tasks.tracking.experiments import STORE_HOME, experiment_id, identity_of, same_data
 from tasks.tracking.recorder import Recorder, RunKey
 
-GOOD = Score(metric="accuracy", value=0.80, split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000))
+GOOD = Score(
+    metric="accuracy",
+    value=0.80,
+    split="test",
+    examples=1000,
+    constant=0.25,
+    error=standard_error(0.25, 1000),
+)
 ERRORS = Score(metric="mae", value=0.5, split="test", examples=1000, constant=1.0, error=0.02)
 
 
@@ -52,7 +59,9 @@ def identity(folder, manifest, **settings):
     return identity_of(manifest, str(folder), pipeline="naive")
 
 
-def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_has_its_own(store, tmp_path):
+def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_has_its_own(
+    store, tmp_path
+):
     first = identity(images(tmp_path / "a" / "photos", range(60)), tmp_path / "first")
     grown = identity(images(tmp_path / "a" / "photos", range(60, 100)), tmp_path / "grown")
     moved = identity(images(tmp_path / "b" / "elsewhere", range(100)), tmp_path / "moved")
@@ -62,7 +71,9 @@ def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_
     assert name.startswith("throughline/photos-") and len(name) == len("throughline/photos-") + 8
     assert experiment_id(grown) == experiment and experiment_id(moved) == experiment
     assert experiment_id(replace(grown, pipeline="other")) == experiment
-    assert experiment_id(other) != experiment and mlflow.get_experiment(experiment_id(other)).name.startswith("throughline/photos-")
+    assert experiment_id(other) != experiment and mlflow.get_experiment(
+        experiment_id(other)
+    ).name.startswith("throughline/photos-")
     assert experiment_id(first) == experiment
 
 
@@ -81,14 +92,17 @@ def test_sketches_tell_how_much_of_one_data_set_is_in_another():
         return [f"{number:016x}" for number in np.sort(of)[:128].tolist()]
 
     draw = np.random.default_rng(1).permutation(numbers)
-    assert same_data(sketch(draw[:1000]), sketch(draw[:5000])) and same_data(sketch(draw[:5000]), sketch(draw[:1000]))
+    assert same_data(sketch(draw[:1000]), sketch(draw[:5000])) and same_data(
+        sketch(draw[:5000]), sketch(draw[:1000])
+    )
     assert same_data(sketch(draw[:1000]), sketch(draw[200:1400])), "four fifths are still there"
     assert not same_data(sketch(draw[:1000]), sketch(draw[900:5000])), "a tenth is in both"
     assert not same_data(sketch(draw[:100]), sketch(draw[100:200]))
 
 
 OBJECTIONS = [
-    # a score that differs from the good one, the others', the present champion's: what is said against it
+    # a score that differs from the good one, the others', the present champion's: what is said
+    # against it
     ({}, [], None, None),
     ({}, [GOOD], GOOD, None),
     ({"value": 0.79}, [GOOD], GOOD, None),
@@ -96,14 +110,26 @@ OBJECTIONS = [
     ({"value": 0.70}, [], replace(GOOD, metric="mae"), None),
     ({"value": 0.70}, [GOOD, GOOD], None, "worse than the other configurations'"),
     ({"value": 0.26}, [], None, "not better than a constant prediction"),
-    ({"value": 0.35, "examples": 20, "error": standard_error(0.25, 20)}, [], None, "not better than a constant prediction"),
+    (
+        {"value": 0.35, "examples": 20, "error": standard_error(0.25, 20)},
+        [],
+        None,
+        "not better than a constant prediction",
+    ),
     ({"value": float("nan")}, [], None, "is nan"),
 ]
-OF_NUMBERS = [({}, None, None), ({"value": 0.99}, None, "not better than"), ({"value": 0.7}, ERRORS, "worse than"), ({"value": 0.52}, ERRORS, None)]
+OF_NUMBERS = [
+    ({}, None, None),
+    ({"value": 0.99}, None, "not better than"),
+    ({"value": 0.7}, ERRORS, "worse than"),
+    ({"value": 0.52}, ERRORS, None),
+]
 
 
 @pytest.mark.parametrize(("change", "others", "present", "said"), OBJECTIONS)
-def test_a_champion_is_better_than_a_constant_and_not_worse_than_the_rest(change, others, present, said):
+def test_a_champion_is_better_than_a_constant_and_not_worse_than_the_rest(
+    change, others, present, said
+):
     against = objection(replace(GOOD, **change), others, present)
     assert against is None if said is None else said in against
 
@@ -120,61 +146,109 @@ def test_without_a_score_there_is_no_champion_and_a_score_survives_its_tags():
 
 
 JUDGED = vars(HeldOut(split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000)))
-DATA = RunKey(data_set="photos", pipeline="comparison", data_digest="0123456789", sketch=tuple(f"{number:016x}" for number in range(128)))
+DATA = RunKey(
+    data_set="photos",
+    pipeline="comparison",
+    data_digest="0123456789",
+    sketch=tuple(f"{number:016x}" for number in range(128)),
+)
 
 
 def compare(store, accuracy, *, choose_champion=True, data=DATA):
-    """A comparison of one trained configuration; returns its parent run's tag and the configuration's run."""
+    """A comparison of one trained configuration; returns its parent run's tag and the
+    configuration's run.
+    """
     parent = open_comparison(data, "comparison")
     recorder = Recorder(replace(data, pipeline="fast"))
     with recorder:
         recorder.model(store / "model.keras")
-    row = {"pipeline": "fast", "mlflow_run_id": recorder.run_id, "plan": "read → batch", "speedup_vs_naive": 1.0}
+    row = {
+        "pipeline": "fast",
+        "mlflow_run_id": recorder.run_id,
+        "plan": "read → batch",
+        "speedup_vs_naive": 1.0,
+    }
     row |= {"metric": "accuracy", "val_metric": 0.0, "test_metric": accuracy, "judged": JUDGED}
     (store / "report").mkdir(exist_ok=True)
     summary = {"configurations": [row], "headline": "h", "best": "fast", "data_digest": "d"}
-    close_comparison(parent, data, summary, store / "report", note="n", choose_champion=choose_champion)
+    close_comparison(
+        parent, data, summary, store / "report", note="n", choose_champion=choose_champion
+    )
     return mlflow.get_run(parent).data.tags[CHAMPION], recorder.run_id
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
-def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_is_logged(store, capsys):
+def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_is_logged(
+    store, capsys
+):
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(store / "model.keras")
     client, name = mlflow.MlflowClient(), "throughline-photos-01234567"
     reason, _ = compare(store, 0.9, choose_champion=False)
     assert "unless asked to" in reason and not client.search_registered_models()
     reason, _ = compare(store, 0.26)
-    assert "not better than a constant prediction" in reason and not client.search_registered_models()
+    assert (
+        "not better than a constant prediction" in reason and not client.search_registered_models()
+    )
     reason, first = compare(store, 0.77)
-    assert "version 1" in reason and client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    assert (
+        "version 1" in reason and client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    )
     reason, _ = compare(store, 0.203)
-    assert reason.startswith("unchanged") and client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    assert (
+        reason.startswith("unchanged")
+        and client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    )
     reason, _ = compare(store, 0.60)
-    assert "worse than the present champion's beyond chance" in reason and client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    assert (
+        "worse than the present champion's beyond chance" in reason
+        and client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    )
     reason, later = compare(store, 0.76)
-    assert "before it test accuracy 0.7700" in reason and client.get_model_version_by_alias(name, CHAMPION).run_id == later
-    other = replace(DATA, data_digest="fedcba9876", sketch=tuple(f"{number:016x}" for number in range(1000, 1128)))
+    assert (
+        "before it test accuracy 0.7700" in reason
+        and client.get_model_version_by_alias(name, CHAMPION).run_id == later
+    )
+    other = replace(
+        DATA,
+        data_digest="fedcba9876",
+        sketch=tuple(f"{number:016x}" for number in range(1000, 1128)),
+    )
     compare(store, 0.99, data=other)
-    assert client.get_model_version_by_alias(name, CHAMPION).run_id == later, "another data set has its own"
-    assert {model.name for model in client.search_registered_models()} == {name, "throughline-photos-fedcba98"}
+    assert client.get_model_version_by_alias(name, CHAMPION).run_id == later, (
+        "another data set has its own"
+    )
+    assert {model.name for model in client.search_registered_models()} == {
+        name,
+        "throughline-photos-fedcba98",
+    }
     assert capsys.readouterr().out.count("champion: ") == 7
 
 
 def test_a_constant_prediction_is_the_most_frequent_class_or_the_median(tmp_path):
-    np.savez(tmp_path / "data.npz", x=np.random.default_rng(1).integers(0, 256, (400, 4, 4), np.uint8), y=np.arange(400) % 8 // 5)
+    np.savez(
+        tmp_path / "data.npz",
+        x=np.random.default_rng(1).integers(0, 256, (400, 4, 4), np.uint8),
+        y=np.arange(400) % 8 // 5,
+    )
     stored = opened(tmp_path, {"source": "arrays", "path": str(tmp_path / "data.npz")})
     found = held_out(stored)
     assert found.split == "test" and found.examples == stored.shards.examples("test")
-    assert found.constant == pytest.approx(5 / 8, abs=0.15) and found.error == standard_error(found.constant, found.examples)
+    assert found.constant == pytest.approx(5 / 8, abs=0.15) and found.error == standard_error(
+        found.constant, found.examples
+    )
 
 
 def test_of_numbers_it_is_the_mean_distance_from_the_median(tmp_path):
     draw = np.random.default_rng(2).normal(size=1000)
     pd.DataFrame({"size": draw, "price": 3 * draw}).to_csv(tmp_path / "table.csv", index=False)
-    stored = opened(tmp_path, {"source": "table", "path": str(tmp_path / "table.csv"), "label_column": "price"})
+    stored = opened(
+        tmp_path, {"source": "table", "path": str(tmp_path / "table.csv"), "label_column": "price"}
+    )
     found = held_out(stored)
-    assert found.constant == pytest.approx(3 * np.sqrt(2 / np.pi), rel=0.2) and 0 < found.error < 0.3
+    assert (
+        found.constant == pytest.approx(3 * np.sqrt(2 / np.pi), rel=0.2) and 0 < found.error < 0.3
+    )
 
 
 def opened(folder, source):
@@ -182,5 +256,10 @@ def opened(folder, source):
     params = check({**SMALL, "data": {**SMALL["data"], **source}, "augment": [], "postprocess": []})
     prepared(params.data, folder / "data")
     layout = Layout(folder)
-    snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, preprocess=params.preprocess)
+    snapshot(
+        read_shard_index(layout.shards),
+        layout.shards,
+        layout.snapshot,
+        preprocess=params.preprocess,
+    )
     return open_inputs(params, layout)

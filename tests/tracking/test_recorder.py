@@ -1,4 +1,6 @@
-"""A tracking server that goes away in the middle of a run: nothing is lost, and everything is sent once it is there again."""
+"""A tracking server that goes away in the middle of a run: nothing is lost, and everything is sent
+once it is there again.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,30 @@ from tasks.tracking.recorder import STORE_HOME, UNSENT, Recorder, RunKey
 
 @contextmanager
 def server(folder: Path, port: int) -> Iterator[None]:
-    store = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{folder / 'mlflow.db'}",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        *store,
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         wait_for(lambda: responds(f"http://127.0.0.1:{port}/health"), 180)
         yield
@@ -37,7 +60,8 @@ def server(folder: Path, port: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # MLflow's about its own functions
+# MLflow's warning about its own functions.
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch):
     port = free_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
@@ -46,7 +70,9 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
     passing = tmp_path / "worktree"
     passing.mkdir()
     (passing / "train.json").write_text("{}")
-    network = keras.Sequential([keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)])
+    network = keras.Sequential(
+        [keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)]
+    )
     network.save(passing / "model.keras")
     recorder = Recorder(RunKey(data_set="lost", pipeline="naive", data_digest="d"))
     alive = ExitStack()
@@ -62,21 +88,39 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
     assert not recorder.sent and recorder.run_id
     shutil.rmtree(passing)  # as the worktree of a run that nobody named goes at its end
     kept = list((tmp_path / UNSENT).glob("*.json"))
-    assert [call[0] for call in json.loads(kept[0].read_text())["calls"]] == ["metrics", "metrics", "artifact", "model"]
+    assert [call[0] for call in json.loads(kept[0].read_text())["calls"]] == [
+        "metrics",
+        "metrics",
+        "artifact",
+        "model",
+    ]
     sync = [sys.executable, "-m", "tasks.tracking.recorder", "sync"]
     early = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert early.returncode == 1 and "0 of 1 kept runs sent" in early.stdout and len(list((tmp_path / UNSENT).glob("*.json"))) == 1
+    assert (
+        early.returncode == 1
+        and "0 of 1 kept runs sent" in early.stdout
+        and len(list((tmp_path / UNSENT).glob("*.json"))) == 1
+    )
     with server(tmp_path, port):
         later = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert later.returncode == 0 and "1 of 1 kept runs sent" in later.stdout, later.stdout + later.stderr
+        assert later.returncode == 0 and "1 of 1 kept runs sent" in later.stdout, (
+            later.stdout + later.stderr
+        )
         client = mlflow.MlflowClient()
         run = client.get_run(recorder.run_id)
         assert run.info.status == "FINISHED"
-        assert [(point.step, point.value) for point in client.get_metric_history(recorder.run_id, "train/loss")] == [(0, 2.0), (1, 1.0), (2, 0.5)]
+        assert [
+            (point.step, point.value)
+            for point in client.get_metric_history(recorder.run_id, "train/loss")
+        ] == [(0, 2.0), (1, 1.0), (2, 0.5)]
         assert [found.path for found in client.list_artifacts(recorder.run_id)] == ["train.json"]
-        model = client.search_logged_models([run.info.experiment_id], filter_string=f"source_run_id = '{recorder.run_id}'")[0]
+        model = client.search_logged_models(
+            [run.info.experiment_id], filter_string=f"source_run_id = '{recorder.run_id}'"
+        )[0]
         expected = network(np.array([[0, 51, 102, 255]], np.uint8)).numpy()
-        found = mlflow.pyfunc.load_model(model.model_uri).predict(np.array([[0, 51, 102, 255]], np.uint8))
+        found = mlflow.pyfunc.load_model(model.model_uri).predict(
+            np.array([[0, 51, 102, 255]], np.uint8)
+        )
         np.testing.assert_allclose(found, expected, rtol=1e-5)
         again = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=True)
         assert "0 of 0 kept runs sent" in again.stdout
@@ -103,7 +147,9 @@ def test_a_store_that_vanished_is_one_line_and_none_when_the_process_exits(tmp_p
     home.mkdir()
     command = [sys.executable, "-c", LOSING_ITS_STORE, str(home)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     assert "sent False active None" in done.stdout
     assert (done.stdout + done.stderr).count("cannot be written") == 1
     assert "Traceback" not in done.stderr and "ERROR" not in done.stderr, done.stderr

@@ -1,4 +1,6 @@
-"""An emulated accelerator takes its time, occupies no core while it does, and can be trained, saved and planned for."""
+"""An emulated accelerator takes its time, occupies no core while it does, and can be trained, saved
+and planned for.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ CLASSES = Target(kind="class", shape=(4,))
 
 def models(target=CLASSES, **options):
     settings = ModelSettings(name="emulated", options=options)
-    return build_models(settings, input_shape=(8, 8, 1), dtype="uint8", target=target, postprocess=[Rescale()])
+    return build_models(
+        settings, input_shape=(8, 8, 1), dtype="uint8", target=target, postprocess=[Rescale()]
+    )
 
 
 def batches(count, labels=(0, 0, 0, 1)):
@@ -31,7 +35,12 @@ def batches(count, labels=(0, 0, 0, 1)):
 
 def trained(built, feed, steps, **settings):
     model = trainable_model(built, finished_inputs=False)
-    compile_model(model, TrainSettings(learning_rate=0.5, schedule="constant", **settings), target=built.target, steps=steps)
+    compile_model(
+        model,
+        TrainSettings(learning_rate=0.5, schedule="constant", **settings),
+        target=built.target,
+        steps=steps,
+    )
     model.make_train_function()
     for _ in range(steps):
         model.train_function(feed)
@@ -54,8 +63,20 @@ def test_a_step_takes_its_time_and_no_core():
 
 
 def test_varying_steps_are_drawn_from_their_seed_around_the_mean():
-    drawn = np.array([next(durations) for durations in [Emulation(step_ms=10, spread=0.5).durations_s()] for _ in range(2000)])
-    again = np.array([next(durations) for durations in [Emulation(step_ms=10, spread=0.5).durations_s()] for _ in range(2000)])
+    drawn = np.array(
+        [
+            next(durations)
+            for durations in [Emulation(step_ms=10, spread=0.5).durations_s()]
+            for _ in range(2000)
+        ]
+    )
+    again = np.array(
+        [
+            next(durations)
+            for durations in [Emulation(step_ms=10, spread=0.5).durations_s()]
+            for _ in range(2000)
+        ]
+    )
     np.testing.assert_array_equal(drawn, again)
     assert drawn.min() >= 0.005 and drawn.max() <= 0.015
     assert drawn.mean() == pytest.approx(0.010, rel=0.03)
@@ -111,7 +132,9 @@ def test_options_are_checked(options, problem):
 def test_options_that_a_model_does_not_take_are_refused(name, options, problem):
     settings, target = ModelSettings(name=name, options=options), Target(kind="class", shape=(4,))
     with pytest.raises(UnknownModel, match=problem):
-        build_models(settings, input_shape=(32, 32, 3), dtype="uint8", target=target, postprocess=[Rescale()])
+        build_models(
+            settings, input_shape=(32, 32, 3), dtype="uint8", target=target, postprocess=[Rescale()]
+        )
 
 
 def test_what_needs_the_accelerators_memory_is_refused():
@@ -121,8 +144,12 @@ def test_what_needs_the_accelerators_memory_is_refused():
 
 def test_every_accelerator_of_the_table_has_a_source_and_scales_with_the_batch():
     for name, accelerator in ACCELERATORS.items():
-        assert accelerator.source and name.endswith("-" + accelerator.model.lower().replace("-", ""))
-        assert accelerator.step_ms(accelerator.batch_size) == pytest.approx(1e3 * accelerator.step_s)
+        assert accelerator.source and name.endswith(
+            "-" + accelerator.model.lower().replace("-", "")
+        )
+        assert accelerator.step_ms(accelerator.batch_size) == pytest.approx(
+            1e3 * accelerator.step_s
+        )
     assert find_accelerator("h100-resnet50").examples_per_s == pytest.approx(1786, abs=1)
     with pytest.raises(UnknownModel, match="did you mean"):
         find_accelerator("h100-resnet5")

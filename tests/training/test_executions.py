@@ -1,4 +1,6 @@
-"""Several steps per execution are the same steps: as many, in the same order, an epoch never into the next one."""
+"""Several steps per execution are the same steps: as many, in the same order, an epoch never into
+the next one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ STEPS, EPOCHS = 5, 3
 
 
 class Seen(keras.callbacks.Callback):
-    """What a training that follows its executions sees; begins each epoch as the train stage does."""
+    """What a training that follows its executions sees; epochs begin as in the train stage."""
 
     def __init__(self, executions):
         super().__init__()
@@ -34,7 +36,9 @@ class Seen(keras.callbacks.Callback):
 
 
 def train(count):
-    """Train on batches that say which step they are for; returns what was seen, the steps and the model."""
+    """Train on batches that say which step they are for; returns what was seen, the steps and the
+    model.
+    """
     order = []
 
     def numbered(step):
@@ -43,11 +47,22 @@ def train(count):
         return np.full((4, 2), value / 15, np.float32), np.full((4, 1), np.sin(value), np.float32)
 
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dropout(0.5, seed=3), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Dense(3, activation="tanh"),
+            keras.layers.Dropout(0.5, seed=3),
+            keras.layers.Dense(1),
+        ]
+    )
     rate = keras.optimizers.schedules.CosineDecay(0.1, STEPS * EPOCHS)
     model.compile(optimizer=keras.optimizers.Adam(rate), loss="mse", steps_per_execution=count)
-    batches = tf.data.Dataset.range(STEPS * EPOCHS).map(lambda step: tf.numpy_function(numbered, [step], [tf.float32, tf.float32]))
-    batches = batches.map(lambda value, label: (tf.ensure_shape(value, (4, 2)), tf.ensure_shape(label, (4, 1))))
+    batches = tf.data.Dataset.range(STEPS * EPOCHS).map(
+        lambda step: tf.numpy_function(numbered, [step], [tf.float32, tf.float32])
+    )
+    batches = batches.map(
+        lambda value, label: (tf.ensure_shape(value, (4, 2)), tf.ensure_shape(label, (4, 1)))
+    )
     seen = Seen(Executions(model))
     model.fit(batches.repeat(), steps_per_epoch=STEPS, epochs=EPOCHS, callbacks=[seen], verbose=0)
     return seen, order, model
@@ -67,7 +82,9 @@ def test_the_same_steps_losses_and_weights_whatever_the_number_per_execution(alo
     assert order[: STEPS * EPOCHS] == list(range(STEPS * EPOCHS))
     assert int(other.optimizer.iterations) == STEPS * EPOCHS
     assert several.losses == one.losses
-    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), other.get_weights(), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(model.get_weights(), other.get_weights(), strict=True)
+    )
     assert [epoch.steps.tolist() for epoch in several.timer.epochs] == [sizes] * EPOCHS
     assert several.timer.step_times().count == STEPS, "steps, not executions"
 

@@ -1,4 +1,6 @@
-"""Models with layers and functions of one's own: what cannot be saved is refused before the first epoch, all else is logged."""
+"""Models with layers and functions of one's own: what cannot be saved is refused before the first
+epoch, all else is logged.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,17 @@ BLOCK = "def block():\n    return "
 REGISTERED = "@keras.saving.register_keras_serializable(package='{}')\n"
 DOUBLE = "def double(value):\n    return 2 * value\n\n\n"
 OWN = {
-    # Code of a module that gives a layer: what is said about it before the first epoch (nothing: ""), or why it is refused.
-    "plain": (SCALE + "\n\n" + BLOCK + "Scale(3.0)", "model.keras needs Scale: load it with custom_objects="),
+    # Code of a module that gives a layer: what is said about it before the first epoch (nothing:
+    # ""), or why it is refused.
+    "plain": (
+        SCALE + "\n\n" + BLOCK + "Scale(3.0)",
+        "model.keras needs Scale: load it with custom_objects=",
+    ),
     "registered": (REGISTERED + SCALE + "\n\n" + BLOCK + "Scale(3.0)", ""),
-    "activation": (DOUBLE + BLOCK + "layers.Dense(4, activation=double)", "model.keras needs double"),
+    "activation": (
+        DOUBLE + BLOCK + "layers.Dense(4, activation=double)",
+        "model.keras needs double",
+    ),
     "named_lambda": (DOUBLE + BLOCK + "layers.Lambda(double)", "model.keras needs double"),
     "lambda": (BLOCK + "layers.Lambda(lambda value: 2 * value)", "cannot serve it"),
     "keras_only": (BLOCK + "layers.Dense(4)", ""),
@@ -38,14 +47,25 @@ OWN = {
 REFUSED = {
     "argument_without_config": (
         SCALE + "\n\n" + BLOCK + "Scale(factor=keras.Variable(2.0))",
-        r"cannot be saved: Object Scale(.|\n)*get_config\(\) that returns its constructor's arguments(.|\n)*register_keras_serializable",
+        (
+            r"cannot be saved: Object Scale(.|\n)*get_config\(\) that returns its constructor's"
+            r" arguments(.|\n)*register_keras_serializable"
+        ),
     ),
     "config_lacks_an_argument": (
-        SCALE.replace("factor=2.0", "factor") + "\n    def get_config(self):\n        return super().get_config()\n\n\n" + BLOCK + "Scale(2.0)",
-        r"not loaded again: .*missing 1 required positional argument: 'factor'(.|\n)*get_config\(\) that returns its constructor's",
+        SCALE.replace("factor=2.0", "factor")
+        + "\n    def get_config(self):\n        return super().get_config()\n\n\n"
+        + BLOCK
+        + "Scale(2.0)",
+        (
+            r"not loaded again: .*missing 1 required positional argument:"
+            r" 'factor'(.|\n)*get_config\(\) that returns its constructor's"
+        ),
     ),
     "local_class": (
-        "def block():\n" + "".join(f"    {line}\n" if line else "\n" for line in SCALE.splitlines()) + "    return Scale(2.0)",
+        "def block():\n"
+        + "".join(f"    {line}\n" if line else "\n" for line in SCALE.splitlines())
+        + "    return Scale(2.0)",
         r"not loaded again: (.|\n)*top level of its module",
     ),
 }
@@ -105,8 +125,11 @@ def logged(run_id):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # MLflow's about its own functions
-def test_what_can_be_logged_is_served_where_the_project_is_not_and_the_rest_does_not_end_the_training(own, store, tmp_path, capsys):
+# MLflow's warning about its own functions.
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
+def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_training(
+    own, store, tmp_path, capsys
+):
     recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
     module, model = own(OWN["plain"][0])
     save_model(model, tmp_path / "model.keras")
@@ -115,13 +138,26 @@ def test_what_can_be_logged_is_served_where_the_project_is_not_and_the_rest_does
         recorder.metrics({"after": 1.0})
     served = logged(recorder.run_id)[0].model_uri
     assert recorder.sent and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
-    code = f"import mlflow, numpy as np; print(mlflow.pyfunc.load_model({served!r}).predict(np.ones((1, 4), np.float32)).tolist())"
+    code = (
+        "import mlflow, numpy as np;"
+        f" print(mlflow.pyfunc.load_model({served!r}).predict(np.ones((1, 4),"
+        " np.float32)).tolist())"
+    )
     (away := tmp_path / "away").mkdir()
     address = f"sqlite:///{tmp_path / 'mlflow.db'}"
     environment = {"MLFLOW_TRACKING_URI": address, "PATH": "/usr/bin", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=away, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=away,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(eval(done.stdout.splitlines()[-1]), model(np.ones((1, 4), np.float32)), rtol=1e-5)
+    np.testing.assert_allclose(
+        eval(done.stdout.splitlines()[-1]), model(np.ones((1, 4), np.float32)), rtol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -133,8 +169,12 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_pa
         recorder.model(tmp_path / "model.keras", check_savable(model, [module]).objects)
         recorder.metrics({"after": 1.0})
     assert recorder.sent and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
-    assert [found.path for found in mlflow.MlflowClient().list_artifacts(recorder.run_id)] == ["model.keras"]
-    assert "MLflow gets the file of the model" in capsys.readouterr().out and not logged(recorder.run_id)
+    assert [found.path for found in mlflow.MlflowClient().list_artifacts(recorder.run_id)] == [
+        "model.keras"
+    ]
+    assert "MLflow gets the file of the model" in capsys.readouterr().out and not logged(
+        recorder.run_id
+    )
 
 
 @pytest.mark.slow
@@ -147,7 +187,12 @@ def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
         recorder.call(lambda: 1 / 0)
         recorder.metrics({"after": 1.0})
     run = mlflow.get_run(recorder.run_id)
-    assert recorder.sent and run.data.metrics == {"after": 1.0} and run.data.params == {"memory": "1"} and run.info.status == "FINISHED"
+    assert (
+        recorder.sent
+        and run.data.metrics == {"after": 1.0}
+        and run.data.params == {"memory": "1"}
+        and run.info.status == "FINISHED"
+    )
     assert capsys.readouterr().out.count("does not take something, which is left out") == 2
 
 
@@ -160,4 +205,6 @@ def test_a_run_that_was_deleted_is_followed_by_a_new_one(store):
     mlflow.MlflowClient().delete_run(first)
     with recorder:
         recorder.metrics({"after": 1.0})
-    assert recorder.run_id != first and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
+    assert recorder.run_id != first and mlflow.get_run(recorder.run_id).data.metrics == {
+        "after": 1.0
+    }

@@ -1,4 +1,6 @@
-"""A training that is interrupted after any step goes on with the very losses and weights of one that never stopped."""
+"""A training that is interrupted after any step goes on with the very losses and weights of one
+that never stopped.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from tasks.training.checkpoints import CheckpointCallback
 
 @pytest.fixture(scope="module")
 def layout(arrays):
-    snapshot(read_shard_index(arrays / "shards"), arrays / "shards", arrays / "snapshot", preprocess=check(SMALL).preprocess)
+    snapshot(
+        read_shard_index(arrays / "shards"),
+        arrays / "shards",
+        arrays / "snapshot",
+        preprocess=check(SMALL).preprocess,
+    )
     root = arrays.parent / "resume"
     root.mkdir(exist_ok=True)
     (root / "data").symlink_to(arrays)
@@ -32,8 +39,15 @@ def layout(arrays):
 
 
 def params_of(*overrides):
-    presets = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())["pipelines!"]
-    document = {**copy.deepcopy(SMALL), "batch_size": 25, "shard": {"compression": "both"}, "pipelines": presets}
+    presets = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
+        "pipelines!"
+    ]
+    document = {
+        **copy.deepcopy(SMALL),
+        "batch_size": 25,
+        "shard": {"compression": "both"},
+        "pipelines": presets,
+    }
     document["train"] = {**SMALL["train"], "epochs": 3, "checkpoint_every": "1 step"}
     document["augment"] = ["flip", {"brightness": {"delta": 0.1}}]
     apply_overrides(document, overrides)
@@ -45,7 +59,9 @@ class Stop(Exception):
 
 
 class Stopping(CheckpointCallback):
-    """Progress that raises after so many steps, when their checkpoint is on disk, and notes whether validation is measured."""
+    """Progress that raises after so many steps, when their checkpoint is on disk, and notes whether
+    validation is measured.
+    """
 
     steps_left = 10**9
     latest = None
@@ -66,14 +82,20 @@ def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
     keras.utils.clear_session()
     configure_process(params.train)
     stored = open_inputs(params, layout)
-    pipelines, models = split_pipelines(params, pipeline, stored, address=""), build_models_for(params, stored)
+    pipelines, models = (
+        split_pipelines(params, pipeline, stored, address=""),
+        build_models_for(params, stored),
+    )
     recorder = Recorder(RunKey(data_set="arrays", pipeline=pipeline, data_digest="d"))
     recorder.sent = False  # no store is needed here
     store = CheckpointStore(folder, training_fingerprint(params, pipeline, stored))
     progress = Stopping(pipelines.train, store, params.train, recorder)
     progress.steps_left = stop_after
     trained = train(models, pipelines, progress, settings=params.train)
-    rows = [{name: value for name, value in row.items() if name != "examples_per_s"} for row in trained.rows]
+    rows = [
+        {name: value for name, value in row.items() if name != "examples_per_s"}
+        for row in trained.rows
+    ]
     return rows, [np.asarray(weight) for weight in models.network.get_weights()]
 
 
@@ -84,7 +106,12 @@ def undisturbed(layout, tmp_path_factory):
 
     def of(*overrides, pipeline="optimized"):
         if (pipeline, *overrides) not in finished:
-            finished[pipeline, *overrides] = run(params_of(*overrides), layout, tmp_path_factory.mktemp("undisturbed"), pipeline=pipeline)
+            finished[pipeline, *overrides] = run(
+                params_of(*overrides),
+                layout,
+                tmp_path_factory.mktemp("undisturbed"),
+                pipeline=pipeline,
+            )
         return finished[pipeline, *overrides]
 
     return of
@@ -102,13 +129,17 @@ def test_stopping_after_any_step_changes_nothing(layout, undisturbed, tmp_path, 
     params = params_of()
     rows, weights = undisturbed(pipeline=pipeline)
     steps = 5  # 120 examples by 25
-    for stop_after in (1, steps - 1, steps, steps + 2, 3 * steps - 1) if pipeline == "optimized" else (steps + 2,):
+    for stop_after in (
+        (1, steps - 1, steps, steps + 2, 3 * steps - 1) if pipeline == "optimized" else (steps + 2,)
+    ):
         folder = tmp_path / f"stopped-{stop_after}"
         with pytest.raises(Stop):
             run(params, layout, folder, stop_after=stop_after, pipeline=pipeline)
         again, same_weights = run(params, layout, folder, pipeline=pipeline)
         assert again == rows
-        assert all(np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True))
+        assert all(
+            np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True)
+        )
 
 
 @pytest.mark.slow
@@ -119,12 +150,16 @@ def test_several_steps_per_execution_change_nothing(layout, undisturbed, tmp_pat
         params = params_of("train.schedule=cosine", f"train.steps_per_execution={count}")
         same, same_weights = run(params, layout, tmp_path / f"{count}", pipeline=pipeline)
         assert same == rows
-        assert all(np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True))
+        assert all(
+            np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True)
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "stop_after"), [(2, 4), (2, 5), (4, 1), (4, 3), (8, 2)])
-def test_several_steps_per_execution_resume_in_mid_epoch(layout, undisturbed, tmp_path, count, stop_after):
+def test_several_steps_per_execution_resume_in_mid_epoch(
+    layout, undisturbed, tmp_path, count, stop_after
+):
     params = params_of("train.schedule=cosine", f"train.steps_per_execution={count}")
     rows, _ = undisturbed("train.schedule=cosine")
     with pytest.raises(Stop):
@@ -144,37 +179,57 @@ def test_resuming_twice_is_like_not_stopping(layout, undisturbed, tmp_path):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("pipeline", ["naive", "cache_memory"])
-def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(layout, undisturbed, tmp_path, pipeline):
+def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(
+    layout, undisturbed, tmp_path, pipeline
+):
     rows, _ = undisturbed(pipeline=pipeline)
     with pytest.raises(Stop):
         run(params_of(), layout, tmp_path / "stopped", stop_after=7, pipeline=pipeline)
     assert run(params_of(), layout, tmp_path / "stopped", pipeline=pipeline)[0] == rows
 
 
-CHANGES = ("augment=[flip, {brightness: {delta: 0.2}}]", "postprocess=[{rescale: {offset: 0.5}}]", "train.seed=1", "batch_size=24")
+CHANGES = (
+    "augment=[flip, {brightness: {delta: 0.2}}]",
+    "postprocess=[{rescale: {offset: 0.5}}]",
+    "train.seed=1",
+    "batch_size=24",
+)
 
 
-@pytest.mark.parametrize("change", [*CHANGES, "model.options.width=9", "pipelines.optimized.prefetch=3"])
+@pytest.mark.parametrize(
+    "change", [*CHANGES, "model.options.width=9", "pipelines.optimized.prefetch=3"]
+)
 def test_other_work_never_goes_on_from_a_checkpoint(layout, change):
     stored = open_inputs(params_of(), layout)
-    assert training_fingerprint(params_of(change), "optimized", stored) != training_fingerprint(params_of(), "optimized", stored)
-
-
-def test_how_often_checkpoints_are_kept_is_no_other_work(layout):
-    stored = open_inputs(params_of(), layout)
-    assert training_fingerprint(params_of("train.checkpoint_every=2 epochs"), "optimized", stored) == training_fingerprint(
+    assert training_fingerprint(params_of(change), "optimized", stored) != training_fingerprint(
         params_of(), "optimized", stored
     )
 
 
+def test_how_often_checkpoints_are_kept_is_no_other_work(layout):
+    stored = open_inputs(params_of(), layout)
+    assert training_fingerprint(
+        params_of("train.checkpoint_every=2 epochs"), "optimized", stored
+    ) == training_fingerprint(params_of(), "optimized", stored)
+
+
 def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
-    text = "import own_blocks\n\n\ndef build(input_shape, outputs):\n    return own_blocks.block(input_shape, outputs)\n"
-    blocks = "import keras\n\n\ndef block(shape, outputs):\n    return keras.Sequential([keras.Input(shape), keras.layers.Dense(outputs, 'relu')])\n"
+    text = (
+        "import own_blocks\n\n\ndef build(input_shape, outputs):\n    return"
+        " own_blocks.block(input_shape, outputs)\n"
+    )
+    blocks = (
+        "import keras\n\n\ndef block(shape, outputs):\n    return"
+        " keras.Sequential([keras.Input(shape), keras.layers.Dense(outputs, 'relu')])\n"
+    )
     (tmp_path / "own_model.py").write_text(text)
     (tmp_path / "own_blocks.py").write_text(blocks)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    params, stored = params_of("model.name=own_model:build", "model.options={}"), open_inputs(params_of(), layout)
+    params, stored = (
+        params_of("model.name=own_model:build", "model.options={}"),
+        open_inputs(params_of(), layout),
+    )
     before = training_fingerprint(params, "optimized", stored)
     (tmp_path / "own_blocks.py").write_text(blocks.replace("relu", "sigmoid"))
     after = training_fingerprint(params, "optimized", stored)
@@ -190,20 +245,26 @@ def test_another_version_of_keras_is_other_work(layout, monkeypatch):
 
 
 @pytest.mark.integration
-def test_a_checkpoint_that_cannot_be_written_ends_nothing_and_leaves_the_earlier_one(layout, undisturbed, small_disk, capsys):
+def test_a_checkpoint_that_cannot_be_written_ends_nothing_and_leaves_the_earlier_one(
+    layout, undisturbed, small_disk, capsys
+):
     rows, weights = undisturbed()
     folder = small_disk / "kept"
     with pytest.raises(Stop):
         run(params_of(), layout, folder, stop_after=7)
     kept = sorted(path.name for path in folder.glob("at-*"))
-    with pytest.raises(OSError, match="No space"), (small_disk / "rest").open("wb", buffering=0) as rest:
+    with (
+        pytest.raises(OSError, match="No space"),
+        (small_disk / "rest").open("wb", buffering=0) as rest,
+    ):
         while True:
             rest.write(bytes(4096))
     with pytest.raises(Stop):
         run(params_of(), layout, folder, stop_after=3)
     assert "no checkpoint could be written (no space is left)" in capsys.readouterr().out
     assert sorted(path.name for path in folder.glob("at-*")) == kept
-    again, same_weights = run(params_of(), layout, folder)  # still without space, from the earlier one
+    # Still without space, from the earlier one.
+    again, same_weights = run(params_of(), layout, folder)
     assert again == rows
     for weight, same in zip(weights, same_weights, strict=True):
         np.testing.assert_array_equal(weight, same)

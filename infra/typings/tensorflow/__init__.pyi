@@ -1,4 +1,4 @@
-# TensorFlow ships no types and the bundled partial ones contradict it; to the type checker it is Any.
+# TensorFlow ships no types and the bundled partial ones contradict it: it is Any.
 from typing import Any
 
 def __getattr__(name: str) -> Any: ...

@@ -1,7 +1,8 @@
-"""One file per kind of input. Each finds what is there and says it in one of three forms: `ImageFiles`, `Arrays`, `Series`.
+"""One file per kind of input. Each finds what is there and says it in one of three forms:
+`ImageFiles`, `Arrays`, `Series`.
 
-Sources only look; `tasks.ingest` examines every example, rejects what is unusable and writes the manifest.
-A new kind of input is a file here and a line in `_SCANNERS`.
+Sources only look; `tasks.ingest` examines every example, rejects what is unusable and writes the
+manifest. A new kind of input is a file here and a line in `_SCANNERS`.
 """
 
 from __future__ import annotations

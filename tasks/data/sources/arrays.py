@@ -1,4 +1,6 @@
-"""Images in NumPy files: an .npz archive, or a folder with one .npy per array. Pickled content is never loaded."""
+"""Images in NumPy files: an .npz archive, or a folder with one .npy per array. Pickled content is
+never loaded.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,16 @@ _CHANNELS = (1, 3)
 
 
 def scan(settings: DataSettings) -> Arrays:
-    """Read `data.features` (examples, height, width[, channels]) uint8 and `data.labels` (examples,) from `data.path`."""
+    """Read `data.features` (examples, height, width[, channels]) uint8 and `data.labels`
+    (examples,) from `data.path`.
+    """
     path = Path(settings.path)
     for key, name in (("features", settings.features), ("labels", settings.labels)):
         if path.is_dir() and Path(name).name != name:
-            raise UnreadableSource(f"data.{key}: {name} is not the name of an array; needed is NAME of a NAME.npy in {path}")
+            raise UnreadableSource(
+                f"data.{key}: {name} is not the name of an array; needed is NAME of a NAME.npy in"
+                f" {path}"
+            )
     images = _array(path, settings.features)
     labels = _array(path, settings.labels)
     images = images[..., None] if images.ndim == 3 else images  # noqa: PLR2004 - grey images without a channel axis
@@ -31,9 +38,14 @@ def scan(settings: DataSettings) -> Arrays:
             "needed is uint8 (examples, height, width) or (examples, height, width, 1 or 3)"
         )
     if labels.ndim != 1 or len(labels) != len(images):
-        raise UnreadableSource(f"{path}: {settings.labels} has shape {labels.shape}, needed is ({len(images)},), one class per image")
+        raise UnreadableSource(
+            f"{path}: {settings.labels} has shape {labels.shape}, needed is ({len(images)},), one"
+            " class per image"
+        )
     if labels.dtype.kind not in "iubUS":
-        raise UnreadableSource(f"{path}: {settings.labels} has dtype {labels.dtype}; classes are integers or strings")
+        raise UnreadableSource(
+            f"{path}: {settings.labels} has dtype {labels.dtype}; classes are integers or strings"
+        )
     distinct = np.unique(labels)  # sorted: integers by value, strings by spelling
     names = [_class_name(value) for value in labels]
     return Arrays(
@@ -53,19 +65,27 @@ def _array(path: Path, name: str) -> np.ndarray:
         with _open(path) as archive:
             return archive[name]
     except FileNotFoundError as error:
-        raise DataNotFound(f"{error.filename} is missing; `data.path` is an .npz file or a folder with {name}.npy") from error
+        raise DataNotFound(
+            f"{error.filename} is missing; `data.path` is an .npz file or a folder with {name}.npy"
+        ) from error
     except KeyError as error:
-        raise UnreadableSource(f"{path}: no array {name}; {did_you_mean(name, _array_names(path))} Set data.features and data.labels.") from error
+        raise UnreadableSource(
+            f"{path}: no array {name}; {did_you_mean(name, _array_names(path))} Set data.features"
+            " and data.labels."
+        ) from error
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UnreadableSource(f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones with numpy.savez") from error
+        raise UnreadableSource(
+            f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones"
+            " with numpy.savez"
+        ) from error
 
 
 def _open(path: Path) -> NpzFile:
     archive = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(archive, NpzFile):
         raise UnreadableSource(
-            f"{path} holds a single array; `data.path` is an .npz file with the arrays data.features and data.labels, "
-            "or a folder with one .npy file for each of them"
+            f"{path} holds a single array; `data.path` is an .npz file with the arrays"
+            " data.features and data.labels, or a folder with one .npy file for each of them"
         )
     return archive
 
@@ -77,4 +97,8 @@ def _array_names(path: Path) -> list[str]:
 
 def _class_name(value: object) -> str:
     """A class as text; what is no UTF-8 is written as escapes."""
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value).encode("utf-8", "backslashreplace").decode()
+    return (
+        value.decode("utf-8", "backslashreplace")
+        if isinstance(value, bytes)
+        else str(value).encode("utf-8", "backslashreplace").decode()
+    )

@@ -21,7 +21,9 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFile:
-    """An image that is in a file of its own, not yet examined. `split` is None unless the source decides it."""
+    """An image that is in a file of its own, not yet examined. `split` is None unless the source
+    decides it.
+    """
 
     id: str
     path: Path
@@ -43,8 +45,8 @@ class ImageFiles:
 class Arrays:
     """Examples that are in one array: values (examples, *schema.shape) of schema.dtype.
 
-    `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits` have one entry per
-    example; a split of None is dealt by content.
+    `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
+    have one entry per example; a split of None is dealt by content.
     """
 
     values: np.ndarray

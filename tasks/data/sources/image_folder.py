@@ -1,7 +1,8 @@
-"""Images in class folders: the class of a file is its folder's path below the root, so names may be nested (`bird/owl`).
+"""Images in class folders: the class of a file is its folder's path below the root, so names may be
+nested (`bird/owl`).
 
-Nothing is passed over in silence but hidden files and other kinds of file: what cannot be listed or followed is rejected with
-its reason.
+Nothing is passed over in silence but hidden files and other kinds of file: what cannot be listed or
+followed is rejected with its reason.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class _Listing:
         self._links: list[Path] = []
 
     def list_all(self) -> None:
-        """Real folders first; then links to folders that were not among them, each of which is listed once."""
+        """Real folders first; then links to folders that were not among them, each of which is
+        listed once.
+        """
         self._list_below(self.root)
         while self._links:
             link = self._links.pop(0)
@@ -37,7 +40,11 @@ class _Listing:
             if not target.is_relative_to(self.root.resolve()):
                 self._reject(link, "folder is a link that leads outside the data root")
             elif target in self._listed:
-                self._reject(link, f"folder is a link to {target.relative_to(self.root.resolve())}, which is listed itself")
+                self._reject(
+                    link,
+                    f"folder is a link to {target.relative_to(self.root.resolve())}, which is"
+                    " listed itself",
+                )
             else:
                 self._list_below(link)
 
@@ -47,7 +54,11 @@ class _Listing:
             self._listed.add(folder.resolve())
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             self._links += [folder / name for name in folders if (folder / name).is_symlink()]
-            images = sorted(name for name in names if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."))
+            images = sorted(
+                name
+                for name in names
+                if Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
+            )
             self._add(folder, images)
             if not images and not folders and folder != self.root:
                 self.empty.append(_readable(folder.relative_to(self.root)))
@@ -82,10 +93,16 @@ def scan(settings: DataSettings) -> ImageFiles:
     """
     root = Path(settings.path)
     if not root.is_dir():
-        raise DataNotFound(f"{root} is not a folder; `data.path` must be a folder with one sub-folder per class")
+        raise DataNotFound(
+            f"{root} is not a folder; `data.path` must be a folder with one sub-folder per class"
+        )
     listing = _Listing(root)
     listing.list_all()
     if not listing.files:
         shown = "".join(f"; {item.id}: {item.reason}" for item in listing.rejected[:1])
-        raise DataNotFound(f"{root} holds no class folder with images ({', '.join(sorted(SUFFIXES))}){shown}")
-    return ImageFiles(root=root, files=listing.files, rejected=listing.rejected, empty_classes=listing.empty)
+        raise DataNotFound(
+            f"{root} holds no class folder with images ({', '.join(sorted(SUFFIXES))}){shown}"
+        )
+    return ImageFiles(
+        root=root, files=listing.files, rejected=listing.rejected, empty_classes=listing.empty
+    )

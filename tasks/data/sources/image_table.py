@@ -1,4 +1,6 @@
-"""Images listed in a table: CSV or Parquet with a path (relative to the table's folder), a class and, if wanted, a split."""
+"""Images listed in a table: CSV or Parquet with a path (relative to the table's folder), a class
+and, if wanted, a split.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ def scan(settings: DataSettings) -> ImageFiles:
     """Read the table at `data.path`; an optional column `split` holds train, validation or test."""
     path = Path(settings.path)
     table = read_frame(path, as_text=True)
-    check_columns(table, [settings.path_column, settings.label_column], path=path, keys="data.path_column and data.label_column")
+    check_columns(
+        table,
+        [settings.path_column, settings.label_column],
+        path=path,
+        keys="data.path_column and data.label_column",
+    )
     files, rejected = [], []
     for number, row in enumerate(table.to_dict("records"), start=1):
         name, label = row[settings.path_column], row[settings.label_column]
@@ -28,5 +35,7 @@ def scan(settings: DataSettings) -> ImageFiles:
         elif problem is not None:
             rejected.append(Rejected(id=where, reason=problem))
         else:
-            files.append(ImageFile(id=str(name), path=path.parent / str(name), label=str(label), split=split))
+            files.append(
+                ImageFile(id=str(name), path=path.parent / str(name), label=str(label), split=split)
+            )
     return ImageFiles(root=path.parent, files=files, rejected=rejected)

@@ -1,7 +1,9 @@
-"""Examples as rows of a table: numeric columns as they are, categories as numbers after them, and one label column.
+"""Examples as rows of a table: numeric columns as they are, categories as numbers after them, and
+one label column.
 
-Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in the test split keeps
-its place. A row with a missing or impossible value is rejected with its reason.
+Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in
+the test split keeps its place. A row with a missing or impossible value is rejected with its
+reason.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ import pandas as pd
 
 from tasks.data.records import Label, RecordSchema
 from tasks.data.sources.base import Arrays, Rejected
-from tasks.data.sources.tabular import check_columns, numbers, numeric_columns, read_frame, read_split
+from tasks.data.sources.tabular import (
+    check_columns,
+    numbers,
+    numeric_columns,
+    read_frame,
+    read_split,
+)
 from tasks.errors import UnreadableSource
 from tasks.settings import DataSettings
 
@@ -21,11 +29,17 @@ from tasks.settings import DataSettings
 def scan(settings: DataSettings) -> Arrays:
     """Read the table at `data.path`; an optional column `split` holds train, validation or test.
 
-    The label is a class where its column holds text, booleans or whole numbers, else a number to predict.
+    The label is a class where its column holds text, booleans or whole numbers, else a number to
+    predict.
     """
     path = Path(settings.path)
     frame = read_frame(path)
-    check_columns(frame, [settings.label_column, *settings.numeric, *settings.categorical], path=path, keys="data.label_column, numeric, categorical")
+    check_columns(
+        frame,
+        [settings.label_column, *settings.numeric, *settings.categorical],
+        path=path,
+        keys="data.label_column, numeric, categorical",
+    )
     label = pd.Series(frame[settings.label_column])
     apart = [settings.label_column, "split", *settings.categorical]
     numeric = numeric_columns(frame, settings.numeric, without=apart)
@@ -33,19 +47,39 @@ def scan(settings: DataSettings) -> Arrays:
     categorical = settings.categorical or [name for name in texts if name not in [*apart, *numeric]]
     if not numeric and not categorical:
         raise UnreadableSource(
-            f"{path}: no column is left to learn from besides the label {settings.label_column}; set data.numeric or data.categorical"
+            f"{path}: no column is left to learn from besides the label {settings.label_column};"
+            " set data.numeric or data.categorical"
         )
     kind: Label = "number" if pd.api.types.is_float_dtype(label) and not _whole(label) else "class"
-    vocabularies = [tuple(sorted(frame[name].dropna().astype(str).unique())) for name in categorical]
+    vocabularies = [
+        tuple(sorted(frame[name].dropna().astype(str).unique())) for name in categorical
+    ]
     values = np.column_stack(
-        [numbers(frame, numeric), *(_codes(pd.Series(frame[name]), words) for name, words in zip(categorical, vocabularies, strict=True))]
+        [
+            numbers(frame, numeric),
+            *(
+                _codes(pd.Series(frame[name]), words)
+                for name, words in zip(categorical, vocabularies, strict=True)
+            ),
+        ]
     )
     columns = (*numeric, *categorical)
-    named = [read_split(value) for value in frame["split"]] if "split" in frame else [(None, None)] * len(frame)
-    reasons = [problem or reason for (_, problem), reason in zip(named, _reasons(values, columns, label), strict=True)]
+    named = (
+        [read_split(value) for value in frame["split"]]
+        if "split" in frame
+        else [(None, None)] * len(frame)
+    )
+    reasons = [
+        problem or reason
+        for (_, problem), reason in zip(named, _reasons(values, columns, label), strict=True)
+    ]
     kept = np.asarray([reason is None for reason in reasons], bool)
     ids = np.asarray([f"{number:08d}" for number in range(len(frame))])
-    labels = label[kept].astype(float).tolist() if kind == "number" else [_class(value) for value in label[kept]]
+    labels = (
+        label[kept].astype(float).tolist()
+        if kind == "number"
+        else [_class(value) for value in label[kept]]
+    )
     distinct = sorted(set(labels)) if kind == "class" else []
     return Arrays(
         values=values[kept].astype(np.float32),
@@ -54,28 +88,46 @@ def scan(settings: DataSettings) -> Arrays:
         splits=[split for (split, _), usable in zip(named, kept.tolist(), strict=True) if usable],
         classes=sorted(distinct, key=_by_value),
         schema=RecordSchema(
-            payload="raw", shape=(len(columns),), dtype="float32", label=kind, columns=tuple(columns), categories=tuple(vocabularies)
+            payload="raw",
+            shape=(len(columns),),
+            dtype="float32",
+            label=kind,
+            columns=tuple(columns),
+            categories=tuple(vocabularies),
         ),
-        rejected=[Rejected(id=f"row {number + 1}", reason=reason) for number, reason in enumerate(reasons) if reason is not None],
+        rejected=[
+            Rejected(id=f"row {number + 1}", reason=reason)
+            for number, reason in enumerate(reasons)
+            if reason is not None
+        ],
     )
 
 
 def _codes(column: pd.Series, vocabulary: tuple[str, ...]) -> np.ndarray:
     """Places of the categories in their vocabulary; NaN where there is none."""
     places = {word: place for place, word in enumerate(vocabulary)}
-    return np.asarray([places.get(str(value), np.nan) if not pd.isna(value) else np.nan for value in column], np.float64)
+    return np.asarray(
+        [places.get(str(value), np.nan) if not pd.isna(value) else np.nan for value in column],
+        np.float64,
+    )
 
 
 def _reasons(values: np.ndarray, columns: tuple[str, ...], label: pd.Series) -> list[str | None]:
     """Why a row cannot be used, or None."""
     reasons: list[str | None] = [None] * len(values)
     for row, column in np.argwhere(~np.isfinite(values))[::-1].tolist():
-        what = "exceeds the range of float32" if np.isinf(values[row, column]) else "is missing or no number"
+        what = (
+            "exceeds the range of float32"
+            if np.isinf(values[row, column])
+            else "is missing or no number"
+        )
         reasons[row] = f"{columns[column]} {what}"
     for row in np.flatnonzero(label.isna().to_numpy()).tolist():
         reasons[row] = "label missing"
     if pd.api.types.is_float_dtype(label):
-        for row in np.flatnonzero(np.abs(label.to_numpy(np.float64, na_value=np.nan)) > np.finfo(np.float32).max).tolist():
+        for row in np.flatnonzero(
+            np.abs(label.to_numpy(np.float64, na_value=np.nan)) > np.finfo(np.float32).max
+        ).tolist():
             reasons[row] = "label exceeds the range of float32"
     return reasons
 

@@ -1,4 +1,6 @@
-"""Reading a table, CSV or Parquet, with errors that say what to do. Not a source itself: three of them use it."""
+"""Reading a table, CSV or Parquet, with errors that say what to do. Not a source itself: three of
+them use it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pyarrow.parquet as pq
 from tasks.data.manifest import SPLITS
 from tasks.errors import DataNotFound, UnreadableSource, did_you_mean
 
-TABLES = {".csv", ".tsv", ".parquet"}  # the content of other files is not repeated in messages, which go into logs and pages: it may be secret
+TABLES = {".csv", ".tsv", ".parquet"}
 
 
 def read_frame(path: Path, *, as_text: bool = False) -> pd.DataFrame:
@@ -21,10 +23,15 @@ def read_frame(path: Path, *, as_text: bool = False) -> pd.DataFrame:
         raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
     try:
         return (
-            pq.read_table(path).to_pandas() if path.suffix == ".parquet" else pd.read_csv(path, dtype=str if as_text else None, keep_default_na=True)
+            pq.read_table(path).to_pandas()
+            if path.suffix == ".parquet"
+            else pd.read_csv(path, dtype=str if as_text else None, keep_default_na=True)
         )
     except Exception as error:  # parsers of foreign files raise anything
-        raise UnreadableSource(f"{path} is not a readable {'Parquet' if path.suffix == '.parquet' else 'CSV'} table: {error}") from error
+        raise UnreadableSource(
+            f"{path} is not a readable {'Parquet' if path.suffix == '.parquet' else 'CSV'} table:"
+            f" {error}"
+        ) from error
 
 
 def check_columns(frame: pd.DataFrame, columns: Sequence[str], *, path: Path, keys: str) -> None:
@@ -41,15 +48,23 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[str], *, path: Path, ke
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
-    """The split that a table names for a row, None where it leaves that open, and why it cannot be used, if so."""
+    """The split that a table names for a row, None where it leaves that open, and why it cannot be
+    used, if so.
+    """
     split = "" if bool(pd.isna(value)) else str(value).strip()
     if not split:
         return None, None
-    return (split, None) if split in SPLITS else (None, f"split {split} is none of {', '.join(SPLITS)}")
+    return (
+        (split, None)
+        if split in SPLITS
+        else (None, f"split {split} is none of {', '.join(SPLITS)}")
+    )
 
 
 def numbers(frame: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
-    """The columns as (rows, columns) float64; what is no number becomes NaN, what float32 cannot hold becomes infinite."""
+    """The columns as (rows, columns) float64; what is no number becomes NaN, what float32 cannot
+    hold becomes infinite.
+    """
     values = np.empty((len(frame), len(columns)), np.float64)
     for place, column in enumerate(columns):
         values[:, place] = np.asarray(pd.to_numeric(frame[column], errors="coerce"), np.float64)
@@ -57,6 +72,12 @@ def numbers(frame: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     return values
 
 
-def numeric_columns(frame: pd.DataFrame, named: Sequence[str], *, without: Sequence[str]) -> list[str]:
+def numeric_columns(
+    frame: pd.DataFrame, named: Sequence[str], *, without: Sequence[str]
+) -> list[str]:
     """The columns named, or all that hold numbers."""
-    return list(named) or [str(name) for name in frame.columns if pd.api.types.is_numeric_dtype(frame[name]) and name not in without]
+    return list(named) or [
+        str(name)
+        for name in frame.columns
+        if pd.api.types.is_numeric_dtype(frame[name]) and name not in without
+    ]
