@@ -79,8 +79,7 @@ class AccessPolicy:
 
         Raises:
           InvalidParams: data outside the project and the granted folders, or hidden; code that is
-          no tracked module of the project; a
-            dispatcher that nobody granted.
+            no tracked module of the project; a dispatcher that nobody granted.
         """
         problems = [*self._data(asked), *self._code(asked), *self._services(asked)]
         if problems:

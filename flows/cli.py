@@ -47,7 +47,8 @@ def parse_changes(
 
     Raises:
       InvalidParams: an override is not KEY=VALUE, the file cannot be read, a parameter is wrong, or
-      a configuration does not exist. WorkspaceProblem: the name cannot be one.
+        a configuration does not exist.
+      WorkspaceProblem: the name cannot be one.
     """
     wrong = [text for text in overrides or [] if "=" not in text]
     if wrong:

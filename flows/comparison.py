@@ -44,11 +44,12 @@ def comparison(
 
     Args:
       pipelines: only these configurations; none: all of params.yaml. Without changes the report,
-      which compares all, is then left out changes: what differs from params.yaml in this run only;
-      it then becomes a DVC experiment name: of the run's worktree and DVC experiment; empty: the
-      flow run's name, and the worktree goes when the run is kept crown: let a run with changes
-      choose MLflow's `champion`, too; one without changes does. Either way its quality must not be
-      worse
+        which compares all, is then left out
+      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
+      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
+        goes when the run is kept
+      crown: let a run with changes choose MLflow's `champion`, too; one without changes does.
+        Either way its quality must not be worse
     """
     with start_run(changes, name, only=list(pipelines or [])) as run:
         chosen = list(pipelines or run.params.pipelines)

@@ -85,7 +85,7 @@ class Run:
 
         Raises:
           WorkspaceProblem: something in the worktree is out of date, so that dvc.lock would not
-          match it; nothing is saved.
+            match it; nothing is saved.
         """
         if not self.workspace.isolated:
             return None
@@ -126,8 +126,8 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
 
     Raises:
       InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the
-      UI reaches out of the project. UnreadableSource: DVC could not compare the source's files with
-      those of the last run.
+        UI reaches out of the project.
+      UnreadableSource: DVC could not compare the source's files with those of the last run.
     """
     configure_logging()
     project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()

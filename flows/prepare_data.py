@@ -29,8 +29,8 @@ def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool
 
     Args:
       changes: what differs from params.yaml in this run only; without a configuration's results it
-      is no experiment name: of the run's worktree; empty: the flow run's name, and the worktree
-      goes at the end
+        is no experiment
+      name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
     """
     with start_run(changes, name) as run:
         ran = run.with_progress_bar(len(PREPARATION)).chain(PREPARATION)

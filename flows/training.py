@@ -33,9 +33,10 @@ def training(
     """Run one configuration through every stage and return its result.
 
     Args:
-      pipeline: the configuration, a key of `pipelines:` in params.yaml changes: what differs from
-      params.yaml in this run only; it then becomes a DVC experiment name: of the run's worktree and
-      DVC experiment; empty: the flow run's name, and the worktree goes when the run is kept
+      pipeline: the configuration, a key of `pipelines:` in params.yaml
+      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
+      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
+        goes when the run is kept
     """
     with start_run(changes, name, only=[pipeline]) as run:
         # An experiment is complete with the report, which is then about this configuration alone.

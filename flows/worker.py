@@ -53,7 +53,7 @@ with warnings.catch_warnings():
 
             Raises:
               ServiceFailed: the flow run belongs to no deployment of this project; Prefect then
-              marks it as crashed.
+                marks it as crashed.
             """
             entrypoint = await find_entrypoint(flow_run)
 

@@ -93,8 +93,9 @@ def open_workspace(
     configurations that are to be there.
 
     Raises:
-      InvalidParams: all problems of the overridden parameters. WorkspaceProblem: the project is no
-      git repository with a commit, or the name could lead out of it.
+      InvalidParams: all problems of the overridden parameters.
+      WorkspaceProblem: the project is no git repository with a commit, or the name could lead out
+        of it.
     """
     check_name(name)
     resolve_params(project, overrides, overlays)

@@ -121,7 +121,7 @@ def snapshot(
 
     Raises:
       CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`
-      say `skip`: too many of them.
+        say `skip`: too many of them.
     """
     settings = settings or SnapshotSettings()
     skips = settings.on_corrupt == "skip"

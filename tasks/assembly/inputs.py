@@ -160,7 +160,7 @@ def input_pipeline(
 
     Raises:
       ImpossiblePlan: a cache would not fit into memory, or several hosts would read the same
-      stream.
+        stream.
     """
     config = params.pipelines[name]
     if purpose == "evaluate":

@@ -52,7 +52,7 @@ def download(address: str) -> bytes:
 
     Raises:
       Unreachable: there is no answer within seconds, it ends early or does not end, or it is an
-      error.
+        error.
     """
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue()
     # A thread that is not waited for, since a name look-up takes no time limit.

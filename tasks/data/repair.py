@@ -47,8 +47,8 @@ def repair_shards(
 
     Raises:
       CorruptShard: more than the fraction `max_lost_fraction` of all examples is lost, or a block
-      of a series, whose steps must not have gaps; or
-        a file is whole, but another one than its index describes.
+        of a series, whose steps must not have gaps; or a file is whole, but another one than its
+        index describes.
     """
     repaired: list[Shard] = []
     problems, lost = damage.problems, 0

@@ -102,7 +102,7 @@ def read_records(
 
     Raises:
       CorruptShard: names the file, the offset and the number of the first damaged record, unless
-      `damaged` takes it.
+        `damaged` takes it.
     """
     opened: BinaryIO
     with gzip.open(path, "rb") if compression == "gzip" else path.open("rb") as opened:  # type: ignore[assignment]

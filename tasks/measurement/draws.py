@@ -57,7 +57,7 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
 
     Raises:
       UnequalConfigurations: an example is of no or of another split, or comes more or less often
-      than it should.
+        than it should.
     """
     if pipeline.plan.window and not pipeline.plan.reads_snapshot:
         return None

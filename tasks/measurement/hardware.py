@@ -190,7 +190,7 @@ def read_gpus(handles: Sequence[Any]) -> GpuSample:
 
     Raises:
       NVMLError: NVML does not answer. Where it answers that a metric is not supported, as the
-      utilization of a MIG slice, that is None.
+        utilization of a MIG slice, that is None.
     """
     utilization = _figures(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu, handles)
     memory = _figures(lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used, handles)

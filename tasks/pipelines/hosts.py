@@ -32,7 +32,7 @@ class Host:
 
         Raises:
           ImpossiblePlan: the batch cannot be cut into equal slices, or there are fewer examples
-          than hosts.
+            than hosts.
         """
         if batch_size % self.count:
             fitting = sorted(

@@ -113,7 +113,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
 
     Raises:
       ImpossiblePlan: the combination would be wrong or useless, or the examples cannot be batched;
-      every reason is given.
+        every reason is given.
     """
     problems = config_problems(
         config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess

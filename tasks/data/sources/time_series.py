@@ -23,7 +23,7 @@ def scan(settings: DataSettings) -> Series:
 
     Raises:
       UnreadableSource: a value is missing, infinite or no number, or time does not increase; names
-      row and column.
+        row and column.
     """
     path = Path(settings.path)
     values, columns = _from_array(path) if path.suffix == ".npy" else _from_table(path, settings)
