@@ -30,7 +30,7 @@ STAGES = (
     "profiling",
     "report",
 )
-LONGEST_FILE = 550
+LONGEST_FILE = 500
 MOST_ARGUMENTS = 6
 
 # A module may import its own layer's row and every row above it.

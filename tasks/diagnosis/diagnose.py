@@ -3,7 +3,7 @@ to change, what that gains.
 
 What input costs is the stall: what a step takes beyond the model alone, be it that it waits or that
 input and model share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong is
-in `rules.py`.
+in `rules/`.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ be repaired is not promised.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.data.records import RecordSchema
+from tasks.diagnosis import rules
 from tasks.diagnosis.cost_model import Consumer, Costs, Load, OpCost, Segment, load_of, step_ms
 from tasks.diagnosis.diagnose import Ceilings, Finding, changed, diagnose, rank_findings
 from tasks.diagnosis.facts import Facts
@@ -208,6 +210,12 @@ def test_every_rule_holds_where_its_fault_is(rule, config, known):
 
 def test_every_rule_has_a_case():
     assert {rule for rule, *_ in (*FIRST, *HOLDS)} == {rule.name for rule in RULES}
+
+
+def test_every_file_of_rules_is_a_topic_and_names_are_unique():
+    files = {path.stem for path in Path(rules.__file__).parent.glob("*.py")} - {"__init__", "base"}
+    assert files == {topic.__name__.rpartition(".")[2] for topic in rules.TOPICS}
+    assert len({rule.name for rule in RULES}) == len(RULES)
 
 
 def test_a_service_that_costs_more_than_it_brings_is_named_first():
