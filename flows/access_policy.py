@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefect.runtime import deployment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.deployments import OWN_SERVICE
@@ -64,6 +65,11 @@ def load_limits(project: Path) -> Limits:
                 for item in error.errors()
             ]
         ) from error
+
+
+def is_confined() -> bool:
+    """Whether the current run was started from the UI."""
+    return bool(os.environ.get(CONFINED) or deployment.id)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.parameters import Changes
-from flows.workspace import check_name, resolve_params
-from tasks.errors import InvalidParams, UserError, did_you_mean
-from tasks.params import PARAMS_FILE, Params, read_document
+from flows.parameters import Changes, check_name
+from flows.resolution import hand_on, resolve
+from tasks.errors import InvalidParams, UserError
+from tasks.params import read_document
 
 SetOption = Annotated[
     list[str] | None,
@@ -37,13 +39,12 @@ NameOption = Annotated[
 ]
 
 
-def parse_changes(
-    overrides: list[str] | None,
-    overlay: Path | None,
-    name: str | None,
-    pipelines: list[str] | None = None,
-) -> Changes:
-    """What a command asks for, checked as a whole before a flow starts.
+@contextmanager
+def resolved_changes(
+    overrides: list[str] | None, overlay: Path | None, name: str | None, pipelines: Sequence[str]
+) -> Iterator[Changes]:
+    """Yield what a command asks for, checked as a whole before a flow starts; flows of the block
+    have their parameters from here.
 
     Raises:
       InvalidParams: an override is not KEY=VALUE, the file cannot be read, a parameter is wrong, or
@@ -58,28 +59,8 @@ def parse_changes(
     if name is not None:
         check_name(name)
     changes = Changes(overrides=overrides or [], overlay=read_document(overlay) if overlay else {})
-    check_pipelines_exist(
-        resolve_params(Path.cwd(), changes.settings(), changes.overlays()), pipelines or []
-    )
-    return changes
-
-
-def check_pipelines_exist(params: Params, names: list[str]) -> list[str]:
-    """Return the names if all are configurations.
-
-    Raises:
-      InvalidParams: names those that are not, with the nearest that are.
-    """
-    unknown = [name for name in names if name not in params.pipelines]
-    if unknown:
-        raise InvalidParams(
-            [
-                f"{PARAMS_FILE}: pipelines.{name} does not exist;"
-                f" {did_you_mean(name, list(params.pipelines))}"
-                for name in unknown
-            ]
-        )
-    return names
+    with hand_on(resolve(Path.cwd(), changes, pipelines)):
+        yield changes
 
 
 def configure_logging() -> None:

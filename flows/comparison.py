@@ -16,7 +16,7 @@ from rich.table import Table
 
 from flows.access import use_running_servers
 from flows.artifacts import link_to_report, report_failure, show_comparison, to_markdown
-from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, parse_changes
+from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, resolved_changes
 from flows.flow_run import PREPARATION, Run, start_run
 from flows.parameters import UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
@@ -167,8 +167,7 @@ def command(
     """
     configure_logging()
     with report_user_errors(), use_running_servers(Path.cwd()):
-        changes = parse_changes(set_, overlay, name, pipeline)
-        with prefect_server():
+        with resolved_changes(set_, overlay, name, pipeline or []) as changes, prefect_server():
             report = comparison(pipelines=pipeline, changes=changes, name=name, crown=crown)
         if report:
             show(json.loads((report / "summary.json").read_text()), report)

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect import get_run_logger
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 
-from flows.access_policy import CONFINED, AccessPolicy, load_limits
 from flows.artifacts import StageProgress
-from flows.cli import check_pipelines_exist, configure_logging
+from flows.cli import configure_logging
 from flows.dvc_calls import stale_stages
 from flows.locks import hold
 from flows.parameters import Changes
+from flows.resolution import resolve
 from flows.source_check import check_source
 from flows.stages import StageEnvironment, run_stage
 from flows.workspace import (
     Workspace,
-    merge_params,
     open_workspace,
     remove_workspace,
     save_experiment,
@@ -31,7 +30,7 @@ from flows.workspace import (
 )
 from tasks.errors import WorkspaceProblem, disk_errors
 from tasks.identities import watch_own_code
-from tasks.params import PARAMS_FILE, Params, check, load_params, read_document
+from tasks.params import Params
 from tasks.scratch import clear_scratch
 from tasks.tracking import recorder
 
@@ -130,21 +129,11 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
       UnreadableSource: DVC could not compare the source's files with those of the last run.
     """
     configure_logging()
-    project, overlays, overrides = Path.cwd(), changes.overlays(), changes.settings()
-    document = merge_params(project, overrides, overlays)
-    # Before the check below, which imports what the parameters name.
-    if os.environ.get(CONFINED) or deployment.id:
-        AccessPolicy(
-            project=project, own=read_document(project / PARAMS_FILE), limits=load_limits(project)
-        ).check(document)
-    chosen = check_pipelines_exist(check(document), list(only))
+    resolved = resolve(Path.cwd(), changes, only)
     run_name = name or str(flow_run.name)
     opened = open_workspace(
-        project,
+        resolved,
         name=run_name,
-        overrides=overrides,
-        overlays=overlays,
-        only=chosen,
         on_wait=lambda who: get_run_logger().info(
             f"waits: {who} is using the workspace of that name"
         ),
@@ -158,12 +147,11 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
         }
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
-            if unknown := untracked_python_files(project):
+            if unknown := untracked_python_files(workspace.project):
                 get_run_logger().warning(
                     f"untracked files are not in this run's worktree: `git add {' '.join(unknown)}`"
                 )
-        params = load_params(workspace.root / PARAMS_FILE)
-        check_source(workspace.root, params.data.path)
+        check_source(workspace.root, resolved.params.data.path)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),
@@ -179,7 +167,7 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
             yield Run(
                 name=run_name,
                 workspace=workspace,
-                params=params,
+                params=resolved.params,
                 stage_env=stage_env,
                 ephemeral=name is None,
             )

@@ -7,16 +7,19 @@ moment of deploying or running.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.workspace import NAME_PATTERN
-from tasks.errors import UserError
+from tasks.errors import UserError, WorkspaceProblem
 from tasks.params import PARAMS_FILE, read_document
 
+NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
+    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+)
 OVERLAYS = ("infra/demo", "infra/presets")
 
 
@@ -114,3 +117,15 @@ class Changes(BaseModel):
 
 
 UNCHANGED = Changes()
+
+
+def check_name(name: str) -> None:
+    """Refuse a run's name that is no plain word.
+
+    Raises:
+      WorkspaceProblem: it could lead out of the workspaces, or is no git reference.
+    """
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise WorkspaceProblem(
+            f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most"
+        )

@@ -9,7 +9,7 @@ from prefect import flow
 
 from flows.access import use_running_servers
 from flows.artifacts import report_failure
-from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, parse_changes
+from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, resolved_changes
 from flows.flow_run import PREPARATION, start_run
 from flows.parameters import UNCHANGED, Changes, RunName
 from flows.temporary_server import prefect_server
@@ -41,10 +41,13 @@ def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool
 def command(set_: SetOption = None, overlay: OverlayOption = None, name: NameOption = None) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
     configure_logging()
-    with report_user_errors(), use_running_servers(Path.cwd()):
-        changes = parse_changes(set_, overlay, name)
-        with prefect_server():
-            ingest_and_shard(changes=changes, name=name)
+    with (
+        report_user_errors(),
+        use_running_servers(Path.cwd()),
+        resolved_changes(set_, overlay, name, []) as changes,
+        prefect_server(),
+    ):
+        ingest_and_shard(changes=changes, name=name)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from prefect import flow
 
 from flows.access import use_running_servers
 from flows.artifacts import report_failure, show_training
-from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, parse_changes
+from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, resolved_changes
 from flows.flow_run import PREPARATION, start_run
 from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
@@ -69,8 +69,7 @@ def command(
     """Run one configuration through all stages."""
     configure_logging()
     with report_user_errors(), use_running_servers(Path.cwd()):
-        changes = parse_changes(set_, overlay, name, [pipeline])
-        with prefect_server():
+        with resolved_changes(set_, overlay, name, [pipeline]) as changes, prefect_server():
             result = training(pipeline=pipeline, changes=changes, name=name)
         typer.echo(json.dumps(result, indent=2))
 

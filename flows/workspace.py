@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from flows.dvc_calls import DVC, dvc_environment, run_supervised
 from flows.locks import hold
+from flows.parameters import check_name
+from flows.resolution import ResolvedParams
 from tasks.errors import WorkspaceProblem
 from tasks.files import atomic_file
 from tasks.layout import Layout
-from tasks.params import PARAMS_FILE, Params, apply_overrides, check, read_document
+from tasks.params import PARAMS_FILE
 
 STATE_DIR = ".throughline"
-NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
-    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-)
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
 # Commits what is on no branch.
 NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
@@ -76,31 +72,22 @@ class Workspace:
 
 @contextmanager
 def open_workspace(
-    project: Path,
-    *,
-    name: str,
-    overrides: list[str],
-    overlays: Sequence[Mapping[str, Any]],
-    only: Sequence[str] = (),
-    on_wait: Callable[[str], object] = print,
+    resolved: ResolvedParams, *, name: str, on_wait: Callable[[str], object] = print
 ) -> Iterator[Workspace]:
-    """Yield the project itself where nothing is overridden, else a worktree named `name` with the
-    overridden parameters.
+    """Yield the project itself where its parameters are unchanged, else a worktree named `name`
+    with those of the run.
 
-    Parameters are checked before anything is created. Uncommitted changes of tracked files are part
-    of the run; untracked files are not. An existing worktree of that name is brought up to date and
-    used again, once no other run uses it; `on_wait` is called with its name. `only`: the
-    configurations that are to be there.
+    Uncommitted changes of tracked files are part of the run; untracked files are not. An existing
+    worktree of that name is brought up to date and used again, once no other run uses it; `on_wait`
+    is called with its name.
 
     Raises:
-      InvalidParams: all problems of the overridden parameters.
       WorkspaceProblem: the project is no git repository with a commit, or the name could lead out
         of it.
     """
     check_name(name)
-    resolve_params(project, overrides, overlays)
-    holder = f"run {name}"
-    if not overrides and not overlays:
+    project, holder = resolved.request.project, f"run {name}"
+    if not resolved.changed:
         yield Workspace(root=project, project=project, holder=holder)
         return
     root = project / STATE_DIR / "workspaces" / name
@@ -108,7 +95,8 @@ def open_workspace(
         with _exclusive(project, "git", holder):
             _check_out(project, root)
         _share_cache(project, root)
-        _write_params(project, root, overrides, overlays, only)
+        with atomic_file(root / PARAMS_FILE) as temporary:
+            temporary.write_text(resolved.text)
         yield Workspace(root=root, project=project, held=(held,), holder=holder)
 
 
@@ -184,47 +172,6 @@ def untracked_python_files(project: Path) -> list[str]:
     return _git(project, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
 
 
-def check_name(name: str) -> None:
-    """Refuse a run's name that is no plain word.
-
-    Raises:
-      WorkspaceProblem: it could lead out of the workspaces, or is no git reference.
-    """
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise WorkspaceProblem(
-            f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most"
-        )
-
-
-def resolve_params(
-    project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]
-) -> Params:
-    """The project's parameters with overlays and overrides applied, in this order, checked.
-
-    Raises:
-      InvalidParams: all problems at once.
-    """
-    return check(merge_params(project, overrides, overlays))
-
-
-def merge_params(
-    project: Path, overrides: list[str], overlays: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """The project's params.yaml with overlays and overrides applied, in this order, not checked
-    yet.
-    """
-    return _merged(read_document(project / PARAMS_FILE), overrides, overlays)
-
-
-def _merged(
-    document: dict[str, Any], overrides: list[str], overlays: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    for overlay in overlays:
-        merge(document, overlay)
-    apply_overrides(document, overrides)
-    return document
-
-
 def save_experiment(workspace: Workspace, name: str) -> str | None:
     """Keep an isolated run as the DVC experiment `name`; returns why it could not be saved, or
     None.
@@ -256,47 +203,6 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     with _exclusive(workspace.project, "git", workspace.holder):
         _git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     return kept if report.exists() or kept.exists() else None
-
-
-def _write_params(
-    project: Path,
-    root: Path,
-    overrides: list[str],
-    overlays: Sequence[Mapping[str, Any]],
-    only: Sequence[str],
-) -> None:
-    """Write the overridden parameters, keeping order and comments; of the configurations `only`
-    those, if any are given.
-
-    Data outside the repository is named absolutely.
-    """
-    yaml = YAML()
-    yaml.width = 160
-    document = _merged(yaml.load((project / PARAMS_FILE).read_text()), overrides, overlays)
-    for other in [key for key in document["pipelines"] if only and key not in only]:
-        del document["pipelines"][other]
-    source = Path(document["data"]["path"])
-    if (
-        not source.is_absolute()
-        and (project / source).exists()
-        and not source.is_relative_to("data/raw")
-    ):
-        document["data"]["path"] = str((project / source).resolve())
-    with atomic_file(root / PARAMS_FILE) as temporary, temporary.open("w") as file:
-        yaml.dump(document, file)
-
-
-def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
-    """Lay nested mappings over a document; everything but mappings is replaced, and so is a mapping
-    that ends in `!`.
-    """
-    for key, value in overlay.items():
-        if key.endswith("!"):
-            document[key.removesuffix("!")] = value
-        elif isinstance(value, Mapping) and isinstance(document.get(key), dict):
-            merge(document[key], value)
-        else:
-            document[key] = value
 
 
 def _share_cache(project: Path, root: Path) -> None:

@@ -114,21 +114,38 @@ def load_params(path: Path = PARAMS_FILE, *, overrides: Sequence[str] = ()) -> P
 
 def read_document(path: Path) -> dict[str, Any]:
     """Read params.yaml without checking more than that it is a YAML mapping with unique keys."""
+    return parse_document(read_yaml(path), path.name)
+
+
+def read_yaml(path: Path) -> str:
+    """Read the text of params.yaml.
+
+    Raises:
+      InvalidParams: it does not exist, or is no UTF-8.
+    """
     if not path.exists():
         raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
     try:
-        document = YAML(typ="safe").load(path.read_text())
+        return path.read_text()
+    except ValueError as error:
+        raise InvalidParams([f"{path.name} is not valid YAML: {error}"]) from error
+
+
+def parse_document(text: str, name: str) -> dict[str, Any]:
+    """Parse the text of params.yaml, as `read_document` does; `name` is the file's, for errors."""
+    try:
+        document = YAML(typ="safe").load(text)
     except (
         YAMLError,
         ValueError,
         RecursionError,
-    ) as error:  # not YAML or no UTF-8; a date or number that cannot be; nested without end
+    ) as error:  # not YAML; a date or number that cannot be; nested without end
         raise InvalidParams(
-            [f"{path.name} is not valid YAML: {' '.join(str(error).split())}"]
+            [f"{name} is not valid YAML: {' '.join(str(error).split())}"]
         ) from error
     if not isinstance(document, dict):
         raise InvalidParams(
-            [f"{path.name}: expected a mapping at the top, found {type(document).__name__}"]
+            [f"{name}: expected a mapping at the top, found {type(document).__name__}"]
         )
     return document
 

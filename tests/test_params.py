@@ -36,7 +36,7 @@ def problems(**changes):
 
 def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
     from flows.parameters import Changes
-    from flows.workspace import resolve_params
+    from flows.resolution import resolve
 
     assert {
         "naive",
@@ -52,20 +52,20 @@ def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
         *(ROOT / "infra" / "demo").glob("*.yaml"),
         ROOT / "infra" / "presets" / "images.yaml",
     ):
-        assert resolve_params(ROOT, [], Changes(preset=str(overlay.relative_to(ROOT))).overlays())
+        assert resolve(ROOT, Changes(preset=str(overlay.relative_to(ROOT)))).params
 
 
 def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(
     monkeypatch,
 ):
     from flows.parameters import Changes
-    from flows.workspace import resolve_params
+    from flows.resolution import resolve
 
     monkeypatch.chdir(ROOT)
     changes = Changes(
         preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=2
     )
-    params = resolve_params(ROOT, changes.settings(), changes.overlays())
+    params = resolve(ROOT, changes).params
     assert list(params.pipelines) == ["naive", "vectorized", "optimized"], (
         "those of the preset alone"
     )

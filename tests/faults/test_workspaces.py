@@ -13,6 +13,8 @@ from project import SMALL, write_params
 
 from flows import workspace
 from flows.dvc_calls import DVC, dvc_environment, run_supervised
+from flows.parameters import Changes
+from flows.resolution import resolve
 from flows.workspace import open_workspace, save_experiment
 from tasks.params import read_document
 
@@ -62,7 +64,7 @@ def cheap_project(folder: Path) -> Path:
 
 
 def opened(project: Path, name: str = "x"):
-    return open_workspace(project, name=name, overrides=["batch_size=16"], overlays=[])
+    return open_workspace(resolve(project, Changes(batch_size=16)), name=name)
 
 
 @pytest.fixture
@@ -226,9 +228,7 @@ def test_a_workspace_belongs_to_one_run_at_a_time(project):
         raise InterruptedError
 
     with opened(project, "x"), opened(project, "y"):
-        second = open_workspace(
-            project, name="x", overrides=["batch_size=8"], overlays=[], on_wait=on_wait
-        )
+        second = open_workspace(resolve(project, Changes(batch_size=8)), name="x", on_wait=on_wait)
         with pytest.raises(InterruptedError), second:
             pytest.fail("it is in use")
     assert said[0].startswith(f"run x (process {os.getpid()}, since ")

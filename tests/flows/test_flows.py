@@ -18,6 +18,23 @@ from project import environment, experiment_of, run, run_quietly
 from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.timeout(400)
+COUNT_RESOLVING = """
+import sys
+from collections import Counter
+from flows import prepare_data
+from tasks import params
+
+COUNTED = {one.__code__ for one in (params.apply_overrides, params.check)}
+calls = Counter()
+
+def count(frame, event, argument):
+    if event == "call" and frame.f_code in COUNTED:
+        calls[frame.f_code.co_name] += 1
+
+sys.setprofile(count)
+prepare_data.command(set_=["shard.min_shards=3"])
+print("called", dict(sorted(calls.items())))
+"""
 
 
 @pytest.mark.slow
@@ -76,6 +93,13 @@ def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
     assert by_name["optimized"]["reused_run_id"], "it was up to date and belongs to an earlier run"
     assert parent.data.tags["headline"]
     assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
+
+
+@pytest.mark.slow
+def test_parameters_are_merged_and_checked_once_for_a_command_and_its_flow(first):
+    output = run(first[0], "python", "-c", COUNT_RESOLVING)
+    assert "called {'apply_overrides': 1, 'check': 1}" in output
+    assert "Finished in state Completed" in output
 
 
 @pytest.mark.slow

@@ -1,0 +1,158 @@
+"""The parameters of a run, resolved and checked once: those of params.yaml with the changes of the
+run, if it may make them.
+
+A command resolves them before it starts a flow, so that what is wrong is said at once, and hands
+them on; a flow that was started from the UI resolves them itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from flows.access_policy import AccessPolicy, is_confined, load_limits
+from flows.parameters import Changes
+from tasks.errors import InvalidParams, did_you_mean
+from tasks.params import (
+    PARAMS_FILE,
+    RAW,
+    Params,
+    apply_overrides,
+    check,
+    parse_document,
+    read_yaml,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a run asks for: changes in a project's params.yaml; `only` these configurations, or all
+    where there are none.
+    """
+
+    project: Path
+    changes: Changes
+    only: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedParams:
+    """The parameters of a run: its params.yaml, whose values are `params`, and whether it differs
+    from the project's.
+
+    A changed one holds the configurations asked for alone, since an experiment would hold results
+    for the others that nobody has made, and names data outside the repository absolutely.
+    """
+
+    request: Request
+    text: str
+    params: Params
+    changed: bool
+
+
+_HANDED_ON: ContextVar[ResolvedParams | None] = ContextVar("handed_on", default=None)
+
+
+@contextmanager
+def hand_on(resolved: ResolvedParams) -> Iterator[None]:
+    """Let flows that are started in the block have these parameters where they ask for the same."""
+    token = _HANDED_ON.set(resolved)
+    try:
+        yield
+    finally:
+        _HANDED_ON.reset(token)
+
+
+def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:
+    """Merge changes into a project's params.yaml, overlays first, and check the result, unless this
+    has been done and handed on.
+
+    Raises:
+      InvalidParams: all problems at once; a configuration of `only` does not exist, or a run from
+      the UI reaches out of the project.
+    """
+    request = Request(project=project, changes=changes, only=tuple(only))
+    handed_on = _HANDED_ON.get()
+    if handed_on and handed_on.request == request:
+        return handed_on
+    text = read_yaml(project / PARAMS_FILE)
+    own = parse_document(text, PARAMS_FILE.name)
+    overlays, overrides = changes.overlays(), changes.settings()
+    changed = bool(overlays or overrides)
+    merged = _merge(text, overlays, overrides) if changed else None
+    document = own if merged is None else parse_document(_dump(merged), PARAMS_FILE.name)
+    if is_confined():  # before the check below, which imports what the parameters name
+        AccessPolicy(project=project, own=own, limits=load_limits(project)).check(document)
+    params = check(document)
+    _check_pipelines_exist(params, only)
+    if merged is not None:
+        params = _select(params, project, only)
+        for other in merged["pipelines"].keys() - params.pipelines.keys():
+            del merged["pipelines"][other]
+        merged["data"]["path"] = params.data.path
+        text = _dump(merged)
+    return ResolvedParams(request=request, text=text, params=params, changed=changed)
+
+
+def _merge(text: str, overlays: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> Any:
+    """A document that keeps order and comments, with overlays and overrides merged into it."""
+    document = YAML().load(text)
+    for overlay in overlays:
+        merge(document, overlay)
+    apply_overrides(document, overrides)
+    return document
+
+
+def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
+    """Merge nested mappings into a document; everything but mappings is replaced, and so is a
+    mapping that ends in `!`.
+    """
+    for key, value in overlay.items():
+        if key.endswith("!"):
+            document[key.removesuffix("!")] = value
+        elif isinstance(value, Mapping) and isinstance(document.get(key), dict):
+            merge(document[key], value)
+        else:
+            document[key] = value
+
+
+def _dump(document: Any) -> str:
+    yaml = YAML()
+    yaml.width = 160
+    text = StringIO()
+    yaml.dump(document, text)
+    return text.getvalue()
+
+
+def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
+    """The parameters for a worktree: the configurations `only`, if any are given; data that lies in
+    the project by its absolute path.
+    """
+    chosen = {name: config for name, config in params.pipelines.items() if name in only}
+    path = Path(params.data.path)
+    own_data = not path.is_absolute() and not path.is_relative_to(RAW) and (project / path).exists()
+    absolute = {"path": str((project / path).resolve())} if own_data else {}
+    return replace(
+        params,
+        pipelines=chosen or params.pipelines,
+        data=params.data.model_copy(update=absolute),
+    )
+
+
+def _check_pipelines_exist(params: Params, names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in params.pipelines]
+    if unknown:
+        raise InvalidParams(
+            [
+                f"{PARAMS_FILE}: pipelines.{name} does not exist;"
+                f" {did_you_mean(name, list(params.pipelines))}"
+                for name in unknown
+            ]
+        )
