@@ -34,11 +34,11 @@ from tasks.settings import (
     TrainSettings,
     WindowSettings,
 )
+from tasks.source_kinds import SOURCES
 
 PARAMS_FILE = Path("params.yaml")
 RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
 BUILT_IN_MODELS = ("small_cnn", "mlp", "emulated")
-FILE_SOURCES = ("image_folder", "image_table")
 LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
 OpSpec = str | dict[str, Any]
 # Keys of earlier versions, by their place, and what they are called now.
@@ -301,7 +301,7 @@ def _cross_field_problems(params: Params) -> list[str]:
             "data.split.validation: must be above 0; every epoch is judged on held-out examples"
         )
     found += _path_problems(params) + _source_problems(params)
-    mixing = [op.name for op in params.augment if op.name in ("mixup", "cutmix")]
+    mixing = [op.name for op in params.augment if op.mixes_labels]
     if mixing and "one_hot" not in [op.name for op in params.postprocess]:
         found.append(
             f"postprocess: {mixing[0]} mixes labels, which needs them as vectors everywhere; add"
@@ -319,7 +319,7 @@ def _cross_field_problems(params: Params) -> list[str]:
             postprocess=params.postprocess,
         )
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
-        if config.read == "files" and params.data.source not in FILE_SOURCES:
+        if config.read == "files" and not SOURCES[params.data.source].has_files:
             found.append(
                 f"pipelines.{name}.read: the source {params.data.source} has no image files; use"
                 " arrays, shards or snapshot"
@@ -357,8 +357,8 @@ def _path_problems(params: Params) -> list[str]:
 
 def _source_problems(params: Params) -> list[str]:
     """Problems of ops and sampling with this kind of data."""
-    source = params.data.source
-    if source not in ("table", "time_series"):
+    content = SOURCES[params.data.source].content
+    if content == "images":
         return []
     ops = [
         (section, op)
@@ -366,11 +366,11 @@ def _source_problems(params: Params) -> list[str]:
         for op in getattr(params, section)
     ]
     found = [
-        f"{section}: {op.name} works on images, not on a {source.replace('_', ' ')}"
+        f"{section}: {op.name} works on images, not on a {content}"
         for section, op in ops
         if not op.any_input and ":" not in op.name
     ]
-    if source == "time_series":
+    if content == "time series":
         sampled = [
             name for name, config in params.pipelines.items() if config.sampling != "uniform"
         ]

@@ -19,6 +19,16 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from tasks.errors import did_you_mean
+from tasks.source_kinds import SOURCES
+
+
+def _known_source(name: Any) -> str:
+    if not isinstance(name, str) or name not in SOURCES:
+        hint = did_you_mean(str(name), list(SOURCES))
+        raise ValueError(f"found {name}, which is not a kind of input; {hint}")
+    return name
+
 
 def _word_or_count(*words: str) -> PlainValidator:
     """Check a field that is one of a few words or a whole number from 1, with one plain message for
@@ -37,6 +47,7 @@ def _json_word_or_count(*words: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"enum": list(words)}, {"type": "integer", "minimum": 1}]})
 
 
+SourceName = Annotated[str, PlainValidator(_known_source), WithJsonSchema({"enum": list(SOURCES)})]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Parallel = Annotated[
     str | int, _word_or_count("none", "auto", "cores"), _json_word_or_count("none", "auto", "cores")
@@ -90,9 +101,7 @@ class DataSettings(Settings):
             " download, or Debian's packages"
         ),
     )
-    source: Literal[
-        "fashion_mnist", "arrays", "image_folder", "image_table", "table", "time_series"
-    ] = Field(description="kind of input; one file each in tasks/data/sources/")
+    source: SourceName = Field(description="kind of input; one file each in tasks/data/sources/")
     path: str = Field(
         description="folder or file that holds the source; a DVC dependency of ingest"
     )

@@ -45,6 +45,7 @@ LAYERS = (
         "tasks.progress",
         "tasks.scratch",
         "tasks.settings",
+        "tasks.source_kinds",
         "tasks",
     ),
     ("tasks.data",),

@@ -75,6 +75,7 @@ def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_come
 def test_all_problems_are_told_together():
     found = problems(
         data__sorce="x",
+        data__source="image_foldr",
         batch_size=0,
         train__epochs="two",
         pipelines__naive__prefetc=1,
@@ -82,6 +83,7 @@ def test_all_problems_are_told_together():
     )
     for expected in (
         "params.yaml: data.sorce is not a field; did you mean source?",
+        "data.source: found image_foldr, which is not a kind of input; did you mean image_folder?",
         "params.yaml: batch_size: input should be greater than or equal to 1; found 0",
         "params.yaml: train.epochs: input should be a valid integer",
         "params.yaml: pipelines.naive.prefetc is not a field; did you mean prefetch?",

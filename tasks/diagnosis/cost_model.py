@@ -12,7 +12,7 @@ al., "Plumber" (MLSys 2022), for rates per core and parallelism as the model of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
 from tasks.pipelines.ops import Op
@@ -169,22 +169,13 @@ def load_of(plan: Plan, costs: Costs, *, cores: int) -> Load | None:
     """What a plan costs the host, in an epoch whose caches are full; None where this model has no
     cost for one of its steps.
     """
-    source = plan.steps[0]
-    unknown = isinstance(source, Read) and source.source not in costs.read_us
-    if (
-        unknown
-        or plan.on_device
-        or any(isinstance(step, Window | SampleByClass | Service) for step in plan.steps)
-    ):
-        return None
-    load, batched = Load(), False
+    context = CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=False)
+    load: Load | None = Load()
     for step in plan.steps:
-        load = add_step_cost(
-            step,
-            load,
-            CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=batched),
-        )
-        batched = batched or isinstance(step, Batch)
+        load = add_step_cost(step, load, context)
+        if load is None:
+            return None
+        context = replace(context, batched=context.batched or isinstance(step, Batch))
     return load
 
 
@@ -209,13 +200,15 @@ class CostContext:
 
 
 @singledispatch
-def add_step_cost(step: object, load: Load, context: CostContext) -> Load:
-    """Add what a step of a plan costs the host."""
+def add_step_cost(step: object, load: Load, context: CostContext) -> Load | None:
+    """Add what a step of a plan costs the host; None where that is not known."""
     raise NotImplementedError(f"no cost for the step {type(step).__name__}")
 
 
 @add_step_cost.register
-def _(step: Gather, load: Load, context: CostContext) -> Load:
+def _(step: Gather, load: Load, context: CostContext) -> Load | None:
+    if step.on == "device":
+        return None
     work = context.batch_size * (
         context.costs.read_us.get("snapshot", 0.0)
         + context.ops_us(step.ops[step.per_example :], batched=True)
@@ -226,7 +219,9 @@ def _(step: Gather, load: Load, context: CostContext) -> Load:
 
 
 @add_step_cost.register
-def _(step: Read, load: Load, context: CostContext) -> Load:
+def _(step: Read, load: Load, context: CostContext) -> Load | None:
+    if step.source not in context.costs.read_us:
+        return None
     interleave = step.interleave
     threads = (
         min(interleave.cycle_length, threads_of(interleave.parallel, context.cores))
@@ -244,6 +239,11 @@ def _(step: Map, load: Load, context: CostContext) -> Load:
         + calls * context.costs.call_us
     )
     return load.add_work(work / 1e3, threads_of(step.parallel, context.cores))
+
+
+@add_step_cost.register
+def _(step: Window | SampleByClass | Service, load: Load, context: CostContext) -> None:
+    """Not measured."""
 
 
 @add_step_cost.register

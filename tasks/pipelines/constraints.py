@@ -1,9 +1,13 @@
 """Why a configuration cannot be right: combinations of fields that would be wrong or useless, each
 with its reason.
 
-Here stands what configuration and ops alone decide, checked before anything runs; what depends on
-the prepared data is checked where that is opened (`assembly`). Each reason begins with the field it
-is about.
+Each reason begins with the field it is about, and is in one place, by what decides it:
+
+* one value: its type in `tasks/settings.py`
+* one configuration, with the ops: here, a `yield`
+* several sections of params.yaml: `_cross_field_problems` in `tasks/params.py`
+* a configuration and the shape of the data: `variable_size_problems` here
+* the prepared data and the machine: `tasks/assembly/inputs.py`
 """
 
 from __future__ import annotations
@@ -134,7 +138,7 @@ def _of_ops(
     augment: Sequence[Op],
     postprocess: Sequence[Op],
 ) -> Iterator[str]:
-    sized = [op.name for op in preprocess if op.name in ("center_crop", "pad")]
+    sized = [op.name for op in preprocess if op.counts_pixels]
     if config.decode.scale > 1 and sized:
         yield (
             f"decode.scale: {sized[0]} counts pixels of the full size; decoded at another scale it"

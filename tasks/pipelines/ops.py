@@ -3,25 +3,29 @@ is.
 
 No TensorFlow here, so that a plan can be made, checked and printed in milliseconds; what an op
 computes stands in `kernels.py` under the same name. Changing what an op computes changes its
-`version`, and with it every snapshot key. A new op is a class here, a kernel there and an equality
-test.
+`version`, and with it every snapshot key. A new op is a class under `@register` here, a kernel
+there and an equality test.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.code_identity import code_digest
 from tasks.errors import did_you_mean
 
+Kind = TypeVar("Kind", bound="type[Op]")
 Shape = tuple[int | None, ...] | None
 PROGRAM = ("tasks", "flows")  # packages whose code is in the versions of the ops
 # Pixels from which a slice of one image is cheaper than the same by index within a batch; measured.
 LARGE_CROP = 112 * 112
+
+
+REGISTRY: dict[str, type[Op]] = {}
 
 
 class Op(BaseModel):
@@ -30,7 +34,8 @@ class Op(BaseModel):
     `takes` says whether the kernel accepts one example, a batch (a leading dimension on every
     feature), or both; `random` ops draw again each epoch as a pure function of (seed, epoch,
     example key); `device` ops can also run as the first layer of the model; `any_input` ops work on
-    features of tables and series as well as on images; `on_labels` ops stay on the host.
+    features of tables and series as well as on images; `on_labels` ops stay on the host; an op that
+    `mixes_labels` needs them as vectors; one that `counts_pixels` means those of the full size.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +46,8 @@ class Op(BaseModel):
     device: ClassVar[bool] = False
     any_input: ClassVar[bool] = False
     on_labels: ClassVar[bool] = False
+    mixes_labels: ClassVar[bool] = False
+    counts_pixels: ClassVar[bool] = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -73,6 +80,12 @@ class Op(BaseModel):
         return None
 
 
+def register(kind: Kind) -> Kind:
+    """Make an op known to params.yaml by its name."""
+    REGISTRY[kind.name] = kind
+    return kind
+
+
 class _Sized(Op):
     """An op whose result has a size of its own."""
 
@@ -101,6 +114,7 @@ class Parse(Op):
     label: str = "class"
 
 
+@register
 class Decode(Op):
     """Turn stored bytes into a uint8 image (height, width, channels), or into numbers; how is known
     from the data, not typed here.
@@ -131,6 +145,7 @@ class DecodeRaw(Op):
     dtype: str = "uint8"
 
 
+@register
 class Resize(_Sized):
     """Resample to (height, width) and round back to uint8, so that wide floats never travel."""
 
@@ -144,16 +159,20 @@ class Resize(_Sized):
     )
 
 
+@register
 class CenterCrop(_Sized):
     """Cut the central (height, width) out of the image, padding with zeros where it is smaller."""
 
     name = "center_crop"
+    counts_pixels = True
 
 
+@register
 class Pad(Op):
     """Add a border on all four sides, as before a random crop."""
 
     name = "pad"
+    counts_pixels = True
     pixels: int = Field(gt=0, le=4096, description="width of the border [pixels]")
     mode: Literal["zeros", "reflect"] = Field(default="zeros", description="what the border shows")
 
@@ -165,6 +184,7 @@ class Pad(Op):
         return height + 2 * self.pixels, width + 2 * self.pixels, channels  # pyright: ignore
 
 
+@register
 class RandomCrop(_Sized):
     """Cut (height, width) out of the image at a random place; in evaluation, out of its center."""
 
@@ -181,6 +201,7 @@ class RandomCrop(_Sized):
         return CenterCrop(height=self.height, width=self.width)
 
 
+@register
 class Flip(Op):
     """Mirror left to right with probability one half."""
 
@@ -188,6 +209,7 @@ class Flip(Op):
     random = True
 
 
+@register
 class Rotation(Op):
     """Turn about the center by a random angle; what comes from outside is filled by reflection."""
 
@@ -198,6 +220,7 @@ class Rotation(Op):
     )
 
 
+@register
 class Brightness(Op):
     """Add a random offset, the same for all pixels of an image, saturating at 0 and 255."""
 
@@ -208,6 +231,7 @@ class Brightness(Op):
     )
 
 
+@register
 class Contrast(Op):
     """Stretch or squeeze the distance of every pixel from the mean of its channel by a random
     factor.
@@ -220,6 +244,7 @@ class Contrast(Op):
     )
 
 
+@register
 class Cutout(Op):
     """Blacken a square at a random place; at the edges it is cut off. Source: DeVries and Taylor,
     2017.
@@ -230,6 +255,7 @@ class Cutout(Op):
     size: int = Field(default=8, gt=0, le=4096, description="side of the square [pixels]")
 
 
+@register
 class Mixup(Op):
     """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source:
     Zhang et al., ICLR 2018.
@@ -241,6 +267,7 @@ class Mixup(Op):
     name = "mixup"
     takes = "batch"
     random = True
+    mixes_labels = True
     alpha: float = Field(
         default=0.2,
         gt=0,
@@ -252,6 +279,7 @@ class Mixup(Op):
     )
 
 
+@register
 class Cutmix(Op):
     """Paste a rectangle of the batch's next example into each one, and mix the labels by area.
     Needs `one_hot`. Source: Yun et al., ICCV 2019.
@@ -260,11 +288,13 @@ class Cutmix(Op):
     name = "cutmix"
     takes = "batch"
     random = True
+    mixes_labels = True
     classes: int = Field(
         default=0, ge=0, description="length of a label; 0: as many as the data has classes"
     )
 
 
+@register
 class Rescale(Op):
     """Cast to float32 and multiply, usually from [0, 255] to [0, 1]."""
 
@@ -275,6 +305,7 @@ class Rescale(Op):
     offset: float = Field(default=0.0, description="added after the multiplication")
 
 
+@register
 class Standardize(Op):
     """Subtract the mean and divide by the standard deviation of each channel or column, taken over
     the training split only.
@@ -291,6 +322,7 @@ class Standardize(Op):
     )
 
 
+@register
 class OneHot(Op):
     """Turn class numbers into vectors of ones and zeros: the label (for `mixup` and `cutmix`)."""
 
@@ -302,6 +334,7 @@ class OneHot(Op):
     )
 
 
+@register
 class Categories(Op):
     """Turn the categories of a table, numbers after its numeric columns, into ones and zeros."""
 
@@ -319,16 +352,6 @@ class Categories(Op):
             if before is None
             else (*before[:-1], (before[-1] or 0) - len(self.sizes) + sum(self.sizes))
         )
-
-
-REGISTRY: Mapping[str, type[Op]] = {
-    op.name: op
-    for op in (
-        Decode, Resize, CenterCrop, Pad, RandomCrop, Flip, Rotation, Brightness, Contrast, Cutout,
-        Mixup, Cutmix,
-        Rescale, Standardize, OneHot, Categories,
-    )
-}  # fmt: skip
 
 
 def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, list[str]]:

@@ -2,7 +2,8 @@
 `ImageFiles`, `Arrays`, `Series`.
 
 Sources only look; `tasks.ingest` examines every example, rejects what is unusable and writes the
-manifest. A new kind of input is a file here and a line in `_SCANNERS`.
+manifest. A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a
+line in `tasks/source_kinds.py`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,11 @@ from tasks.data.sources import arrays, fashion_mnist, image_folder, image_table,
 from tasks.data.sources.base import Arrays, ImageFile, ImageFiles, Rejected, Series
 from tasks.settings import DataSettings
 
-__all__ = ["Arrays", "ImageFile", "ImageFiles", "Rejected", "Series", "scan"]
+__all__ = ["SCANNERS", "Arrays", "ImageFile", "ImageFiles", "Rejected", "Series", "scan"]
 
-_SCANNERS = {
-    "fashion_mnist": fashion_mnist.scan,
-    "arrays": arrays.scan,
-    "image_folder": image_folder.scan,
-    "image_table": image_table.scan,
-    "table": table.scan,
-    "time_series": time_series.scan,
+SCANNERS = {
+    module.__name__.rpartition(".")[2]: module.scan
+    for module in (arrays, fashion_mnist, image_folder, image_table, table, time_series)
 }
 
 
@@ -30,4 +27,4 @@ def scan(settings: DataSettings) -> ImageFiles | Arrays | Series:
       DataNotFound: nothing is at `data.path`.
       UnreadableSource: what is there is not what `data.source` says.
     """
-    return _SCANNERS[settings.source](settings)
+    return SCANNERS[settings.source](settings)

@@ -1,0 +1,29 @@
+"""The kinds of input that `data.source` can name, with what the rest of the program must know of
+each before anything is read.
+
+A kind is a line here and the file of its name in `tasks/data/sources/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceKind:
+    """What examples are, and whether each is an image file of its own (for `read: files`)."""
+
+    content: Literal["images", "table", "time series"] = "images"
+    has_files: bool = False
+
+
+SOURCES: Mapping[str, SourceKind] = {
+    "fashion_mnist": SourceKind(),
+    "arrays": SourceKind(),
+    "image_folder": SourceKind(has_files=True),
+    "image_table": SourceKind(has_files=True),
+    "table": SourceKind(content="table"),
+    "time_series": SourceKind(content="time series"),
+}

@@ -1,0 +1,66 @@
+"""What can be added is known in few places, and these agree: a source, op, preset or kind of step
+that one of them lacks fails here.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from project import ROOT
+from ruamel.yaml import YAML
+
+from tasks.data import sources
+from tasks.diagnosis.cost_model import add_step_cost
+from tasks.params import Document
+from tasks.pipelines import steps
+from tasks.pipelines.dataset import build_step
+from tasks.pipelines.kernels import compute
+from tasks.pipelines.ops import REGISTRY, Decode, DecodeImage, DecodeRaw, Load, Op, Parse
+from tasks.settings import PipelineConfig
+from tasks.source_kinds import SOURCES
+
+KINDS_OF_STEPS = get_args(steps.Step)
+NOT_SOURCES = {"__init__", "base", "tabular"}
+
+
+def test_every_source_has_its_file_its_scanner_and_its_facts():
+    files = {path.stem for path in (ROOT / "tasks" / "data" / "sources").glob("*.py")}
+    assert files - NOT_SOURCES == set(sources.SCANNERS) == set(SOURCES)
+
+
+@pytest.mark.parametrize("name", sorted({*REGISTRY} - {Decode.name}))
+def test_every_op_has_a_kernel(name):
+    assert compute.dispatch(REGISTRY[name]) is not compute.dispatch(Op)
+
+
+def test_every_op_is_registered_but_those_that_plans_put_in_themselves():
+    defined = {kind for kind in _subclasses(Op) if kind.__module__ == Op.__module__}
+    public = {kind for kind in defined if not kind.__name__.startswith("_")}
+    assert public == {*REGISTRY.values(), DecodeImage, DecodeRaw, Load, Parse}
+
+
+def test_every_preset_is_described():
+    text = (ROOT / "docs" / "configurations.md").read_text()
+    for path in (ROOT / "infra" / "presets").glob("*.yaml"):
+        presets = YAML(typ="safe").load(path.read_text())["pipelines!"]
+        assert not [name for name in presets if f"`{name}`" not in text], path.name
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_STEPS, ids=lambda kind: kind.__name__)
+def test_every_step_has_a_text_a_key_a_trace_name_a_verb_and_a_cost(kind):
+    assert "__str__" in vars(kind)
+    assert kind.key in {**PipelineConfig.model_fields, **Document.model_fields}
+    assert hasattr(kind, "trace_name")
+    assert kind is steps.Gather or build_step.dispatch(kind) is not build_step.dispatch(object)
+    assert add_step_cost.dispatch(kind) is not add_step_cost.dispatch(object)
+
+
+def test_every_step_is_one_that_plans_may_hold():
+    defined = {value for value in vars(steps).values() if hasattr(value, "key")}
+    assert defined == set(KINDS_OF_STEPS)
+
+
+def _subclasses(kind: type) -> set[type]:
+    children = set(kind.__subclasses__())
+    return children.union(*(_subclasses(child) for child in children))
