@@ -4,8 +4,6 @@ that one of them lacks fails here.
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 from project import ROOT
 from ruamel.yaml import YAML
@@ -20,7 +18,7 @@ from tasks.pipelines.ops import REGISTRY, Decode, DecodeImage, DecodeRaw, Load, 
 from tasks.settings import PipelineConfig
 from tasks.source_kinds import SOURCES
 
-KINDS_OF_STEPS = get_args(steps.Step)
+KINDS_OF_STEPS = steps.Step.__subclasses__()
 NOT_SOURCES = {"__init__", "base", "tabular"}
 
 
@@ -48,17 +46,11 @@ def test_every_preset_is_described():
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_STEPS, ids=lambda kind: kind.__name__)
-def test_every_step_has_a_text_a_key_a_trace_name_a_verb_and_a_cost(kind):
+def test_every_step_has_a_text_a_key_a_verb_and_a_cost(kind):
     assert "__str__" in vars(kind)
     assert kind.key in {**PipelineConfig.model_fields, **Document.model_fields}
-    assert hasattr(kind, "trace_name")
     assert kind is steps.Gather or build_step.dispatch(kind) is not build_step.dispatch(object)
     assert add_step_cost.dispatch(kind) is not add_step_cost.dispatch(object)
-
-
-def test_every_step_is_one_that_plans_may_hold():
-    defined = {value for value in vars(steps).values() if hasattr(value, "key")}
-    assert defined == set(KINDS_OF_STEPS)
 
 
 def _subclasses(kind: type) -> set[type]:

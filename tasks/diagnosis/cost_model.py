@@ -213,21 +213,16 @@ def _(step: Gather, load: Load, context: CostContext) -> Load | None:
         context.costs.read_us.get("snapshot", 0.0)
         + context.ops_us(step.ops[step.per_example :], batched=True)
     )
-    return load.add_work(
-        (work + context.costs.call_us) / 1e3, threads_of(step.parallel, context.cores)
-    )
+    return load.add_work((work + context.costs.call_us) / 1e3, step.parallel.threads(context.cores))
 
 
 @add_step_cost.register
 def _(step: Read, load: Load, context: CostContext) -> Load | None:
     if step.source not in context.costs.read_us:
         return None
-    interleave = step.interleave
-    threads = (
-        min(interleave.cycle_length, threads_of(interleave.parallel, context.cores))
-        if interleave
-        else 1
-    )
+    threads = step.parallel.threads(context.cores)
+    if step.interleave:
+        threads = min(step.interleave.cycle_length, threads)
     return load.add_work(context.batch_size * context.costs.read_us[step.source] / 1e3, threads)
 
 
@@ -238,7 +233,7 @@ def _(step: Map, load: Load, context: CostContext) -> Load:
         context.batch_size * context.ops_us(step.ops, batched=context.batched)
         + calls * context.costs.call_us
     )
-    return load.add_work(work / 1e3, threads_of(step.parallel, context.cores))
+    return load.add_work(work / 1e3, step.parallel.threads(context.cores))
 
 
 @add_step_cost.register
@@ -264,10 +259,3 @@ def _(step: Batch, load: Load, context: CostContext) -> Load:
 @add_step_cost.register
 def _(step: Prefetch, load: Load, context: CostContext) -> Load:
     return load.overlap(1)
-
-
-def threads_of(parallel: str | int, cores: int) -> int:
-    """How many threads a `parallel` field stands for; AUTOTUNE ends up with as many as there are
-    cores.
-    """
-    return parallel if isinstance(parallel, int) else 1 if parallel == "none" else cores

@@ -8,6 +8,7 @@ from tasks.diagnosis.cost_model import Costs, Load
 from tasks.diagnosis.trace_breakdown import Breakdown
 from tasks.measurement.verdict import CrossCheck, Stall
 from tasks.pipelines.ops import Op
+from tasks.pipelines.parallelism import Parallelism
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.steps import Batch, Map
 from tasks.settings import PipelineConfig
@@ -54,6 +55,11 @@ class Facts:
     def stall_pct(self) -> float:
         """The measured stall."""
         return self.stall.pct
+
+    @property
+    def map_parallelism(self) -> Parallelism:
+        """Calls of the maps at work at once."""
+        return Parallelism(self.config.map.parallel)
 
     def share(self, milliseconds: float) -> float:
         """What part of a step so much work is [%]."""

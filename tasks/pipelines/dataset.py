@@ -97,10 +97,9 @@ def build_gather(
         name="sample"
     )
     make_batch = reader.make_batch_fn()
-    calls = stream_readers.num_parallel_calls(step.parallel)
     return numbered.map(
         lambda number, rows: make_batch(columns, number, rows),
-        num_parallel_calls=calls,
+        num_parallel_calls=step.parallel.num_parallel_calls(),
         name=step.trace_name,
     )
 
@@ -144,7 +143,7 @@ def _(
 
     return dataset.map(
         run,
-        num_parallel_calls=stream_readers.num_parallel_calls(step.parallel),
+        num_parallel_calls=step.parallel.num_parallel_calls(),
         name=step.trace_name,
     )
 

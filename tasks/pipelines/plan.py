@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.constraints import config_problems, variable_size_problems
 from tasks.pipelines.ops import Load, Op, Parse
+from tasks.pipelines.parallelism import Parallelism
 from tasks.pipelines.shapes import ops_until_uniform, output_shape, resolve
 from tasks.pipelines.spec import InputSpec
 from tasks.pipelines.steps import (
@@ -57,14 +58,12 @@ class Plan:
     @property
     def autotunes(self) -> bool:
         """Whether anything is left to tf.data's AUTOTUNE."""
-        parallel = [step.parallel for step in self.steps if isinstance(step, Map | Gather)]
-        parallel += [
-            step.interleave.parallel
+        return self.graph_rewrites or any(
+            step.parallel.is_autotuned
+            if isinstance(step, Read | Map | Gather)
+            else isinstance(step, Prefetch) and step.batches == "auto"
             for step in self.steps
-            if isinstance(step, Read) and step.interleave
-        ]
-        batches = [step.batches for step in self.steps if isinstance(step, Prefetch)]
-        return self.graph_rewrites or "auto" in [*parallel, *batches]
+        )
 
     @property
     def caches(self) -> bool:
@@ -168,7 +167,7 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[
         window=spec.window,
         ops=late,
         per_example=len(spec.per_example_augment) if config.snapshot_on == "host" else 0,
-        parallel=config.map.parallel,
+        parallel=Parallelism(config.map.parallel),
     )
     return [gather, *_prefetch(config)]
 
@@ -237,7 +236,7 @@ def _opening_ops(config: PipelineConfig, spec: InputSpec) -> Ops:
 
 
 def _map(config: PipelineConfig, ops: Ops) -> Map:
-    return Map(ops=ops, parallel=config.map.parallel, first=0)
+    return Map(ops=ops, parallel=Parallelism(config.map.parallel), first=0)
 
 
 def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:

@@ -3,30 +3,45 @@ from. Pure; no TensorFlow.
 
 A step's `trace_name` is the `name=` that its tf.data transformation carries, by which traces,
 timelines and findings know it. To add a kind of step: a class here, its place in `plan.py`, its
-verb in `dataset.py`, its cost in the cost model. Each of the last two fails loudly where it is
-missing.
+verb in `dataset.py`, its cost in the cost model; docs/extending.md shows one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tasks.pipelines.ops import Op
+from tasks.pipelines.parallelism import Parallelism
 from tasks.settings import InterleaveSettings, Sampling, ServiceSettings, ShuffleSettings
 
 AUTO_BUFFER_DIVISOR = 20
 StreamSource = Literal["files", "arrays", "shards", "gzip_shards"]
 
 
+class Step(ABC):
+    """One transformation of the input pipeline; `key` is the field of params.yaml it comes from."""
+
+    key: ClassVar[str]
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return self.key
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The step as a plan prints it."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class Window(Step):
     """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets`
     (indices of columns).
     """
 
     key: ClassVar[str] = "window"
-    trace_name: ClassVar[str] = "window"
 
     length: int
     horizon: int
@@ -42,7 +57,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class Read(Step):
     """Deliver stored examples: file names, records in memory, or serialized records of shards;
     shards perhaps in another order each epoch.
     """
@@ -54,6 +69,11 @@ class Read:
     shuffle_files: bool = False
 
     @property
+    def parallel(self) -> Parallelism:
+        """Readers at work at once."""
+        return Parallelism(self.interleave.parallel) if self.interleave else Parallelism()
+
+    @property
     def trace_name(self) -> str:
         """The name of its transformation."""
         return "interleave" if self.interleave else "read"
@@ -61,7 +81,7 @@ class Read:
     def __str__(self) -> str:
         interleave = self.interleave
         cycle = (
-            f"[{interleave.cycle_length}×{interleave.block_length},{interleave.parallel}]"
+            f"[{interleave.cycle_length}×{interleave.block_length},{self.parallel}]"
             if interleave
             else ""
         )
@@ -69,7 +89,7 @@ class Read:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gather:
+class Gather(Step):
     """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's
     memory-mapped columns, and run `ops` on them.
 
@@ -77,7 +97,6 @@ class Gather:
     """
 
     key: ClassVar[str] = "read"
-    trace_name: ClassVar[str] = "gather"
 
     shuffle: ShuffleSettings
     sampling: Sampling
@@ -86,7 +105,12 @@ class Gather:
     window: Window | None
     ops: tuple[Op, ...]
     per_example: int
-    parallel: str | int
+    parallel: Parallelism
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "gather"
 
     def __str__(self) -> str:
         orders = {
@@ -107,7 +131,7 @@ class Gather:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map:
+class Map(Step):
     """Run consecutive ops in one call; `first` is the position in `augment` of the first of them,
     negative for ops before.
     """
@@ -115,7 +139,7 @@ class Map:
     key: ClassVar[str] = "map"
 
     ops: tuple[Op, ...]
-    parallel: str | int
+    parallel: Parallelism
     first: int
 
     @property
@@ -128,20 +152,24 @@ class Map:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleByClass:
+class SampleByClass(Step):
     """Draw examples class by class, so that rare ones come more often."""
 
     key: ClassVar[str] = "sampling"
-    trace_name: ClassVar[str] = "sample"
 
     sampling: Sampling
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "sample"
 
     def __str__(self) -> str:
         return f"sample:{_kind(self.sampling)}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
+class Cache(Step):
     """Keep the elements that arrive here for later epochs."""
 
     key: ClassVar[str] = "cache"
@@ -158,13 +186,12 @@ class Cache:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shuffle:
+class Shuffle(Step):
     """Shuffle through a buffer of `size` elements (auto: a twentieth of the split), differently
     each epoch.
     """
 
     key: ClassVar[str] = "shuffle"
-    trace_name: ClassVar[str] = "shuffle"
 
     size: str | int
 
@@ -173,26 +200,29 @@ class Shuffle:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(Step):
     """Stack `size` consecutive examples; the last batch of an epoch may be smaller, so that no
     example is lost.
     """
 
     key: ClassVar[str] = "batch_size"
-    trace_name: ClassVar[str] = "batch"
 
     size: int
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "batch"
 
     def __str__(self) -> str:
         return f"batch[{self.size}]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class Service(Step):
     """Do everything up to here in the tf.data service's workers, then rebatch to full batches."""
 
     key: ClassVar[str] = "service"
-    trace_name: ClassVar[str] = "service"
 
     settings: ServiceSettings
     batch_size: int
@@ -202,11 +232,10 @@ class Service:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefetch:
+class Prefetch(Step):
     """Prepare batches ahead of the consumer."""
 
     key: ClassVar[str] = "prefetch"
-    trace_name: ClassVar[str] = "prefetch"
 
     batches: str | int
 
@@ -214,17 +243,14 @@ class Prefetch:
         return f"prefetch[{self.batches}]"
 
 
-Step = Read | Gather | Window | Map | SampleByClass | Cache | Shuffle | Batch | Service | Prefetch
-
-
 def shuffle_buffer_size(size: str | int, *, examples: int) -> int:
     """How many examples a shuffle mixes with each other."""
     return max(1, examples // AUTO_BUFFER_DIVISOR) if isinstance(size, str) else min(size, examples)
 
 
-def _calls(parallel: str | int) -> str:
+def _calls(parallel: Parallelism) -> str:
     """Parallel calls as a plan prints them."""
-    return "" if parallel == "none" else f"[{parallel}]"
+    return "" if parallel.is_sequential else f"[{parallel}]"
 
 
 def _kind(sampling: Sampling) -> str:

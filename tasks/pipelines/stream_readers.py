@@ -6,7 +6,6 @@ Files are named absolutely, since workers of a tf.data service read them from fo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,12 +21,6 @@ from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
 from tasks.pipelines.shapes import resolve
 from tasks.pipelines.steps import Read, Window
 from tasks.settings import Sampling
-
-
-def num_parallel_calls(parallel: str | int) -> int | None:
-    """Translate a `parallel` field into `num_parallel_calls`."""
-    words = {"none": None, "auto": tf.data.AUTOTUNE, "cores": len(os.sched_getaffinity(0))}
-    return words[parallel] if isinstance(parallel, str) else parallel
 
 
 def read(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor) -> tf.data.Dataset:
@@ -76,7 +69,7 @@ def _read_shards(
         lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
         cycle_length=interleave.cycle_length,
         block_length=interleave.block_length,
-        num_parallel_calls=num_parallel_calls(interleave.parallel),
+        num_parallel_calls=step.parallel.num_parallel_calls(),
         name="interleave",
     )
 

@@ -29,7 +29,7 @@ def _no_prefetch(facts: Facts) -> str | None:
     change=Change(config={"map": {"parallel": "cores"}}),
 )
 def _sequential_map(facts: Facts) -> str | None:
-    if facts.config.map.parallel != "none" or facts.cores == 1:
+    if not facts.map_parallelism.is_sequential or facts.cores == 1:
         return None
     per_example_map = facts.per_example()
     steps = [step for step in facts.plan.steps if isinstance(step, Map | Gather)]
@@ -60,11 +60,7 @@ def _costly_calls(facts: Facts) -> str | None:
         return None
     calls = facts.batch_size * facts.costs.call_us / 1e3
     work = sum(facts.work_ms(op, batched=False) for op in per_example_map.ops)
-    how = (
-        f"in parallel ({facts.config.map.parallel}), "
-        if facts.config.map.parallel != "none"
-        else ""
-    )
+    how = "" if facts.map_parallelism.is_sequential else f"in parallel ({facts.map_parallelism}), "
     return (
         f"{facts.batch_size} calls per step, {how}take {facts.costs.call_us:.0f} µs each,"
         f" {calls:.2f} ms, before any work of the ops ({work:.2f} ms)"
@@ -88,7 +84,7 @@ def _sequential_read(facts: Facts) -> str | None:
         or facts.shard_count == 1
     ):
         return None
-    if step.interleave and step.interleave.parallel != "none":
+    if not step.parallel.is_sequential:
         return None
     work = facts.batch_size * facts.costs.read_us.get(step.source, 0.0) / 1e3
     return (

@@ -15,12 +15,8 @@ MMAP_MIB = 32  # glibc maps larger blocks again each time, unless configured oth
     change=Change(config={"map": {"parallel": "cores"}}),
 )
 def _too_parallel(facts: Facts) -> str | None:
-    asked = facts.config.map.parallel
-    return (
-        f"{asked} calls at once on {facts.cores} cores"
-        if isinstance(asked, int) and asked > 2 * facts.cores
-        else None
-    )
+    threads = facts.map_parallelism.threads(facts.cores)
+    return f"{threads} calls at once on {facts.cores} cores" if threads > 2 * facts.cores else None
 
 
 @rule(

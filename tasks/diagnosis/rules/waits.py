@@ -35,7 +35,7 @@ def _epoch_gap(facts: Facts) -> str | None:
     change=Change(config={"deterministic": False}),
 )
 def _variable_cost(facts: Facts) -> str | None:
-    if not facts.config.deterministic or facts.config.map.parallel == "none":
+    if not facts.config.deterministic or facts.map_parallelism.is_sequential:
         return None
     maps = [
         item

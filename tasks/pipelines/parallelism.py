@@ -1,0 +1,41 @@
+"""What a `parallel` field of params.yaml means to tf.data, to the cost model, in a printed plan."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+AUTOTUNE = -1  # tf.data.AUTOTUNE, without TensorFlow
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Calls, or readers, at work at once: none (one after another), auto (left to AUTOTUNE), cores
+    (as many as there are) or a number.
+    """
+
+    setting: str | int = "none"
+
+    def __str__(self) -> str:
+        return str(self.setting)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether one runs after another."""
+        return self.setting == "none"
+
+    @property
+    def is_autotuned(self) -> bool:
+        """Whether the number is left to tf.data's AUTOTUNE."""
+        return self.setting == "auto"
+
+    def num_parallel_calls(self) -> int | None:
+        """The argument of that name of tf.data's transformations, on this machine."""
+        words = {"none": None, "auto": AUTOTUNE, "cores": len(os.sched_getaffinity(0))}
+        return words[self.setting] if isinstance(self.setting, str) else self.setting
+
+    def threads(self, cores: int) -> int:
+        """How many threads that is; AUTOTUNE ends up with as many as there are cores."""
+        if isinstance(self.setting, int):
+            return self.setting
+        return 1 if self.is_sequential else cores

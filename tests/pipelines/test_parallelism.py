@@ -1,0 +1,32 @@
+"""The words of a `parallel` field mean the same wherever they are read."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import tensorflow as tf
+
+from tasks.pipelines.parallelism import Parallelism
+
+HERE = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "calls", "threads", "text"),
+    [
+        ("none", None, 1, "none"),
+        ("auto", tf.data.AUTOTUNE, 6, "auto"),
+        ("cores", HERE, 6, "cores"),
+        (3, 3, 3, "3"),
+    ],
+)
+def test_every_word_has_its_calls_its_threads_and_its_text(setting, calls, threads, text):
+    parallel = Parallelism(setting)
+    assert (parallel.num_parallel_calls(), parallel.threads(6), str(parallel)) == (
+        calls,
+        threads,
+        text,
+    )
+    assert parallel.is_sequential == (setting == "none")
+    assert parallel.is_autotuned == (setting == "auto")
