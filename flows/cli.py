@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +37,17 @@ NameOption = Annotated[
         ),
     ),
 ]
+DebugOption = Annotated[
+    bool,
+    typer.Option("--debug", help="show all that Prefect and the stages say, and tracebacks"),
+]
+
+
+def run_command(command: Callable[..., None]) -> None:
+    """Parse the command line and run the command."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    app()
 
 
 @contextmanager

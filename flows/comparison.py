@@ -16,12 +16,20 @@ from rich.table import Table
 
 from flows.access import use_running_servers
 from flows.artifacts import link_to_report, report_failure, show_comparison, to_markdown
-from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, resolved_changes
+from flows.cli import (
+    DebugOption,
+    NameOption,
+    OverlayOption,
+    SetOption,
+    configure_logging,
+    resolved_changes,
+    run_command,
+)
 from flows.flow_run import PREPARATION, Run, start_run
 from flows.parameters import UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
-from tasks.errors import report_user_errors
+from flows.terminal import show_on_terminal
 from tasks.layout import Layout
 from tasks.tracking import comparison_run
 from tasks.tracking.experiments import RunKey
@@ -158,6 +166,7 @@ def command(
     set_: SetOption = None,
     overlay: OverlayOption = None,
     name: NameOption = None,
+    debug: DebugOption = False,
     crown: Annotated[
         bool, typer.Option("--crown", help="let a run with changes choose MLflow's champion, too")
     ] = False,
@@ -166,7 +175,8 @@ def command(
     report/index.html.
     """
     configure_logging()
-    with report_user_errors(), use_running_servers(Path.cwd()):
+    project = Path.cwd()
+    with show_on_terminal("comparison", project, debug=debug), use_running_servers(project):
         with resolved_changes(set_, overlay, name, pipeline or []) as changes, prefect_server():
             report = comparison(pipelines=pipeline, changes=changes, name=name, crown=crown)
         if report:
@@ -174,4 +184,4 @@ def command(
 
 
 if __name__ == "__main__":
-    typer.run(command)
+    run_command(command)

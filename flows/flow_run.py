@@ -151,7 +151,8 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
                 get_run_logger().warning(
                     f"untracked files are not in this run's worktree: `git add {' '.join(unknown)}`"
                 )
-        check_source(workspace.root, resolved.params.data.path)
+        data = resolved.params.data
+        check_source(workspace.root, data.path, fetched=data.fetch)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
 from prefect import flow
 
 from flows.access import use_running_servers
 from flows.artifacts import report_failure
-from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, resolved_changes
+from flows.cli import (
+    DebugOption,
+    NameOption,
+    OverlayOption,
+    SetOption,
+    configure_logging,
+    resolved_changes,
+    run_command,
+)
 from flows.flow_run import PREPARATION, start_run
 from flows.parameters import UNCHANGED, Changes, RunName
 from flows.temporary_server import prefect_server
-from tasks.errors import report_user_errors
+from flows.terminal import show_on_terminal
 
 
 @flow(
@@ -38,11 +45,16 @@ def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool
     return ran
 
 
-def command(set_: SetOption = None, overlay: OverlayOption = None, name: NameOption = None) -> None:
+def command(
+    set_: SetOption = None,
+    overlay: OverlayOption = None,
+    name: NameOption = None,
+    debug: DebugOption = False,
+) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
     configure_logging()
     with (
-        report_user_errors(),
+        show_on_terminal("ingest-and-shard", Path.cwd(), debug=debug),
         use_running_servers(Path.cwd()),
         resolved_changes(set_, overlay, name, []) as changes,
         prefect_server(),
@@ -51,4 +63,4 @@ def command(set_: SetOption = None, overlay: OverlayOption = None, name: NameOpt
 
 
 if __name__ == "__main__":
-    typer.run(command)
+    run_command(command)

@@ -15,18 +15,26 @@ from itertools import islice
 from pathlib import Path
 
 from flows.dvc_calls import DVC, dvc_environment
-from tasks.errors import UnreadableSource
+from tasks.errors import DataNotFound, UnreadableSource
 
 SHOWN = 3
 CHECKED = 100  # odd files; more are not looked for
 
 
-def check_source(root: Path, path: str) -> None:
-    """Refuse a source in which DVC would fail or wait.
+def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
+    """Refuse a source in which DVC would fail or wait; `fetched` is the known data set that the
+    first stage gets.
 
     Raises:
+      DataNotFound: nothing is there, and nothing will be.
       UnreadableSource: names the files and what to do.
     """
+    to_be_fetched = fetched != "none" and path.startswith(f"data/raw/{fetched}")
+    if not to_be_fetched and not os.path.lexists(root / path):
+        raise DataNotFound(
+            f"data.path: {path} does not exist; it is a folder or file of your data, absolute or"
+            " relative to the project"
+        )
     odd = dict(islice(_find_odd(root / path), CHECKED))
     ignored = _ignored(root, list(odd)) if odd else set()
     kept = {name: reason for name, reason in odd.items() if name not in ignored}

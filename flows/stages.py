@@ -7,6 +7,7 @@ process tree.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prefect import get_run_logger, task
@@ -24,20 +25,22 @@ from prefect.states import Completed
 
 from flows.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
 from flows.locks import hold, hold_machine
-from tasks.errors import StageFailed
+from flows.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
+from tasks.errors import FAILURE_FILE, Failure, StageFailed
+from tasks.scratch import Scratch
 
 LAST_LINES = 25
 MEASURED = ("build", "train", "profile")
 TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it in its job variables
 # They touch networks and shared disks; measured stages are not retried.
 RETRIED = ("fetch", "ingest", "shard", "snapshot")
-# TensorFlow's start-up chatter, which no setting silences, and DVC's advice for people at a
-# terminal.
+# TensorFlow's start-up chatter, which no setting silences, DVC's advice for people at a terminal,
+# and its report of a failure that the stage itself has told.
 _NOISE = re.compile(
-    r"[IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl|To enable the following"
-    r" instructions"
-    r"|To track the changes|\s+git add|To enable auto staging|\s+dvc config|Use `dvc push`|Updating"
-    r" lock file|Generating lock file"
+    r"[IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl"
+    r"|To enable the following instructions|To track the changes|\s+git add"
+    r"|To enable auto staging|\s+dvc config|Use `dvc push`|Updating lock file"
+    r"|Generating lock file|ERROR: failed to reproduce .*: failed to run: .* exited with [12]$"
 )
 
 
@@ -64,22 +67,24 @@ class StageEnvironment:
     cache_policy=NO_CACHE,
     retries=2,
     retry_delay_seconds=[5, 30],
-    retry_condition_fn=lambda task, run, state: _should_retry(run.name, state.message or ""),
+    retry_condition_fn=lambda task, run, state: _should_retry(run.name, state.data),
 )
 def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_ran: bool) -> State:
     """Bring one DVC stage up to date. The state is named Cached when it already was.
 
     Raises:
-      StageFailed: the stage ended with an error; the last lines of its log are repeated.
+      StageFailed: the stage ended with an error, which is told in its own words.
     """
+    logger = get_run_logger()
     if not upstream_ran and stage not in stage_env.stale:
+        logger.info(f"{stage} is up to date", extra={STAGE_EVENT: "up to date"})
         return Completed(name="Cached", message=f"{stage} is up to date", data=False)
-    ran = run_dvc(stage, stage_env)
-    return (
-        Completed(message=f"{stage} ran", data=True)
-        if ran
-        else Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
-    )
+    logger.info(f"{stage} starts", extra={STAGE_EVENT: STARTED})
+    if run_dvc(stage, stage_env):
+        logger.info(f"{stage} ran", extra={STAGE_EVENT: RAN})
+        return Completed(message=f"{stage} ran", data=True)
+    logger.info(f"{stage} came from DVC's cache", extra={STAGE_EVENT: "from DVC's cache"})
+    return Completed(name="Cached", message=f"{stage} came from DVC's cache", data=False)
 
 
 @contextmanager
@@ -129,7 +134,11 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
       StageFailed: the stage ended with an error, or took longer than is allowed.
     """
     tail: deque[str] = deque(maxlen=LAST_LINES)
-    code = 0
+    code, told = 0, Scratch(stage_env.root)
+    failure_file = told.folder / "failure.json"
+    stage_env = replace(
+        stage_env, environment={**stage_env.environment, FAILURE_FILE: str(failure_file)}
+    )
     with measurement_lock(stage, stage_env) as held:
         for _ in attempts(stage_env.root, get_run_logger().info):
             tail.clear()
@@ -138,7 +147,15 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
                 return ran
             if ran or not BUSY.search("\n".join(tail)):
                 break
-    raise StageFailed(f"{stage} ended with exit code {code}. Its last lines:\n" + "\n".join(tail))
+    if not failure_file.is_file():
+        last_lines = "\n".join(tail)
+        raise StageFailed(
+            f"{stage} ended with exit code {code}. Its last lines:\n{last_lines}", stage=stage
+        )
+    failure = Failure(**json.loads(failure_file.read_text()))
+    if failure.traceback:
+        get_run_logger().error(failure.traceback, extra={LOG_ONLY: True})
+    raise StageFailed(f"{stage}: {failure}", stage=stage, failure=failure)
 
 
 def _run_once(
@@ -158,12 +175,13 @@ def _run_once(
                 continue
             ran = ran or text.startswith("Running stage")
             tail.append(text)
-            logger.info(text)
+            logger.info(text, extra={STAGE_OUTPUT: True})
         code = process.wait()
     if timed_out.is_set():
         raise StageFailed(
             f"{stage} was ended after {os.environ[TIMEOUT_S]} s, which {TIMEOUT_S} allows; what it"
-            " has finished is kept"
+            " has finished is kept",
+            stage=stage,
         )
     return code, ran
 
@@ -222,8 +240,9 @@ def supervised(
         process.wait()
 
 
-def _should_retry(stage: str, message: str) -> bool:
-    """Whether trying again can help: not where a user must act first (exit code 2), nor where a
-    measurement would be repeated.
+def _should_retry(stage: str, error: object) -> bool:
+    """Whether trying again can help: not where a user must act first, nor where a measurement would
+    be repeated.
     """
-    return stage in RETRIED and "exited with 2" not in message
+    known = isinstance(error, StageFailed) and error.failure
+    return stage in RETRIED and not (known and not known.traceback)

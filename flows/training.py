@@ -11,12 +11,20 @@ from prefect import flow
 
 from flows.access import use_running_servers
 from flows.artifacts import report_failure, show_training
-from flows.cli import NameOption, OverlayOption, SetOption, configure_logging, resolved_changes
+from flows.cli import (
+    DebugOption,
+    NameOption,
+    OverlayOption,
+    SetOption,
+    configure_logging,
+    resolved_changes,
+    run_command,
+)
 from flows.flow_run import PREPARATION, start_run
 from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
-from tasks.errors import report_user_errors
+from flows.terminal import show_on_terminal
 from tasks.layout import Layout
 
 
@@ -65,14 +73,16 @@ def command(
     set_: SetOption = None,
     overlay: OverlayOption = None,
     name: NameOption = None,
+    debug: DebugOption = False,
 ) -> None:
     """Run one configuration through all stages."""
     configure_logging()
-    with report_user_errors(), use_running_servers(Path.cwd()):
+    project = Path.cwd()
+    with show_on_terminal("training", project, debug=debug), use_running_servers(project):
         with resolved_changes(set_, overlay, name, [pipeline]) as changes, prefect_server():
             result = training(pipeline=pipeline, changes=changes, name=name)
         typer.echo(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":
-    typer.run(command)
+    run_command(command)

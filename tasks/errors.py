@@ -8,11 +8,16 @@ Anything else is a bug and keeps its traceback. `docs/errors.md` is generated fr
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from traceback import format_exception
+
+FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # where a stage that a flow runs says why it ended
 
 
 class UserError(Exception):
@@ -119,7 +124,13 @@ class InvalidCode(UserError):
 
 
 class StageFailed(UserError):
-    """A stage run by a flow ended with a non-zero exit code; its last lines are repeated."""
+    """A stage run by a flow ended with a non-zero exit code: its own reason is told, or its last
+    lines are repeated.
+    """
+
+    def __init__(self, message: str, *, stage: str = "", failure: Failure | None = None) -> None:
+        self.stage, self.failure = stage, failure
+        super().__init__(message)
 
 
 class ThresholdExceeded(UserError):
@@ -165,22 +176,54 @@ _DISK = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a command ended: the kind of error, its text and, of a bug, the traceback."""
+
+    kind: str
+    message: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
 @contextmanager
 def report_user_errors() -> Iterator[None]:
     """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2;
     every command is wrapped in it.
+
+    A stage that a flow runs leaves the paragraph, or the traceback of a bug, to the flow, which
+    tells it once.
     """
     try:
         yield
-    except UserError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
     except Exception as error:
-        problem = _disk_problem(error)
-        if problem is None:
-            raise
-        print(problem, file=sys.stderr)
-        raise SystemExit(2) from None
+        failure = failure_of(error)
+        if not _leave_to_flow(failure):
+            if failure.traceback:
+                raise
+            print(failure, file=sys.stderr)
+        raise SystemExit(1 if failure.traceback else 2) from None
+
+
+def _leave_to_flow(failure: Failure) -> bool:
+    """Write the failure where the flow reads it; False where there is none, or a full disk."""
+    path = os.environ.get(FAILURE_FILE)
+    with suppress(OSError):
+        if path:
+            Path(path).write_text(json.dumps(asdict(failure)))
+            return True
+    return False
+
+
+def failure_of(error: Exception) -> Failure:
+    """What to say about an error: of a user's or a disk's a paragraph, of a bug its traceback."""
+    if isinstance(error, UserError):
+        return Failure(kind=type(error).__name__, message=str(error))
+    return _disk_failure(error) or Failure(
+        kind=type(error).__name__, message=str(error), traceback="".join(format_exception(error))
+    )
 
 
 @contextmanager
@@ -196,10 +239,10 @@ def disk_errors() -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        problem = _disk_problem(error)
-        if problem is None:
+        failure = _disk_failure(error)
+        if failure is None:
             raise
-        raise DiskRefused(problem) from error
+        raise DiskRefused(str(failure)) from error
 
 
 def disk_reason(error: Exception) -> str | None:
@@ -225,16 +268,17 @@ def _disk_number(error: Exception) -> int | None:
     return number
 
 
-def _disk_problem(error: Exception) -> str | None:
+def _disk_failure(error: Exception) -> Failure | None:
     """What to say about an error that a disk caused, None about any other."""
     number = _disk_number(error)
     if number not in _DISK:
         return None
     name, what, remedy = _DISK[number]
     file = getattr(error, "filename", None)
-    return (
-        f"{name}: {what}{f', {file}' if file else ''}; earlier outputs are untouched. {remedy} and"
-        " run the same command again."
+    return Failure(
+        kind=name,
+        message=f"{what}{f', {file}' if file else ''}; earlier outputs are untouched. {remedy} and"
+        " run the same command again.",
     )
 
 

@@ -617,8 +617,8 @@ FAULTS = (
     ),
     Fault(
         "a bug is swallowed",
-        "raise\n        print(problem",
-        "return\n        print(problem",
+        "raise\n            print(failure",
+        "return\n            print(failure",
         ("tests/faults/test_disks.py::test_other_errors_keep_their_traceback",),
     ),
     # Equality and draws

@@ -9,7 +9,7 @@ import pytest
 from project import run
 
 from flows.source_check import check_source
-from tasks.errors import UnreadableSource
+from tasks.errors import DataNotFound, UnreadableSource
 
 
 def pipe(folder):
@@ -60,7 +60,10 @@ def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(
         check_source(tmp_path, "photos")
 
 
-def test_a_source_that_is_a_file_or_not_there_is_nobodys_business(tmp_path):
+def test_a_source_that_is_not_there_is_named_unless_it_will_be_fetched(tmp_path):
     (tmp_path / "table.csv").write_text("a,b\n")
     check_source(tmp_path, "table.csv")
-    check_source(tmp_path, "nothing")
+    check_source(tmp_path, "data/raw/fashion_mnist", fetched="fashion_mnist")
+    for fetched in ("none", "fashion_mnist"):
+        with pytest.raises(DataNotFound, match=r"^data\.path: nothing does not exist"):
+            check_source(tmp_path, "nothing", fetched=fetched)

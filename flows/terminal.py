@@ -1,0 +1,144 @@
+"""What a flow shows on a terminal: its stages with their times, one after another, and at the end
+of a failed one a panel that says why.
+
+All that Prefect, DVC and the stages print is in a log file below .throughline/logs; Prefect's own
+lines are shown with --debug alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from pathlib import Path
+
+import typer
+from prefect.logging import loggers
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tasks.errors import Failure, StageFailed, failure_of
+
+LOGS = Path(".throughline") / "logs"
+KEPT_LOGS = 50
+# Set on a log record: what has happened to its stage, a line that the stage printed, or what is for
+# the log file alone.
+STAGE_EVENT, STAGE_OUTPUT, LOG_ONLY = "stage_event", "stage_output", "log_only"
+STARTED, RAN = "started", "ran"  # events; others are reasons for not running
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message)s"
+# What our own code logs and, by Prefect's hand, prints; the rest is Prefect's.
+_OURS = (str(Path(__file__).parents[1]) + os.sep, loggers.__file__)
+
+
+class StageView(logging.Handler):
+    """Shows records of a flow as a list: a line per finished stage, and what the running one says.
+
+    On a terminal that is the last line, which changes; elsewhere all that it prints.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._console = console
+        self._begun: dict[str, float] = {}
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[stage]:<22}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", style="dim"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._running = self.progress.add_task("", stage="starting", total=None)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record, unless it is Prefect's own or for the log file alone."""
+        stage, event = getattr(record, "task_run_name", ""), getattr(record, STAGE_EVENT, None)
+        if event == STARTED:
+            self._begun[stage] = time.monotonic()
+            self.progress.reset(self._running, description="", stage=stage)
+        elif event:
+            seconds = time.monotonic() - self._begun.pop(stage, time.monotonic())
+            done = f"{seconds:>8.1f} s" if event == RAN else f"  {event}"
+            mark = "✓" if event == RAN else "·"
+            self._console.print(f"{mark} {stage:<22}{done}", highlight=False)
+            self.progress.reset(self._running, description="", stage="")
+        elif getattr(record, STAGE_OUTPUT, False):
+            self._show_output(record.getMessage())
+        elif not getattr(record, LOG_ONLY, False) and _concerns_users(record):
+            self._console.print(escape(record.getMessage()), highlight=False)
+
+    def _show_output(self, text: str) -> None:
+        if self._console.is_terminal:
+            room = max(self._console.width - 40, 20)
+            self.progress.update(self._running, description=escape(text[:room]))
+        else:
+            self._console.print(f"  {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _concerns_users(record: logging.LogRecord) -> bool:
+    """Whether it is a message of ours, or a warning of somebody who has no other way to show it."""
+    if record.name.startswith("prefect"):
+        return record.pathname.startswith(_OURS)
+    return record.levelno >= logging.WARNING
+
+
+@contextmanager
+def show_on_terminal(flow: str, project: Path, *, debug: bool = False) -> Iterator[None]:
+    """Show what a flow that starts in the block does, and end the process with one panel where it
+    fails: exit code 2 where the user can do something about it, 1 for a bug.
+
+    With `debug` everything that Prefect says is shown, and the traceback of a bug.
+    """
+    console, root = Console(stderr=True), logging.getLogger()
+    view, log = StageView(console), _open_log(project, flow)
+    handlers = root.handlers
+    root.handlers = [*handlers, log] if debug else [view, log]
+    try:
+        with nullcontext() if debug else view.progress:
+            yield
+    except Exception as error:  # noqa: BLE001 - of whatever kind, it is told
+        failure = failure_of(error)
+        if failure.traceback:
+            logging.getLogger("prefect").error(failure.traceback, extra={LOG_ONLY: True})
+        _show_failure(console, error, failure, log.baseFilename, debug=debug)
+        raise SystemExit(1 if failure.traceback else 2) from None
+    finally:
+        root.handlers = handlers
+        log.close()
+
+
+def _open_log(project: Path, flow: str) -> logging.FileHandler:
+    """The log file of this run, which its first line creates; the oldest ones go."""
+    folder = project / LOGS
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in sorted(folder.glob(f"{flow}-*.log"))[: -KEPT_LOGS + 1]:
+        old.unlink(missing_ok=True)
+    name = f"{flow}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+    log = logging.FileHandler(folder / name, encoding="utf-8", errors="replace", delay=True)
+    log.setFormatter(logging.Formatter(LOG_FORMAT, defaults={"task_run_name": "-"}))
+    return log
+
+
+def _show_failure(
+    console: Console, error: Exception, failure: Failure, log: str, *, debug: bool
+) -> None:
+    """Say once what failed, where and why; of a stage in its own words."""
+    stage = error.stage if isinstance(error, StageFailed) else ""
+    reason = (isinstance(error, StageFailed) and error.failure) or failure
+    lines = [str(error) if reason is failure and stage else str(reason)]
+    if reason.traceback:
+        lines += ["", "This is a bug in the program or in code of your own."]
+        lines += [reason.traceback] if debug else ["--debug shows its traceback here."]
+    if (stage or reason.traceback) and Path(log).is_file():
+        lines += ["", f"Log: {log}"]
+    text, title = "\n".join(lines), f"{stage} failed" if stage else "failed"
+    if console.is_terminal:
+        console.print(Panel(escape(text), title=title, title_align="left", border_style="red"))
+    else:
+        typer.echo(f"{title}: {text}" if stage else text, err=True)

@@ -1,0 +1,168 @@
+"""What a flow shows on a terminal: stages as a list, a failure once, everything else in a file."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import subprocess
+import sys
+
+import pytest
+from prefect.logging.loggers import PrefectLogAdapter
+from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from rich.console import Console
+
+from flows.stages import _should_retry
+from flows.terminal import (
+    KEPT_LOGS,
+    LOG_ONLY,
+    LOGS,
+    RAN,
+    STAGE_EVENT,
+    STAGE_OUTPUT,
+    STARTED,
+    StageView,
+    show_on_terminal,
+)
+from tasks.errors import FAILURE_FILE, DataNotFound, Failure, StageFailed
+
+BUG = "RuntimeError: odd"
+
+
+@pytest.fixture
+def stage():
+    """The logger that a task run named `ingest` has."""
+    logger = logging.getLogger("prefect.task_runs")
+    with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: False}):
+        yield PrefectLogAdapter(logger, extra={"task_run_name": "ingest"})
+
+
+def logs(folder):
+    return sorted((folder / LOGS).glob("*.log"))
+
+
+def test_stages_are_lines_and_everything_is_in_the_log(tmp_path, capsys, stage):
+    with show_on_terminal("training", tmp_path):
+        stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
+        stage.info("[60,000] of 70,000", extra={STAGE_OUTPUT: True})
+        stage.info("a traceback", extra={LOG_ONLY: True})
+        stage.info("ingest ran", extra={STAGE_EVENT: RAN})
+        stage.info("ingest is up to date", extra={STAGE_EVENT: "up to date"})
+        stage.warning("look [here]")
+        logging.getLogger("somebody").warning("mind this")
+        logging.getLogger("somebody").info("and not this")
+        # A line that Prefect logs has a file of Prefect's.
+        record = logging.makeLogRecord(
+            {"name": "prefect.task_runs", "levelno": 40, "msg": "Finished in state Failed()"}
+        )
+        logging.getLogger("prefect.task_runs").handle(record)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "  [60,000] of 70,000"
+    assert re.fullmatch(r"✓ ingest +0\.\d s", shown[1])
+    assert shown[2].split() == ["·", "ingest", "up", "to", "date"]
+    assert shown[3:] == ["look [here]", "mind this"]
+    (log,) = logs(tmp_path)
+    text = log.read_text()
+    assert "prefect.task_runs ingest | a traceback" in text and "Finished in state" in text
+
+
+def test_on_a_terminal_the_running_stage_is_one_line(stage):
+    screen = io.StringIO()
+    view = StageView(Console(file=screen, force_terminal=True, width=100))
+    with view.progress:
+        for event, text in ((STAGE_EVENT, STARTED), (STAGE_OUTPUT, "[60,000] of 70,000")):
+            record = logging.makeLogRecord(
+                {"name": "x", "levelno": 20, "msg": text, "task_run_name": "ingest", event: text}
+            )
+            view.handle(record)
+        view.progress.refresh()
+        assert "[60,000] of 70,000" in screen.getvalue()
+    assert screen.getvalue().count("\n") <= 3, "it is drawn over"
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_bug_is_one_line_and_its_traceback_is_in_the_log(tmp_path, capsys, debug):
+    with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path, debug=debug):
+        raise RuntimeError("odd")
+    shown = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert shown.startswith(f"{BUG}\n") and "bug" in shown
+    assert ("Traceback" in shown) == debug
+    (log,) = logs(tmp_path)
+    assert str(log) in shown and "Traceback" in log.read_text()
+
+
+def test_what_a_user_can_repair_is_told_without_a_log(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path):
+        raise DataNotFound("data.path: x does not exist")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "DataNotFound: data.path: x does not exist\n"
+    assert logs(tmp_path) == []
+
+
+def test_a_stage_fails_in_its_own_words(tmp_path, capsys, stage):
+    failure = Failure(kind="TooManyRejects", message="12 of 100 examples:\n  - 12 × corrupt")
+    with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path):
+        stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
+        raise StageFailed(f"ingest: {failure}", stage="ingest", failure=failure)
+    assert ended.value.code == 2
+    (log,) = logs(tmp_path)
+    assert capsys.readouterr().err == f"ingest failed: {failure}\n\nLog: {log}\n"
+
+
+def test_old_logs_go(tmp_path):
+    (tmp_path / LOGS).mkdir(parents=True)
+    for number in range(KEPT_LOGS + 5):
+        (tmp_path / LOGS / f"training-20200101-{number:06}-1.log").touch()
+    (tmp_path / LOGS / "mlflow.log").touch()
+    with pytest.raises(SystemExit), show_on_terminal("training", tmp_path):
+        raise RuntimeError
+    kept = [log.name for log in logs(tmp_path)]
+    assert len(kept) == KEPT_LOGS + 1 and "mlflow.log" in kept
+    assert "training-20200101-000000-1.log" not in kept
+
+
+def run_stage_like(code, told):
+    """A process that ends as a stage ends, with a flow that listens at `told`."""
+    program = f"from tasks.errors import *\nwith report_user_errors():\n    {code}"
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path), FAILURE_FILE: str(told)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_stage_leaves_its_failure_to_the_flow(tmp_path):
+    told = tmp_path / "failure.json"
+    done = run_stage_like("raise DataNotFound('nothing there')", told)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert told.read_text() == (
+        '{"kind": "DataNotFound", "message": "nothing there", "traceback": ""}'
+    )
+    done = run_stage_like("1 / 0", told)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "ZeroDivisionError" in told.read_text() and "Traceback" in told.read_text()
+
+
+def test_a_failure_that_cannot_be_left_is_printed(tmp_path):
+    done = run_stage_like("raise DataNotFound('nothing there')", tmp_path / "missing" / "x")
+    assert (done.returncode, done.stderr) == (2, "DataNotFound: nothing there\n")
+    done = run_stage_like("1 / 0", tmp_path / "missing" / "x")
+    assert done.returncode == 1 and "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stage_name", "failure", "retried"),
+    [
+        ("ingest", None, True),
+        ("ingest", Failure(kind="OSError", message="", traceback="…"), True),
+        ("ingest", Failure(kind="DataNotFound", message=""), False),
+        ("train@naive", None, False),
+    ],
+)
+def test_a_stage_is_tried_again_where_that_can_help(stage_name, failure, retried):
+    error = StageFailed("it ended", stage=stage_name, failure=failure)
+    assert _should_retry(stage_name, error) is retried
