@@ -43,17 +43,27 @@ def seeds(draw: random.Random) -> Iterator[tuple[str, bytes]]:
         picture = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
         kind, mode, options = draw.choice(
             [
-                ("PNG", "RGB", {}), ("PNG", "RGB", {"optimize": True}), ("PNG", "L",
-                {"compress_level": 0}), ("PNG", "RGBA", {}), ("PNG", "P", {}),
-                ("PNG", "RGB", {"dpi": (72, 72)}), ("PNG", "I;16", {}), ("PNG", "1", {}),
-                ("JPEG", "RGB", {}), ("JPEG", "RGB", {"progressive": True}), ("JPEG", "L",
-                {"quality": 95}), ("JPEG", "CMYK", {}),
-                ("JPEG", "RGB", {"subsampling": 0, "optimize": True}), ("JPEG", "RGB",
-                {"restart_marker_blocks": 2}),
-                ("JPEG", "RGB", {"comment": b"x"}), ("GIF", "P", {}), ("BMP", "RGB", {}), ("WEBP",
-                "RGB", {}), ("WEBP", "RGB", {"lossless": True}),
+                ("PNG", "RGB", {}),
+                ("PNG", "RGB", {"optimize": True}),
+                ("PNG", "L", {"compress_level": 0}),
+                ("PNG", "RGBA", {}),
+                ("PNG", "P", {}),
+                ("PNG", "RGB", {"dpi": (72, 72)}),
+                ("PNG", "I;16", {}),
+                ("PNG", "1", {}),
+                ("JPEG", "RGB", {}),
+                ("JPEG", "RGB", {"progressive": True}),
+                ("JPEG", "L", {"quality": 95}),
+                ("JPEG", "CMYK", {}),
+                ("JPEG", "RGB", {"subsampling": 0, "optimize": True}),
+                ("JPEG", "RGB", {"restart_marker_blocks": 2}),
+                ("JPEG", "RGB", {"comment": b"x"}),
+                ("GIF", "P", {}),
+                ("BMP", "RGB", {}),
+                ("WEBP", "RGB", {}),
+                ("WEBP", "RGB", {"lossless": True}),
             ]
-        )  # fmt: skip
+        )
         file = io.BytesIO()
         (
             picture.convert("L").convert("I").convert("I;16")

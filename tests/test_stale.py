@@ -172,16 +172,25 @@ def test_other_modules_of_the_project_concern_nothing(clean):
 
 DCT_ACCURATE = 'dct: Literal["fast", "accurate"] = Field(\n        default="accurate"'
 DEFAULTS = [
-    ('"reject", "keep"] = Field(\n        default="reject"',
-    '"reject", "keep"] = Field(\n        default="keep"', each("ingest")),
-    ('dct: Literal["fast", "accurate"] = Field(\n        default="fast"', DCT_ACCURATE,
-    each("build", "train", "profile", "report")),
-    ("mixed_precision: bool = Field(\n        default=False",
-     "mixed_precision: bool = Field(\n        default=True", each("train")),
+    (
+        '"reject", "keep"] = Field(\n        default="reject"',
+        '"reject", "keep"] = Field(\n        default="keep"',
+        each("ingest"),
+    ),
+    (
+        'dct: Literal["fast", "accurate"] = Field(\n        default="fast"',
+        DCT_ACCURATE,
+        each("build", "train", "profile", "report"),
+    ),
+    (
+        "mixed_precision: bool = Field(\n        default=False",
+        "mixed_precision: bool = Field(\n        default=True",
+        each("train"),
+    ),
     # params.yaml says 1
     ("writers: int = Field(\n        default=4", "writers: int = Field(\n        default=5", set()),
     ("passes over the training split", "how often the training split is read", set()),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), DEFAULTS)

@@ -34,6 +34,7 @@ from tasks.pipelines.steps import (
 )
 from tasks.scratch import Scratch
 
+Dataset = tf.data.Dataset
 # Whose rows are computed together, so that the cost of calling the samplers' ops is shared.
 STEPS_AT_ONCE = 32
 
@@ -85,14 +86,14 @@ class BuildContext:
 
 def build_gather(
     step: Gather, reader: SnapshotReader, *, first: tf.Tensor, stop: tf.Tensor, columns: Columns
-) -> tf.data.Dataset:
+) -> Dataset:
     """The batches of the steps from `first` to `stop` (excluded), scalars int64, counted over all
     epochs.
 
     The rows of a step are arithmetic, computed for many steps at once, and come straight from the
     memory-mapped columns.
     """
-    steps = tf.data.Dataset.range(first, stop, name="steps").batch(STEPS_AT_ONCE, name="steps")
+    steps = Dataset.range(first, stop, name="steps").batch(STEPS_AT_ONCE, name="steps")
     numbered = steps.map(lambda numbers: (numbers, reader.rows(numbers)), name="sample").unbatch(
         name="sample"
     )
@@ -105,8 +106,8 @@ def build_gather(
 
 
 def build_steps(
-    steps: Sequence[Step], dataset: tf.data.Dataset | None, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+    steps: Sequence[Step], dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
+) -> Dataset:
     """Build steps one after another, for an epoch (scalar int64)."""
     for step in steps:
         dataset = build_step(step, dataset, context, epoch)
@@ -117,23 +118,21 @@ def build_steps(
 
 @singledispatch
 def build_step(
-    step: object, dataset: tf.data.Dataset | None, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+    step: object, dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
+) -> Dataset:
     """Add one step of a plan to a data set; the first step starts it."""
     raise NotImplementedError(f"no verb for {type(step).__name__}")
 
 
 @build_step.register
-def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> tf.data.Dataset:
+def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     return stream_readers.read(
         step, context.data, context.split, seed=context.seed_for("shards", epoch)
     )
 
 
 @build_step.register
-def _(
-    step: Map, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     def run(element: Element | tf.Tensor) -> Element | tuple:
         # Shards deliver bare records.
         element = {"record": element} if isinstance(element, tf.Tensor) else element
@@ -149,9 +148,7 @@ def _(
 
 
 @build_step.register
-def _(
-    step: Cache, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     if step.where == "memory":
         return dataset.cache(name=step.trace_name)
     # What tf.data keeps on disk has no key of its own, so every data set gets a fresh folder that
@@ -162,31 +159,25 @@ def _(
     if step.where == "tf_snapshot":
         return dataset.snapshot(folder, compression=None, name=step.trace_name)
     dataset.save(folder)
-    return tf.data.Dataset.load(folder)
+    return Dataset.load(folder)
 
 
 @build_step.register
-def _(
-    step: SampleByClass, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     return stream_readers.sample_by_class(
         dataset, step.sampling, context.data, context.split, seed=context.seed_for("classes", epoch)
     )
 
 
 @build_step.register
-def _(
-    step: Window, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+def _(step: Window, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     return stream_readers.windows(dataset, step).map(
         lambda element: context.finish(element, step), name="select"
     )
 
 
 @build_step.register
-def _(
-    step: Shuffle, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+def _(step: Shuffle, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     size = shuffle_buffer_size(step.size, examples=context.examples)
     return dataset.shuffle(
         size,
@@ -197,16 +188,12 @@ def _(
 
 
 @build_step.register
-def _(
-    step: Batch, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+def _(step: Batch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     return dataset.batch(step.size, name=step.trace_name)
 
 
 @build_step.register
-def _(
-    step: Service, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     """Workers batch what they read, each with a remainder; rebatching makes the epoch's batches
     full again.
 
@@ -232,9 +219,7 @@ def _(
 
 
 @build_step.register
-def _(
-    step: Prefetch, dataset: tf.data.Dataset, context: BuildContext, epoch: tf.Tensor
-) -> tf.data.Dataset:
+def _(step: Prefetch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     return dataset.prefetch(
         tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name=step.trace_name
     )

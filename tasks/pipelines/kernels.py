@@ -35,7 +35,7 @@ from tasks.pipelines.ops import (
     Resize,
     Rotation,
     Standardize,
-)  # fmt: skip
+)
 from tasks.pipelines.randomness import fold
 
 Element = dict[str, tf.Tensor]

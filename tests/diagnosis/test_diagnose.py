@@ -98,8 +98,8 @@ def judged(
     } | more
     facts = Facts(
         config=checked, plan=plan, costs=costs, load=load, cores=CORES, accelerator=accelerator,
-        model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall, stall=Stall(pct=stall,
-        low_pct=stall, high_pct=stall), **known,
+        model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall,
+        stall=Stall(pct=stall, low_pct=stall, high_pct=stall), **known,
     )  # fmt: skip
     ceilings = Ceilings(
         input_examples_per_s=1000,
@@ -173,6 +173,7 @@ def test_a_planted_fault_is_named_first(rule, config, conditions):
     assert diagnosis.predicted_gain > 1.05
 
 
+ELSEWHERE = {"address": "grpc://input.example.org:5050"}
 HOLDS = [
     ("decode_bound", WELL, {}),
     ("no_cache", WELL, {}),
@@ -181,8 +182,7 @@ HOLDS = [
     ("epoch_gap", WELL, {"epoch_gap_ms": 900.0, "epoch_ms": 3000.0}),
     ("service_on_one_host", {**WELL, "service": {"workers": 2}}, {}),
     ("service_on_one_host", {**WELL, "service": {"address": "grpc://127.0.0.1:5050"}}, {}),
-    ("slow_service", {**WELL, "service": {"address": "grpc://input.example.org:5050"}},
-    {"breakdown": WAITING}),
+    ("slow_service", {**WELL, "service": ELSEWHERE}, {"breakdown": WAITING}),
     ("too_parallel", {**WELL, "map": {"parallel": 64}}, {}),
     ("few_threads", {**WELL, "threads": 1}, {}),
     ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}}, {}),

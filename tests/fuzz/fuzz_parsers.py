@@ -207,10 +207,12 @@ _ROWS = b"".join(
     for number in range(40)
 )
 _SNAPSHOT = {
-    "key": "k", "statistics": {"mean": [1.0], "deviation": [1.0]}, "columns": [{"name": "image",
-    "dtype": "uint8", "shape": [2, 2, 1]}],
-    "splits": {"train": {"count": 0, "chunks": [{"start": 0, "count": 0,
-    "digests": {"image": "d"}}], "ragged": {}}}, "repaired": [],
+    "key": "k", "statistics": {"mean": [1.0], "deviation": [1.0]},
+    "columns": [{"name": "image", "dtype": "uint8", "shape": [2, 2, 1]}],
+    "splits": {"train": {
+        "count": 0, "chunks": [{"start": 0, "count": 0, "digests": {"image": "d"}}], "ragged": {},
+    }},
+    "repaired": [],
 }  # fmt: skip
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "image": (
@@ -253,11 +255,12 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
         ],
     ),
 }
-_WORDS = (b"", b"\0", b"\xff", b"-1", b"0", b"1e999", b"nan", b"inf", b"null", b"true", b"[]",
-b"{}", b'""', b"\n", b",", b":", b'"', b"'", b"&a",
-          b"*a", b"9" * 40, b"2024-13-45", b"!!python/object:os.system", b"<<: *a",
-          b"\xed\xa0\x80", b"\xef\xbb\xbf", b"../",
-          b"label", b"split", b"test")  # fmt: skip
+_WORDS = (
+    b"", b"\0", b"\xff", b"-1", b"0", b"1e999", b"nan", b"inf", b"null", b"true", b"[]", b"{}",
+    b'""', b"\n", b",", b":", b'"', b"'", b"&a", b"*a", b"9" * 40, b"2024-13-45",
+    b"!!python/object:os.system", b"<<: *a", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"../", b"label",
+    b"split", b"test",
+)  # fmt: skip
 
 
 def mutate(data: bytes, draw: random.Random) -> bytes:

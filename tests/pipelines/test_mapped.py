@@ -36,19 +36,27 @@ def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
         Column(name="key", dtype="int64", shape=()),
     )
     allocate(tmp_path, "train", columns, ROWS)  # sparse: the file system stores no zeros
-    write_index(tmp_path, index := SnapshotIndex(
-        key="k", statistics=Statistics(mean=(0.0,), deviation=(1.0,)), columns=columns,
-        splits={"train": SplitColumns(count=ROWS, chunks=())}
-    ))  # fmt: skip
+    write_index(
+        tmp_path,
+        index := SnapshotIndex(
+            key="k",
+            statistics=Statistics(mean=(0.0,), deviation=(1.0,)),
+            columns=columns,
+            splits={"train": SplitColumns(count=ROWS, chunks=())},
+        ),
+    )
     schema = RecordSchema(payload="encoded", shape=None, channels=3)
     shard = Shard(
         name="s", split="train", records=ROWS, examples=ROWS, bytes=0, digest="", compression="none"
     )
     stored = PreparedData(
-        shards_folder=tmp_path, shards=ShardIndex(schema=schema, classes=("a", "b"),
-        data_digest="d", shards=(shard,)),
-        snapshot_folder=tmp_path, snapshot=index, preprocess=PREPROCESS, files=lambda split: None,
-    )  # fmt: skip
+        shards_folder=tmp_path,
+        shards=ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=(shard,)),
+        snapshot_folder=tmp_path,
+        snapshot=index,
+        preprocess=PREPROCESS,
+        files=lambda split: None,
+    )
     config = PipelineConfig(
         read="snapshot",
         shuffle={"kind": "global"},

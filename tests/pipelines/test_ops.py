@@ -29,7 +29,7 @@ from tasks.pipelines.ops import (
     Rotation,
     Standardize,
     parse_op,
-)  # fmt: skip
+)
 from tasks.training.models import apply_as_layer
 
 COUNT, HEIGHT, WIDTH = 64, 12, 10
@@ -37,13 +37,23 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), np
 KEYS = np.arange(COUNT, dtype=np.int64) * 7919
 LABELS = np.arange(COUNT, dtype=np.int64) % 4
 BOTH = (
-    CenterCrop(height=8, width=6), CenterCrop(height=14, width=12), Pad(pixels=2), Pad(pixels=3,
-    mode="reflect"), RandomCrop(height=8, width=6),
-    RandomCrop(height=12, width=10), RandomCrop(height=15, width=4), Flip(), Rotation(degrees=30),
-    Brightness(delta=0.3), Contrast(delta=0.5),
-    Cutout(size=5), Rescale(), Rescale(scale=2 / 255, offset=-1.0), Rescale(scale=1.0),
+    CenterCrop(height=8, width=6),
+    CenterCrop(height=14, width=12),
+    Pad(pixels=2),
+    Pad(pixels=3, mode="reflect"),
+    RandomCrop(height=8, width=6),
+    RandomCrop(height=12, width=10),
+    RandomCrop(height=15, width=4),
+    Flip(),
+    Rotation(degrees=30),
+    Brightness(delta=0.3),
+    Contrast(delta=0.5),
+    Cutout(size=5),
+    Rescale(),
+    Rescale(scale=2 / 255, offset=-1.0),
+    Rescale(scale=1.0),
     Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 0.0)),
-)  # fmt: skip
+)
 RANDOM = tuple(op for op in BOTH if op.random and op != RandomCrop(height=12, width=10))
 IDENTITIES = [repr(op) for op in BOTH]
 

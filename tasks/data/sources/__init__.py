@@ -8,15 +8,26 @@ line in `tasks/source_kinds.py`.
 
 from __future__ import annotations
 
-from tasks.data.sources import arrays, fashion_mnist, image_folder, image_table, table, time_series
+from tasks.data.sources import (
+    arrays,
+    fashion_mnist,
+    image_folder,
+    image_table,
+    table,
+    time_series,
+)
 from tasks.data.sources.base import Arrays, ImageFile, ImageFiles, Rejected, Series
 from tasks.settings import DataSettings
 
 __all__ = ["SCANNERS", "Arrays", "ImageFile", "ImageFiles", "Rejected", "Series", "scan"]
 
 SCANNERS = {
-    module.__name__.rpartition(".")[2]: module.scan
-    for module in (arrays, fashion_mnist, image_folder, image_table, table, time_series)
+    "arrays": arrays.scan,
+    "fashion_mnist": fashion_mnist.scan,
+    "image_folder": image_folder.scan,
+    "image_table": image_table.scan,
+    "table": table.scan,
+    "time_series": time_series.scan,
 }
 
 
