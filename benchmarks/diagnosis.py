@@ -154,8 +154,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
             context,
             pipeline,
             Path(folder) / "profile",
-            built={"throughput": vars(alone)},
-            trained={},
+            alone=alone,
         )
     diagnosis = found.diagnosis
     bound = diagnosis.verdict != "compute-bound"

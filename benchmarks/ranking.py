@@ -10,9 +10,9 @@ ties by pairs, and those by raw rates beside them.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,21 @@ from benchmarks import data
 from benchmarks.stall import eaten_core
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What decides the rank of a configuration, and its raw rate [examples/s]."""
+
+    pipeline: str
+    relative_rates: tuple[float, ...]
+    reference_examples_per_s: float
+    raw_examples_per_s: float
+    stall_pct: float
+    verdict: str
+
+
 def profiled(
     workload: data.Workload, name: str, config: dict[str, Any], document: dict[str, Any]
-) -> dict[str, Any]:
+) -> Run:
     """The figures of one configuration that ranking needs, from a process of its own."""
     from tasks.allocator import raise_malloc_thresholds
     from tasks.assembly.inputs import input_pipeline, open_inputs
@@ -39,19 +51,17 @@ def profiled(
     models = build_models_for(params, stored)
     loop = TrainingLoop(models, pipeline, params.train)
     state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
-    return {
-        "pipeline": name,
-        "relative_rates": list(state.relative_rates),
-        "reference_examples_per_s": params.batch_size / state.reference_step_ms * 1e3,
-        "raw_examples_per_s": params.batch_size / state.train_step_ms * 1e3,
-        "stall_pct": state.stall_pct,
-        "verdict": state.side,
-    }
+    return Run(
+        pipeline=name,
+        relative_rates=tuple(state.relative_rates),
+        reference_examples_per_s=params.batch_size / state.reference_step_ms * 1e3,
+        raw_examples_per_s=params.batch_size / state.train_step_ms * 1e3,
+        stall_pct=state.stall_pct,
+        verdict=state.side,
+    )
 
 
-def compared(
-    workload: data.Workload, document: dict[str, Any], *, disturbed: bool
-) -> list[dict[str, Any]]:
+def compared(workload: data.Workload, document: dict[str, Any], *, disturbed: bool) -> list[Run]:
     """All configurations, one after the other; `disturbed`: a core is eaten during the second half
     of them.
     """
@@ -69,6 +79,7 @@ def compared(
 
 def main() -> None:
     """Compare twice, print both rankings, write everything as JSON."""
+    from tasks.files import write_json
     from tasks.reporting.ranking import baseline, ratio_interval, relative_rate, tied
 
     options: argparse.Namespace = data.arguments("ranking", __doc__).parse_args()
@@ -89,13 +100,11 @@ def main() -> None:
         )
         for row in sorted(rows, key=relative_rate, reverse=True):
             span = "{:.2f} to {:.2f}".format(*ratio_interval(row, base))
-            raw = row["raw_examples_per_s"] / base["raw_examples_per_s"]
+            raw = row.raw_examples_per_s / base.raw_examples_per_s
             ratio = relative_rate(row) / relative_rate(base)
-            print(
-                f"{row['pipeline']:<16}{ratio:>9.2f}×{span:>16}{raw:>13.2f}×{row['stall_pct']:>7.0f}%"
-            )
+            print(f"{row.pipeline:<16}{ratio:>9.2f}×{span:>16}{raw:>13.2f}×{row.stall_pct:>7.0f}%")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,11 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from tasks.reporting.table import comparison_table, to_records
+from tasks.reporting.table import to_markdown as table_to_markdown
+from tasks.results.comparison import Comparison
 from tasks.tracking import comparison_run, recorder
 
-COLUMNS = (
-    "pipeline", "steady_examples_per_s", "speedup_vs_naive", "train_examples_per_s",
-    "input_examples_per_s", "model_examples_per_s",
-    "stall_pct", "val_metric", "verdict",
-)  # fmt: skip
 UI_URL = "PREFECT_UI_URL"
 
 
@@ -49,23 +47,21 @@ class StageProgress:
         )
 
 
-def show_comparison(summary: Mapping[str, Any], report: Path, run_id: str | None) -> None:
+def show_comparison(comparison: Comparison, report: Path, run_id: str | None) -> None:
     """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow
     run.
     """
-    table = [
-        {column: _rounded(row[column]) for column in COLUMNS} for row in summary["configurations"]
-    ]
-    create_table_artifact(key="comparison", table=table, description=summary["headline"])
-    create_markdown_artifact(key="comparison-report", markdown=to_markdown(summary))
-    _show_picture("comparison-throughput", report / "plots" / "throughput.png", summary["headline"])
+    table: list[dict[str, Any]] = [*to_records(comparison_table(comparison))]
+    create_table_artifact(key="comparison", table=table, description=comparison.headline)
+    create_markdown_artifact(key="comparison-report", markdown=to_markdown(comparison))
+    _show_picture("comparison-throughput", report / "plots" / "throughput.png", comparison.headline)
     _show_picture(
         "comparison-timelines",
         report / "plots" / "timelines.png",
-        f"{summary['baseline']} and {summary['best']}, real steps",
+        f"{comparison.baseline} and {comparison.best}, real steps",
     )
     if pages := comparison_run.run_urls(run_id):
-        create_link_artifact(key="mlflow-run", link=pages[0], link_text=summary["headline"])
+        create_link_artifact(key="mlflow-run", link=pages[0], link_text=comparison.headline)
         create_link_artifact(
             key="mlflow-comparison",
             link=pages[1],
@@ -96,20 +92,14 @@ def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> Non
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 
 
-def to_markdown(summary: Mapping[str, Any]) -> str:
-    """The comparison as Markdown."""
-    head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    rows = [
-        "| " + " | ".join(str(_rounded(row[column])) for column in COLUMNS) + " |"
-        for row in summary["configurations"]
-    ]
+def to_markdown(comparison: Comparison) -> str:
+    """The comparison as Markdown: headline, table, and cause and fix of each configuration."""
     fixes = [
-        f"- **{row['pipeline']}** ({row['verdict']}): {row['cause']}. Fix: `{row['fix']}`"
-        for row in summary["configurations"]
+        f"- **{row.pipeline}** ({row.verdict}): {row.cause}. Fix: `{row.fix}`"
+        for row in comparison.configurations
     ]
-    return "\n".join(
-        [f"# {summary['headline']}", "", *head, *rows, "", "## Cause and fix", "", *fixes]
-    )
+    table = table_to_markdown(comparison_table(comparison))
+    return "\n".join([f"# {comparison.headline}", "", table, "", "## Cause and fix", "", *fixes])
 
 
 def report_failure(flow: Any, flow_run: Any, state: Any) -> None:

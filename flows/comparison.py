@@ -4,15 +4,11 @@ flows.comparison`.
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from prefect import flow, get_run_logger
-from rich.console import Console
-from rich.table import Table
 
 from flows.access import use_running_servers
 from flows.artifacts import link_to_report, report_failure, show_comparison, to_markdown
@@ -31,6 +27,8 @@ from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
 from flows.terminal import show_on_terminal
 from tasks.layout import Layout
+from tasks.reporting.table import EXPLANATION, comparison_table, to_text
+from tasks.results.comparison import Comparison
 from tasks.tracking import comparison_run
 from tasks.tracking.experiments import RunKey
 
@@ -80,18 +78,18 @@ def comparison(
             return None
         reported = run.chain(["report"], upstream_ran=prepared or any(ran))
         report = Layout(run.workspace.root).report
-        summary = json.loads((report / "summary.json").read_text())
+        compared = Comparison.read(report)
         if parent:
             choose_champion = crown or not run.workspace.isolated
             comparison_run.close_comparison(
                 parent,
                 identity,
-                summary,
+                compared,
                 report,
-                note=to_markdown(summary),
+                note=to_markdown(compared),
                 choose_champion=choose_champion,
             )
-        show_comparison(summary, report, parent)
+        show_comparison(compared, report, parent)
         report = (
             run.save_experiment([*PREPARATION, *measured, "report"])
             if reported or any(ran)
@@ -115,48 +113,12 @@ def open_parent(run: Run, chosen: list[str], identity: RunKey, *, prepared: bool
     )
 
 
-def show(summary: dict[str, Any], report: Path) -> None:
+def show(compared: Comparison, report: Path) -> None:
     """Print the comparison as a table on the terminal."""
-    table = Table(
-        title=summary["headline"],
-        caption=f"examples/s; the page about it: {report / 'index.html'}",
-        title_justify="left",
-        title_style="bold",
+    typer.echo(
+        f"{compared.headline}\n\n{to_text(comparison_table(compared))}\n\n{EXPLANATION}\n"
+        f"The page about it: {report / 'index.html'}"
     )
-    table.add_column("configuration")
-    for heading in (
-        "training",
-        "× " + summary["baseline"],
-        "its epochs",
-        "input alone",
-        "model alone",
-        "stall",
-        summary["metric"],
-    ):
-        table.add_column(heading, justify="right")
-    table.add_column("verdict")
-    for row in summary["configurations"]:
-        rates = [
-            f"{row[key]:,.0f}"
-            for key in (
-                "steady_examples_per_s",
-                "train_examples_per_s",
-                "input_examples_per_s",
-                "model_examples_per_s",
-            )
-        ]
-        quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
-        table.add_row(
-            row["pipeline"],
-            rates[0],
-            f"{row['speedup_vs_naive']:.2f}",
-            *rates[1:],
-            f"{row['stall_pct']:.0f} %",
-            f"{quality:.4f}",
-            row["verdict"],
-            style="bold" if row["pipeline"] in summary["tied"] else None,
-        )
-    Console(width=120 if not sys.stdout.isatty() else None).print(table)
 
 
 def command(
@@ -180,7 +142,7 @@ def command(
         with resolved_changes(set_, overlay, name, pipeline or []) as changes, prefect_server():
             report = comparison(pipelines=pipeline, changes=changes, name=name, crown=crown)
         if report:
-            show(json.loads((report / "summary.json").read_text()), report)
+            show(Comparison.read(report), report)
 
 
 if __name__ == "__main__":

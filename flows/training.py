@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
 from flows.terminal import show_on_terminal
 from tasks.layout import Layout
+from tasks.results.profiling import ProfileResult
+from tasks.results.train import TrainResult
 
 
 @flow(
@@ -55,11 +58,13 @@ def training(
         ]
         ran = run.with_progress_bar(len(stages)).chain(stages)
         folder = Layout(run.workspace.root).run(pipeline)
-        trained, profiled = (
-            json.loads((folder / file).read_text()) for file in ("train.json", "profile.json")
-        )
-        test = {f"test_{key}": value for key, value in trained.get("test", {}).items()}
-        result = {**trained["throughput"], **trained["train"], **test, **profiled}
+        trained, profiled = TrainResult.read(folder), ProfileResult.read(folder)
+        result = {
+            **(asdict(trained.throughput) if trained.throughput else {}),
+            **trained.train,
+            **{f"test_{name}": value for name, value in trained.test.items()},
+            **asdict(profiled),
+        }
         show_training(pipeline, result, folder)
         if ran:
             run.save_experiment(stages)

@@ -7,7 +7,7 @@ first batch, epoch gap, equality digest).
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from tasks.assembly.inputs import (
     reference_pipeline,
 )
 from tasks.cli import pipeline_stage_cli
-from tasks.files import write_json
 from tasks.layout import Layout
 from tasks.measurement.draws import check_epoch
 from tasks.measurement.equality import difference, digest_examples
@@ -29,6 +28,7 @@ from tasks.measurement.hardware import Sampler, fingerprint
 from tasks.measurement.throughput import measure_input
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
+from tasks.results.build import BuildResult, PlanSummary
 from tasks.settings import MeasureSettings
 
 
@@ -39,10 +39,12 @@ def build(
     out: Path,
     *,
     measure: MeasureSettings,
-    about: dict[str, Any],
-) -> dict[str, Any]:
+    about: Mapping[str, Any],
+) -> BuildResult:
     """Measure `training` (all of the configuration) and digest `plain` (the same without shuffle,
     augmentation and finishing).
+
+    `about` names the configuration: `pipeline`, `config` and `data_digest` of its PlanSummary.
 
     Of `training` one epoch's draws are checked. Where decoding is approximate, `plain` is compared
     with `exact`, the snapshot's examples.
@@ -54,23 +56,24 @@ def build(
     equality, epoch = digest_examples(plain), check_epoch(training)
     with Sampler() as sampler:
         throughput = measure_input(training, passes=measure.passes, max_seconds=measure.max_seconds)
-    result = {
-        "plan": str(training.plan),
-        "throughput": asdict(throughput),
-        "equality": asdict(equality),
-        "usage": asdict(sampler.measured),
-        "machine": fingerprint(),
-        "held_out": training.data.shards.examples("validation"),
-    }
-    if training.plan.approximate:
-        result["difference"] = asdict(difference(plain, exact))
-    if epoch:
-        draws, rows = epoch
-        result["epoch"] = asdict(draws)
-        if training.plan.sampling != "uniform":
-            result["class_frequencies"] = class_frequencies(training, rows)
-    write_json(out / "plan.json", {**summarize_plan(training), **about})
-    write_json(out / "input.json", result)
+    draws, rows = epoch or (None, None)
+    result = BuildResult(
+        plan=str(training.plan),
+        throughput=throughput,
+        equality=equality,
+        usage=sampler.measured,
+        machine=fingerprint(),
+        held_out=training.data.shards.examples("validation"),
+        difference=difference(plain, exact) if training.plan.approximate else None,
+        epoch=draws,
+        class_frequencies=(
+            class_frequencies(training, rows)
+            if rows is not None and training.plan.sampling != "uniform"
+            else None
+        ),
+    )
+    summarize_plan(training, about).write(out)
+    result.write(out)
     return result
 
 
@@ -85,24 +88,25 @@ def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, fl
     )
 
 
-def summarize_plan(pipeline: InputPipeline) -> dict[str, Any]:
+def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSummary:
     """Everything that was resolved: the steps in order, the element and the sizes."""
     spec = pipeline.dataset().element_spec
     value, label = spec
-    return {
-        "plan": str(pipeline.plan),
-        "steps": [{"step": str(step), "key": step.key} for step in pipeline.plan.steps],
-        "autotuned": pipeline.plan.autotunes,
-        "device_ops": [op.identity for op in pipeline.plan.device_ops],
-        "element": {
+    return PlanSummary(
+        plan=str(pipeline.plan),
+        steps=[{"step": str(step), "key": step.key} for step in pipeline.plan.steps],
+        autotuned=pipeline.plan.autotunes,
+        device_ops=[op.identity for op in pipeline.plan.device_ops],
+        element={
             "input": {"shape": value.shape.as_list(), "dtype": value.dtype.name},
             "label": {"dtype": label.dtype.name},
         },
-        "examples": pipeline.examples,
-        "steps_per_epoch": pipeline.steps,
-        "batch_size": pipeline.batch_size,
-        "batch_mib": pipeline.batch_bytes / 2**20,
-    }
+        examples=pipeline.examples,
+        steps_per_epoch=pipeline.steps,
+        batch_size=pipeline.batch_size,
+        batch_mib=pipeline.batch_bytes / 2**20,
+        **about,
+    )
 
 
 def main() -> None:
@@ -135,20 +139,20 @@ def main() -> None:
                 measure=params.measure,
                 about=about,
             )
-        throughput, equality = result["throughput"], result["equality"]
-        echo(f"build {name}: {result['plan']}")
+        throughput, equality = result.throughput, result.equality
+        echo(f"build {name}: {result.plan}")
         echo(
-            f"  input-only {throughput['input_examples_per_s']:,.0f} examples/s (first pass"
-            f" {throughput['cold_examples_per_s']:,.0f}), first batch"
-            f" {throughput['first_batch_s'] * 1e3:,.0f} ms, {equality['examples']:,} examples,"
-            f" digest {equality['digest'][:12]}"
+            f"  input-only {throughput.input_examples_per_s:,.0f} examples/s (first pass"
+            f" {throughput.cold_examples_per_s:,.0f}), first batch"
+            f" {throughput.first_batch_s * 1e3:,.0f} ms, {equality.examples:,} examples,"
+            f" digest {equality.digest[:12]}"
         )
-        if apart := result.get("difference"):
+        if apart := result.difference:
             echo(
-                f"  approximate: pixels differ by {apart['mean']:.2f} of 256 levels on average, by"
-                f" {apart['max']:.0f} at most"
+                f"  approximate: pixels differ by {apart.mean:.2f} of 256 levels on average, by"
+                f" {apart.max:.0f} at most"
             )
-        for label, share in result.get("class_frequencies", {}).items():
+        for label, share in (result.class_frequencies or {}).items():
             echo(f"  {label}: {share:.1%} of what is delivered")
 
 

@@ -282,24 +282,12 @@ def _disk_failure(error: Exception) -> Failure | None:
     )
 
 
-# Which stage wrote a file; {name} is the configuration, by whose name the folder goes.
+# Which stage wrote a file; those of tasks/results/ know it themselves.
 _WRITERS = {
     "origin.json": "fetch",
     "manifest.json": "ingest", "examples.parquet": "ingest", "rejected.csv": "ingest",
     "values.npy": "ingest",
-    "shards/index.json": "shard", "snapshot/index.json": "snapshot", "snapshot.json": "snapshot",
-    "plan.json": "build@{name}", "input.json": "build@{name}", "train.json": "train@{name}",
-    "run.json": "train@{name}",
-    "profile.json": "profile@{name}", "summary.json": "report",
-}  # fmt: skip
-
-
-# What a file of a stage has at its top, by its name: without these it is of another program.
-RESULT_KEYS = {
-    "plan.json": ("plan", "config"), "input.json": ("throughput", "equality"),
-    "train.json": ("metric", "held_out"),
-    "run.json": ("mlflow_run_id",), "profile.json": ("verdict", "stall_pct", "relative_rate"),
-    "snapshot.json": ("seconds",),
+    "shards/index.json": "shard", "snapshot/index.json": "snapshot",
 }  # fmt: skip
 
 
@@ -311,8 +299,8 @@ def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None
       MissingInput: it is not there, or of the form of another version.
       DamagedFile: it is empty, cut off or no such file at all.
     """
-    writer = _WRITERS.get(f"{path.parent.name}/{path.name}") or _WRITERS.get(path.name, "")
-    stage = stage or writer.format(name=path.parent.name)
+    written_by = _WRITERS.get(f"{path.parent.name}/{path.name}") or _WRITERS.get(path.name, "")
+    stage = stage or written_by
     run = f"run `dvc repro {stage}`" if stage else "run `dvc repro`"
     try:
         yield

@@ -13,10 +13,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import keras
 import psutil
@@ -26,26 +24,36 @@ from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.cli import StageContext, pipeline_stage_cli
 from tasks.diagnosis.cost_model import Consumer, load_of
-from tasks.diagnosis.diagnose import Ceilings, Diagnosis, diagnose
+from tasks.diagnosis.diagnose import Ceilings, diagnose
 from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.op_costs import measure_costs
 from tasks.diagnosis.threshold import parse_condition
 from tasks.diagnosis.timeline import timeline_of
-from tasks.diagnosis.trace_breakdown import Breakdown, break_down
+from tasks.diagnosis.trace_breakdown import break_down
 from tasks.diagnosis.xspace import Trace, read_trace, trace
 from tasks.errors import MissingInput
-from tasks.files import read_json, resumable_folder, write_json
+from tasks.files import resumable_folder, write_json
 from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, settle, time_training
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
-from tasks.params import Params
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
 from tasks.reporting.plots import plot_steps, plot_timelines
+from tasks.results.build import BuildResult, InputThroughput
+from tasks.results.profiling import (
+    METRICS_FILE,
+    Breakdown,
+    Diagnosis,
+    ProfileResult,
+    StepRounds,
+    compared_metrics,
+    profile_metrics,
+)
+from tasks.results.train import RunRecord, TrainResult
 from tasks.settings import MeasureSettings, ModelSettings
-from tasks.tracking.experiments import identity_of
+from tasks.tracking.experiments import RunKey, identity_of
 from tasks.tracking.recorder import Recorder
 from tasks.training.emulation import NAME as EMULATED
 
@@ -76,10 +84,14 @@ def profile(
     pipeline: InputPipeline,
     out: Path,
     *,
-    built: Mapping[str, Any],
-    trained: Mapping[str, Any],
+    alone: InputThroughput,
+    trained: TrainResult | None = None,
 ) -> Profile:
-    """Time and trace real steps of the model on `pipeline` and judge them; results go to `out`."""
+    """Time and trace real steps of the model on `pipeline` and judge them; results go to `out`.
+
+    `alone` is what build measured of the pipeline, `trained` what train said; None: it was not
+    trained.
+    """
     params, measure = context.params, context.params.measure
     models = build_models_for(params, pipeline.data)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.trace_after)
@@ -88,31 +100,36 @@ def profile(
         events = _record_trace(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
         cross_check = cross_check_from(
-            state, trained, batch_size=pipeline.batch_size, steps=pipeline.steps
+            state,
+            trained and trained.throughput,
+            batch_size=pipeline.batch_size,
+            steps=pipeline.steps,
         )
         accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
         measurements = Measurements(
             state=state, breakdown=breakdown, cross_check=cross_check, accelerator=accelerator
         )
-        facts = collect_facts(context, pipeline, measurements, built=built, trained=trained)
+        facts = collect_facts(context, pipeline, measurements, alone=alone, trained=trained)
         consumer = Consumer(
             step_ms=state.model_step_ms, core_ms=state.model_core_ms, accelerator=accelerator
         )
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
             model_examples_per_s=pipeline.batch_size / state.model_step_ms * 1e3,
-            train_examples_per_s=trained.get("throughput", {}).get(
-                "train_examples_per_s", float("nan")
+            train_examples_per_s=(
+                trained.throughput.train_examples_per_s
+                if trained and trained.throughput
+                else float("nan")
             ),
             accelerator=accelerator,
         )
         diagnosis = diagnose(context.name, facts, ceilings, consumer)
-        write_json(folder / "breakdown.json", asdict(breakdown))
-        write_json(folder / "diagnosis.json", {**asdict(diagnosis), "costs": asdict(facts.costs)})
-        write_json(folder / "steps.json", _rounds_as_lists(state))
+        breakdown.write(folder)
+        replace(diagnosis, costs=asdict(facts.costs)).write(folder)
+        step_rounds(state).write(folder)
         timeline = timeline_of(events)
         if timeline:
-            write_json(folder / "timeline.json", asdict(timeline))
+            timeline.write(folder)
             plot_timelines({str(pipeline.plan): timeline.lanes}, folder / "timeline")
         plot_steps(state.train_steps_ms, state.model_step_ms, folder)
     return Profile(state=state, breakdown=breakdown, diagnosis=diagnosis, cross_check=cross_check)
@@ -128,20 +145,21 @@ class Measurements:
     accelerator: bool
 
 
-def _rounds_as_lists(state: SteadyState) -> dict[str, Any]:
-    """The rounds as lists, a value each: mean times of a step [ms], and training's speed relative
-    to the reference.
-    """
-    blocks = ("reference", "model", "full", "drained")
-    return {
-        "side": state.side,
-        **{
-            f"{block}_ms": [getattr(each, block).mean_ms for each in state.rounds]
-            for block in blocks
-        },
-        "train_ms": state.train_steps_ms,
-        "relative_rates": list(state.relative_rates),
-    }
+def step_rounds(state: SteadyState) -> StepRounds:
+    """The rounds of a steady state as values."""
+
+    def mean_ms(block: str) -> tuple[float, ...]:
+        return tuple(getattr(each, block).mean_ms for each in state.rounds)
+
+    return StepRounds(
+        side=state.side,
+        reference_ms=mean_ms("reference"),
+        model_ms=mean_ms("model"),
+        full_ms=mean_ms("full"),
+        drained_ms=mean_ms("drained"),
+        train_ms=tuple(state.train_steps_ms),
+        relative_rates=tuple(state.relative_rates),
+    )
 
 
 def _record_trace(
@@ -169,8 +187,8 @@ def collect_facts(
     pipeline: InputPipeline,
     measurements: Measurements,
     *,
-    built: Mapping[str, Any],
-    trained: Mapping[str, Any],
+    alone: InputThroughput,
+    trained: TrainResult | None,
 ) -> Facts:
     """Everything that the rules look at."""
     config, stored, cores = (
@@ -181,7 +199,7 @@ def collect_facts(
     state, breakdown = measurements.state, measurements.breakdown
     costs = measure_costs(pipeline, config)
     shards = stored.shards.for_split(pipeline.split)
-    input_only, gap = built["throughput"], built["throughput"]["epoch_gap_s"]
+    gap = alone.epoch_gap_s
     wait_ms = breakdown.wait_ms_mean
     return Facts(
         config=config,
@@ -209,9 +227,9 @@ def collect_facts(
         malloc_tuned=context.malloc_tuned,
         epoch_gap_ms=None if gap is None else gap * 1e3,
         epoch_ms=state.train_step_ms * pipeline.steps,
-        cold_examples_per_s=input_only["cold_examples_per_s"],
-        input_examples_per_s=input_only["input_examples_per_s"],
-        gpu_utilization_pct=trained.get("usage", {}).get("gpu_utilization_pct_mean"),
+        cold_examples_per_s=alone.cold_examples_per_s,
+        input_examples_per_s=alone.input_examples_per_s,
+        gpu_utilization_pct=trained and trained.usage.gpu_utilization_pct_mean,
     )
 
 
@@ -222,9 +240,7 @@ def iterator_table(breakdown: Breakdown) -> list[str]:
         f"{'ms/call':>9}{'threads':>9}{'critical':>10}"
     ]
     for item in breakdown.iterators[:TREE_ROWS]:
-        name = f"{'  ' * item.depth}{item.path.rpartition('::')[2]}" + (
-            f" ({item.step})" if item.named else ""
-        )
+        name = f"{'  ' * item.depth}{item.title}"
         chosen = f"  AUTOTUNE: {item.tuned}" if item.tuned is not None else ""
         columns = (
             f"{item.calls:>8,}{item.self_ms:>10,.2f}{item.call_ms_p50:>9,.3f}"
@@ -234,77 +250,54 @@ def iterator_table(breakdown: Breakdown) -> list[str]:
     return rows
 
 
-def summary(profiled: Profile, batch_size: int) -> dict[str, Any]:
-    """What `dvc metrics` shows of a profile, and what `--fail-if` can ask for."""
+def summarize(profiled: Profile, batch_size: int) -> ProfileResult:
+    """What was measured and concluded, as values."""
     state, diagnosis, breakdown = profiled.state, profiled.diagnosis, profiled.breakdown
-    relative, cross_check = sorted(state.relative_rates), profiled.cross_check
-    tuned = {
-        f"{item.path.rpartition('::')[2]} ({item.step})": item.tuned
-        for item in breakdown.iterators
-        if item.tuned is not None
-    }
-    return {
-        "verdict": diagnosis.verdict,
-        "stall_pct": diagnosis.stall_pct,
-        "stall_pct_low": state.stall_interval_pct[0],
-        "stall_pct_high": state.stall_interval_pct[1],
-        "stall_side": state.side,
-        "stall_seconds": state.seconds,
-        "epochs_stall_pct": None if cross_check is None else cross_check.low_pct,
-        "prepared_batches": state.prepared,
-        "relative_rate": statistics.median(relative),
-        "utilization_pct": diagnosis.utilization_pct,
-        "wait_pct": diagnosis.wait_pct,
-        "wait_ms_p50": breakdown.wait_ms_p50,
-        "wait_ms_p95": breakdown.wait_ms_p95,
-        "model_step_ms": state.model_step_ms,
-        "train_step_ms": state.train_step_ms,
-        "train_step_ms_low": state.train_step_interval_ms[0],
-        "train_step_ms_high": state.train_step_interval_ms[1],
-        "model_examples_per_s": batch_size / state.model_step_ms * 1e3,
-        "reference_examples_per_s": batch_size / state.reference_step_ms * 1e3,
-        "attainable_examples_per_s": diagnosis.attainable_examples_per_s,
-        "predicted_gain": diagnosis.predicted_gain,
-        "gpu_busy_ms": breakdown.gpu_busy_ms,
-        "gpu_copy_ms": breakdown.gpu_copy_ms,
-        "autotuned": tuned,
-    }
+    cross_check = profiled.cross_check
+    return ProfileResult(
+        verdict=diagnosis.verdict,
+        stall_pct=diagnosis.stall_pct,
+        stall_pct_low=state.stall_interval_pct[0],
+        stall_pct_high=state.stall_interval_pct[1],
+        stall_side=state.side,
+        stall_seconds=state.seconds,
+        epochs_stall_pct=None if cross_check is None else cross_check.low_pct,
+        prepared_batches=state.prepared,
+        relative_rate=statistics.median(state.relative_rates),
+        utilization_pct=diagnosis.utilization_pct,
+        wait_pct=diagnosis.wait_pct,
+        wait_ms_p50=breakdown.wait_ms_p50,
+        wait_ms_p95=breakdown.wait_ms_p95,
+        model_step_ms=state.model_step_ms,
+        train_step_ms=state.train_step_ms,
+        train_step_ms_low=state.train_step_interval_ms[0],
+        train_step_ms_high=state.train_step_interval_ms[1],
+        model_examples_per_s=batch_size / state.model_step_ms * 1e3,
+        reference_examples_per_s=batch_size / state.reference_step_ms * 1e3,
+        attainable_examples_per_s=diagnosis.attainable_examples_per_s,
+        predicted_gain=diagnosis.predicted_gain,
+        gpu_busy_ms=breakdown.gpu_busy_ms,
+        gpu_copy_ms=breakdown.gpu_copy_ms,
+        autotuned={
+            f"{item.path.rpartition('::')[2]} ({item.step})": item.tuned
+            for item in breakdown.iterators
+            if item.tuned is not None
+        },
+    )
 
 
-def record(out: Path, params: Params, name: str, data_digest: str, profiled: Profile) -> None:
+def record(out: Path, identity: RunKey, diagnosis: Diagnosis, result: ProfileResult) -> None:
     """Add the profile to the configuration's MLflow run."""
-    run_id = read_json(out / "run.json")["mlflow_run_id"]
+    run_id = RunRecord.read(out).mlflow_run_id
     if run_id is None:
         return
-    metrics = summary(profiled, params.batch_size)
-    with Recorder(
-        identity_of(Layout().manifest, params.data.path, pipeline=name, data_digest=data_digest),
-        run_id=run_id,
-    ) as recorder:
-        recorder.metrics(
-            {
-                "throughput/model_examples_per_s": metrics["model_examples_per_s"],
-                "throughput/attainable_examples_per_s": metrics["attainable_examples_per_s"],
-                **{
-                    f"input/{key}": metrics[key]
-                    for key in (
-                        "stall_pct",
-                        "stall_pct_low",
-                        "stall_pct_high",
-                        "wait_ms_p50",
-                        "wait_ms_p95",
-                    )
-                },
-                "gpu/busy_ms_per_step": metrics["gpu_busy_ms"],
-                "gpu/copy_ms_per_step": metrics["gpu_copy_ms"],
-            }
-        )
-        first = profiled.diagnosis.findings[0].rule if profiled.diagnosis.findings else "none"
+    with Recorder(identity, run_id=run_id) as recorder:
+        recorder.metrics(profile_metrics(result))
         recorder.tags(
             {
-                "verdict": profiled.diagnosis.verdict,
-                "finding": first,
-                "autotuned": json.dumps(metrics["autotuned"]),
+                "verdict": result.verdict,
+                "finding": diagnosis.findings[0].rule if diagnosis.findings else "none",
+                "autotuned": json.dumps(result.autotuned),
             }
         )
         recorder.artifact(out / "profile", folder="profile")
@@ -359,22 +352,22 @@ def profile_emulated(context: StageContext, accelerator: Accelerator, *, address
         name=EMULATED, options={"step_ms": accelerator.step_ms(params.batch_size)}
     )
     context = replace(context, params=replace(params, model=emulated))
-    stored, built = (
+    stored, alone = (
         open_inputs(params, Layout()),
-        read_json(Layout().run(context.name) / "input.json"),
+        BuildResult.read(Layout().run(context.name)).throughput,
     )
     pipeline = input_pipeline(
         params, context.name, stored, split="train", purpose="train", address=address
     )
     out = Path(".throughline") / "accelerators" / context.name
-    profiled = profile(context, pipeline, out, built=built, trained={})
+    profiled = profile(context, pipeline, out, alone=alone)
     print_summary(
         f"{context.name} ({accelerator.model} of {context.options.accelerator}, emulated)", profiled
     )
-    fed = built["throughput"]["input_examples_per_s"] / accelerator.examples_per_s
+    fed = alone.input_examples_per_s / accelerator.examples_per_s
     echo(
         f"  this host feeds {fed:.1f} of them: the input alone delivers"
-        f" {built['throughput']['input_examples_per_s']:,.0f} examples/s, one"
+        f" {alone.input_examples_per_s:,.0f} examples/s, one"
     )
     echo(
         f"  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for"
@@ -404,16 +397,24 @@ def main() -> None:
         if options.accelerator:
             return profile_emulated(context, find_accelerator(options.accelerator), address=address)
         out, stored = Layout().run(name), open_inputs(params, Layout())
-        built, trained = read_json(out / "input.json"), read_json(out / "train.json")
+        built, trained = BuildResult.read(out), TrainResult.read(out)
         pipeline = input_pipeline(
             params, name, stored, split="train", purpose="train", address=address
         )
-        profiled = profile(context, pipeline, out / "profile", built=built, trained=trained)
+        profiled = profile(
+            context, pipeline, out / "profile", alone=built.throughput, trained=trained
+        )
         print_summary(name, profiled)
-        write_json(out / "profile.json", summary(profiled, params.batch_size))
-        record(out, params, name, stored.shards.data_digest, profiled)
+        result = summarize(profiled, params.batch_size)
+        result.write(out)
+        write_json(out / METRICS_FILE, compared_metrics(built, trained, result))
+        data_digest = stored.shards.data_digest
+        identity = identity_of(
+            Layout().manifest, params.data.path, pipeline=name, data_digest=data_digest
+        )
+        record(out, identity, profiled.diagnosis, result)
         if condition:
-            condition.check(summary(profiled, params.batch_size))
+            condition.check(asdict(result))
     return None
 
 

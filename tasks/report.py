@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from tasks.cli import stage_cli
 from tasks.errors import MissingInput, UnequalConfigurations
-from tasks.files import read_json, resumable_folder, write_json
+from tasks.files import read_json, resumable_folder
 from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.reporting.checklist import checklist
-from tasks.reporting.plots import plot_throughput, plot_timelines
+from tasks.reporting.comparison_plots import plot_histories, plot_throughput
+from tasks.reporting.plots import plot_timelines
 from tasks.reporting.ranking import (
     accuracy_warning,
     baseline,
@@ -36,20 +36,45 @@ from tasks.reporting.ranking import (
     relative_rate,
     tied,
 )
+from tasks.reporting.table import EXPLANATION, comparison_table, to_text
+from tasks.results.base import ResultFile
+from tasks.results.build import BuildResult, PlanSummary
+from tasks.results.comparison import Comparison, MeasuredRow, Row
+from tasks.results.profiling import Breakdown, Diagnosis, ProfileResult, StepRounds, Timeline
+from tasks.results.snapshot import SnapshotCost
+from tasks.results.train import HISTORY, RunRecord, TrainResult, read_history
 
-RESULT_FILES = (
-    "plan.json",
-    "input.json",
-    "train.json",
-    "run.json",
-    "profile.json",
-    "profile/breakdown.json",
-    "profile/diagnosis.json",
-    "profile/steps.json",
+PICTURES = ("throughput", "timelines", "histories")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResults:
+    """Everything that the stages have written about one configuration."""
+
+    plan: PlanSummary
+    built: BuildResult
+    trained: TrainResult
+    history: Sequence[Mapping[str, float]]
+    run: RunRecord
+    profiled: ProfileResult
+    breakdown: Breakdown
+    diagnosis: Diagnosis
+    steps: StepRounds
+
+
+RESULT_FILES: tuple[type[ResultFile], ...] = (
+    PlanSummary,
+    BuildResult,
+    TrainResult,
+    RunRecord,
+    ProfileResult,
+    Breakdown,
+    Diagnosis,
+    StepRounds,
 )
 
 
-def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
+def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
     """Compare the configurations `names` from their result files and write the report into `out`.
 
     A configuration without results is left out and named, with what is missing of it.
@@ -59,7 +84,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
       UnequalConfigurations: two configurations delivered different examples; nothing is compared.
     """
     missing = {name: lacking for name in names if (lacking := _missing_files(layout.run(name)))}
-    results = {name: _results(layout.run(name)) for name in names if name not in missing}
+    results = {name: read_results(layout.run(name)) for name in names if name not in missing}
     if not results:
         raise MissingInput(
             "; ".join(
@@ -68,77 +93,112 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> dict[str, Any]:
             )
             + "; run `dvc repro` first"
         )
-    _check_equal(results)
-    rows = _rows(results, setup_s=_snapshot_seconds(layout))
-    top, base = best(rows), baseline(rows)
-    shown = results[top["pipeline"]]
-    summary = {
-        "headline": headline(rows),
-        "best": top["pipeline"],
-        "tied": tied(rows),
-        "drift_pct": drift_pct(rows),
-        "baseline": base["pipeline"],
-        "metric": rows[0]["metric"],
-        "warning": accuracy_warning(rows),
-        "missing": missing,
-        "machine": shown["input"]["machine"],
-        "examples_digest": next(
+    check_equal({name: result.built for name, result in results.items()})
+    comparison = compare(results, missing, layout)
+    with resumable_folder(out, key="report") as folder:
+        plots = folder / "plots"
+        plots.mkdir(exist_ok=True)
+        plot_throughput(comparison.configurations, plots)
+        _plot_side_by_side(
+            layout, dict.fromkeys([comparison.baseline, comparison.best]), plots / "timelines"
+        )
+        plot_histories(
+            {name: result.history for name, result in results.items()},
+            comparison.metric,
+            plots / "histories",
+        )
+        pd.DataFrame([vars(row) for row in comparison.configurations]).drop(
+            columns=["relative_rates", "judged"]
+        ).to_csv(plots / "throughput.csv", index=False)
+        (folder / "index.html").write_text(_page(comparison, results, layout, folder))
+        comparison.write(folder)
+    return comparison
+
+
+def compare(
+    results: Mapping[str, RunResults], missing: Mapping[str, list[str]], layout: Layout
+) -> Comparison:
+    """Rank the configurations and say which is best; their results are by name."""
+    measured = [_measured_row(name, result) for name, result in results.items()]
+    top, base = best(measured), baseline(measured)
+    shown = results[top.pipeline]
+    return Comparison(
+        headline=headline(measured),
+        best=top.pipeline,
+        tied=tuple(tied(measured)),
+        drift_pct=drift_pct(measured),
+        baseline=base.pipeline,
+        metric=top.metric,
+        warning=accuracy_warning(measured),
+        missing=missing,
+        machine=shown.built.machine,
+        examples_digest=next(
             (
-                r["input"]["equality"]["digest"]
-                for r in results.values()
-                if "difference" not in r["input"]
+                result.built.equality.digest
+                for result in results.values()
+                if result.built.difference is None
             ),
             "none",
         ),
-        "data_digest": shown["plan"]["data_digest"],
-        "checklist": [
-            asdict(point)
-            for point in checklist(
-                shown["plan"]["config"], read_json(layout.shards / "index.json"), top
-            )
-        ],
-        "configurations": rows,
-    }
-    with resumable_folder(out, key="report") as folder:
-        (folder / "plots").mkdir(exist_ok=True)
-        plot_throughput(rows, folder / "plots")
-        _plot_side_by_side(layout, dict.fromkeys([base["pipeline"], top["pipeline"]]), folder)
-        pd.DataFrame(rows).drop(columns="relative_rates").to_csv(
-            folder / "plots" / "throughput.csv", index=False
-        )
-        (folder / "index.html").write_text(_page(summary, results, layout, folder))
-        write_json(folder / "summary.json", summary)
-    return summary
+        data_digest=shown.plan.data_digest,
+        checklist=tuple(checklist(shown.plan.config, read_json(layout.shards / "index.json"), top)),
+        configurations=_rows(measured, setup_s=_snapshot_seconds(layout)),
+    )
 
 
-def _plot_side_by_side(layout: Layout, names: Mapping[str, None], folder: Path) -> None:
+def _plot_side_by_side(layout: Layout, names: Mapping[str, None], stem: Path) -> None:
     """Timelines over the same length of real time, one below the other."""
-    files = {name: layout.run(name) / "profile" / "timeline.json" for name in names}
-    found = {name: read_json(file)["lanes"] for name, file in files.items() if file.exists()}
-    if found:
-        plot_timelines(found, folder / "plots" / "timelines")
+    folders = {name: layout.run(name) for name in names}
+    lanes = {
+        name: Timeline.read(folder).lanes
+        for name, folder in folders.items()
+        if Timeline.path(folder).exists()
+    }
+    if lanes:
+        plot_timelines(lanes, stem)
 
 
 def _snapshot_seconds(layout: Layout) -> float:
     """How long the snapshot took to write; 0 where that is not known."""
-    file = layout.snapshot.with_suffix(".json")
-    return read_json(file)["seconds"] if file.exists() else 0.0
+    folder = layout.snapshot.parent
+    return SnapshotCost.read(folder).seconds if SnapshotCost.path(folder).exists() else 0.0
 
 
 def _missing_files(folder: Path) -> list[str]:
-    return [name for name in RESULT_FILES if not (folder / name).exists()]
+    files = [kind.path(folder) for kind in RESULT_FILES]
+    return [
+        path.relative_to(folder).as_posix()
+        for path in (*files, folder / HISTORY)
+        if not path.exists()
+    ]
 
 
-def _results(folder: Path) -> dict[str, Any]:
-    return {Path(name).stem: read_json(folder / name) for name in RESULT_FILES}
+def read_results(folder: Path) -> RunResults:
+    """Read what the stages have written into a configuration's folder."""
+    return RunResults(
+        plan=PlanSummary.read(folder),
+        built=BuildResult.read(folder),
+        trained=TrainResult.read(folder),
+        history=read_history(folder),
+        run=RunRecord.read(folder),
+        profiled=ProfileResult.read(folder),
+        breakdown=Breakdown.read(folder),
+        diagnosis=Diagnosis.read(folder),
+        steps=StepRounds.read(folder),
+    )
 
 
-def _check_equal(results: Mapping[str, Mapping[str, Any]]) -> None:
+def check_equal(built: Mapping[str, BuildResult]) -> None:
+    """Compare the digests of the examples that the configurations delivered.
+
+    Raises:
+      UnequalConfigurations: they differ; those that are approximate by their own wish apart, whose
+      difference is shown.
+    """
     digests: dict[str, list[str]] = {}
-    for name, result in results.items():
-        if "difference" in result["input"]:
-            continue  # approximate by its own wish: the difference is shown
-        digests.setdefault(result["input"]["equality"]["digest"], []).append(name)
+    for name, result in built.items():
+        if result.difference is None:
+            digests.setdefault(result.equality.digest, []).append(name)
     if len(digests) > 1:
         groups = "; ".join(
             f"{', '.join(names)}: {digest[:12]}" for digest, names in digests.items()
@@ -149,80 +209,79 @@ def _check_equal(results: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def _rows(results: Mapping[str, Mapping[str, Any]], *, setup_s: float) -> list[dict[str, Any]]:
+def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]:
     """One row per configuration, in the order of params.yaml."""
-    rows = [_row(name, result) for name, result in results.items()]
-    base, reference = baseline(rows), reference_rate(rows)
-    for row in rows:
-        low, high = relative_interval(row)
-        row["steady_examples_per_s"] = relative_rate(row) * reference
-        row["steady_examples_per_s_low"], row["steady_examples_per_s_high"] = (
-            low * reference,
-            high * reference,
-        )
-        row["ceiling_examples_per_s"] = (
-            row["model_examples_per_s"] / row["reference_examples_per_s"] * reference
-        )
-        row["speedup_vs_naive"] = relative_rate(row) / relative_rate(base)
-        row["speedup_vs_naive_low"], row["speedup_vs_naive_high"] = ratio_interval(row, base)
-    for row in rows:
-        row["break_even_epoch"] = break_even_epoch(row, base, setup_s=setup_s)
-    return rows
-
-
-def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the report says about one configuration."""
-    plan, input_only, trained, profiled, diagnosis = (
-        result[key] for key in ("plan", "input", "train", "profile", "diagnosis")
+    base, reference = baseline(measured), reference_rate(measured)
+    rows = [_row(row, base, reference) for row in measured]
+    return tuple(
+        replace(row, break_even_epoch=break_even_epoch(row, baseline(rows), setup_s=setup_s))
+        for row in rows
     )
-    return {
-        "pipeline": name,
-        "plan": plan["plan"],
-        "examples": plan["examples"],
-        "gathers": plan["config"]["read"] == "snapshot",
-        "caches": plan["config"]["cache"] is not None,
-        "train_examples_per_s": trained["throughput"]["train_examples_per_s"],
-        "relative_rates": result["steps"]["relative_rates"],
-        "reference_examples_per_s": profiled["reference_examples_per_s"],
-        "input_examples_per_s": input_only["throughput"]["input_examples_per_s"],
-        "cold_examples_per_s": input_only["throughput"]["cold_examples_per_s"],
-        "model_examples_per_s": profiled["model_examples_per_s"],
-        "attainable_examples_per_s": profiled["attainable_examples_per_s"],
-        **{
-            key: profiled[key]
-            for key in (
-                "stall_pct",
-                "stall_pct_low",
-                "stall_pct_high",
-                "wait_ms_p50",
-                "predicted_gain",
-            )
-        },
-        "first_batch_s": input_only["throughput"]["first_batch_s"],
-        "epoch_gap_s": input_only["throughput"]["epoch_gap_s"],
-        "step_ms_p50": trained["step"]["ms_p50"],
-        "step_ms_p95": trained["step"]["ms_p95"],
-        "step_ms_p99": trained["step"]["ms_p99"],
-        "rss_mb_max": trained["usage"]["rss_mb_max"],
-        "disk_read_mb": trained["usage"]["disk_read_mb"],
-        "cpu_seconds_per_1k_examples": trained["cpu_seconds_per_1k_examples"],
-        "gpu_utilization_pct_mean": trained["usage"]["gpu_utilization_pct_mean"],
-        "metric": trained["metric"],
-        "held_out": input_only["held_out"],
-        "judged": trained.get("held_out"),
-        "val_metric": trained["train"][f"val_{trained['metric']}"],
-        "test_metric": trained.get("test", {}).get(trained["metric"]),
-        "difference_mean": input_only.get("difference", {}).get("mean"),
-        "difference_max": input_only.get("difference", {}).get("max"),
-        "verdict": diagnosis["verdict"],
-        "cause": diagnosis["cause"],
-        "fix": diagnosis["fix"],
-        "mlflow_run_id": result["run"]["mlflow_run_id"],
-    }
+
+
+def _row(row: MeasuredRow, base: MeasuredRow, reference: float) -> Row:
+    low, high = relative_interval(row)
+    speedup_low, speedup_high = ratio_interval(row, base)
+    return Row(
+        **vars(row),
+        steady_examples_per_s=relative_rate(row) * reference,
+        steady_examples_per_s_low=low * reference,
+        steady_examples_per_s_high=high * reference,
+        ceiling_examples_per_s=row.model_examples_per_s / row.reference_examples_per_s * reference,
+        speedup_vs_naive=relative_rate(row) / relative_rate(base),
+        speedup_vs_naive_low=speedup_low,
+        speedup_vs_naive_high=speedup_high,
+    )
+
+
+def _measured_row(name: str, result: RunResults) -> MeasuredRow:
+    """What the report says about one configuration."""
+    built, trained, profiled = result.built, result.trained, result.profiled
+    throughput, step, difference = trained.throughput, trained.step, built.difference
+    return MeasuredRow(
+        pipeline=name,
+        plan=result.plan.plan,
+        examples=result.plan.examples,
+        gathers=result.plan.config["read"] == "snapshot",
+        caches=result.plan.config["cache"] is not None,
+        train_examples_per_s=throughput and throughput.train_examples_per_s,
+        relative_rates=result.steps.relative_rates,
+        reference_examples_per_s=profiled.reference_examples_per_s,
+        input_examples_per_s=built.throughput.input_examples_per_s,
+        cold_examples_per_s=built.throughput.cold_examples_per_s,
+        model_examples_per_s=profiled.model_examples_per_s,
+        attainable_examples_per_s=profiled.attainable_examples_per_s,
+        stall_pct=profiled.stall_pct,
+        stall_pct_low=profiled.stall_pct_low,
+        stall_pct_high=profiled.stall_pct_high,
+        wait_ms_p50=profiled.wait_ms_p50,
+        predicted_gain=profiled.predicted_gain,
+        first_batch_s=built.throughput.first_batch_s,
+        epoch_gap_s=built.throughput.epoch_gap_s,
+        step_ms_p50=step and step.ms_p50,
+        step_ms_p95=step and step.ms_p95,
+        step_ms_p99=step and step.ms_p99,
+        rss_mb_max=trained.usage.rss_mb_max,
+        disk_read_mb=trained.usage.disk_read_mb,
+        cpu_seconds_per_1k_examples=trained.cpu_seconds_per_1k_examples,
+        cpu_utilization_pct=trained.usage.cpu_utilization_pct,
+        gpu_utilization_pct_mean=trained.usage.gpu_utilization_pct_mean,
+        metric=trained.metric,
+        held_out=built.held_out,
+        judged=trained.held_out,
+        val_metric=trained.train[f"val_{trained.metric}"],
+        test_metric=trained.test.get(trained.metric),
+        difference_mean=difference and difference.mean,
+        difference_max=difference and difference.max,
+        verdict=result.diagnosis.verdict,
+        cause=result.diagnosis.cause,
+        fix=result.diagnosis.fix,
+        mlflow_run_id=result.run.mlflow_run_id,
+    )
 
 
 def _page(
-    summary: Mapping[str, Any], results: Mapping[str, Any], layout: Layout, folder: Path
+    comparison: Comparison, results: Mapping[str, RunResults], layout: Layout, folder: Path
 ) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "reporting"),
@@ -237,9 +296,13 @@ def _page(
         }
         for name in results
     }
-    plots = {kind: _svg(folder / "plots" / f"{kind}.svg") for kind in ("throughput", "timelines")}
+    plots = {kind: _svg(folder / "plots" / f"{kind}.svg") for kind in PICTURES}
     return environment.get_template("report.html").render(
-        summary=summary, plots=plots, pictures=pictures, results=results
+        summary=comparison,
+        table=comparison_table(comparison),
+        plots=plots,
+        pictures=pictures,
+        results=results,
     )
 
 
@@ -257,32 +320,10 @@ def _svg(path: Path) -> str:
 def main() -> None:
     """Put all configurations side by side and write report/."""
     with stage_cli(main) as params:
-        summary = report(list(params.pipelines), Layout(), Layout().report)
-        echo(summary["headline"])
-        columns = {
-            "steady": 10,
-            "×naive": 8,
-            "epochs": 10,
-            "input": 12,
-            "model": 10,
-            "stall": 8,
-            summary["metric"]: 10,
-        }
-        echo(
-            f"{'configuration':<24}"
-            + "".join(f"{name:>{width}}" for name, width in columns.items())
-            + "  verdict"
-        )
-        for row in summary["configurations"]:
-            quality = row["val_metric"] if row["test_metric"] is None else row["test_metric"]
-            echo(
-                f"{row['pipeline']:<24}{row['steady_examples_per_s']:>10,.0f}{row['speedup_vs_naive']:>8.2f}{row['train_examples_per_s']:>10,.0f}{row['input_examples_per_s']:>12,.0f}{row['model_examples_per_s']:>10,.0f}{row['stall_pct']:>7.0f}%{quality:>10.4f}"
-                f"  {row['verdict']}"
-            )
-        echo(
-            "steady: training relative to the model alone in the same moments; epochs, input"
-            " (alone) and model (alone) as measured; examples/s"
-        )
+        comparison = report(list(params.pipelines), Layout(), Layout().report)
+        echo(comparison.headline)
+        echo(to_text(comparison_table(comparison)))
+        echo(EXPLANATION)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ from tasks.pipelines.prepared_data import snapshot_key
 from tasks.pipelines.shapes import output_shape, resolve, stored_shape
 from tasks.pipelines.undecodable import find_undecodable, run_ops
 from tasks.progress import echo, in_threads, progress
+from tasks.results.snapshot import SnapshotCost
 from tasks.settings import SnapshotSettings
 
 if TYPE_CHECKING:
@@ -433,10 +434,9 @@ def main() -> None:
         image, mean = index.columns[0], size / examples
         sizes = "×".join(str(length or "any") for length in image.shape)
         # A file of its own: what follows depends on what was written, not on how long that took.
-        write_json(
-            layout.snapshot.with_suffix(".json"),
-            {"seconds": seconds, "examples_per_s": examples / seconds, "bytes_per_example": mean},
-        )
+        SnapshotCost(
+            seconds=seconds, examples_per_s=examples / seconds, bytes_per_example=mean
+        ).write(layout.snapshot.parent)
         echo(
             f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {sizes}, {mean:,.0f} bytes"
             f" each, {size / max(1, read):.2f} × the shards, {size / 1e6 / seconds:,.0f} MB/s"

@@ -6,13 +6,10 @@ the same work resumes from the last one. Results are written to files first, the
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -29,16 +26,24 @@ from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
 from tasks.code_identity import code_digest
 from tasks.errors import ImpossiblePlan
-from tasks.files import atomic_file, digest_json, read_json, write_json
+from tasks.files import digest_json
 from tasks.layout import Layout
 from tasks.measurement.gpus import used_gpus, visible_gpus
-from tasks.measurement.hardware import Sampler, Usage, fingerprint
+from tasks.measurement.hardware import Sampler, fingerprint
 from tasks.measurement.held_out import held_out
 from tasks.params import Params
 from tasks.pipelines.hosts import host_from_tf_config
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.progress import echo
+from tasks.results.build import BuildResult
+from tasks.results.train import (
+    RunRecord,
+    TrainResult,
+    TrainThroughput,
+    train_metrics,
+    write_history,
+)
 from tasks.settings import TrainSettings
 from tasks.tracking.experiments import identity_of
 from tasks.tracking.recorder import Recorder
@@ -61,12 +66,11 @@ class SplitPipelines:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """What a training gave: one row per epoch, timing, usage and the final test metrics."""
+class Training:
+    """What a training gave: one row per epoch, and the result of them all."""
 
     rows: list[dict[str, float]]
-    result: dict[str, Any]
-    usage: Usage
+    result: TrainResult
 
 
 def train(
@@ -75,9 +79,10 @@ def train(
     progress: CheckpointCallback,
     *,
     settings: TrainSettings,
-) -> TrainResult:
+    targets: Sequence[int] | None = None,
+) -> Training:
     """Train, resuming where `progress` says that an interrupted training was, and evaluate on the
-    held-out splits.
+    held-out splits. `targets` are the columns of a series that are predicted.
     """
     plan = pipelines.train.plan
     gather = pipelines.train.gather_fn() if plan.on_device else None
@@ -98,24 +103,32 @@ def train(
             start = Position(epoch=start.epoch + 1)
         fit(model, pipelines, progress, start=start, until=settings.epochs)
     usage, timer = sampler.measured, progress.timer
-    result: dict[str, Any] = {
-        "train": {name: value for name, value in progress.rows[-1].items() if name != "epoch"}
-    }
-    if pipelines.test is not None:
-        scores = model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
-        result["test"] = {name: float(value) for name, value in scores.items()}
-    if timer.epochs:
-        per_step = pipelines.train.examples / pipelines.train.steps
-        rates = [rate * per_step for rate in timer.rates]
-        result["throughput"] = {
-            "train_examples_per_s": float(np.median(rates[1:] or rates)),
-            "cold_examples_per_s": rates[0],
-        }
-        result["step"] = asdict(timer.step_times())
-    measured = progress.measured_steps * pipelines.train.examples / pipelines.train.steps
-    result["cpu_seconds_per_1k_examples"] = usage.cpu_s / measured * 1000 if measured else None
-    result["usage"] = asdict(usage)
-    return TrainResult(rows=progress.rows, result=result, usage=usage)
+    test = (
+        {}
+        if pipelines.test is None
+        else model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
+    )
+    examples_per_step = pipelines.train.examples / pipelines.train.steps
+    rates = [rate * examples_per_step for rate in timer.rates]
+    measured = progress.measured_steps * examples_per_step
+    result = TrainResult(
+        metric=models.target.metric,
+        held_out=held_out(pipelines.train.data, targets=targets),
+        train={name: value for name, value in progress.rows[-1].items() if name != "epoch"},
+        test={name: float(value) for name, value in test.items()},
+        throughput=(
+            TrainThroughput(
+                train_examples_per_s=float(np.median(rates[1:] or rates)),
+                cold_examples_per_s=rates[0],
+            )
+            if rates
+            else None
+        ),
+        step=timer.step_times() if rates else None,
+        cpu_seconds_per_1k_examples=usage.cpu_s / measured * 1000 if measured else None,
+        usage=usage,
+    )
+    return Training(rows=progress.rows, result=result)
 
 
 def fit(
@@ -159,40 +172,6 @@ def device_names(model: keras.Model) -> set[str]:
     return {str(variable.value.device) for variable in model.variables}
 
 
-def write_history(path: Path, rows: list[dict[str, float]]) -> None:
-    """Write one line per epoch."""
-    with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
-        writer: csv.DictWriter[str] = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def metrics_of(trained: TrainResult, built: Mapping[str, Any]) -> dict[str, float | None]:
-    """Everything that build and train measured, under its MLflow name."""
-    result, usage = trained.result, trained.usage
-    throughput, step, test, input_only = (
-        result.get("throughput", {}),
-        result.get("step", {}),
-        result.get("test", {}),
-        built["throughput"],
-    )
-    return {
-        "throughput/train_examples_per_s": throughput.get("train_examples_per_s"),
-        "throughput/input_examples_per_s": input_only["input_examples_per_s"],
-        "input/first_batch_s": input_only["first_batch_s"],
-        "input/epoch_gap_s": input_only["epoch_gap_s"],
-        **{f"step/{name}": step.get(name) for name in ("ms_p50", "ms_p95", "ms_p99")},
-        **{f"test/{name}": value for name, value in test.items()},
-        "cpu/seconds_per_1k_examples": result["cpu_seconds_per_1k_examples"],
-        "memory/rss_mb_max": usage.rss_mb_max,
-        "disk/read_mb": usage.disk_read_mb,
-        "gpu/utilization_pct_mean": usage.gpu_utilization_pct_mean,
-        "gpu/utilization_pct_p10": usage.gpu_utilization_pct_p10,
-        "gpu/memory_mb_max": usage.gpu_memory_mb_max,
-        "gpu/power_w_mean": usage.gpu_power_w_mean,
-    }
-
-
 def log_inputs(
     recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline
 ) -> None:
@@ -224,13 +203,13 @@ def split_pipelines(
 ) -> SplitPipelines:
     """Open the configuration for training, and the plain reading of the held-out splits."""
 
-    def held_out(split: str) -> InputPipeline:
+    def evaluated(split: str) -> InputPipeline:
         return input_pipeline(params, name, stored, split=split, purpose="evaluate")
 
     return SplitPipelines(
         train=input_pipeline(params, name, stored, split="train", purpose="train", address=address),
-        validation=held_out("validation"),
-        test=held_out("test") if "test" in stored.shards.splits else None,
+        validation=evaluated("validation"),
+        test=evaluated("test") if "test" in stored.shards.splits else None,
     )
 
 
@@ -331,31 +310,28 @@ def main() -> None:
                 data_digest=stored.shards.data_digest,
                 pipeline=pipelines.train,
             )
-            trained = train(
+            windows = series_windows(params, stored)
+            training = train(
                 models,
                 pipelines,
                 CheckpointCallback(pipelines.train, store, params.train, recorder),
                 settings=params.train,
+                targets=windows.targets if windows else None,
             )
-            windows = series_windows(params, stored)
-            baseline = held_out(stored, targets=windows.targets if windows else None)
+            result = training.result
             save_model(models.full_model, out / "model.keras")
-            write_history(out / "history.csv", trained.rows)
-            write_json(
-                out / "train.json",
-                {"metric": models.target.metric, "held_out": asdict(baseline), **trained.result},
-            )
-            recorder.metrics(metrics_of(trained, read_json(out / "input.json")))
+            write_history(out, training.rows)
+            result.write(out)
+            recorder.metrics(train_metrics(BuildResult.read(out), result))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.artifact(out / file)
             recorder.model(out / "model.keras", objects)
-        write_json(out / "run.json", {"mlflow_run_id": recorder.run_id, "sent": recorder.sent})
+        RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
-        test, metric = trained.result.get("test", {}), models.target.metric
-        throughput = trained.result.get("throughput", {}).get("train_examples_per_s", float("nan"))
+        speed = result.throughput.train_examples_per_s if result.throughput else float("nan")
         echo(
-            f"  {throughput:,.0f} examples/s"
-            + (f", test {metric} {test[metric]:.4f}" if test else "")
+            f"  {speed:,.0f} examples/s"
+            + (f", test {result.metric} {result.test[result.metric]:.4f}" if result.test else "")
         )
 
 

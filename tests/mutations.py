@@ -82,7 +82,7 @@ EQUALITY = ("tests/measurement/test_equality.py",)
 FILES = ("tests/test_files.py",)
 HOSTS = ("tests/pipelines/test_hosts.py",)
 REACH = ("tests/attacks/test_access_policy.py",)
-REPORT = ("tests/test_report.py",)
+REPORT = ("tests/reporting/test_report.py",)
 RESUME = ("tests/training/test_resume.py",)
 STORED = ("tests/pipelines/test_stored.py",)
 STEADY_STATE = ("tests/measurement/test_steady_state.py",)
@@ -677,8 +677,8 @@ FAULTS = (
     ),
     Fault(
         "a cold epoch is a cross_check",
-        'if not rate or rate == rates.get("cold_examples_per_s"):',
-        "if not rate:",
+        "if trained is None or trained.train_examples_per_s == trained.cold_examples_per_s:",
+        "if trained is None:",
         VERDICT,
     ),
     Fault(
@@ -695,8 +695,8 @@ FAULTS = (
     ),
     Fault(
         "of equals the one that waits most is best",
-        'min((row for row in rows if row["pipeline"] in names)',
-        'max((row for row in rows if row["pipeline"] in names)',
+        "min((row for row in rows if row.pipeline in names)",
+        "max((row for row in rows if row.pipeline in names)",
         REPORT,
     ),
     Fault(

@@ -15,6 +15,7 @@ import time
 import mlflow
 import pytest
 from project import SMALL, environment, experiment_of, run, run_quietly, run_stages, write_params
+from ruamel.yaml import YAML
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -109,6 +110,32 @@ def test_a_second_run_does_nothing(first):
     assert run(folder, "dvc", "status").strip() == "Data and pipelines are up to date."
 
 
+def test_dvc_compares_configurations_by_a_dozen_metrics_that_are_named_as_in_mlflow(finished):
+    folder, _ = finished
+    shown = json.loads(run_quietly(folder, "dvc", "metrics", "show", "--json"))[""]["data"]
+    assert set(shown) == {"runs/naive/metrics.json", "runs/optimized/metrics.json"}
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    runs = mlflow.search_runs(experiment_names=[experiment_of(folder)], output_format="list")
+    logged = {found.data.tags["pipeline"]: found.data for found in runs}
+    for name in ("naive", "optimized"):
+        metrics = dict(shown[f"runs/{name}/metrics.json"]["data"])
+        assert metrics.pop("verdict") == logged[name].tags["verdict"]
+        assert 10 <= len(metrics) <= 14
+        assert metrics == pytest.approx({key: logged[name].metrics[key] for key in metrics})
+    assert "metrics.json" in run(folder, "dvc", "exp", "show", "--csv")
+
+
+def test_what_dvc_plots_shows_are_pictures_that_need_no_network(first):
+    folder, _ = first
+    run(folder, "dvc", "plots", "show")
+    page = (folder / "dvc_plots" / "index.html").read_text()
+    assert "<script" not in page and not re.search(r"https?://|src=.//", page)
+    pictures = re.findall(r'<img src="([^"]+)"', page)
+    assert len(pictures) == len(YAML(typ="safe").load((folder / "dvc.yaml").read_text())["plots"])
+    for picture in pictures:
+        assert (folder / "dvc_plots" / picture).read_bytes().startswith(b"\x89PNG")
+
+
 def stale(folder) -> set[str]:
     """Stages that DVC holds for out of date."""
     return set(json.loads(run_quietly(folder, "dvc", "status", "--json")))
@@ -139,10 +166,8 @@ def test_changing_the_preprocessing_concerns_everything_from_the_snapshot_on(fir
 
 
 @pytest.mark.slow
-def test_metrics_plots_push_and_pull(first, tmp_path):
+def test_results_are_pushed_and_pulled(first, tmp_path):
     folder, _ = first
-    assert "train_examples_per_s" in run(folder, "dvc", "metrics", "show", "--json")
-    run(folder, "dvc", "plots", "show")
     run(folder, "dvc", "remote", "add", "--default", "--local", "store", str(tmp_path / "store"))
     run(folder, "dvc", "push")
     run(folder, "git", "add", "dvc.lock")

@@ -43,6 +43,7 @@ LAYERS = (
         "tasks.layout",
         "tasks.libraries",
         "tasks.progress",
+        "tasks.results",
         "tasks.scratch",
         "tasks.settings",
         "tasks.source_kinds",
@@ -66,6 +67,8 @@ FLOWS_MAY_IMPORT = (
     "tasks.files",
     "tasks.identities",
     "tasks.layout",
+    "tasks.reporting.table",
+    "tasks.results",
     "tasks.scratch",
     "tasks.tracking",
 )

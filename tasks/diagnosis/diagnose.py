@@ -18,6 +18,7 @@ from tasks.diagnosis.rules import RULES, Effort, Rule
 from tasks.errors import ImpossiblePlan
 from tasks.measurement.verdict import COMPUTE_BOUND, UNDECIDED, judge
 from tasks.pipelines.plan import Plan, make_plan
+from tasks.results.profiling import Diagnosis, Finding
 from tasks.settings import PipelineConfig
 
 GOOD_UTILIZATION_PCT = 80.0
@@ -51,45 +52,6 @@ class Ceilings:
         if self.accelerator:
             return min(self.input_examples_per_s, self.model_examples_per_s)
         return 1 / (1 / self.input_examples_per_s + 1 / self.model_examples_per_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that is wrong: evidence, cause, the exact change, and what it is predicted to gain.
-
-    `predicted_gain` is a factor on training throughput, None where the model cannot say. `change`
-    maps dotted keys of params.yaml to their new values.
-    """
-
-    rule: str
-    step: str
-    key: str
-    evidence: str
-    cause: str
-    fix: str
-    change: Mapping[str, Any]
-    effort: str
-    predicted_gain: float | None
-    confidence: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """The verdict on one configuration. Utilization = model-only step time / real step time; stall
-    is the rest.
-    """
-
-    verdict: str
-    utilization_pct: float
-    stall_pct: float
-    wait_pct: float
-    binding: str
-    attainable_examples_per_s: float
-    cause: str
-    fix: str
-    evidence: str
-    predicted_gain: float | None
-    findings: tuple[Finding, ...]
 
 
 def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) -> Diagnosis:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.diagnosis.cost_model import Costs, Load
-from tasks.diagnosis.trace_breakdown import Breakdown
 from tasks.measurement.verdict import CrossCheck, Stall
 from tasks.pipelines.ops import Op
 from tasks.pipelines.parallelism import Parallelism
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.steps import Batch, Map
+from tasks.results.profiling import Breakdown
 from tasks.settings import PipelineConfig
 
 WORTH_PCT = 5.0  # of a step; less is not worth a change

@@ -4,26 +4,15 @@ is simulated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tasks.diagnosis.intervals import close_gaps, intersection, union
-from tasks.diagnosis.trace_breakdown import AUTOMATIC, activity
+from tasks.diagnosis.trace_breakdown import activity
 from tasks.diagnosis.xspace import WAIT, Trace
 from tasks.reporting.plots import TRAIN_LANE, WAITING_LANE
+from tasks.results.profiling import AUTOMATIC, Timeline
 
 STEPS_SHOWN = 6
 # of a window: what is closer together could not be distinguished, and would only make pages heavy
 RESOLUTION = 1500
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """Lanes from the training down to the disk; each a list of (begin, end) [ms] within a window of
-    `length_ms`.
-    """
-
-    length_ms: float
-    lanes: dict[str, list[tuple[float, float]]]
 
 
 def timeline_of(trace: Trace) -> Timeline | None:

@@ -19,10 +19,8 @@ import numpy as np
 
 from tasks.diagnosis.intervals import difference, intersection, total_length, union
 from tasks.diagnosis.xspace import WAIT, Event, Trace
+from tasks.results.profiling import Breakdown, IteratorTime
 
-AUTOMATIC = (  # in the step name that TensorFlow gives iterators that the plan did not name
-    "Dataset:"
-)
 _INSTANCE = re.compile(r"\[\d+\]")
 _EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run"
 # ends the name of what a thread of a prefetch or of a parallel map does for one element
@@ -34,62 +32,6 @@ _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
 # Finds the nearest span around one that meets a condition.
 FindAncestor = Callable[[Callable[[Event], object]], Event | None]
 NestedSpan = tuple[Event, FindAncestor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class IteratorTime:
-    """All calls of one iterator over the traced window. Times in ms, summed over calls and threads.
-
-    `total_ms` counts a call from beginning to end, `self_ms` only work; `call_ms_p50/p95` are those
-    of the functions it calls (of the calls themselves where it calls none). `parallelism` is how
-    many threads were at work on average, `critical_pct` its share of all waits, `ops` the work of
-    kernels by op of the plan.
-    """
-
-    path: str
-    step: str
-    calls: int
-    total_ms: float
-    self_ms: float
-    call_ms_p50: float
-    call_ms_p95: float
-    parallelism: float
-    critical_pct: float
-    ops: Mapping[str, float] = field(default_factory=dict)
-    tuned: int | None = None
-
-    @property
-    def depth(self) -> int:
-        """Distance from the root of the pipeline."""
-        return self.path.count("::") - 1
-
-    @property
-    def named(self) -> bool:
-        """Whether it is a step of the plan, not something that tf.data put in between."""
-        return bool(self.step) and AUTOMATIC not in self.step
-
-
-@dataclass(frozen=True, kw_only=True)
-class Breakdown:
-    """What a trace says: steps, wait per step [ms], iterators from the consumer to the disk; per
-    step on a GPU, busy and copying [ms].
-    """
-
-    steps: int
-    step_ms_p50: float | None
-    wait_ms_p50: float | None
-    wait_ms_p95: float | None
-    wait_ms_mean: float | None
-    iterators: tuple[IteratorTime, ...]
-    gpu_busy_ms: float | None = None
-    gpu_copy_ms: float | None = None
-
-    def worst(self) -> IteratorTime | None:
-        """The step of the plan that held training up most; where nothing was waited for, the one
-        that worked most.
-        """
-        named = [item for item in self.iterators if item.named]
-        return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
 
 
 def break_down(trace: Trace) -> Breakdown:

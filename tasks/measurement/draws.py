@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +22,7 @@ from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import labels_and_weights
 from tasks.pipelines.steps import Map, Step, Window
+from tasks.results.build import EpochDraws
 
 SURE_ERRORS = 6  # standard errors of a class's count beyond which it is no chance
 STEPS_AT_ONCE = 1024
@@ -36,17 +36,6 @@ class KeysAlone(Op):
     def compute(self, element: Any, draw: Any) -> Any:
         """The element without its values."""
         return {name: element[name] for name in ("key", "label")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochDraws:
-    """How many examples an epoch has, how many different ones, and how often the most frequent one
-    comes.
-    """
-
-    examples: int
-    distinct: int
-    most_often: int
 
 
 def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None:

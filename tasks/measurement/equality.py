@@ -8,7 +8,6 @@ configuration with the same `preprocess` must have the same digest.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -16,29 +15,9 @@ import tensorflow as tf
 from tasks.errors import UnequalConfigurations
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.kernels import input_name
+from tasks.results.build import Difference, ExamplesDigest
 
 MODULUS = 1 << 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExamplesDigest:
-    """The digest, how many examples went into it, and their shape and dtype."""
-
-    digest: str
-    examples: int
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """How far the pixels of an approximate configuration are from the exact ones [levels of 256],
-    over a sample of examples.
-    """
-
-    mean: float
-    max: float
-    examples: int
 
 
 def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:

@@ -22,6 +22,7 @@ import pynvml
 
 from tasks.measurement.gpus import visible_gpus
 from tasks.progress import echo
+from tasks.results.build import Usage
 
 SAMPLE_EVERY_S = 0.2
 # What this device never measures.
@@ -30,27 +31,6 @@ NOT_MEASURED = (
     pynvml.NVML_ERROR_NO_PERMISSION,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """What happened while a `Sampler` was running. GPU fields are None without a GPU, or where NVML
-    does not report them.
-
-    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data
-    service) and the GPU's metrics leave out what happened while it was paused; memory and reading
-    from storage are of this process and the whole block.
-    """
-
-    wall_s: float
-    cpu_s: float
-    rss_mb_max: float
-    disk_read_mb: float
-    gpu_utilization_pct_mean: float | None
-    gpu_utilization_pct_p10: float | None
-    gpu_utilization_pct_p50: float | None
-    gpu_memory_mb_max: float | None
-    gpu_power_w_mean: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +96,7 @@ class Sampler:
         self._usage = Usage(
             wall_s=self._wall_s,
             cpu_s=self._cpu_s,
+            cpu_utilization_pct=_utilization_pct(self._cpu_s, self._wall_s),
             rss_mb_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             disk_read_mb=(_bytes_read(self._process) - self._read) / 1e6,
             gpu_utilization_pct_mean=statistics.fmean(utilization) if utilization else None,
@@ -210,6 +191,13 @@ def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
         if error.value in NOT_MEASURED:  # pyright: ignore[reportAttributeAccessIssue] - set when it is made
             return []
         raise
+
+
+def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
+    """CPU time as a percentage of what the cores of this process offer; the system's clock ticks
+    are coarse, so of very short times it is none of more than 100.
+    """
+    return min(100.0, 100 * cpu_s / (wall_s * len(os.sched_getaffinity(0)))) if wall_s else None
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -6,26 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from tasks.pipelines.prepared_data import PreparedData
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOut:
-    """The split that a training's final metric is of.
-
-    `constant` is the metric of the best constant prediction: the accuracy of the most frequent
-    class, or the mean absolute error of the median of the training split; `error` is its standard
-    error, over so many independent `examples`.
-    """
-
-    split: str
-    examples: int
-    constant: float
-    error: float
+from tasks.results.train import HeldOut
 
 
 def held_out(stored: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tasks.errors import EmptyDataset
 from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.results.build import InputThroughput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +30,6 @@ class EpochTiming:
     first_batch_s: float
     steady_examples_per_s: float
     gap_s: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class InputThroughput:
-    """What an input pipeline delivers when nothing consumes it but a loop."""
-
-    input_examples_per_s: float
-    spread_examples_per_s: tuple[float, float]
-    cold_examples_per_s: float
-    first_batch_s: float
-    epoch_gap_s: float | None
-    passes: int
 
 
 def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -> InputThroughput:

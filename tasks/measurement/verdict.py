@@ -8,11 +8,10 @@ the training's own epochs: a verdict that contradicts them is not given but expl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tasks.measurement.steady_state import SteadyState
+from tasks.results.train import TrainThroughput
 
 NOT_BOUND_PCT = {"accelerator": 5.0, "shared cores": 15.0}
 HIGHLY_BOUND_PCT = 20.0
@@ -86,16 +85,14 @@ def verdict_of(stall_pct: float, *, accelerator: bool) -> str:
 
 
 def cross_check_from(
-    state: SteadyState, trained: Mapping[str, Any], *, batch_size: int, steps: int
+    state: SteadyState, trained: TrainThroughput | None, *, batch_size: int, steps: int
 ) -> CrossCheck | None:
-    """Read the cross-check from train.json; None where the training had one epoch only, which
-    starts cold.
+    """The cross-check from the rates of the training's epochs; None where it had one epoch only,
+    which starts cold, or none was timed.
     """
-    rates = trained.get("throughput", {})
-    rate = rates.get("train_examples_per_s")
-    if not rate or rate == rates.get("cold_examples_per_s"):
+    if trained is None or trained.train_examples_per_s == trained.cold_examples_per_s:
         return None
-    step_ms = 1e3 * batch_size / rate
+    step_ms = 1e3 * batch_size / trained.train_examples_per_s
     free = min(state.prepared, steps - 1)
     low, high = (
         max(0.0, 100 * (1 - state.model_step_ms / ms))

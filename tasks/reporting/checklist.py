@@ -5,8 +5,9 @@ failed, with its evidence.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from tasks.results.comparison import MeasuredRow, Point
 
 GOOD_SHARD_MIB = (100, 200)
 # From here on the size of shards matters; smaller data has few files whatever their size.
@@ -14,17 +15,8 @@ LARGE_MIB = 1024
 GOOD_UTILIZATION_PCT = 80.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One point of the list."""
-
-    name: str
-    passed: bool
-    evidence: str
-
-
 def checklist(
-    config: Mapping[str, Any], shards: Mapping[str, Any], row: Mapping[str, Any]
+    config: Mapping[str, Any], shards: Mapping[str, Any], row: MeasuredRow
 ) -> list[Point]:
     """Go through the points for one configuration: its fields, the index of the shards, its row of
     the report.
@@ -103,9 +95,9 @@ def checklist(
         ),
         Point(
             name=f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %",
-            passed=100 - row["stall_pct"] > GOOD_UTILIZATION_PCT,
+            passed=100 - row.stall_pct > GOOD_UTILIZATION_PCT,
             evidence="{:.0f} % of a real step is the model's own ({:.0f} to {:.0f} %)".format(
-                *(100 - row[key] for key in ("stall_pct", "stall_pct_high", "stall_pct_low"))
+                *(100 - pct for pct in (row.stall_pct, row.stall_pct_high, row.stall_pct_low))
             ),
         ),
         Point(

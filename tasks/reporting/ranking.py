@@ -1,7 +1,7 @@
 """Which configuration is best, which are as good within the noise, and after how many epochs a
 snapshot or a cache has paid.
 
-Rows are the report's: one mapping per configuration. Configurations were measured minutes apart, on
+Configurations were measured minutes apart, on
 a machine whose speed drifts and on which other programs come and go. So they are compared by pairs:
 each round of a profile timed training and the reference model alone, the same work for every
 configuration, within a second. `relative_rates` are those ratios; one reference rate for all turns
@@ -13,52 +13,80 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
+
+from tasks.results.comparison import MeasuredRow, Row
 
 BASELINE = "naive"
 # Standard errors beyond which two results on the same held-out examples are no chance.
 MAX_STANDARD_ERRORS = 3
 RESAMPLES, COVERAGE_PCT = 4000, 95
-Row = Mapping[str, Any]
 
 
-def baseline(rows: Sequence[Row]) -> Row:
+class Ranked(Protocol):
+    """What decides the rank of a configuration."""
+
+    @property
+    def pipeline(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def relative_rates(self) -> Sequence[float]:
+        """Of each round, training's speed as a fraction of the reference model's."""
+        ...
+
+    @property
+    def reference_examples_per_s(self) -> float:
+        """The reference model's speed in its rounds."""
+        ...
+
+    @property
+    def stall_pct(self) -> float:
+        """Its stall, which decides between equals."""
+        ...
+
+
+SomeRow = TypeVar("SomeRow", bound=Ranked)
+
+
+def baseline(rows: Sequence[SomeRow]) -> SomeRow:
     """What the others are measured by: naive, or the first where there is none."""
-    return next((row for row in rows if row["pipeline"] == BASELINE), rows[0])
+    return next((row for row in rows if row.pipeline == BASELINE), rows[0])
 
 
-def relative_rate(row: Row) -> float:
+def relative_rate(row: Ranked) -> float:
     """Training's speed as a fraction of the reference model's, measured in the same moments: median
     over the rounds.
     """
-    return statistics.median(row["relative_rates"])
+    return statistics.median(row.relative_rates)
 
 
-def reference_rate(rows: Sequence[Row]) -> float:
+def reference_rate(rows: Sequence[Ranked]) -> float:
     """The one rate of the reference model by which relative rates become examples per second."""
-    return statistics.median(row["reference_examples_per_s"] for row in rows)
+    return statistics.median(row.reference_examples_per_s for row in rows)
 
 
-def relative_interval(row: Row) -> tuple[float, float]:
+def relative_interval(row: Ranked) -> tuple[float, float]:
     """The interval of a configuration's relative rate, by resampling its rounds."""
     return _ends(_resampled_medians(row))
 
 
-def ratio_interval(row: Row, base: Row) -> tuple[float, float]:
+def ratio_interval(row: Ranked, base: Ranked) -> tuple[float, float]:
     """The interval of how many times as fast one configuration trains as another, by resampling the
     rounds of both.
     """
     return _ends(_resampled_medians(row, seed=1) / _resampled_medians(base, seed=2))
 
 
-def _resampled_medians(row: Row, *, seed: int = 0) -> np.ndarray:
+def _resampled_medians(row: Ranked, *, seed: int = 0) -> np.ndarray:
     """Medians of the rounds, drawn with replacement (the bootstrap: Efron and Tibshirani, 1993):
     shape (RESAMPLES,).
     """
-    rates = np.asarray(row["relative_rates"])
+    rates = np.asarray(row.relative_rates)
     drawn = np.random.default_rng(seed).integers(0, len(rates), (RESAMPLES, len(rates)))
     return np.median(rates[drawn], axis=1)
 
@@ -69,53 +97,53 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def best(rows: Sequence[Row]) -> Row:
+def best(rows: Sequence[SomeRow]) -> SomeRow:
     """The configuration to use: of those that are tied for the highest training throughput, the one
     with the lowest stall.
     """
     names = tied(rows)
-    return min((row for row in rows if row["pipeline"] in names), key=lambda row: row["stall_pct"])
+    return min((row for row in rows if row.pipeline in names), key=lambda row: row.stall_pct)
 
 
-def tied(rows: Sequence[Row]) -> list[str]:
+def tied(rows: Sequence[Ranked]) -> list[str]:
     """The fastest configuration and all that it does not beat beyond the noise, in given order.
 
     Beyond the noise: the interval of their ratio does not hold 1.
     """
     top = max(rows, key=relative_rate)
-    return [row["pipeline"] for row in rows if row is top or ratio_interval(top, row)[0] <= 1]
+    return [row.pipeline for row in rows if row is top or ratio_interval(top, row)[0] <= 1]
 
 
-def drift_pct(rows: Sequence[Row]) -> float:
+def drift_pct(rows: Sequence[Ranked]) -> float:
     """How much the machine's own speed varied during the comparison: the spread of the reference
     model alone.
     """
-    rates = [row["reference_examples_per_s"] for row in rows]
+    rates = [row.reference_examples_per_s for row in rows]
     return 100 * (max(rates) - min(rates)) / statistics.median(rates)
 
 
-def headline(rows: Sequence[Row]) -> str:
+def headline(rows: Sequence[MeasuredRow]) -> str:
     """The result in one sentence."""
     top, base, names = best(rows), baseline(rows), tied(rows)
-    if base["pipeline"] in names:
+    if base.pipeline in names:
         return (
-            f"No configuration trains faster than {base['pipeline']} beyond the noise; training is"
-            f" {top['verdict']}."
+            f"No configuration trains faster than {base.pipeline} beyond the noise; training is"
+            f" {top.verdict}."
         )
     subject = (
         f"{names[0]} trains"
         if len(names) == 1
         else f"{', '.join(names[:-1])} and {names[-1]} (tied) train up to"
     )
-    first = max((row for row in rows if row["pipeline"] in names), key=relative_rate)
+    first = max((row for row in rows if row.pipeline in names), key=relative_rate)
     low, high = ratio_interval(first, base)
     gain = f"{relative_rate(first) / relative_rate(base):.1f}× ({low:.1f} to {high:.1f})"
     rest = (
         "nothing more to gain from input"
-        if top["verdict"] == "compute-bound"
-        else f"{top['stall_pct']:.0f} % of a step is still lost to input"
+        if top.verdict == "compute-bound"
+        else f"{top.stall_pct:.0f} % of a step is still lost to input"
     )
-    return f"{subject} {gain} as fast as {base['pipeline']}; training is {top['verdict']}, {rest}."
+    return f"{subject} {gain} as fast as {base.pipeline}; training is {top.verdict}, {rest}."
 
 
 def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
@@ -125,27 +153,26 @@ def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
     `setup_s` is what was spent before the first epoch. A cache is paid in the first epoch, which is
     as slow as reading it cold.
     """
-    epoch, other = (item["examples"] / item["steady_examples_per_s"] for item in (row, base))
+    epoch, other = (item.examples / item.steady_examples_per_s for item in (row, base))
     fill = max(
         0.0,
-        row["examples"] / row["cold_examples_per_s"]
-        - row["examples"] / row["input_examples_per_s"],
+        row.examples / row.cold_examples_per_s - row.examples / row.input_examples_per_s,
     )
-    spent = setup_s if row["gathers"] else fill if row["caches"] else 0.0
+    spent = setup_s if row.gathers else fill if row.caches else 0.0
     return math.ceil(spent / (other - epoch)) if spent > 0 and other > epoch else None
 
 
-def accuracy_warning(rows: Sequence[Row]) -> str | None:
+def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
     """Say so where a configuration's validation accuracy is further from the others' median than
     chance explains.
 
     Chance is the error of a share counted on the held-out examples, for two models: those of one
     data set also differ by order and augmentation.
     """
-    scores = {row["pipeline"]: row["val_metric"] for row in rows if row["metric"] == "accuracy"}
+    scores = {row.pipeline: row.val_metric for row in rows if row.metric == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
         return None
-    middle, held_out = statistics.median(scores.values()), rows[0]["held_out"]
+    middle, held_out = statistics.median(scores.values()), rows[0].held_out
     allowed = MAX_STANDARD_ERRORS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / held_out)
     far = [f"{name} {score:.4f}" for name, score in scores.items() if abs(score - middle) > allowed]
     return (

@@ -11,9 +11,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from tasks.measurement.held_out import HeldOut, standard_error
+from tasks.measurement.held_out import standard_error
+from tasks.results.comparison import MeasuredRow
 
 SURE_ERRORS = 3
 PREFIX = "score."  # of the tags that a champion's version carries
@@ -48,15 +48,10 @@ class Score:
         return f"{self.split} {self.metric} {self.value:.4f} on {self.examples:,} examples"
 
 
-def score_of(row: Mapping[str, Any]) -> Score | None:
-    """The score of a configuration of a comparison; None where its results are of a version that
-    did not say what they were judged on.
-    """
-    if not row.get("judged"):
-        return None
-    found = HeldOut(**row["judged"])
-    value = row["val_metric"] if found.split == "validation" else row["test_metric"]
-    return Score(metric=row["metric"], value=value, **asdict(found))
+def score_of(row: MeasuredRow) -> Score:
+    """The score of a configuration of a comparison."""
+    value = row.val_metric if row.test_metric is None else row.test_metric
+    return Score(metric=row.metric, value=value, **asdict(row.judged))
 
 
 def tags_of(score: Score) -> dict[str, str]:
@@ -80,13 +75,11 @@ def score_from(tags: Mapping[str, str]) -> Score | None:
         return None
 
 
-def objection(score: Score | None, others: Sequence[Score], present: Score | None) -> str | None:
+def objection(score: Score, others: Sequence[Score], present: Score | None) -> str | None:
     """Why a model of this score may not become champion; None where it may.
 
     `others` are the scores of its comparison, `present` is the champion's.
     """
-    if score is None:
-        return "its results do not say what they were judged on; run it again"
     if not math.isfinite(score.value):
         return f"its {score.metric} is {score.value}"
     if not _lead(score, score.constant) > SURE_ERRORS * score.error:

@@ -5,7 +5,7 @@ table, view and champion.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from mlflow.exceptions import MlflowException
 
 from tasks.layout import Layout
 from tasks.progress import echo
+from tasks.results.comparison import Comparison, Row
 from tasks.tracking.champion import Score, objection, score_from, score_of, tags_of
 from tasks.tracking.experiments import PREFIX, RunKey, experiment_id, identity_of
 from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use_store
@@ -70,7 +71,7 @@ def open_comparison(identity: RunKey, name: str) -> str | None:
 def close_comparison(
     run_id: str,
     identity: RunKey,
-    summary: Mapping[str, Any],
+    comparison: Comparison,
     report: Path,
     *,
     note: str,
@@ -83,16 +84,14 @@ def close_comparison(
     here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
     (Markdown) is shown on the run's first page.
     """
-    rows = summary["configurations"]
+    rows = comparison.configurations
     with Recorder(identity, run_id=run_id) as parent:
-        parent.metrics(
-            {f"speedup_vs_naive/{row['pipeline']}": row["speedup_vs_naive"] for row in rows}
-        )
+        parent.metrics({f"speedup_vs_naive/{row.pipeline}": row.speedup_vs_naive for row in rows})
         parent.tags(
             {
-                "headline": summary["headline"],
-                "best": summary["best"],
-                "data.digest": summary["data_digest"],
+                "headline": comparison.headline,
+                "best": comparison.best,
+                "data.digest": comparison.data_digest,
                 "mlflow.note.content": note,
             }
         )
@@ -102,7 +101,7 @@ def close_comparison(
 
         def decide() -> None:
             decision = (
-                register_champion(run_id, rows, summary["best"])
+                register_champion(run_id, rows, comparison.best)
                 if choose_champion
                 else NOT_REQUESTED
             )
@@ -112,22 +111,22 @@ def close_comparison(
         parent.call(decide)
 
 
-def register_champion(run_id: str, rows: Sequence[Mapping[str, Any]], best: str) -> str:
+def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     """Give the model of the best configuration the alias `champion`, unless there is an objection;
     returns what was decided, and why.
     """
     client = mlflow.MlflowClient()
     name = PREFIX.replace("/", "-") + _experiment_of(run_id).name.removeprefix(PREFIX)
-    scores = {row["pipeline"]: score_of(row) for row in rows}
-    row, score = next(row for row in rows if row["pipeline"] == best), scores[best]
+    scores = {row.pipeline: score_of(row) for row in rows}
+    row, score = next(row for row in rows if row.pipeline == best), scores[best]
     present = _current_champion(name)
-    if present is not None and present.run_id == row["mlflow_run_id"]:
+    if present is not None and present.run_id == row.mlflow_run_id:
         return f"stays version {present.version}, {best} of the same training"
-    others = [other for pipeline, other in scores.items() if pipeline != best and other is not None]
+    others = [other for pipeline, other in scores.items() if pipeline != best]
     against = objection(score, others, score_from(present.tags) if present else None)
-    if score is None or against is not None:
+    if against is not None:
         return f"unchanged, since {best} may not become it: {against}"
-    run = row["mlflow_run_id"]
+    run = row.mlflow_run_id
     models = (
         client.search_logged_models(
             [client.get_run(run).info.experiment_id], filter_string=f"source_run_id = '{run}'"
@@ -137,7 +136,7 @@ def register_champion(run_id: str, rows: Sequence[Mapping[str, Any]], best: str)
     )
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
-    tags = {"pipeline": best, "plan": row["plan"], **tags_of(score)}
+    tags = {"pipeline": best, "plan": row.plan, **tags_of(score)}
     version = mlflow.register_model(models[0].model_uri, name, tags=tags)
     client.set_registered_model_alias(name, CHAMPION, version.version)
     return f"version {version.version} of {name}, {best}: {_describe_change(score, present)}"
@@ -167,10 +166,10 @@ def _save_view_of(parent: str) -> None:
     save_view(info.experiment_id, parent, str(info.run_name))
 
 
-def _complete_children(parent: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _complete_children(parent: str, rows: Sequence[Row]) -> None:
     client = mlflow.MlflowClient()
     for row in rows:
-        run = client.get_run(row["mlflow_run_id"]) if row["mlflow_run_id"] else None
+        run = client.get_run(row.mlflow_run_id) if row.mlflow_run_id else None
         if run is None:
             continue
         own = run.data.tags.get("mlflow.parentRunId") == parent
@@ -181,13 +180,13 @@ def _complete_children(parent: str, rows: Sequence[Mapping[str, Any]]) -> None:
             }
             tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
             target = client.create_run(
-                run.info.experiment_id, run_name=row["pipeline"], tags=tags
+                run.info.experiment_id, run_name=row.pipeline, tags=tags
             ).info.run_id
             for key, value in run.data.metrics.items():
                 client.log_metric(target, key, value)
             for key, value in run.data.params.items():
                 client.log_param(target, key, value)
-        client.log_metric(target, "throughput/speedup_vs_naive", row["speedup_vs_naive"])
-        client.log_metric(target, "throughput/steady_examples_per_s", row["steady_examples_per_s"])
+        client.log_metric(target, "throughput/speedup_vs_naive", row.speedup_vs_naive)
+        client.log_metric(target, "throughput/steady_examples_per_s", row.steady_examples_per_s)
         if not own:
             client.set_terminated(target)

@@ -30,8 +30,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
-from tasks.files import read_json
 from tasks.progress import echo
+from tasks.results.train import RunRecord
 from tasks.tracking.experiments import STORE_HOME, RunKey, experiment_id, store_home
 from tasks.tracking.outbox import PendingRun, enqueue, pending, remove
 
@@ -296,8 +296,7 @@ def sync() -> tuple[int, int]:
 
 def run_of(folder: Path) -> str | None:
     """The MLflow run of the results in runs/NAME; None where there is none."""
-    file = folder / "run.json"
-    return read_json(file)["mlflow_run_id"] if file.exists() else None
+    return RunRecord.read(folder).mlflow_run_id if RunRecord.path(folder).exists() else None
 
 
 def lineage() -> dict[str, str]:

@@ -7,19 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tasks.results.train import StepTimes
+
 SETTLING_STEPS = 5  # steps of the first epoch that still carry tracing and start-up
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Step times of the warm epochs (of the first epoch, after it has settled, where it is the only
-    one) [ms].
-    """
-
-    ms_p50: float
-    ms_p95: float
-    ms_p99: float
-    count: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,21 +4,22 @@ makes it again.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from made_up import KINDS, folder_of, write_made_up
 
 from tasks.data.columns import read_index
 from tasks.data.manifest import read_manifest
 from tasks.data.shards import read_shard_index
-from tasks.errors import RESULT_KEYS, UserError
+from tasks.errors import MissingInput, UserError
 from tasks.fetch import fetch
-from tasks.files import read_json
 from tasks.pipelines.ops import Decode
+from tasks.results.base import ResultFile
 from tasks.settings import ShardSettings
 from tasks.shard import shard
 from tasks.snapshot import snapshot
@@ -29,6 +30,10 @@ def shard_again(folder: Path) -> None:
     shard(manifest, folder / "again", settings=ShardSettings(writers=1))
 
 
+def read_result(kind: type[ResultFile], folder: Path) -> ResultFile:
+    return kind.read(folder_of(kind, folder))
+
+
 # The file, what reads it, and the stage that makes it again.
 CASES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     ("manifest/manifest.json", lambda folder: read_manifest(folder / "manifest"), "ingest"),
@@ -37,33 +42,15 @@ CASES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     ("manifest/values.npy", shard_again, "ingest"),
     ("shards/index.json", lambda folder: read_shard_index(folder / "shards"), "shard"),
     ("snapshot/index.json", lambda folder: read_index(folder / "snapshot"), "snapshot"),
-    ("snapshot.json", lambda folder: read_json(folder / "snapshot.json"), "snapshot"),
-    (
-        "runs/fast/plan.json",
-        lambda folder: read_json(folder / "runs" / "fast" / "plan.json"),
-        "build@fast",
-    ),
-    (
-        "runs/fast/input.json",
-        lambda folder: read_json(folder / "runs" / "fast" / "input.json"),
-        "build@fast",
-    ),
-    (
-        "runs/fast/train.json",
-        lambda folder: read_json(folder / "runs" / "fast" / "train.json"),
-        "train@fast",
-    ),
-    (
-        "runs/fast/run.json",
-        lambda folder: read_json(folder / "runs" / "fast" / "run.json"),
-        "train@fast",
-    ),
-    (
-        "runs/fast/profile.json",
-        lambda folder: read_json(folder / "runs" / "fast" / "profile.json"),
-        "profile@fast",
-    ),
     ("none/origin.json", lambda folder: fetch("none", folder), "fetch"),
+    *(
+        (
+            kind.path(folder_of(kind, Path())).as_posix(),
+            partial(read_result, kind),
+            kind.STAGE.format(name="fast"),
+        )
+        for kind in KINDS
+    ),
 )
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
@@ -77,9 +64,7 @@ OF_ANOTHER_FORM = ("{}", "[]", "3", "null", '{"other": 1}')
 
 @pytest.fixture(scope="module")
 def whole(arrays, tmp_path_factory):
-    """What all stages write, as far as they write these files; those of a configuration are made
-    up.
-    """
+    """What all stages write, as far as they write these files; results are made up."""
     folder = tmp_path_factory.mktemp("damaged") / "data"
     shutil.copytree(arrays, folder)
     snapshot(
@@ -89,12 +74,8 @@ def whole(arrays, tmp_path_factory):
         preprocess=(Decode(),),
     )
     fetch("none", folder)
-    for name, *_ in CASES:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if not (folder / name).exists():
-            (folder / name).write_text(
-                json.dumps(dict.fromkeys(RESULT_KEYS[Path(name).name], 1.5)) + "\n"
-            )
+    for kind in KINDS:
+        write_made_up(kind, folder)
     return folder
 
 
@@ -115,11 +96,12 @@ def test_a_damaged_file_is_named_with_what_makes_it_again(
 
 
 @pytest.mark.parametrize("content", OF_ANOTHER_FORM)
-@pytest.mark.parametrize("name", RESULT_KEYS)
-def test_results_of_another_form_are_named_with_what_makes_them_again(tmp_path, name, content):
-    path = tmp_path / "runs" / "fast" / name
-    path.parent.mkdir(parents=True)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.FILE)
+def test_results_of_another_form_are_named_with_what_makes_them_again(tmp_path, kind, content):
+    path = write_made_up(kind, tmp_path)
     path.write_text(content)
-    with pytest.raises(UserError) as caught:
-        read_json(path)
-    assert str(path) in str(caught.value) and "run `dvc repro " in str(caught.value)
+    with pytest.raises(MissingInput) as caught:
+        kind.read(folder_of(kind, tmp_path))
+    told = str(caught.value)
+    assert str(path) in told and f"run `dvc repro {kind.STAGE.format(name='fast')}`" in told
+    assert "\n" not in told

@@ -15,6 +15,7 @@ from tasks.measurement.verdict import (
     judge,
     verdict_of,
 )
+from tasks.results.train import TrainThroughput
 
 
 def stall(pct, low=None, high=None, **more):
@@ -99,7 +100,7 @@ def state(model_ms, train_ms, prepared):
 
 
 def test_the_epochs_stall_allows_for_the_batches_that_validation_gave_time_to_prepare():
-    trained = {"throughput": {"train_examples_per_s": 1600.0, "cold_examples_per_s": 900.0}}
+    trained = TrainThroughput(train_examples_per_s=1600.0, cold_examples_per_s=900.0)
     cross_check = cross_check_from(state(10, 40, prepared=8), trained, batch_size=32, steps=16)
     assert cross_check.step_ms == 20
     assert (cross_check.low_pct, cross_check.high_pct) == (50, 75), (
@@ -111,10 +112,10 @@ def test_a_single_epoch_starts_cold_and_is_no_witness():
     assert (
         cross_check_from(
             state(10, 40, 2),
-            {"throughput": {"train_examples_per_s": 9.0, "cold_examples_per_s": 9.0}},
+            TrainThroughput(train_examples_per_s=9.0, cold_examples_per_s=9.0),
             batch_size=1,
             steps=9,
         )
         is None
     )
-    assert cross_check_from(state(10, 40, 2), {}, batch_size=1, steps=9) is None
+    assert cross_check_from(state(10, 40, 2), None, batch_size=1, steps=9) is None

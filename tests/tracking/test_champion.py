@@ -11,13 +11,15 @@ import pandas as pd
 import pytest
 from conftest import SPLIT, picture, prepared
 from project import SMALL
+from rows import comparison, row
 
 from tasks.assembly.inputs import open_inputs
 from tasks.data.shards import read_shard_index
 from tasks.ingest import ingest
 from tasks.layout import Layout
-from tasks.measurement.held_out import HeldOut, held_out, standard_error
+from tasks.measurement.held_out import held_out, standard_error
 from tasks.params import check
+from tasks.results.train import HeldOut
 from tasks.settings import DataSettings
 from tasks.snapshot import snapshot
 from tasks.tracking.champion import Score, objection, score_from, tags_of
@@ -140,12 +142,11 @@ def test_of_an_error_less_is_better(change, present, said):
     assert against is None if said is None else said in against
 
 
-def test_without_a_score_there_is_no_champion_and_a_score_survives_its_tags():
-    assert "run it again" in objection(None, [], None)
+def test_a_score_survives_its_tags():
     assert score_from(tags_of(GOOD)) == GOOD and score_from({"plan": "x"}) is None
 
 
-JUDGED = vars(HeldOut(split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000)))
+JUDGED = HeldOut(split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000))
 DATA = RunKey(
     data_set="photos",
     pipeline="comparison",
@@ -162,17 +163,15 @@ def compare(store, accuracy, *, choose_champion=True, data=DATA):
     recorder = Recorder(replace(data, pipeline="fast"))
     with recorder:
         recorder.model(store / "model.keras")
-    row = {
-        "pipeline": "fast",
-        "mlflow_run_id": recorder.run_id,
-        "plan": "read → batch",
-        "speedup_vs_naive": 1.0,
-    }
-    row |= {"metric": "accuracy", "val_metric": 0.0, "test_metric": accuracy, "judged": JUDGED}
+    run = {"mlflow_run_id": recorder.run_id, "judged": JUDGED}
     (store / "report").mkdir(exist_ok=True)
-    summary = {"configurations": [row], "headline": "h", "best": "fast", "data_digest": "d"}
     close_comparison(
-        parent, data, summary, store / "report", note="n", choose_champion=choose_champion
+        parent,
+        data,
+        comparison(row("fast", val_metric=0.0, test_metric=accuracy, **run)),
+        store / "report",
+        note="n",
+        choose_champion=choose_champion,
     )
     return mlflow.get_run(parent).data.tags[CHAMPION], recorder.run_id
 

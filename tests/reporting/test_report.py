@@ -4,14 +4,15 @@ missing.
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from rows import row
 
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.layout import Layout
-from tasks.report import _check_equal, report
+from tasks.report import check_equal, report
 from tasks.reporting.checklist import checklist, failed
 from tasks.reporting.ranking import (
     accuracy_warning,
@@ -22,20 +23,12 @@ from tasks.reporting.ranking import (
     ratio_interval,
     tied,
 )
+from tasks.reporting.table import ABSENT
+from tasks.results.build import BuildResult, Difference
+from tasks.results.comparison import Comparison
+from tasks.results.profiling import Breakdown
+from tasks.results.train import TrainResult
 from tasks.settings import PipelineConfig
-
-
-def row(name, relative, stall, verdict="compute-bound", *, spread=0.02, reference=100.0, **more):
-    """A configuration whose nine rounds trained at `relative` of the reference model's rate, ±
-    `spread`.
-    """
-    rates = [relative + spread * place / 4 for place in range(-4, 5)]
-    return {
-        "pipeline": name, "relative_rates": rates, "reference_examples_per_s": reference,
-        "verdict": verdict, "stall_pct": stall,
-        "stall_pct_low": stall - 2, "stall_pct_high": stall + 2,
-        "steady_examples_per_s": relative * 100, **more,
-    }  # fmt: skip
 
 
 def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
@@ -46,7 +39,7 @@ def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
         row("c", 0.80, 15),
     ]
     assert tied(rows) == ["a", "b"]
-    assert best(rows)["pipeline"] == "b", "of equals, the one that waits least"
+    assert best(rows).pipeline == "b", "of equals, the one that waits least"
     assert (
         headline(rows)
         == "a and b (tied) train up to 1.9× (1.8 to 2.0) as fast as naive; training is"
@@ -79,7 +72,7 @@ def test_a_machine_that_slows_down_during_a_comparison_changes_no_rank_and_no_ra
         row("c", 0.99, 1),
     ]
     slow = [
-        {**one, "reference_examples_per_s": 55.0} if number > 1 else one
+        replace(one, reference_examples_per_s=55.0) if number > 1 else one
         for number, one in enumerate(rows)
     ]
     assert tied(slow) == tied(rows) == ["c"]
@@ -92,7 +85,7 @@ def test_the_interval_of_a_ratio_covers_it_in_95_of_100_comparisons():
     hits = 0
     for _ in range(200):
         one, other = (
-            row("x", 1, 0) | {"relative_rates": list(draw.lognormal(np.log(rate), 0.08, 9))}
+            replace(row("x"), relative_rates=tuple(draw.lognormal(np.log(rate), 0.08, 9)))
             for rate in (0.9, 0.6)
         )
         low, high = ratio_interval(one, other)
@@ -101,24 +94,16 @@ def test_the_interval_of_a_ratio_covers_it_in_95_of_100_comparisons():
 
 
 def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
-    naive = row(
-        "naive",
-        1.0,
-        50,
-        examples=1000,
-        gathers=False,
-        caches=False,
+    naive = row("naive", 1.0, 50, cold_examples_per_s=100, input_examples_per_s=100)
+    mapped = replace(naive, pipeline="snapshot", steady_examples_per_s=200, gathers=True)
+    cached = replace(
+        naive,
+        pipeline="cache",
+        steady_examples_per_s=200,
+        caches=True,
         cold_examples_per_s=100,
-        input_examples_per_s=100,
+        input_examples_per_s=1000,
     )
-    mapped = naive | {"pipeline": "snapshot", "steady_examples_per_s": 200, "gathers": True}
-    cached = naive | {
-        "pipeline": "cache",
-        "steady_examples_per_s": 200,
-        "caches": True,
-        "cold_examples_per_s": 100,
-        "input_examples_per_s": 1000,
-    }
     assert break_even_epoch(mapped, naive, setup_s=12) == 3, "10 s an epoch without, 5 s with it"
     assert break_even_epoch(cached, naive, setup_s=12) == 2, "9 s more in the first epoch"
     assert break_even_epoch(naive, mapped, setup_s=12) is None
@@ -126,13 +111,11 @@ def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
 
 def test_results_that_differ_by_more_than_chance_are_warned_of():
     scores = [
-        row(name, 1, 1, metric="accuracy", val_metric=score, held_out=5000)
+        row(name, val_metric=score, held_out=5000)
         for name, score in (("a", 0.9), ("b", 0.905), ("c", 0.9))
     ]
     assert accuracy_warning(scores) is None
-    warning = accuracy_warning(
-        [*scores, row("broken", 1, 1, metric="accuracy", val_metric=0.7, held_out=5000)]
-    )
+    warning = accuracy_warning([*scores, row("broken", val_metric=0.7, held_out=5000)])
     assert "broken 0.7000" in warning
 
 
@@ -141,18 +124,24 @@ def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
         "schema": {"payload": "raw"},
         "shards": [{"split": "train", "bytes": 1 << 20, "compression": "none"}] * 8,
     }
-    stall = {"stall_pct": 5.0, "stall_pct_low": 3.0, "stall_pct_high": 8.0}
     best = {
         "read": "snapshot",
         "shuffle": {"kind": "global"},
         "map": {"parallel": "cores"},
         "prefetch": 2,
     }
-    assert failed(checklist(PipelineConfig.model_validate(best).model_dump(), shards, stall)) == []
+    assert (
+        failed(
+            checklist(
+                PipelineConfig.model_validate(best).model_dump(), shards, row("best", stall=5.0)
+            )
+        )
+        == []
+    )
     naive = checklist(
         PipelineConfig.model_validate({"read": "shards"}).model_dump(),
         shards,
-        stall | {"stall_pct": 60.0},
+        row("naive", stall=60.0),
     )
     assert failed(naive) == [
         "several shards read at once",
@@ -163,17 +152,20 @@ def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
     ]
 
 
-def test_unlike_work_is_not_compared():
-    results = {
-        name: {"input": {"equality": {"digest": digest}}}
-        for name, digest in (("a", "00aa"), ("b", "00bb"))
-    }
-    with pytest.raises(UnequalConfigurations, match="a: 00aa; b: 00bb"):
-        _check_equal(results)
+@pytest.mark.integration
+def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(finished):
+    folder, _ = finished
+    one = BuildResult.read(Layout(folder).run("naive"))
+    other = replace(one, equality=replace(one.equality, digest="00bb"))
+    check_equal({"a": one, "b": one})
+    with pytest.raises(UnequalConfigurations, match=rf"a: {one.equality.digest[:12]}; b: 00bb"):
+        check_equal({"a": one, "b": other})
+    approximate = replace(other, difference=Difference(mean=1.0, max=9.0, examples=100))
+    check_equal({"a": one, "b": approximate})
 
 
 def test_without_any_result_there_is_no_report(tmp_path):
-    with pytest.raises(MissingInput, match=r"plan\.json.*run `dvc repro`"):
+    with pytest.raises(MissingInput, match=r"plan\.json.*history\.csv.*run `dvc repro`"):
         report(["naive"], Layout(tmp_path), tmp_path / "report")
 
 
@@ -181,10 +173,24 @@ def test_without_any_result_there_is_no_report(tmp_path):
 def test_a_report_comes_out_without_traces_and_names_what_is_missing(first, tmp_path):
     folder, _ = first
     layout = Layout(folder)
-    (folder / "runs" / "naive" / "profile" / "breakdown.json").unlink()
-    summary = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
+    Breakdown.path(layout.run("naive")).unlink()
+    compared = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
-    assert set(summary["missing"]) == {"naive", "never_built"}
+    assert set(compared.missing) == {"naive", "never_built"}
     assert "profile/breakdown.json missing" in page
-    assert [entry["pipeline"] for entry in summary["configurations"]] == ["optimized"]
-    assert json.loads((tmp_path / "report" / "summary.json").read_text())["headline"]
+    assert [row.pipeline for row in compared.configurations] == ["optimized"]
+    assert Comparison.read(tmp_path / "report") == compared
+
+
+@pytest.mark.integration
+def test_a_training_that_was_only_finished_has_no_rates_and_is_compared(first, tmp_path):
+    folder, _ = first
+    layout = Layout(folder)
+    trained = TrainResult.read(layout.run("optimized"))
+    (layout.run("optimized") / TrainResult.FILE).unlink()
+    replace(trained, throughput=None, step=None, cpu_seconds_per_1k_examples=None).write(
+        layout.run("optimized")
+    )
+    compared = report(["naive", "optimized"], layout, tmp_path / "report")
+    assert compared.row("optimized").train_examples_per_s is None
+    assert f"<td>{ABSENT}</td>" in (tmp_path / "report" / "index.html").read_text()

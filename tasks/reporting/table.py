@@ -1,0 +1,161 @@
+"""The table of a comparison: the same columns and the same words on the report's page, in Prefect,
+in MLflow and on the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tasks.results.comparison import Comparison, Row
+
+ABSENT = "–"
+TIED_MARK = " *"
+EXPLANATION = (
+    "training: relative to the model alone in the same moments; its epochs, the input alone and the"
+    " model alone as measured. *: tied with the fastest"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A value as people read it; `detail`, such as its interval, is for where there is room."""
+
+    text: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column: its heading, the unit below it, and how a row's cell is written."""
+
+    heading: str
+    unit: str = ""
+    numeric: bool = True
+    cell: Callable[[Row], Cell]
+
+    @property
+    def title(self) -> str:
+        """Heading and unit in one line."""
+        return f"{self.heading} [{self.unit}]" if self.unit else self.heading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A configuration's cells, and whether it is tied with the fastest."""
+
+    row: Row
+    cells: tuple[Cell, ...]
+    tied: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns, and a line for each configuration in the order of params.yaml."""
+
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Lay out the table of a comparison."""
+    columns = _columns(comparison)
+    return Table(
+        columns=columns,
+        lines=tuple(
+            Line(
+                row=row,
+                cells=tuple(column.cell(row) for column in columns),
+                tied=row.pipeline in comparison.tied,
+            )
+            for row in comparison.configurations
+        ),
+    )
+
+
+def to_text(table: Table) -> str:
+    """The table for a terminal or a log, without details."""
+    lines = [
+        [column.heading for column in table.columns],
+        [column.unit for column in table.columns],
+        *([cell.text for cell in line.cells] for line in table.lines),
+    ]
+    for texts, line in zip(lines[2:], table.lines, strict=True):
+        texts[0] += TIED_MARK if line.tied else ""
+    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{text:>{width}}" if column.numeric else f"{text:<{width}}"
+            for text, width, column in zip(texts, widths, table.columns, strict=True)
+        ).rstrip()
+        for texts in lines
+    )
+
+
+def to_markdown(table: Table) -> str:
+    """The table in Markdown."""
+    titles = [column.title for column in table.columns]
+    rule = ["---:" if column.numeric else "---" for column in table.columns]
+    cells = [[str(cell) for cell in line.cells] for line in table.lines]
+    return "\n".join("| " + " | ".join(texts) + " |" for texts in (titles, rule, *cells))
+
+
+def to_records(table: Table) -> list[dict[str, str]]:
+    """The table as a mapping per configuration, by the titles of the columns."""
+    titles = [column.title for column in table.columns]
+    return [dict(zip(titles, map(str, line.cells), strict=True)) for line in table.lines]
+
+
+def _columns(comparison: Comparison) -> tuple[Column, ...]:
+    rate = "examples/s"
+    on_test = any(row.test_metric is not None for row in comparison.configurations)
+    gpu = Column(
+        heading="GPU busy", unit="%", cell=lambda row: _number(row.gpu_utilization_pct_mean)
+    )
+    return (
+        Column(heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)),
+        Column(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
+        Column(heading="training", unit=rate, cell=lambda row: _number(row.steady_examples_per_s)),
+        Column(
+            heading=f"× {comparison.baseline}",
+            cell=lambda row: _speedup(row, comparison.baseline),
+        ),
+        Column(heading="its epochs", unit=rate, cell=lambda row: _number(row.train_examples_per_s)),
+        Column(
+            heading="input alone", unit=rate, cell=lambda row: _number(row.input_examples_per_s)
+        ),
+        Column(
+            heading="model alone", unit=rate, cell=lambda row: _number(row.model_examples_per_s)
+        ),
+        Column(heading="stall", unit="%", cell=_stall),
+        Column(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
+        Column(heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality),
+        Column(heading="break-even", unit="epoch", cell=lambda row: _number(row.break_even_epoch)),
+        Column(heading="memory", unit="MB", cell=lambda row: _number(row.rss_mb_max)),
+        Column(heading="CPU busy", unit="%", cell=lambda row: _number(row.cpu_utilization_pct)),
+        *((gpu,) if comparison.machine.get("gpus") else ()),
+    )
+
+
+def _number(value: float | None, *, digits: int = 0) -> Cell:
+    return Cell(text=ABSENT if value is None else f"{value:,.{digits}f}")
+
+
+def _speedup(row: Row, baseline: str) -> Cell:
+    span = f"{row.speedup_vs_naive_low:.2f} to {row.speedup_vs_naive_high:.2f}"
+    return Cell(text=f"{row.speedup_vs_naive:.2f}", detail="" if row.pipeline == baseline else span)
+
+
+def _stall(row: Row) -> Cell:
+    return Cell(
+        text=f"{row.stall_pct:.0f}", detail=f"{row.stall_pct_low:.0f} to {row.stall_pct_high:.0f}"
+    )
+
+
+def _quality(row: Row) -> Cell:
+    if row.test_metric is None:
+        return _number(row.val_metric, digits=4)
+    return Cell(text=f"{row.test_metric:.4f}", detail=f"validation {row.val_metric:.4f}")

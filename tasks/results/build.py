@@ -1,0 +1,121 @@
+"""What build says about a configuration: its plan, and the input pipeline measured alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tasks.results.base import ResultFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputThroughput:
+    """What an input pipeline delivers when nothing consumes it but a loop."""
+
+    input_examples_per_s: float
+    spread_examples_per_s: tuple[float, float]
+    cold_examples_per_s: float
+    first_batch_s: float
+    epoch_gap_s: float | None
+    passes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamplesDigest:
+    """The digest, how many examples went into it, and their shape and dtype."""
+
+    digest: str
+    examples: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How far the pixels of an approximate configuration are from the exact ones [levels of 256],
+    over a sample of examples.
+    """
+
+    mean: float
+    max: float
+    examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochDraws:
+    """How many examples an epoch has, how many different ones, and how often the most frequent one
+    comes.
+    """
+
+    examples: int
+    distinct: int
+    most_often: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What happened while a process was measured. GPU fields are None without a GPU, or where NVML
+    does not report them.
+
+    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data
+    service) and the GPU's metrics leave out what happened while measuring was paused; memory and
+    reading from storage are of this process and the whole time. CPU utilization is of all cores
+    that the process may use.
+    """
+
+    wall_s: float
+    cpu_s: float
+    cpu_utilization_pct: float | None
+    rss_mb_max: float
+    disk_read_mb: float
+    gpu_utilization_pct_mean: float | None
+    gpu_utilization_pct_p10: float | None
+    gpu_utilization_pct_p50: float | None
+    gpu_memory_mb_max: float | None
+    gpu_power_w_mean: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult(ResultFile):
+    """A configuration's input pipeline, measured alone and proven to deliver the right examples.
+
+    `held_out` counts the examples of the validation split. `difference` is only of approximate
+    configurations, `epoch` of those whose draws can be checked, `class_frequencies` of sampling.
+    """
+
+    FILE: ClassVar[str] = "input.json"
+    STAGE: ClassVar[str] = "build@{name}"
+
+    plan: str
+    throughput: InputThroughput
+    equality: ExamplesDigest
+    usage: Usage
+    machine: Mapping[str, Any]
+    held_out: int
+    difference: Difference | None = None
+    epoch: EpochDraws | None = None
+    class_frequencies: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSummary(ResultFile):
+    """Everything that was resolved: the configuration, its steps in order, the element and the
+    sizes.
+    """
+
+    FILE: ClassVar[str] = "plan.json"
+    STAGE: ClassVar[str] = "build@{name}"
+
+    plan: str
+    steps: Sequence[Mapping[str, str | None]]
+    autotuned: bool
+    device_ops: Sequence[Mapping[str, Any]]
+    element: Mapping[str, Any]
+    examples: int
+    steps_per_epoch: int
+    batch_size: int
+    batch_mib: float
+    pipeline: str
+    config: Mapping[str, Any]
+    data_digest: str

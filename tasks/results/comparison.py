@@ -1,0 +1,111 @@
+"""What report says about all configurations: a row for each, and which is best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tasks.results.base import ResultFile
+from tasks.results.train import HeldOut
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow:
+    """What was measured of one configuration, and concluded from that alone.
+
+    `held_out` counts the examples of the validation split, `judged` describes the split of the
+    final metric. None: not measured, or there is no such thing.
+    """
+
+    pipeline: str
+    plan: str
+    examples: int
+    gathers: bool
+    caches: bool
+    train_examples_per_s: float | None
+    relative_rates: tuple[float, ...]
+    reference_examples_per_s: float
+    input_examples_per_s: float
+    cold_examples_per_s: float
+    model_examples_per_s: float
+    attainable_examples_per_s: float
+    stall_pct: float
+    stall_pct_low: float
+    stall_pct_high: float
+    wait_ms_p50: float | None
+    predicted_gain: float | None
+    first_batch_s: float
+    epoch_gap_s: float | None
+    step_ms_p50: float | None
+    step_ms_p95: float | None
+    step_ms_p99: float | None
+    rss_mb_max: float
+    disk_read_mb: float
+    cpu_seconds_per_1k_examples: float | None
+    cpu_utilization_pct: float | None
+    gpu_utilization_pct_mean: float | None
+    metric: str
+    held_out: int
+    judged: HeldOut
+    val_metric: float
+    test_metric: float | None
+    difference_mean: float | None
+    difference_max: float | None
+    verdict: str
+    cause: str
+    fix: str
+    mlflow_run_id: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(MeasuredRow):
+    """A configuration next to the others: its rates in the machine's speed of one moment, and what
+    it gains over the baseline, with intervals.
+    """
+
+    steady_examples_per_s: float
+    steady_examples_per_s_low: float
+    steady_examples_per_s_high: float
+    ceiling_examples_per_s: float
+    speedup_vs_naive: float
+    speedup_vs_naive_low: float
+    speedup_vs_naive_high: float
+    break_even_epoch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One point of the production checklist."""
+
+    name: str
+    passed: bool
+    evidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(ResultFile):
+    """All configurations side by side. `missing` says which files of a configuration that is left
+    out are not there.
+    """
+
+    FILE: ClassVar[str] = "summary.json"
+    STAGE: ClassVar[str] = "report"
+
+    headline: str
+    best: str
+    tied: tuple[str, ...]
+    drift_pct: float
+    baseline: str
+    metric: str
+    warning: str | None
+    missing: Mapping[str, list[str]]
+    machine: Mapping[str, Any]
+    examples_digest: str
+    data_digest: str
+    checklist: tuple[Point, ...]
+    configurations: tuple[Row, ...]
+
+    def row(self, pipeline: str) -> Row:
+        """The row of a configuration."""
+        return next(row for row in self.configurations if row.pipeline == pipeline)

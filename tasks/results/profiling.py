@@ -1,0 +1,239 @@
+"""What profile says about a configuration: the stall, what a trace shows, cause and fix, and the
+few metrics by which people compare configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tasks.results.base import ResultFile
+from tasks.results.build import BuildResult
+from tasks.results.train import TrainResult, train_metrics
+
+# In the step name that TensorFlow gives iterators that the plan did not name.
+AUTOMATIC = "Dataset:"
+METRICS_FILE = "metrics.json"
+# What `dvc metrics show` compares, by the names in MLflow; the verdict and the model's quality come
+# with them.
+COMPARED = (
+    "throughput/train_examples_per_s",
+    "throughput/input_examples_per_s",
+    "throughput/model_examples_per_s",
+    "input/stall_pct",
+    "input/wait_ms_p50",
+    "input/first_batch_s",
+    "step/ms_p50",
+    "cpu/utilization_pct",
+    "gpu/utilization_pct_mean",
+    "memory/rss_mb_max",
+    "gpu/memory_mb_max",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IteratorTime:
+    """All calls of one iterator over the traced window. Times in ms, summed over calls and threads.
+
+    `total_ms` counts a call from beginning to end, `self_ms` only work; `call_ms_p50/p95` are those
+    of the functions it calls (of the calls themselves where it calls none). `parallelism` is how
+    many threads were at work on average, `critical_pct` its share of all waits, `ops` the work of
+    kernels by op of the plan.
+    """
+
+    path: str
+    step: str
+    calls: int
+    total_ms: float
+    self_ms: float
+    call_ms_p50: float
+    call_ms_p95: float
+    parallelism: float
+    critical_pct: float
+    ops: Mapping[str, float] = field(default_factory=dict)
+    tuned: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Distance from the root of the pipeline."""
+        return self.path.count("::") - 1
+
+    @property
+    def named(self) -> bool:
+        """Whether it is a step of the plan, not something that tf.data put in between."""
+        return bool(self.step) and AUTOMATIC not in self.step
+
+    @property
+    def title(self) -> str:
+        """Its kind, with the step of the plan that it is."""
+        kind = self.path.rpartition("::")[2]
+        return f"{kind} ({self.step})" if self.named else kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown(ResultFile):
+    """What a trace says: steps, wait per step [ms], iterators from the consumer to the disk; per
+    step on a GPU, busy and copying [ms].
+    """
+
+    FILE: ClassVar[str] = "breakdown.json"
+    STAGE: ClassVar[str] = "profile@{name}"
+    FOLDER: ClassVar[str] = "profile"
+
+    steps: int
+    step_ms_p50: float | None
+    wait_ms_p50: float | None
+    wait_ms_p95: float | None
+    wait_ms_mean: float | None
+    iterators: tuple[IteratorTime, ...]
+    gpu_busy_ms: float | None = None
+    gpu_copy_ms: float | None = None
+
+    def worst(self) -> IteratorTime | None:
+        """The step of the plan that held training up most; where nothing was waited for, the one
+        that worked most.
+        """
+        named = [item for item in self.iterators if item.named]
+        return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: evidence, cause, the exact change, and what it is predicted to gain.
+
+    `predicted_gain` is a factor on training throughput, None where the model cannot say. `change`
+    maps dotted keys of params.yaml to their new values.
+    """
+
+    rule: str
+    step: str
+    key: str
+    evidence: str
+    cause: str
+    fix: str
+    change: Mapping[str, Any]
+    effort: str
+    predicted_gain: float | None
+    confidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis(ResultFile):
+    """The verdict on one configuration. Utilization = model-only step time / real step time; stall
+    is the rest. `costs` are those of the plan's parts [µs], by which gains are predicted.
+    """
+
+    FILE: ClassVar[str] = "diagnosis.json"
+    STAGE: ClassVar[str] = "profile@{name}"
+    FOLDER: ClassVar[str] = "profile"
+
+    verdict: str
+    utilization_pct: float
+    stall_pct: float
+    wait_pct: float
+    binding: str
+    attainable_examples_per_s: float
+    cause: str
+    fix: str
+    evidence: str
+    predicted_gain: float | None
+    findings: tuple[Finding, ...]
+    costs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRounds(ResultFile):
+    """The rounds of the measurement, a value each: mean times of a step [ms], and training's speed
+    relative to the reference. `train_ms` are single steps.
+    """
+
+    FILE: ClassVar[str] = "steps.json"
+    STAGE: ClassVar[str] = "profile@{name}"
+    FOLDER: ClassVar[str] = "profile"
+
+    side: str
+    reference_ms: tuple[float, ...]
+    model_ms: tuple[float, ...]
+    full_ms: tuple[float, ...]
+    drained_ms: tuple[float, ...]
+    train_ms: tuple[float, ...]
+    relative_rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline(ResultFile):
+    """Lanes from the training down to the disk; each a list of (begin, end) [ms] within a window of
+    `length_ms`.
+    """
+
+    FILE: ClassVar[str] = "timeline.json"
+    STAGE: ClassVar[str] = "profile@{name}"
+    FOLDER: ClassVar[str] = "profile"
+
+    length_ms: float
+    lanes: dict[str, list[tuple[float, float]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult(ResultFile):
+    """What was measured and concluded about one configuration, as values; `--fail-if` can ask for
+    each.
+    """
+
+    FILE: ClassVar[str] = "profile.json"
+    STAGE: ClassVar[str] = "profile@{name}"
+
+    verdict: str
+    stall_pct: float
+    stall_pct_low: float
+    stall_pct_high: float
+    stall_side: str
+    stall_seconds: float
+    epochs_stall_pct: float | None
+    prepared_batches: int
+    relative_rate: float
+    utilization_pct: float
+    wait_pct: float
+    wait_ms_p50: float | None
+    wait_ms_p95: float | None
+    model_step_ms: float
+    train_step_ms: float
+    train_step_ms_low: float
+    train_step_ms_high: float
+    model_examples_per_s: float
+    reference_examples_per_s: float
+    attainable_examples_per_s: float
+    predicted_gain: float | None
+    gpu_busy_ms: float | None
+    gpu_copy_ms: float | None
+    autotuned: Mapping[str, int]
+
+
+def profile_metrics(profiled: ProfileResult) -> dict[str, float | None]:
+    """What profile measured, under its MLflow name; None: not measured."""
+    return {
+        "throughput/model_examples_per_s": profiled.model_examples_per_s,
+        "throughput/attainable_examples_per_s": profiled.attainable_examples_per_s,
+        "input/stall_pct": profiled.stall_pct,
+        "input/stall_pct_low": profiled.stall_pct_low,
+        "input/stall_pct_high": profiled.stall_pct_high,
+        "input/wait_ms_p50": profiled.wait_ms_p50,
+        "input/wait_ms_p95": profiled.wait_ms_p95,
+        "gpu/busy_ms_per_step": profiled.gpu_busy_ms,
+        "gpu/copy_ms_per_step": profiled.gpu_copy_ms,
+    }
+
+
+def compared_metrics(
+    built: BuildResult, trained: TrainResult, profiled: ProfileResult
+) -> dict[str, float | str]:
+    """The few values by which configurations are compared, under their MLflow names; what was not
+    measured is left out.
+    """
+    known = train_metrics(built, trained) | profile_metrics(profiled)
+    measured = {name: value for name in COMPARED if (value := known[name]) is not None}
+    quality = {f"val/{trained.metric}": trained.train[f"val_{trained.metric}"]} | (
+        {f"test/{trained.metric}": trained.test[trained.metric]} if trained.test else {}
+    )
+    return {"verdict": profiled.verdict, **measured, **quality}

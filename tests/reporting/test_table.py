@@ -1,0 +1,67 @@
+"""The table of a comparison has the same columns and words wherever it is shown."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rows import comparison, row
+
+from flows.artifacts import to_markdown as artifact
+from tasks.reporting.table import ABSENT, comparison_table, to_markdown, to_records, to_text
+
+ROWS = (
+    row("naive", 0.5, 50, "input-bound", test_metric=0.75),
+    row(
+        "optimized", 1.0, 4, wait_ms_p50=None, speedup_vs_naive=2.0, train_examples_per_s=12345.6,
+        speedup_vs_naive_low=1.9, speedup_vs_naive_high=2.1, test_metric=0.8125,
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture
+def table():
+    return comparison_table(comparison(*ROWS))
+
+
+def test_every_form_has_every_column_and_every_cell(table):
+    headings = [column.heading for column in table.columns]
+    text, markdown, records = to_text(table), to_markdown(table), to_records(table)
+    assert all(heading in text.splitlines()[0] for heading in headings)
+    titles = [column.title for column in table.columns]
+    assert [cell.strip() for cell in markdown.splitlines()[0].strip("|").split("|")] == titles
+    assert [list(record) for record in records] == [titles, titles]
+    for line, record in zip(table.lines, records, strict=True):
+        (written,) = [each for each in text.splitlines() if each.startswith(line.row.pipeline)]
+        assert all(cell.text in written for cell in line.cells)
+        assert list(record.values()) == [str(cell) for cell in line.cells]
+        assert "| " + " | ".join(record.values()) + " |" in markdown.splitlines()
+    assert markdown in artifact(comparison(*ROWS))
+
+
+def test_values_are_written_as_people_read_them(table):
+    naive, optimized = to_records(table)
+    assert optimized["its epochs [examples/s]"] == "12,346"
+    assert optimized["× naive"] == "2.00 (1.90 to 2.10)" and naive["× naive"] == "1.00"
+    assert optimized["stall [%]"] == "4 (2 to 6)"
+    assert optimized["wait [ms]"] == ABSENT
+    assert optimized["accuracy [test]"] == "0.8125 (validation 0.9000)"
+
+
+def test_on_a_terminal_columns_are_aligned_and_what_is_tied_with_the_fastest_is_marked(table):
+    heading, units, naive, optimized = to_text(table).splitlines()
+    assert optimized.startswith("optimized *") and naive.startswith("naive  ")
+    ends = [match.end() for match in re.finditer(r"\S+( \S+)*", heading)]
+    assert len(heading) == len(naive) == len(optimized) >= len(units)
+    for end in ends[2:]:
+        assert heading[:end].rstrip() == heading[:end] and naive[end - 1 : end].strip()
+
+
+def test_columns_follow_what_there_is():
+    without = comparison_table(comparison(row("naive")))
+    assert "validation" in [column.unit for column in without.columns]
+    assert "GPU busy" not in [column.heading for column in without.columns]
+    machine = {"gpus": ["a GPU"]}
+    busy = row("naive", gpu_utilization_pct_mean=87.4)
+    (record,) = to_records(comparison_table(comparison(busy, machine=machine)))
+    assert record["GPU busy [%]"] == "87"
