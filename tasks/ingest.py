@@ -305,14 +305,26 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     rejects.to_csv(folder / "rejected.csv", index=False)
     if len(rejects) <= limit * total:
         return
-    shown = "\n".join(
-        f"  {row['id']}: {row['reason']}" for row in rejects.head(REJECTS_SHOWN).to_dict("records")
-    )
+    kinds = rejects.groupby(rejects["reason"].map(_kind_of))
+    largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
+    shown = "\n".join(f"  {_describe_kind(kind, rows)}" for kind, rows in largest)
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
         f" data.max_reject_fraction allows {limit:.1%}.\n{shown}\n  all of them:"
         f" {folder / 'rejected.csv'}\nFix or remove them, or raise data.max_reject_fraction."
     )
+
+
+def _kind_of(reason: str) -> str:
+    """A reason without what differs from example to example."""
+    return reason.partition(" of ")[0].partition(":")[0]
+
+
+def _describe_kind(kind: str, rows: pd.DataFrame) -> str:
+    """How many examples are rejected for one kind of reason, and the first of them."""
+    name, reason = rows[["id", "reason"]].iloc[0]
+    detail = reason.removeprefix(kind).strip(": ")
+    return f"{len(rows)} × {kind}, such as {name}{f' ({detail})' if detail else ''}"
 
 
 def _table(
@@ -353,7 +365,7 @@ def _stats(
     notes: Counter,
     source: object,
 ) -> dict:
-    reasons = Counter(reason.split(" of ")[0].split(":")[0] for reason in rejects["reason"])
+    reasons = Counter(map(_kind_of, rejects["reason"]))
     balance = {
         str(split): {
             classes[label]: count

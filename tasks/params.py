@@ -58,7 +58,10 @@ class Document(Settings):
     shard: ShardSettings = ShardSettings()
     preprocess: list[OpSpec] = Field(
         default=["decode"],
-        description="deterministic ops, in order; what a snapshot stores and a cache may keep",
+        description=(
+            "deterministic ops, in order; what a snapshot stores and a cache may keep; `decode`"
+            " comes first and may be left out"
+        ),
     )
     augment: list[OpSpec] = Field(
         default=[], description="random ops, drawn again each epoch from (seed, epoch, example)"
@@ -218,6 +221,9 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
         if "preprocess" in document
         else _parse_ops(parsed.preprocess, "preprocess", problems)
     )
+    if preprocess is not None and not any(op.name == "decode" for op in preprocess):
+        # It goes without saying: there is nothing else that a stored example could begin with.
+        preprocess = (*(_parse_ops(["decode"], "preprocess", problems) or ()), *preprocess)
     postprocess = (
         ops["postprocess"]
         if "postprocess" in document
@@ -293,7 +299,7 @@ def _cross_field_problems(params: Params) -> list[str]:
         if op.random
     ]
     if names[:1] != ["decode"] or names.count("decode") != 1:
-        found.append("preprocess: begins with `decode`, once; later ops need its pixels")
+        found.append("preprocess: `decode` comes first, once, or is left out, which means the same")
     if params.data.split.validation + params.data.split.test >= 1:
         found.append("data.split: validation and test together leave nothing to train on")
     if params.data.split.validation == 0:

@@ -95,7 +95,7 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
     assert found["b/copy.jpg"] == "duplicate of a/00.jpg, there labelled a"
     assert found["loose.jpg"] == "is outside any class folder"
     assert found["a/link.jpg"] == "leads outside the data root"
-    assert found["b/huge.png"] == "10000×10000 pixels exceed data.max_pixels (50000000)"
+    assert found["b/huge.png"] == "more pixels than data.max_pixels: 10000×10000"
     assert len(manifest.examples) == 20
     assert manifest.stats["empty_classes"] == ["empty"]
     assert manifest.stats["rejected"] == len(found) == 7
@@ -108,10 +108,19 @@ def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
         TooManyRejects, match=r"1 of 21 examples are unusable, 4.8%.*allows 1.0%"
     ) as caught:
         ingest(settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
-    assert "a/zero.jpg: empty file" in str(caught.value)
+    assert "\n  1 × empty file, such as a/zero.jpg\n" in str(caught.value)
     with pytest.raises(TooManyRejects):
         ingest(settings(folder, max_reject_fraction=0.04), tmp_path / "manifest")
     assert len(read_manifest(tmp_path / "manifest").examples) == 20
+
+
+def test_rejects_are_counted_by_kind(folder, tmp_path):
+    for number in range(3):
+        Image.new("L", (400 + number, 400)).save(folder / "a" / f"large-{number}.png")
+    with pytest.raises(TooManyRejects) as caught:
+        ingest(settings(folder, max_reject_fraction=0.01, max_pixels=159_999), tmp_path / "manifest")
+    kind = "3 × more pixels than data.max_pixels, such as a/large-0.png (400×400)"
+    assert f"\n  {kind}\n" in str(caught.value)
 
 
 MODES = {  # that Pillow can write to a file of the format

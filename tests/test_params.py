@@ -34,6 +34,13 @@ def problems(**changes):
     return "\n".join(caught.value.problems)
 
 
+def test_decode_goes_without_saying():
+    assert check(document(preprocess="[]")) == check(document())
+    resized = "{resize: {height: 8, width: 9}}"
+    with_it = check(document(preprocess=f"[decode, {resized}]"))
+    assert check(document(preprocess=f"[{resized}]")) == with_it
+
+
 def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
     from flows.parameters import Changes
     from flows.resolution import resolve
@@ -118,7 +125,10 @@ def test_all_problems_are_told_together():
         ),
         ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
         ({"augment": "[{resize: {height: 3, width: 3}}]"}, "augment: resize is deterministic"),
-        ({"preprocess": "[{resize: {height: 3, width: 3}}]"}, "preprocess: begins with `decode`"),
+        (
+            {"preprocess": "[{resize: {height: 3, width: 3}}, decode]"},
+            "preprocess: `decode` comes first, once, or is left out",
+        ),
         (
             {"preprocess": "[decode, resise]"},
             "preprocess[1]: resise is not an op; did you mean resize?",

@@ -132,14 +132,12 @@ def _read(path: Path, max_pixels: int) -> bytes:
 
 def _check_bytes(size: int, pixels: int) -> None:
     if size > BESIDES_PIXELS + pixels * LARGEST_PIXEL:
-        raise RejectedImage(f"{size:,} bytes are more than an image of {pixels:,} pixels takes")
+        raise RejectedImage(f"larger than an image of {pixels:,} pixels can be: {size:,} bytes")
 
 
 def _check_pixels(image: Image.Image, max_pixels: int) -> None:
     if image.height * image.width > max_pixels:
-        raise RejectedImage(
-            f"{image.width}×{image.height} pixels exceed data.max_pixels ({max_pixels})"
-        )
+        raise RejectedImage(f"more pixels than data.max_pixels: {image.width}×{image.height}")
 
 
 @contextmanager
