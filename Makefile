@@ -21,9 +21,10 @@ export PATH := $(BIN):$(PATH)
 setup: .venv/.ready$(GPU)
 
 .venv/.ready$(GPU): pyproject.toml uv.lock
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
-	$(BIN)/uv sync --quiet --locked --compile-bytecode $(if $(GPU),--extra gpu)
+	@test -x $(BIN)/python || { echo "setup 1/3: making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; }
+	@test -x $(BIN)/uv || { echo "setup 2/3: installing uv $(UV)"; $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV); }
+	@echo "setup 3/3: installing $$(grep -c '^name = ' uv.lock) locked packages, about 3 GB on disk; a minute or several, by the network"
+	@$(BIN)/uv sync $$(test -t 2 || echo --quiet) --locked --compile-bytecode $(if $(GPU),--extra gpu)
 	@touch $@
 
 OVERLAY.fashion_mnist.full :=

@@ -31,8 +31,7 @@ KEPT_LOGS = 50
 STAGE_EVENT, STAGE_OUTPUT, LOG_ONLY = "stage_event", "stage_output", "log_only"
 STARTED, RAN = "started", "ran"  # events; others are reasons for not running
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message)s"
-# What our own code logs and, by Prefect's hand, prints; the rest is Prefect's.
-_OURS = (str(Path(__file__).parents[1]) + os.sep, loggers.__file__)
+_ROOT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class StageView(logging.Handler):
@@ -84,7 +83,8 @@ class StageView(logging.Handler):
 def _concerns_users(record: logging.LogRecord) -> bool:
     """Whether it is a message of ours, or a warning of somebody who has no other way to show it."""
     if record.name.startswith("prefect"):
-        return record.pathname.startswith(_OURS)
+        ours = record.pathname.startswith(_ROOT) and "site-packages" not in record.pathname
+        return ours or record.pathname == loggers.__file__  # which prints in our place
     return record.levelno >= logging.WARNING
 
 

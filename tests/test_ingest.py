@@ -118,7 +118,9 @@ def test_rejects_are_counted_by_kind(folder, tmp_path):
     for number in range(3):
         Image.new("L", (400 + number, 400)).save(folder / "a" / f"large-{number}.png")
     with pytest.raises(TooManyRejects) as caught:
-        ingest(settings(folder, max_reject_fraction=0.01, max_pixels=159_999), tmp_path / "manifest")
+        ingest(
+            settings(folder, max_reject_fraction=0.01, max_pixels=159_999), tmp_path / "manifest"
+        )
     kind = "3 × more pixels than data.max_pixels, such as a/large-0.png (400×400)"
     assert f"\n  {kind}\n" in str(caught.value)
 

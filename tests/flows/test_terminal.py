@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from prefect.logging.loggers import PrefectLogAdapter
@@ -27,6 +28,7 @@ from flows.terminal import (
 )
 from tasks.errors import FAILURE_FILE, DataNotFound, Failure, StageFailed
 
+ROOT = Path(__file__).parents[2]
 BUG = "RuntimeError: odd"
 
 
@@ -52,9 +54,14 @@ def test_stages_are_lines_and_everything_is_in_the_log(tmp_path, capsys, stage):
         stage.warning("look [here]")
         logging.getLogger("somebody").warning("mind this")
         logging.getLogger("somebody").info("and not this")
-        # A line that Prefect logs has a file of Prefect's.
+        # A line that Prefect logs is of a file of Prefect's, which may be below the project.
         record = logging.makeLogRecord(
-            {"name": "prefect.task_runs", "levelno": 40, "msg": "Finished in state Failed()"}
+            {
+                "name": "prefect.task_runs",
+                "levelno": 40,
+                "msg": "Finished in state Failed()",
+                "pathname": str(ROOT / ".venv/lib/python3.11/site-packages/prefect/engine.py"),
+            }
         )
         logging.getLogger("prefect.task_runs").handle(record)
     shown = capsys.readouterr().err.splitlines()
