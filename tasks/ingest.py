@@ -307,7 +307,7 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
         return
     kinds = rejects.groupby(rejects["reason"].map(_kind_of))
     largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
-    shown = "\n".join(f"  {_describe_kind(kind, rows)}" for kind, rows in largest)
+    shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
         f" data.max_reject_fraction allows {limit:.1%}.\n{shown}\n  all of them:"
