@@ -22,7 +22,7 @@ from flows.cli import (
     run_command,
 )
 from flows.flow_run import PREPARATION, Run, start_run
-from flows.parameters import UNCHANGED, Changes, Pipeline, RunName
+from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
 from flows.stages import MEASURED
 from flows.temporary_server import prefect_server
 from flows.terminal import show_on_terminal
@@ -41,24 +41,26 @@ from tasks.tracking.experiments import RunKey
     on_cancellation=[report_failure],
 )
 def comparison(
-    pipelines: list[Pipeline] | None = None,
+    pipelines: list[Pipeline] = OWN_PIPELINES,
     changes: Changes = UNCHANGED,
-    name: RunName = None,
+    name: RunName = "",
     crown: bool = False,
 ) -> Path | None:
     """Run configurations through every stage and compare them; returns the folder of the report.
 
     Args:
-      pipelines: only these configurations; none: all of params.yaml. Without changes the report,
-        which compares all, is then left out
-      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
+      pipelines: the configurations; as they are, or none: all, with those that a preset brings. The
+        report of a run without changes compares all, and is left out where some are missing
+      changes: what differs from params.yaml in this run only, which then becomes a DVC experiment;
+        fields that are left as they are change nothing
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
         goes when the run is kept
       crown: let a run with changes choose MLflow's `champion`, too; one without changes does.
         Either way its quality must not be worse
     """
-    with start_run(changes, name, only=list(pipelines or [])) as run:
-        chosen = list(pipelines or run.params.pipelines)
+    selected = select_pipelines(pipelines)
+    with start_run(changes, name, only=selected) as run:
+        chosen = selected or list(run.params.pipelines)
         measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
         complete = set(chosen) == set(run.params.pipelines)
         run = run.with_progress_bar(len(PREPARATION) + len(measured) + complete)
@@ -137,10 +139,10 @@ def command(
     report/index.html.
     """
     configure_logging()
-    project = Path.cwd()
+    project, selected = Path.cwd(), select_pipelines(pipeline or [])
     with show_on_terminal("comparison", project, debug=debug), use_running_servers(project):
-        with resolved_changes(set_, overlay, name, pipeline or []) as changes, prefect_server():
-            report = comparison(pipelines=pipeline, changes=changes, name=name, crown=crown)
+        with resolved_changes(set_, overlay, name, selected) as changes, prefect_server():
+            report = comparison(pipelines=selected, changes=changes, name=name or "", crown=crown)
         if report:
             show(Comparison.read(report), report)
 

@@ -115,7 +115,7 @@ class Run:
 
 
 @contextmanager
-def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -> Iterator[Run]:
+def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Iterator[Run]:
     """Open the workspace of the current flow run, ask DVC once what is out of date there, and hold
     it for the block.
 
@@ -170,7 +170,7 @@ def start_run(changes: Changes, name: str | None, *, only: Sequence[str] = ()) -
                 workspace=workspace,
                 params=resolved.params,
                 stage_env=stage_env,
-                ephemeral=name is None,
+                ephemeral=not name,
             )
         finally:
             clear_scratch(workspace.root)  # of stages that were ended

@@ -1,21 +1,21 @@
 """Flow parameters as typed values: the Prefect UI's form is made from them, and so is the command
 line.
 
-The names of configurations and of overlays are those of the project in the current folder, at the
-moment of deploying or running.
+A form shows what params.yaml of the current folder holds at the moment of deploying: every field
+has one type and a value, and a run in which none was changed is a run without changes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.errors import UserError, WorkspaceProblem
-from tasks.params import PARAMS_FILE, read_document
+from tasks.params import PARAMS_FILE, Document, read_document
 
 NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -23,70 +23,105 @@ NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
 OVERLAYS = ("infra/demo", "infra/presets")
 
 
-def _configurations(*files: str | Path) -> tuple[str, ...]:
-    """Names below `pipelines:` in any of the files; those that cannot be read have none; the run
-    itself then reports them.
+NO_PRESET = "none"
+LARGEST_NUMBER = 1e15
+NUMBERS = {  # of the form, and their keys in params.yaml
+    "epochs": "train.epochs",
+    "batch_size": "batch_size",
+    "learning_rate": "train.learning_rate",
+}
+
+
+def _read(file: str | Path) -> dict[str, Any]:
+    """A document, empty where it cannot be read; the run itself then reports that."""
+    try:
+        return read_document(Path(file))
+    except (UserError, OSError):
+        return {}
+
+
+def _configurations(*documents: Mapping[str, Any]) -> list[str]:
+    """Names below `pipelines:` in any of the documents."""
+    sections = [one.get(key) for one in documents for key in ("pipelines", "pipelines!")]
+    return list(dict.fromkeys(str(name) for one in sections for name in _mapping(one)))
+
+
+def numbers_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of the form in a document of params.yaml, or their defaults where it has none
+    that can be shown.
     """
-    names: dict[str, None] = {}
-    for file in files:
-        try:
-            document = read_document(Path(file))
-            for key in ("pipelines", "pipelines!"):
-                names |= dict.fromkeys(str(name) for name in document.get(key) or {})
-        except (UserError, OSError, AttributeError, TypeError):
-            continue
-    return tuple(names)
+    train = _mapping(document.get("train"))
+    values = {**_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
+    fields = Document.model_fields
+    defaults = {"batch_size": fields["batch_size"].default}
+    defaults |= {f"train.{key}": value for key, value in fields["train"].default}
+    return {
+        name: values[key] if _can_be_shown(values.get(key)) else defaults[key]
+        for name, key in NUMBERS.items()
+    }
+
+
+def _can_be_shown(value: object) -> bool:
+    """Whether a value is a number that JSON has and a form keeps as it is."""
+    return isinstance(value, int | float) and abs(value) < LARGEST_NUMBER
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _overlays() -> tuple[str, ...]:
     return tuple(sorted(str(path) for folder in OVERLAYS for path in Path(folder).glob("*.yaml")))
 
 
-_OWN = _configurations(PARAMS_FILE)
-_PIPELINE_NAMES = _configurations(PARAMS_FILE, *_overlays())
+_OWN = _read(PARAMS_FILE)
+_OWN_NUMBERS = numbers_of(_OWN)
+OWN_PIPELINES = _configurations(_OWN)
+_PIPELINE_NAMES = _configurations(_OWN, *map(_read, _overlays()))
 PREFERRED = "optimized"  # offered first where there is one of that name
 
 # The names are offered by the form, and checked by the server, but no part of the type: an overlay
 # can bring configurations of its own, so that the run alone, when it has its parameters, knows them
 # all.
 Pipeline = Annotated[
-    str, Field(json_schema_extra={"enum": list(_PIPELINE_NAMES)} if _PIPELINE_NAMES else None)
+    str, Field(json_schema_extra={"enum": [*_PIPELINE_NAMES]} if _PIPELINE_NAMES else None)
 ]
 
 if TYPE_CHECKING:
     DEFAULT_PIPELINE: str
     Overlay = str
 else:
-    Overlay = Literal[names] if (names := _overlays()) else str
-    DEFAULT_PIPELINE = PREFERRED if PREFERRED in _OWN or not _OWN else _OWN[-1]
+    Overlay = Literal[(NO_PRESET, *_overlays())]
+    DEFAULT_PIPELINE = PREFERRED if PREFERRED in OWN_PIPELINES else (PREFERRED, *OWN_PIPELINES)[-1]
 
-RunName = Annotated[str | None, Field(pattern=NAME_PATTERN)]
+# Empty: the flow run's own.
+RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}")]
 
 
 class Changes(BaseModel):
     """What differs from params.yaml in this run only. With any change the run has a git worktree of
-    its own and becomes a DVC experiment.
+    its own and becomes a DVC experiment; fields that are left as they are change nothing.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    preset: Overlay | None = Field(
-        default=None,
+    preset: Overlay = Field(
+        default=NO_PRESET,
         description=(
             "a file of this project to merge into params.yaml: other data, other configurations"
         ),
     )
-    epochs: int | None = Field(
-        default=None,
+    epochs: int = Field(
+        default=_OWN_NUMBERS["epochs"],
         ge=1,
         le=100_000,
-        description="passes over the training split; empty: as in params.yaml",
+        description="passes over the training split",
     )
-    batch_size: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="examples per step; empty: as in params.yaml"
+    batch_size: int = Field(
+        default=_OWN_NUMBERS["batch_size"], ge=1, le=1_000_000, description="examples per step"
     )
-    learning_rate: float | None = Field(
-        default=None, gt=0, le=10, description="initial rate of Adam; empty: as in params.yaml"
+    learning_rate: float = Field(
+        default=_OWN_NUMBERS["learning_rate"], gt=0, le=10, description="initial rate of Adam"
     )
     overrides: list[Annotated[str, Field(pattern=r"^[\w.]+=.*$")]] = Field(
         default=[],
@@ -100,23 +135,27 @@ class Changes(BaseModel):
 
     def overlays(self) -> list[Mapping[str, Any]]:
         """Preset and overlay, in the order in which they are merged into params.yaml."""
-        preset = read_document(Path(self.preset)) if self.preset else {}
+        preset = {} if self.preset == NO_PRESET else read_document(Path(self.preset))
         return [overlay for overlay in (preset, self.overlay) if overlay]
 
-    def settings(self) -> list[str]:
-        """Everything else, as KEY=VALUE."""
-        fields = {
-            "train.epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "train.learning_rate": self.learning_rate,
-        }
-        return [
-            *(f"{key}={value}" for key, value in fields.items() if value is not None),
-            *self.overrides,
-        ]
+    def settings(self, own: Mapping[str, Any]) -> list[str]:
+        """Everything else, as KEY=VALUE; of the numbers those that were given and differ from
+        `own`, the document of params.yaml.
+        """
+        present = numbers_of(own)
+        given = {name: getattr(self, name) for name in NUMBERS if name in self.model_fields_set}
+        changed = {name: value for name, value in given.items() if value != present[name]}
+        return [*(f"{NUMBERS[name]}={value}" for name, value in changed.items()), *self.overrides]
 
 
 UNCHANGED = Changes()
+
+
+def select_pipelines(names: Sequence[str]) -> list[str]:
+    """The configurations of a run; none, which is all of the run's parameters, where the names are
+    all of params.yaml.
+    """
+    return [] if set(names) == set(OWN_PIPELINES) else list(names)
 
 
 def check_name(name: str) -> None:

@@ -30,7 +30,7 @@ from flows.terminal import show_on_terminal
     on_crashed=[report_failure],
     on_cancellation=[report_failure],
 )
-def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = None) -> bool:
+def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
     """Fetch, ingest, shard and snapshot, so that later runs find the data in DVC's cache; returns
     whether anything had to be done.
 
@@ -59,7 +59,7 @@ def command(
         resolved_changes(set_, overlay, name, []) as changes,
         prefect_server(),
     ):
-        ingest_and_shard(changes=changes, name=name)
+        ingest_and_shard(changes=changes, name=name or "")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
         return handed_on
     text = read_yaml(project / PARAMS_FILE)
     own = parse_document(text, PARAMS_FILE.name)
-    overlays, overrides = changes.overlays(), changes.settings()
+    overlays, overrides = changes.overlays(), changes.settings(own)
     changed = bool(overlays or overrides)
     merged = _merge(text, overlays, overrides) if changed else None
     document = own if merged is None else parse_document(_dump(merged), PARAMS_FILE.name)

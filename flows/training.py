@@ -39,13 +39,14 @@ from tasks.results.train import TrainResult
     on_cancellation=[report_failure],
 )
 def training(
-    pipeline: Pipeline = DEFAULT_PIPELINE, changes: Changes = UNCHANGED, name: RunName = None
+    pipeline: Pipeline = DEFAULT_PIPELINE, changes: Changes = UNCHANGED, name: RunName = ""
 ) -> dict[str, Any]:
     """Run one configuration through every stage and return its result.
 
     Args:
       pipeline: the configuration, a key of `pipelines:` in params.yaml
-      changes: what differs from params.yaml in this run only; it then becomes a DVC experiment
+      changes: what differs from params.yaml in this run only, which then becomes a DVC experiment;
+        fields that are left as they are change nothing
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
         goes when the run is kept
     """
@@ -85,7 +86,7 @@ def command(
     project = Path.cwd()
     with show_on_terminal("training", project, debug=debug), use_running_servers(project):
         with resolved_changes(set_, overlay, name, [pipeline]) as changes, prefect_server():
-            result = training(pipeline=pipeline, changes=changes, name=name)
+            result = training(pipeline=pipeline, changes=changes, name=name or "")
         typer.echo(json.dumps(result, indent=2))
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import mlflow
 import pytest
 from browser import browsing, picture, sign_in
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
+from project import SMALL, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,44 +23,56 @@ def page(stack) -> Iterator[Page]:
         yield opened
 
 
-def newest(stack) -> dict:
-    return stack.ask("flow_runs/filter", sort="EXPECTED_START_TIME_DESC", limit=1)[0]
+def newest(stack) -> str | None:
+    found = stack.ask("flow_runs/filter", sort="EXPECTED_START_TIME_DESC", limit=1)
+    return found[0]["id"] if found else None
+
+
+def field(page: Page, title: str) -> Locator:
+    """The input of a form's field; its innermost element that has the title holds it."""
+    named = page.locator(".schema-form-property").filter(has_text=f"{title} (Optional)")
+    return named.last.locator("input")
 
 
 @pytest.fixture(scope="module")
 def started(stack, page) -> str:
-    """A training that was started through the form."""
-    before = newest(stack)["id"] if stack.ask("flow_runs/filter", limit=1) else ""
+    """A training that was started through the form, with one number changed."""
     form = f"{stack.server}/deployments/deployment/{stack.deployment('training')['id']}/run"
     page.goto(form)
     submit = page.get_by_role("button", name="Submit")
     submit.wait_for()
-    expect(page.get_by_text("passes over the training split")).to_be_visible()
+    epochs = field(page, "Epochs")
+    expect(epochs).to_have_value(str(SMALL["train"]["epochs"]))
+    expect(field(page, "Batch Size")).to_have_value(str(SMALL["batch_size"]))
+    expect(page.get_by_text("Property is type")).to_have_count(0)
     picture(page, "prefect-form")
-    page.get_by_role(
-        "button", name="int", exact=True
-    ).first.click()  # epochs: a number instead of none
-    epochs = page.locator("input[type=number]").first
     epochs.fill("0")
     submit.click()
     page.wait_for_timeout(2000)
     assert page.url == form, "0 epochs are refused by the form"
-    epochs.fill("2")
-    submit.click()
+    epochs.fill("3")
+    return submitted(stack, page)
+
+
+def submitted(stack, page) -> str:
+    """Submit the form that a page shows; returns the flow run that this has started."""
+    form, before = page.url, newest(stack)
+    page.get_by_role("button", name="Submit").click()
     page.wait_for_url(lambda url: url != form)
     deadline = time.monotonic() + 60
-    while newest(stack)["id"] == before:
+    while (started := newest(stack)) == before:
         assert time.monotonic() < deadline, "the form started nothing"
         time.sleep(0.5)
     # The page of a running flow moves, and drawing it takes a core from what runs.
     page.goto("about:blank")
-    return newest(stack)["id"]
+    return started
 
 
 def test_a_run_started_through_the_form_completes_and_shows_its_stages_and_artifacts(
     stack, page, started
 ):
     assert stack.ended(started)["state_type"] == "COMPLETED", stack.log(started)
+    assert "epoch 3 of 3" in stack.log(started)
     page.goto(f"{stack.server}/runs/flow-run/{started}")
     expect(page.get_by_text("Completed").first).to_be_visible()
     expect(
@@ -70,6 +83,23 @@ def test_a_run_started_through_the_form_completes_and_shows_its_stages_and_artif
     for name in ("training-timeline", "mlflow-run"):
         expect(page.get_by_text(name).first).to_be_visible()
     picture(page, "prefect-artifacts")
+
+
+def test_a_form_that_was_left_as_it_is_starts_a_run_without_changes(stack, page):
+    page.goto(f"{stack.server}/deployments/deployment/{stack.deployment('comparison')['id']}/run")
+    page.get_by_role("button", name="Submit").wait_for()
+    for name in SMALL["pipelines"]:
+        expect(page.get_by_text(name, exact=True).first).to_be_visible()
+    started = submitted(stack, page)
+    ended = stack.ended(started)
+    assert ended["state_type"] == "COMPLETED", stack.log(started)
+    assert ended["parameters"]["pipelines"] == list(SMALL["pipelines"])
+    assert ended["name"] not in run(stack.project, "dvc", "exp", "list"), "it is no experiment"
+    assert (stack.project / "report" / "index.html").exists(), "it is about the project's results"
+    # The project keeps them, as a person would, and is clean again.
+    run(stack.project, "git", "add", "-A")
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    run(stack.project, "git", *who, "commit", "-qm", "results")
 
 
 def test_the_timeline_is_a_picture_on_the_page_of_its_artifact(stack, page, started):

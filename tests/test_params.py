@@ -70,13 +70,13 @@ def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_come
 
     monkeypatch.chdir(ROOT)
     changes = Changes(
-        preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=2
+        preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=7
     )
     params = resolve(ROOT, changes).params
     assert list(params.pipelines) == ["naive", "vectorized", "optimized"], (
         "those of the preset alone"
     )
-    assert (params.pipelines["naive"].prefetch, params.train.epochs) == (3, 2)
+    assert (params.pipelines["naive"].prefetch, params.train.epochs) == (3, 7)
 
 
 def test_all_problems_are_told_together():

@@ -19,20 +19,25 @@ from stack import ENDED, processes_of, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_the_form_has_types_bounds_and_choices(stack):
+def test_the_form_has_one_type_bounds_choices_and_the_values_of_params_yaml(stack):
     schema = stack.deployment("training")["parameter_openapi_schema"]
-    assert schema["properties"]["pipeline"]["enum"][: len(SMALL["pipelines"])] == list(
-        SMALL["pipelines"]
-    )
+    own = list(SMALL["pipelines"])
+    pipeline = schema["properties"]["pipeline"]
+    assert pipeline["enum"][: len(own)] == own, "then those that presets bring"
+    assert pipeline["default"] == "optimized"
     changes = schema["definitions"]["Changes"]["properties"]
-    assert changes["epochs"]["anyOf"][0] == {"maximum": 100_000, "minimum": 1, "type": "integer"}
+    assert changes["epochs"].items() >= {
+        "type": "integer", "minimum": 1, "maximum": 100_000, "default": SMALL["train"]["epochs"]
+    }.items()  # fmt: skip
+    assert changes["batch_size"]["default"] == SMALL["batch_size"]
+    assert changes["learning_rate"]["default"] == SMALL["train"]["learning_rate"]
+    assert (changes["preset"]["enum"][0], changes["preset"]["default"]) == ("none", "none")
     assert all(field["description"] for field in changes.values())
-    several = stack.deployment("comparison")["parameter_openapi_schema"]["properties"]["pipelines"][
-        "anyOf"
-    ][0]["items"]["enum"]
-    assert several[: len(SMALL["pipelines"])] == list(SMALL["pipelines"]), (
-        "then those that presets bring"
-    )
+    compared = stack.deployment("comparison")["parameter_openapi_schema"]["properties"]
+    assert compared["pipelines"]["default"] == own
+    assert compared["pipelines"]["items"]["enum"][: len(own)] == own
+    for field in (*schema["properties"].values(), *compared.values(), *changes.values()):
+        assert "anyOf" not in field, "nobody has to choose a type first"
     assert not stack.deployment("comparison")["schedules"][0]["active"], (
         "the nightly one is there, to be switched on"
     )

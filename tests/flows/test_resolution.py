@@ -1,0 +1,98 @@
+"""What a form or a command asks for becomes the parameters of a run: fields that were left as they
+are change nothing, and what has been resolved is handed on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from project import SMALL, write_params
+
+from flows.parameters import Changes, numbers_of
+from flows.resolution import hand_on, resolve
+from tasks.errors import InvalidParams
+from tasks.params import read_document
+
+UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **numbers_of(SMALL)}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    write_params(tmp_path, SMALL)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_form_that_was_left_as_it_is_changes_nothing(project):
+    resolved = resolve(project, Changes(**UNTOUCHED))
+    assert not resolved.changed
+    assert resolved.text == (project / "params.yaml").read_text()
+
+
+def test_one_changed_number_is_the_only_change(project):
+    resolved = resolve(project, Changes(**UNTOUCHED | {"epochs": 3}))
+    (project / "resolved.yaml").write_text(resolved.text)
+    assert resolved.changed
+    assert read_document(project / "resolved.yaml") == SMALL | {
+        "train": SMALL["train"] | {"epochs": 3}
+    }
+
+
+def test_a_number_that_was_left_as_it_is_leaves_that_of_an_overlay(project):
+    overlay = {"train": {"epochs": 5}}
+    assert resolve(project, Changes(**UNTOUCHED | {"overlay": overlay})).params.train.epochs == 5
+    both = Changes(**UNTOUCHED | {"overlay": overlay, "epochs": 7})
+    assert resolve(project, both).params.train.epochs == 7
+
+
+def test_an_override_is_a_change_even_if_it_names_the_present_value(project):
+    """A worktree was asked for, perhaps to compare others with."""
+    same = f"batch_size={SMALL['batch_size']}"
+    assert resolve(project, Changes(overrides=[same])).changed
+
+
+@pytest.mark.parametrize(
+    ("document", "numbers"),
+    [
+        (SMALL, (2, 32, 0.01)),
+        ({"train": {"epochs": 9}}, (9, 256, 0.001)),
+        ({"train": {"epochs": "nine"}, "batch_size": None}, (2, 256, 0.001)),
+        ({"train": {"learning_rate": float("nan"), "epochs": 10**400}}, (2, 256, 0.001)),
+        ({"train": ["epochs"]}, (2, 256, 0.001)),
+        ({}, (2, 256, 0.001)),
+    ],
+)
+def test_a_form_shows_the_numbers_of_params_yaml_or_their_defaults(document, numbers):
+    assert tuple(numbers_of(document).values()) == numbers
+
+
+def test_of_the_configurations_those_asked_for_are_in_a_changed_run_and_all_in_any_other(project):
+    names = list(SMALL["pipelines"])
+    changed = resolve(project, Changes(epochs=3), ["naive"])
+    assert list(changed.params.pipelines) == ["naive"]
+    assert "optimized" not in changed.text
+    assert list(resolve(project, Changes(epochs=3)).params.pipelines) == names
+    assert list(resolve(project, Changes(), ["naive"]).params.pipelines) == names
+
+
+def test_comments_and_order_of_params_yaml_stay(project):
+    text = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text("# why\n" + text)
+    assert resolve(project, Changes(epochs=3)).text == "# why\n" + text.replace(
+        "epochs: 2", "epochs: 3"
+    )
+
+
+def test_what_was_handed_on_is_for_the_same_request_alone(project):
+    handed_on = resolve(project, Changes(epochs=3), ["naive"])
+    with hand_on(handed_on):
+        assert resolve(project, Changes(epochs=3), ["naive"]) is handed_on
+        assert resolve(project, Changes(epochs=4), ["naive"]).params.train.epochs == 4
+        assert len(resolve(project, Changes(epochs=3)).params.pipelines) == 2
+    assert resolve(project, Changes(epochs=3), ["naive"]) is not handed_on
+
+
+def test_a_configuration_that_does_not_exist_is_refused_with_the_nearest(project):
+    with pytest.raises(InvalidParams, match=r"pipelines\.nave does not exist; did you mean naive"):
+        resolve(project, Changes(), ["nave"])
