@@ -26,6 +26,7 @@ from flows.workspace import (
     open_workspace,
     remove_workspace,
     save_experiment,
+    sweep_workspaces,
     untracked_python_files,
 )
 from tasks.errors import WorkspaceProblem, disk_errors
@@ -49,8 +50,6 @@ class Run:
     params: Params
     stage_env: StageEnvironment
     progress: StageProgress | None = None
-    # nobody gave it a name to come back to, so its worktree goes when it is kept as an experiment
-    ephemeral: bool
 
     def with_parent_run(self, parent: str | None) -> Run:
         """The same run with its configurations' MLflow runs below the run `parent`."""
@@ -109,9 +108,7 @@ class Run:
         """Remove the worktree of a run that nobody named. Returns where the report has moved to, if
         it has.
         """
-        return (
-            remove_workspace(self.workspace) if self.workspace.isolated and self.ephemeral else None
-        )
+        return remove_workspace(self.workspace) if self.workspace.ephemeral else None
 
 
 @contextmanager
@@ -131,9 +128,12 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
     configure_logging()
     resolved = resolve(Path.cwd(), changes, only)
     run_name = name or str(flow_run.name)
+    for swept in sweep_workspaces(resolved.request.project):
+        get_run_logger().info(f"removed what the run {swept} left more than a day ago")
     opened = open_workspace(
         resolved,
         name=run_name,
+        ephemeral=not name,
         on_wait=lambda who: get_run_logger().info(
             f"waits: {who} is using the workspace of that name"
         ),
@@ -170,7 +170,6 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                 workspace=workspace,
                 params=resolved.params,
                 stage_env=stage_env,
-                ephemeral=not name,
             )
         finally:
             clear_scratch(workspace.root)  # of stages that were ended

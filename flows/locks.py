@@ -34,8 +34,28 @@ def hold(path: Path, holder: str, on_wait: Callable[[str], object]) -> Iterator[
     `holder` is what others are shown who wait for it; `on_wait` is called once, with who holds it
     since when, if this process has to wait. The file goes when the lock is released.
     """
+    waiting = False
+    while True:
+        with hold_if_free(path, holder) as descriptor:
+            if descriptor is not None:
+                yield descriptor
+                return
+        if not waiting:
+            on_wait(describe_holder(path))
+        waiting = True
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def hold_if_free(path: Path, holder: str) -> Iterator[int | None]:
+    """Hold the lock `path` for the length of the block, as `hold` does, or yield None at once where
+    another holds it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _acquire(path, on_wait)
+    descriptor = _acquire(path)
+    if descriptor is None:
+        yield None
+        return
     try:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         os.ftruncate(descriptor, 0)
@@ -51,19 +71,16 @@ def hold(path: Path, holder: str, on_wait: Callable[[str], object]) -> Iterator[
         os.close(descriptor)
 
 
-def _acquire(path: Path, on_wait: Callable[[str], object]) -> int:
-    waiting = False
+def _acquire(path: Path) -> int | None:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_current(descriptor, path):
-                return descriptor
         except BlockingIOError:
-            if not waiting:
-                on_wait(describe_holder(path))
-            waiting = True
-            time.sleep(POLL_S)
+            os.close(descriptor)
+            return None
+        if _is_current(descriptor, path):
+            return descriptor
         os.close(descriptor)
 
 

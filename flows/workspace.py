@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,15 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from flows.dvc_calls import DVC, dvc_environment, run_supervised
-from flows.locks import hold
+from flows.locks import hold, hold_if_free
 from flows.parameters import check_name
 from flows.resolution import ResolvedParams
 from tasks.errors import WorkspaceProblem
 from tasks.files import atomic_file
 from tasks.layout import Layout
 from tasks.params import PARAMS_FILE
+from tasks.scratch import Scratch
 
 STATE_DIR = ".throughline"
+WORKSPACES = Path(STATE_DIR) / "workspaces"
+EPHEMERAL = Path(STATE_DIR) / "ephemeral"  # a mark in the worktree of a run without a name
+SWEPT_AFTER_S = 86_400.0  # until then a retry of the run goes on from its worktree
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
 # Commits what is on no branch.
 NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
@@ -38,11 +43,13 @@ class Workspace:
     itself.
 
     `held`: file descriptors of the locks that the run holds for its whole length. `holder` is what
-    others are shown.
+    others are shown. `ephemeral`: the worktree of a run that nobody gave a name to come back to; it
+    goes when the run is kept.
     """
 
     root: Path
     project: Path
+    ephemeral: bool = False
     held: tuple[int, ...] = ()
     holder: str = "a run"
 
@@ -72,14 +79,18 @@ class Workspace:
 
 @contextmanager
 def open_workspace(
-    resolved: ResolvedParams, *, name: str, on_wait: Callable[[str], object] = print
+    resolved: ResolvedParams,
+    *,
+    name: str,
+    ephemeral: bool = False,
+    on_wait: Callable[[str], object] = print,
 ) -> Iterator[Workspace]:
     """Yield the project itself where its parameters are unchanged, else a worktree named `name`
     with those of the run.
 
     Uncommitted changes of tracked files are part of the run; untracked files are not. An existing
     worktree of that name is brought up to date and used again, once no other run uses it; `on_wait`
-    is called with its name.
+    is called with its name. An `ephemeral` one is marked, and swept should its run be killed.
 
     Raises:
       WorkspaceProblem: the project is no git repository with a commit, or the name could lead out
@@ -90,14 +101,51 @@ def open_workspace(
     if not resolved.changed:
         yield Workspace(root=project, project=project, holder=holder)
         return
-    root = project / STATE_DIR / "workspaces" / name
+    root = project / WORKSPACES / name
     with hold(lock_path(project, f"workspace.{name}"), holder, on_wait) as held:
         with _exclusive(project, "git", holder):
             _check_out(project, root)
+        _mark(root, ephemeral=ephemeral)
         _share_cache(project, root)
         with atomic_file(root / PARAMS_FILE) as temporary:
             temporary.write_text(resolved.text)
-        yield Workspace(root=root, project=project, held=(held,), holder=holder)
+        yield Workspace(
+            root=root, project=project, ephemeral=ephemeral, held=(held,), holder=holder
+        )
+
+
+def _mark(root: Path, *, ephemeral: bool) -> None:
+    """Mark a worktree, or take the mark of a former run from it, to which one has come back."""
+    mark = root / EPHEMERAL
+    if ephemeral:
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+    else:
+        mark.unlink(missing_ok=True)
+
+
+def sweep_workspaces(project: Path) -> list[str]:
+    """Remove what killed runs without a name have left, a day after the last change there; returns
+    the names of the worktrees. One that is in use stays.
+    """
+    swept, scratch = [], Scratch(project)
+    for mark in sorted((project / WORKSPACES).glob(f"*/{EPHEMERAL}")):
+        root = mark.parents[1]
+        with hold_if_free(lock_path(project, f"workspace.{root.name}"), "a sweep") as held:
+            if held is None or not mark.exists() or _idle_s(root) < SWEPT_AFTER_S:
+                continue
+            # At once: half removed, it would have lost its mark, perhaps.
+            root.rename(scratch.new_folder() / root.name)
+            swept.append(root.name)
+    if swept:
+        with _exclusive(project, "git", "a sweep"):
+            _git(project, "worktree", "prune")
+    return swept
+
+
+def _idle_s(root: Path) -> float:
+    """Seconds since a file was made or removed in a worktree."""
+    return time.time() - max(Path(folder).stat().st_mtime for folder, _, _ in os.walk(root))
 
 
 def lock_path(project: Path, name: str) -> Path:

@@ -71,6 +71,7 @@ SAMPLERS = ("tests/pipelines/test_samplers.py",)
 SHARD = ("tests/test_shard.py",)
 TFRECORD = ("tests/data/test_tfrecord.py",)
 UNDECODABLE = ("tests/faults/test_undecodable.py",)
+RESOLUTION = ("tests/flows/test_resolution.py",)
 WORKSPACES = ("tests/faults/test_workspaces.py",)
 ACCESS = ("tests/flows/test_access.py",)
 CHAMPION = ("tests/tracking/test_champion.py",)
@@ -917,6 +918,30 @@ FAULTS = (
         'f"workspace.{name}"',
         'f"workspace.{name}.{os.urandom(4).hex()}"',
         WORKSPACES,
+    ),
+    Fault(
+        "a sweep takes a worktree that is in use",
+        "if held is None or not mark.exists()",
+        "if not mark.exists()",
+        WORKSPACES,
+    ),
+    Fault(
+        "a sweep takes what a run could go on from",
+        "or _idle_s(root) < SWEPT_AFTER_S",
+        "or _idle_s(root) < 0",
+        WORKSPACES,
+    ),
+    Fault(
+        "a field that was left as it is is a change",
+        "for name, value in given.items() if value != present[name]",
+        "for name, value in given.items() if value != present",
+        RESOLUTION,
+    ),
+    Fault(
+        "what was resolved serves another request",
+        "if handed_on and handed_on.request == request:",
+        "if handed_on:",
+        RESOLUTION,
     ),
     Fault(
         "hooks of the project run",

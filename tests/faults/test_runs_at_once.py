@@ -17,6 +17,8 @@ import psutil
 import pytest
 from project import environment, make_project, run, run_quietly
 
+from flows.workspace import SWEPT_AFTER_S
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO = {
     "without changes": [[], []],
@@ -112,6 +114,24 @@ def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_nex
     said = again.communicate()[0]
     assert again.returncode == 0, said
     assert re.search(r"^· ingest +up to date$", said, re.MULTILINE), said
+
+
+def test_what_a_killed_run_without_a_name_has_left_goes_when_a_flow_starts_a_day_later(project):
+    flow = start(project, "--set", "shard.min_shards=3")
+    for line in flow.stdout:
+        if "Running stage 'shard'" in line:
+            break
+    below = psutil.Process(flow.pid).children(recursive=True)
+    os.kill(flow.pid, signal.SIGKILL)
+    flow.wait()
+    psutil.wait_procs(below, timeout=20)
+    (left,) = (project / ".throughline" / "workspaces").iterdir()
+    yesterday = time.time() - SWEPT_AFTER_S
+    for folder, _, _ in os.walk(left):
+        os.utime(folder, (yesterday, yesterday))
+    said = run(project, "python", "-m", "flows.prepare_data")
+    assert f"removed what the run {left.name} left more than a day ago" in said
+    assert not left.exists()
 
 
 def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(project):

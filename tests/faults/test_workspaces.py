@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from flows import workspace
 from flows.dvc_calls import DVC, dvc_environment, run_supervised
 from flows.parameters import Changes
 from flows.resolution import resolve
-from flows.workspace import open_workspace, save_experiment
+from flows.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
 from tasks.params import read_document
 
 CHEAP = (
@@ -63,8 +64,8 @@ def cheap_project(folder: Path) -> Path:
     return folder
 
 
-def opened(project: Path, name: str = "x"):
-    return open_workspace(resolve(project, Changes(batch_size=16)), name=name)
+def opened(project: Path, name: str = "x", *, ephemeral: bool = False):
+    return open_workspace(resolve(project, Changes(batch_size=16)), name=name, ephemeral=ephemeral)
 
 
 @pytest.fixture
@@ -232,6 +233,62 @@ def test_a_workspace_belongs_to_one_run_at_a_time(project):
         with pytest.raises(InterruptedError), second:
             pytest.fail("it is in use")
     assert said[0].startswith(f"run x (process {os.getpid()}, since ")
+
+
+def leave(
+    project: Path, name: str, *, ephemeral: bool = True, age_s: float = SWEPT_AFTER_S
+) -> Path:
+    """What a killed run leaves, nothing of which has changed for so long."""
+    with opened(project, name, ephemeral=ephemeral) as workspace:
+        (workspace.root / "runs" / "naive").mkdir(parents=True)
+    age(workspace.root, age_s)
+    return workspace.root
+
+
+def age(root: Path, age_s: float) -> None:
+    for folder, _, files in os.walk(root):
+        for path in (Path(folder), *(Path(folder, name) for name in files)):
+            os.utime(path, (time.time() - age_s,) * 2, follow_symlinks=False)
+
+
+def test_worktrees_of_killed_runs_without_a_name_are_swept_after_a_day(project):
+    swept = leave(project, "swept")
+    stay = [
+        leave(project, "named", ephemeral=False),
+        leave(project, "young", age_s=SWEPT_AFTER_S - 600),
+        leave(project, "busy-lately"),
+    ]
+    (stay[-1] / "runs" / "naive" / "checkpoint").touch()
+    assert sweep_workspaces(project) == ["swept"]
+    assert not swept.exists() and all(root.exists() for root in stay)
+    assert "swept" not in git(project, "worktree", "list")
+    assert not list((project / ".throughline" / "scratch").glob("*/*/swept"))
+    assert sweep_workspaces(project) == []
+
+
+def test_a_worktree_in_use_is_not_swept(project):
+    with opened(project, ephemeral=True) as workspace:
+        age(workspace.root, 2 * SWEPT_AFTER_S)
+        assert sweep_workspaces(project) == []
+        assert workspace.root.exists()
+
+
+def test_a_worktree_that_has_been_given_a_name_since_is_not_swept(project):
+    root = leave(project, "x")
+    with opened(project, "x"):
+        pass
+    age(root, SWEPT_AFTER_S)
+    assert sweep_workspaces(project) == [] and root.exists()
+
+
+@pytest.mark.parametrize("damage", [lose_the_link, lose_gits_entry], ids=lambda one: one.__name__)
+def test_a_damaged_worktree_is_swept_and_can_be_made_again(project, damage):
+    root = leave(project, "x")
+    damage(root, project / ".git" / "worktrees" / "x")
+    age(root, SWEPT_AFTER_S)
+    assert sweep_workspaces(project) == ["x"] and not root.exists()
+    with opened(project, "x") as workspace:
+        assert read_document(workspace.root / "params.yaml")["batch_size"] == 16
 
 
 def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path, monkeypatch):
