@@ -84,6 +84,7 @@ FILES = ("tests/test_files.py",)
 HOSTS = ("tests/pipelines/test_hosts.py",)
 REACH = ("tests/attacks/test_access_policy.py",)
 REPORT = ("tests/reporting/test_report.py",)
+RESULTS = ("tests/test_results.py",)
 RESUME = ("tests/training/test_resume.py",)
 STORED = ("tests/pipelines/test_stored.py",)
 STEADY_STATE = ("tests/measurement/test_steady_state.py",)
@@ -711,6 +712,39 @@ FAULTS = (
         "abs(score - middle) > allowed",
         "score - middle > allowed",
         REPORT,
+    ),
+    Fault(
+        "a metric of 0 counts as not measured",
+        "if (value := known[name]) is not None",
+        "if (value := known[name])",
+        RESULTS,
+    ),
+    Fault(
+        "a result of another form makes every configuration again",
+        "cls.STAGE.format(name=folder.name)",
+        'cls.STAGE.partition("@")[0]',
+        RESULTS,
+    ),
+    Fault(
+        "the table shows the rate of the epochs as that of the training",
+        "_number(row.steady_examples_per_s)",
+        "_number(row.train_examples_per_s)",
+        ("tests/reporting/test_table.py",),
+    ),
+    Fault(
+        "the score is the validation's where there is a test split",
+        "row.val_metric if row.test_metric is None else row.test_metric",
+        "row.val_metric",
+        CHAMPION,
+    ),
+    Fault(
+        "what is approximate by its own wish must be equal, too",
+        "if result.difference is None:",
+        "if True:",
+        (
+            "tests/reporting/test_report.py"
+            "::test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish",
+        ),
     ),
     Fault(
         "the first pass counts as warm",

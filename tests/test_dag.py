@@ -17,6 +17,8 @@ import pytest
 from project import SMALL, environment, experiment_of, run, run_quietly, run_stages, write_params
 from ruamel.yaml import YAML
 
+from tasks.results.build import BuildResult
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
@@ -163,6 +165,16 @@ def test_changing_the_preprocessing_concerns_everything_from_the_snapshot_on(fir
     found = stale(folder)
     assert {"snapshot", "build@naive", "build@optimized"} <= found
     assert not found & {"fetch", "ingest", "shard"}
+
+
+@pytest.mark.slow
+def test_an_accelerator_that_is_not_there_is_planned_for_and_changes_no_result(first):
+    folder, _ = first
+    command = ("python", "-m", "tasks.profiling", "--pipeline", "optimized")
+    output = run(folder, *command, "--accelerator", "h100-resnet50")
+    delivered = BuildResult.read(folder / "runs" / "optimized").throughput.input_examples_per_s
+    assert f"the input alone delivers {delivered:,.0f} examples/s" in output
+    assert stale(folder) == set()
 
 
 @pytest.mark.slow

@@ -83,11 +83,13 @@ def test_the_compared_metrics_are_a_dozen_named_as_in_mlflow_without_what_was_no
         train={"val_accuracy": 0.75},
         test={"accuracy": 0.5, "loss": 2.0},
     )
+    profiled = dataclasses.replace(profiled, stall_pct=0.0)
     logged = train_metrics(built, trained) | profile_metrics(profiled)
     compared = compared_metrics(built, trained, profiled)
     assert {name: logged[name] for name in COMPARED} == {name: compared[name] for name in COMPARED}
     assert set(compared) == {*COMPARED, "verdict", "val/accuracy", "test/accuracy"}
     assert (compared["val/accuracy"], compared["test/accuracy"]) == (0.75, 0.5)
+    assert compared["input/stall_pct"] == 0
     without_gpu = dataclasses.replace(
         trained, usage=dataclasses.replace(trained.usage, gpu_utilization_pct_mean=None), test={}
     )

@@ -97,7 +97,7 @@ def close_comparison(
         )
         parent.artifact(report, folder="report")
         parent.call(lambda: _complete_children(run_id, rows))
-        parent.call(lambda: _save_view_of(run_id))
+        parent.call(lambda: _save_view_of(run_id, comparison.metric))
 
         def decide() -> None:
             decision = (
@@ -161,9 +161,9 @@ def _experiment_of(run_id: str) -> Any:
     return mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
 
 
-def _save_view_of(parent: str) -> None:
+def _save_view_of(parent: str, metric: str) -> None:
     info = mlflow.get_run(parent).info
-    save_view(info.experiment_id, parent, str(info.run_name))
+    save_view(info.experiment_id, parent, str(info.run_name), metric=metric)
 
 
 def _complete_children(parent: str, rows: Sequence[Row]) -> None:

@@ -16,21 +16,26 @@ from urllib.parse import quote
 import mlflow
 
 FASTEST = "metrics.`throughput/speedup_vs_naive`"
-COLUMNS = (
-    "tags.`verdict`",
-    FASTEST,
-    "metrics.`throughput/steady_examples_per_s`",
-    "metrics.`throughput/train_examples_per_s`",
-    "metrics.`throughput/input_examples_per_s`",
-    "metrics.`throughput/model_examples_per_s`",
-    "metrics.`input/stall_pct`",
-    "metrics.`val/accuracy`",
+# What the table of the report has, as far as MLflow has it, too.
+METRICS = (
+    "throughput/steady_examples_per_s",
+    "throughput/train_examples_per_s",
+    "throughput/input_examples_per_s",
+    "throughput/model_examples_per_s",
+    "input/stall_pct",
+    "input/wait_ms_p50",
+    "memory/rss_mb_max",
+    "cpu/utilization_pct",
+    "gpu/utilization_pct_mean",
 )
 _TAG = "mlflow.sharedViewState."
 
 
-def save_view(experiment: str, parent: str, name: str) -> None:
-    """Add the view of the comparison `parent` to the menu `Views` of its experiment as `name`."""
+def save_view(experiment: str, parent: str, name: str, *, metric: str) -> None:
+    """Add the view of the comparison `parent` to the menu `Views` of its experiment as `name`;
+    `metric` is that of the models' quality.
+    """
+    shown = (*METRICS, f"test/{metric}", f"val/{metric}")
     state = {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
         "orderByKey": FASTEST,
@@ -39,7 +44,7 @@ def save_view(experiment: str, parent: str, name: str) -> None:
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "selectedColumns": list(COLUMNS),
+        "selectedColumns": ["tags.`verdict`", FASTEST, *(f"metrics.`{each}`" for each in shown)],
     }
     packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
     now = int(time.time() * 1000)

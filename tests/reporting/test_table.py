@@ -42,6 +42,7 @@ def test_every_form_has_every_column_and_every_cell(table):
 def test_values_are_written_as_people_read_them(table):
     naive, optimized = to_records(table)
     assert optimized["its epochs [examples/s]"] == "12,346"
+    assert optimized["training [examples/s]"] == "100"
     assert optimized["× naive"] == "2.00 (1.90 to 2.10)" and naive["× naive"] == "1.00"
     assert optimized["stall [%]"] == "4 (2 to 6)"
     assert optimized["wait [ms]"] == ABSENT

@@ -22,7 +22,7 @@ from tasks.params import check
 from tasks.results.train import HeldOut
 from tasks.settings import DataSettings
 from tasks.snapshot import snapshot
-from tasks.tracking.champion import Score, objection, score_from, tags_of
+from tasks.tracking.champion import Score, objection, score_from, score_of, tags_of
 from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
 from tasks.tracking.experiments import STORE_HOME, experiment_id, identity_of, same_data
 from tasks.tracking.recorder import Recorder, RunKey
@@ -35,6 +35,7 @@ GOOD = Score(
     constant=0.25,
     error=standard_error(0.25, 1000),
 )
+JUDGED = HeldOut(split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000))
 ERRORS = Score(metric="mae", value=0.5, split="test", examples=1000, constant=1.0, error=0.02)
 
 
@@ -142,11 +143,16 @@ def test_of_an_error_less_is_better(change, present, said):
     assert against is None if said is None else said in against
 
 
+def test_a_score_is_that_of_the_test_split_where_there_is_one():
+    fast = row("fast", val_metric=0.9, test_metric=0.8, judged=JUDGED)
+    assert score_of(fast) == GOOD
+    assert score_of(replace(fast, test_metric=None)).value == 0.9
+
+
 def test_a_score_survives_its_tags():
     assert score_from(tags_of(GOOD)) == GOOD and score_from({"plan": "x"}) is None
 
 
-JUDGED = HeldOut(split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000))
 DATA = RunKey(
     data_set="photos",
     pipeline="comparison",
