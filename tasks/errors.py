@@ -123,6 +123,12 @@ class InvalidCode(UserError):
     """A module of one's own is not Python."""
 
 
+class ForeignScript(UserError):
+    """A script that `python -m tasks.stall` is to measure is not there, or does not train by
+    `model.fit`.
+    """
+
+
 class StageFailed(UserError):
     """A stage run by a flow ended with a non-zero exit code: its own reason is told, or its last
     lines are repeated.

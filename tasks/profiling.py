@@ -29,7 +29,7 @@ from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.op_costs import measure_costs
 from tasks.diagnosis.threshold import parse_condition
 from tasks.diagnosis.timeline import timeline_of
-from tasks.diagnosis.trace_breakdown import break_down
+from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import Trace, read_trace, trace
 from tasks.errors import MissingInput
 from tasks.files import resumable_folder, write_json
@@ -57,7 +57,6 @@ from tasks.tracking.experiments import RunKey, identity_of
 from tasks.tracking.recorder import Recorder
 from tasks.training.emulation import NAME as EMULATED
 
-TREE_ROWS = 14
 TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers
 FAIL_IF = (
     "exit with an error if a metric of runs/NAME/profile.json meets a condition, e.g. 'stall_pct"
@@ -231,23 +230,6 @@ def collect_facts(
         input_examples_per_s=alone.input_examples_per_s,
         gpu_utilization_pct=trained and trained.usage.gpu_utilization_pct_mean,
     )
-
-
-def iterator_table(breakdown: Breakdown) -> list[str]:
-    """The iterators as an indented table, the consumer first."""
-    rows = [
-        f"{'iterator (step)':<50}{'calls':>8}{'work ms':>10}"
-        f"{'ms/call':>9}{'threads':>9}{'critical':>10}"
-    ]
-    for item in breakdown.iterators[:TREE_ROWS]:
-        name = f"{'  ' * item.depth}{item.title}"
-        chosen = f"  AUTOTUNE: {item.tuned}" if item.tuned is not None else ""
-        columns = (
-            f"{item.calls:>8,}{item.self_ms:>10,.2f}{item.call_ms_p50:>9,.3f}"
-            f"{item.parallelism:>9.2f}{item.critical_pct:>8.0f} %"
-        )
-        rows.append(f"{name[:49]:<50}{columns}{chosen}")
-    return rows
 
 
 def summarize(profiled: Profile, batch_size: int) -> ProfileResult:

@@ -58,7 +58,7 @@ LAYERS = (
     ("tasks.diagnosis",),
     ("tasks.params",),
     ("tasks.cli", "tasks.assembly"),
-    (*(f"tasks.{stage}" for stage in STAGES), "tasks.verify"),
+    (*(f"tasks.{stage}" for stage in STAGES), "tasks.verify", "tasks.stall"),
 )
 FLOWS_MAY_IMPORT = (
     "flows",

@@ -26,6 +26,7 @@ _EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run
 # ends the name of what a thread of a prefetch or of a parallel map does for one element
 _PRODUCES = "Produce"
 _KERNEL = re.compile(r"^(?:[\w.\-]+/)*?[\w.\-/]+:[A-Z_]\w*$")
+TREE_ROWS = 14
 _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
 
 
@@ -80,6 +81,23 @@ def activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
             at_work = difference(at_work, union(tallies[child].called))
         found.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
     return {step: union(pairs) for step, pairs in found.items()}
+
+
+def iterator_table(breakdown: Breakdown) -> list[str]:
+    """The iterators as an indented table, the consumer first."""
+    rows = [
+        f"{'iterator (step)':<50}{'calls':>8}{'work ms':>10}"
+        f"{'ms/call':>9}{'threads':>9}{'critical':>10}"
+    ]
+    for item in breakdown.iterators[:TREE_ROWS]:
+        name = f"{'  ' * item.depth}{item.title}"
+        chosen = f"  AUTOTUNE: {item.tuned}" if item.tuned is not None else ""
+        columns = (
+            f"{item.calls:>8,}{item.self_ms:>10,.2f}{item.call_ms_p50:>9,.3f}"
+            f"{item.parallelism:>9.2f}{item.critical_pct:>8.0f} %"
+        )
+        rows.append(f"{name[:49]:<50}{columns}{chosen}")
+    return rows
 
 
 @dataclass(kw_only=True)

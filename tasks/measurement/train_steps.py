@@ -65,7 +65,7 @@ class TrainingLoop:
 
     def step(self) -> float:
         """Take a batch, train on it, wait until its loss is known on the host."""
-        return _loss(self._step(self._batches))
+        return loss_of(self._step(self._batches))
 
     def pull(self) -> None:
         """Take a batch and leave it unused."""
@@ -76,10 +76,10 @@ def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSett
     """The layers that `pipeline` trains, on one batch that is there already: what the model does
     when input costs nothing.
     """
-    batches = _repeat(next(pipeline.batches()))
+    batches = repeat_batch(next(pipeline.batches()))
     model = trainable_model(models, finished_inputs=not pipeline.plan.device_ops)
     step = _train_function(model, models, settings, steps=pipeline.steps)
-    return lambda: _loss(step(batches))
+    return lambda: loss_of(step(batches))
 
 
 def reference_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
@@ -94,11 +94,11 @@ def reference_step(models: Models, pipeline: InputPipeline, settings: TrainSetti
         seed=pipeline.seed,
         epoch=epoch,
     )
-    batches = _repeat((finished[feature], labels))
+    batches = repeat_batch((finished[feature], labels))
     step = _train_function(
         trainable_model(models, finished_inputs=True), models, settings, steps=pipeline.steps
     )
-    return lambda: _loss(step(batches))
+    return lambda: loss_of(step(batches))
 
 
 def time_training(
@@ -170,12 +170,12 @@ def _train_function(
     return model.train_function
 
 
-def _loss(logs: Any) -> float:
+def loss_of(logs: Any) -> float:
     """Wait until the step's loss has arrived on the host."""
     return float(next(iter(logs.values())))
 
 
-def _repeat(batch: Any) -> Iterator:
+def repeat_batch(batch: Any) -> Iterator:
     """One batch again and again, kept on the training device."""
     device = "/GPU:0" if tf.config.list_physical_devices("GPU") else "/CPU:0"
     with tf.device(device):

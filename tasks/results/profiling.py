@@ -65,10 +65,14 @@ class IteratorTime:
         return bool(self.step) and AUTOMATIC not in self.step
 
     @property
+    def kind(self) -> str:
+        """What it is, by tf.data's name."""
+        return self.path.rpartition("::")[2]
+
+    @property
     def title(self) -> str:
         """Its kind, with the step of the plan that it is."""
-        kind = self.path.rpartition("::")[2]
-        return f"{kind} ({self.step})" if self.named else kind
+        return f"{self.kind} ({self.step})" if self.named else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,199 @@
+"""Is a training input-bound? `python -m tasks.stall SCRIPT [ARGUMENTS]` runs anybody's Keras script
+up to its first `model.fit`, measures there what the input holds up, and ends.
+
+The model is timed alone, on a batch that is there, and on what its data set delivers, from full and
+from empty buffers; then some steps are traced. Nothing of the script has to be changed, and nothing
+of this project is used for its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.trainers import data_adapters
+
+from tasks.diagnosis.trace_breakdown import break_down, iterator_table
+from tasks.diagnosis.xspace import read_trace, trace
+from tasks.errors import ForeignScript, report_user_errors
+from tasks.measurement.steady_state import Clock, SteadyState, measure_steady_state
+from tasks.measurement.train_steps import loss_of, repeat_batch, settle
+from tasks.measurement.verdict import COMPUTE_BOUND, Stall, judge
+from tasks.progress import echo
+from tasks.results.profiling import Breakdown, IteratorTime
+
+MAX_ROUNDS, TRACED_STEPS = 9, 10
+FED_BY = ("sample_weight", "steps_per_epoch", "class_weight")  # arguments of fit, besides the data
+BUSY = 0.8  # of the cores: then more calls at once bring nothing
+# What to do about the iterator that a step waits for, by the name that tf.data gives its kind.
+ADVICE = {
+    "Map": "give this map num_parallel_calls=tf.data.AUTOTUNE, or do it once and .cache()",
+    "MapAndBatch": "give the map num_parallel_calls=tf.data.AUTOTUNE, or do it once and .cache()",
+    "ParallelMap": "more num_parallel_calls; what runs in Python (numpy_function) holds its GIL",
+    "FlatMap": "read several files at once: interleave(…, num_parallel_calls=tf.data.AUTOTUNE)",
+    "Interleave": "read several files at once: interleave(…, num_parallel_calls=tf.data.AUTOTUNE)",
+    "TFRecord": "read several files at once: interleave(…, num_parallel_calls=tf.data.AUTOTUNE)",
+    "Generator": "Python makes one example at a time: make them by TensorFlow's ops, or store them",
+    "Batch": "map whole batches instead of examples, or give .batch num_parallel_calls",
+    "Shuffle": "shuffle file names or indices instead of decoded examples, or shuffle earlier",
+}
+LESS_WORK = "do less per example, or do it once (.cache(), a snapshot on disk)"
+
+
+class _Measured(BaseException):
+    """Ends the script where its training would begin; no `except Exception` of its stops that."""
+
+
+class ForeignTraining:
+    """The training of a script: its model, and the data set that it has given to `fit`."""
+
+    def __init__(self, model: keras.Model, dataset: tf.data.Dataset) -> None:
+        self.batch = next(iter(dataset.take(1)))
+        self._batches = iter(dataset.repeat())
+        model.steps_per_execution = 1
+        model.make_train_function()
+        self._train: Any = model.train_function
+
+    @property
+    def examples(self) -> int:
+        """In a batch."""
+        return int(tf.nest.flatten(self.batch)[0].shape[0])
+
+    def start(self) -> None:
+        """The first step traces the graph and starts the input."""
+        self.step()
+
+    def step(self) -> float:
+        """Take a batch, train on it, wait until its loss is known on the host."""
+        return loss_of(self._train(self._batches))
+
+    def pull(self) -> None:
+        """Take a batch and leave it unused."""
+        next(self._batches)
+
+    def model_only(self) -> Any:
+        """A step on one batch that is there already."""
+        batches = repeat_batch(self.batch)
+        return lambda: loss_of(self._train(batches))
+
+
+def measure_stall(
+    training: ForeignTraining, *, max_seconds: float
+) -> tuple[SteadyState, Breakdown]:
+    """Time the model alone and the training, then trace some steps."""
+    model = training.model_only()
+    state = measure_steady_state(
+        training,
+        model,
+        model,
+        Clock(settle=settle),
+        max_rounds=MAX_ROUNDS,
+        max_seconds=max_seconds,
+    )
+    for _ in range(state.prepared):
+        training.pull()
+    with tempfile.TemporaryDirectory() as folder:
+        trace(training.step, Path(folder), steps=TRACED_STEPS)
+        return state, break_down(read_trace(Path(folder)))
+
+
+def advise(breakdown: Breakdown, *, cores: int) -> str:
+    """What to change first about the input, from the iterator that a step waits for."""
+    waited = [item for item in breakdown.iterators if item.kind != "Root"]
+    if not any(item.kind == "Prefetch" and item.depth <= 1 for item in waited):
+        return "end the data set with .prefetch(tf.data.AUTOTUNE), to work while the model does"
+    worst = max(waited, key=lambda item: item.critical_pct)
+    return f"{worst.title}: {_advice_for(worst, cores=cores)}"
+
+
+def _advice_for(item: IteratorTime, *, cores: int) -> str:
+    if item.parallelism >= BUSY * cores:
+        return f"the cores are busy: {LESS_WORK}"
+    return ADVICE.get(item.kind.rstrip("V1234"), LESS_WORK)
+
+
+def report(name: str, training: ForeignTraining, *, max_seconds: float) -> None:
+    """Measure and print verdict, figures, what to change, and the iterators."""
+    accelerator = bool(tf.config.list_physical_devices("GPU"))
+    state, breakdown = measure_stall(training, max_seconds=max_seconds)
+    verdict = judge(Stall.of(state), None, accelerator=accelerator)
+    low, high = state.stall_interval_pct
+    step_ms, model_ms = state.train_step_ms, state.model_step_ms
+    echo(f"{name}: {verdict.name}, stall {state.stall_pct:.0f} % ({low:.0f} to {high:.0f} %)")
+    echo(
+        f"  a step of {training.examples} examples takes {step_ms:.2f} ms, the model alone"
+        f" {model_ms:.2f} ms: {training.examples / step_ms * 1e3:,.0f} examples/s of"
+        f" {training.examples / model_ms * 1e3:,.0f} that the model could take"
+    )
+    if verdict.why:
+        echo(f"  {verdict.why}; --seconds {2 * max_seconds:.0f} measures longer")
+    if verdict.name == COMPUTE_BOUND:
+        return
+    echo(f"  change first: {advise(breakdown, cores=len(os.sched_getaffinity(0)))}")
+    for line in iterator_table(breakdown):
+        echo(f"    {line}")
+
+
+def _check_alone() -> None:
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if keras.backend.backend() != "tensorflow" or replicas > 1:
+        raise ForeignScript(
+            f"the script trains with the backend {keras.backend.backend()} on {replicas} device(s);"
+            " measured is what Keras trains with TensorFlow on one"
+        )
+
+
+@contextmanager
+def measured_instead_of_fitted(name: str, *, max_seconds: float) -> Iterator[None]:
+    """Within the block `keras.Model.fit` measures, prints, and ends the block."""
+
+    def fit(
+        model: keras.Model, x: Any = None, y: Any = None, batch_size: Any = None, **options: Any
+    ) -> None:
+        _check_alone()
+        given = {key: options[key] for key in FED_BY if key in options}
+        if not isinstance(x, tf.data.Dataset):
+            given["shuffle"] = options.get("shuffle", True)
+        adapter = data_adapters.get_data_adapter(x=x, y=y, batch_size=batch_size, **given)
+        training = ForeignTraining(model, adapter.get_tf_dataset())
+        report(name, training, max_seconds=max_seconds)
+        raise _Measured
+
+    original = keras.Model.fit
+    setattr(keras.Model, "fit", fit)  # noqa: B010 - of another signature
+    try:
+        yield
+    except _Measured:
+        return
+    finally:
+        setattr(keras.Model, "fit", original)  # noqa: B010
+    raise ForeignScript(f"{name} ended without calling model.fit(…): there is nothing to measure")
+
+
+def main() -> None:
+    """Say whether the training of a script waits for its input, and what to change first."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.stall", description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="bound on the timing [s]")
+    parser.add_argument("script", type=Path, help="a Python file that calls model.fit")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    options = parser.parse_args()
+    with report_user_errors():
+        if not options.script.is_file():
+            raise ForeignScript(f"{options.script} does not exist")
+        sys.argv = [str(options.script), *options.arguments]
+        sys.path.insert(0, str(options.script.parent.resolve()))
+        with measured_instead_of_fitted(options.script.name, max_seconds=options.seconds):
+            runpy.run_path(str(options.script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

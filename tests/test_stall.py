@@ -1,0 +1,129 @@
+"""Anybody's script under `python -m tasks.stall`: trainings whose stall is in how they are made."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.results.profiling import Breakdown, IteratorTime
+from tasks.stall import advise
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = """
+import sys, time
+import keras, numpy as np, tensorflow as tf
+
+def wait(i):
+    time.sleep(float(sys.argv[1]) / 1e3)
+    return np.zeros((4,), np.float32)
+
+def load(i):
+    x = tf.numpy_function(wait, [i], tf.float32)
+    x.set_shape((4,))
+    return x, tf.constant(0)
+
+class Sleeping(keras.layers.Layer):
+    def call(self, x):
+        with tf.control_dependencies([tf.numpy_function(self.wait, [], tf.int64)]):
+            return tf.identity(x)
+
+    def wait(self):
+        time.sleep(float(sys.argv[2]) / 1e3)
+        return np.int64(0)
+
+model = keras.Sequential([keras.Input((4,)), Sleeping(), keras.layers.Dense(2)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+data = tf.data.Dataset.range(4000).map(load).batch(10).prefetch(2)
+try:
+    FIT
+except Exception:
+    print("nobody stops it")
+print("trained", flush=True)
+"""
+
+
+def run_stall(folder, *arguments, fit="model.fit(data, epochs=2)", code=0):
+    script = folder / "train.py"
+    script.write_text(SCRIPT.replace("FIT", fit))
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.stall", "--seconds", "3", str(script), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "nobody stops it" not in done.stdout
+    assert ("trained" in done.stdout) == bool(code), "it ends where the training would begin"
+    return done.stdout, done.stderr
+
+
+def test_a_script_that_waits_for_its_input(tmp_path):
+    shown, _ = run_stall(tmp_path, "2", "10")  # 20 ms of input for a step of 10 ms
+    verdict, percent = re.match(r"train.py: (\S+), stall (\d+) %", shown).groups()
+    assert verdict == "input-bound" and 35 <= int(percent) <= 65, shown
+    assert "change first: MapAndBatch: give the map num_parallel_calls" in shown
+    assert "a step of 10 examples takes " in shown
+
+
+@pytest.mark.slow
+def test_a_script_whose_model_is_slower(tmp_path):
+    shown, _ = run_stall(tmp_path, "0.2", "40")
+    assert shown.startswith("train.py: compute-bound, stall "), shown
+    assert "change first" not in shown
+
+
+@pytest.mark.slow
+def test_arrays_and_generators_are_measured_too(tmp_path):
+    rows = "np.zeros((200, 4), np.float32), np.zeros(200)"
+    shown, _ = run_stall(tmp_path, "0", "40", fit=f"model.fit({rows}, 20, epochs=2)")
+    assert shown.startswith("train.py: compute-bound") and "a step of 20 examples" in shown
+    batches = "((wait(0)[None].repeat(5, 0), np.zeros(5)) for _ in range(10 ** 9))"
+    shown, _ = run_stall(tmp_path, "30", "2", fit=f"model.fit({batches}, steps_per_epoch=9)")
+    assert shown.startswith("train.py: input-bound") and "a step of 5 examples" in shown
+
+
+@pytest.mark.slow
+def test_what_cannot_be_measured_is_told(tmp_path):
+    _, told = run_stall(tmp_path, "0", "0", fit="pass", code=2)
+    assert "ForeignScript: train.py ended without calling model.fit" in told
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.stall", "nowhere.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "nowhere.py does not exist" in done.stderr
+
+
+def iterator(path, critical, parallelism=1.0):
+    return IteratorTime(
+        path=f"Iterator::Root::{path}", step="", calls=1, total_ms=1.0, self_ms=1.0,
+        call_ms_p50=1.0, call_ms_p95=1.0, parallelism=parallelism, critical_pct=critical,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("iterators", "advice"),
+    [
+        ([iterator("Map", 90)], "end the data set with .prefetch"),
+        ([iterator("Prefetch", 5), iterator("Prefetch::Map", 90)], "Map: give this map num_para"),
+        (
+            [iterator("Prefetch", 5), iterator("Prefetch::ParallelMapV2", 90, parallelism=1.9)],
+            "ParallelMapV2: the cores are busy: do less",
+        ),
+        ([iterator("Prefetch", 5), iterator("Prefetch::Odd", 90)], "Odd: do less per example"),
+        ([iterator("Prefetch", 5), iterator("Prefetch::TFRecord", 90)], "TFRecord: read several"),
+    ],
+)
+def test_advice_is_about_what_a_step_waits_for(iterators, advice):
+    breakdown = Breakdown(
+        steps=10, step_ms_p50=1.0, wait_ms_p50=1.0, wait_ms_p95=1.0, wait_ms_mean=1.0,
+        iterators=tuple(iterators), gpu_busy_ms=None, gpu_copy_ms=None,
+    )  # fmt: skip
+    assert advise(breakdown, cores=2).startswith(advice)
