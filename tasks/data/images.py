@@ -97,7 +97,7 @@ def inspect_image(
         path = converted / f"{digest_bytes(data)}.png"
         if not path.exists():
             with atomic_file(path) as temporary:
-                upright.save(temporary, format="PNG")
+                upright.save(temporary, format="PNG", compress_level=1)
         data = path.read_bytes()
     return ImageInfo(
         path=path,
