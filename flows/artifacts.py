@@ -99,7 +99,7 @@ def to_markdown(comparison: Comparison) -> str:
         for row in comparison.configurations
     ]
     table = table_to_markdown(comparison_table(comparison))
-    return "\n".join([f"# {comparison.headline}", "", table, "", "## Cause and fix", "", *fixes])
+    return "\n".join([f"**{comparison.headline}**", "", table, "", "## Cause and fix", "", *fixes])
 
 
 def report_failure(flow: Any, flow_run: Any, state: Any) -> None:

@@ -77,22 +77,23 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def to_text(table: Table) -> str:
-    """The table for a terminal or a log, without details."""
-    lines = [
-        [column.heading for column in table.columns],
-        [column.unit for column in table.columns],
-        *([cell.text for cell in line.cells] for line in table.lines),
-    ]
-    for texts, line in zip(lines[2:], table.lines, strict=True):
+    """The table for a terminal or a log: without details, headings above their units, a word per
+    line.
+    """
+    headings = [[*column.heading.split(), column.unit] for column in table.columns]
+    height = max(map(len, headings))
+    cells = [[cell.text for cell in line.cells] for line in table.lines]
+    for texts, line in zip(cells, table.lines, strict=True):
         texts[0] += TIED_MARK if line.tied else ""
-    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            f"{text:>{width}}" if column.numeric else f"{text:<{width}}"
-            for text, width, column in zip(texts, widths, table.columns, strict=True)
-        ).rstrip()
-        for texts in lines
-    )
+    columns = [
+        [*[""] * (height - len(heading)), *heading, *texts]
+        for heading, texts in zip(headings, zip(*cells, strict=True), strict=True)
+    ]
+    aligned = [
+        [f"{text:{'>' if column.numeric else '<'}{max(map(len, texts))}}" for text in texts]
+        for column, texts in zip(table.columns, columns, strict=True)
+    ]
+    return "\n".join("  ".join(texts).rstrip() for texts in zip(*aligned, strict=True))
 
 
 def to_markdown(table: Table) -> str:
