@@ -155,6 +155,15 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     (path / KEY_FILE).unlink()
 
 
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield `path`.partial, empty; on success it replaces `path` by rename. What a kill leaves goes
+    with the next start.
+    """
+    with resumable_folder(path, key=secrets.token_hex(16)) as folder:
+        yield folder
+
+
 def replace_folder(new: Path, path: Path) -> None:
     """Put folder `new` where `path` is, both flushed to disk; at every instant one of the two is
     complete at `path`.

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import statistics
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from tasks.diagnosis.timeline import timeline_of
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import Trace, read_trace, trace
 from tasks.errors import MissingInput
-from tasks.files import resumable_folder, write_json
+from tasks.files import atomic_folder, write_json
 from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
@@ -95,7 +94,7 @@ def profile(
     models = build_models_for(params, pipeline.data)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.trace_after)
     state = time_training(loop, models, pipeline, train=params.train, measure=measure)
-    with resumable_folder(out, key=str(time.time_ns())) as folder:
+    with atomic_folder(out) as folder:
         events = _record_trace(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
         cross_check = cross_check_from(

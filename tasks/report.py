@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from tasks.cli import stage_cli
 from tasks.errors import MissingInput, UnequalConfigurations
-from tasks.files import read_json, resumable_folder
+from tasks.files import atomic_folder, read_json
 from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.reporting.checklist import checklist
@@ -95,9 +95,9 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
         )
     check_equal({name: result.built for name, result in results.items()})
     comparison = compare(results, missing, layout)
-    with resumable_folder(out, key="report") as folder:
+    with atomic_folder(out) as folder:
         plots = folder / "plots"
-        plots.mkdir(exist_ok=True)
+        plots.mkdir()
         plot_throughput(comparison.configurations, plots)
         _plot_side_by_side(
             layout, dict.fromkeys([comparison.baseline, comparison.best]), plots / "timelines"

@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 
 from tasks import files
-from tasks.files import atomic_file, resumable_folder
+from tasks.files import atomic_file, atomic_folder, resumable_folder
 
 
 @pytest.fixture
@@ -75,6 +75,16 @@ def test_work_that_was_interrupted_goes_on_and_other_work_begins_from_scratch(tm
             assert [path.name for path in folder.iterdir() if path.name != files.KEY_FILE] == kept
             (folder / "member").write_text("finished")
             raise InterruptedError
+
+
+def test_a_folder_that_is_not_resumed_has_nothing_of_an_interrupted_attempt(tmp_path):
+    with pytest.raises(InterruptedError), atomic_folder(tmp_path / "folder") as folder:
+        (folder / "old picture").touch()
+        raise InterruptedError
+    with atomic_folder(tmp_path / "folder") as folder:
+        (folder / "new picture").touch()
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new picture"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_threads_that_write_the_same_file_do_not_meet_in_their_temporary_ones(tmp_path):
