@@ -66,10 +66,10 @@ def comparison(
         run = run.with_progress_bar(len(PREPARATION) + len(measured) + complete)
         prepared = run.chain(PREPARATION)
         identity = comparison_run.data_set_of(run.workspace.root, run.params.data.path)
-        parent = open_parent(run, chosen, identity, prepared=prepared)
+        parent = open_parent(run, chosen, identity, prepared=prepared.ran)
         run = run.with_parent_run(parent)
-        ran = [
-            run.chain([f"{stage}@{pipeline}" for stage in MEASURED], upstream_ran=prepared)
+        profiled = [
+            run.chain([f"{stage}@{pipeline}" for stage in MEASURED], after=[prepared])
             for pipeline in chosen
         ]
         if not complete:
@@ -78,7 +78,7 @@ def comparison(
                 " selected"
             )
             return None
-        reported = run.chain(["report"], upstream_ran=prepared or any(ran))
+        reported = run.chain(["report"], after=profiled)
         report = Layout(run.workspace.root).report
         compared = Comparison.read(report)
         if parent:
@@ -93,9 +93,7 @@ def comparison(
             )
         show_comparison(compared, report, parent)
         report = (
-            run.save_experiment([*PREPARATION, *measured, "report"])
-            if reported or any(ran)
-            else None
+            run.save_experiment([*PREPARATION, *measured, "report"]) if reported.ran else None
         ) or report
         link_to_report(report)
         return report

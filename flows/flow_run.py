@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect import get_run_logger
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from flows.artifacts import StageProgress
@@ -40,6 +41,29 @@ PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A stage that has finished, and whether it or one before it ran; the run's graph has an edge
+    from it to those that come after it.
+    """
+
+    state: State
+    ran: bool
+
+
+def _run_stage(stage: str, stage_env: StageEnvironment, after: Sequence[Finished]) -> Finished:
+    upstream_ran = any(one.ran for one in after)
+    state = run_stage(
+        stage,
+        stage_env,
+        upstream_ran=upstream_ran,
+        wait_for=[one.state for one in after],
+        return_state=True,
+    )
+    ran = bool(state.result())  # raises what the stage raised
+    return Finished(state=state, ran=ran or upstream_ran)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One flow run: its name, where it happens, its checked parameters, and where and how its
     stages run.
@@ -50,6 +74,8 @@ class Run:
     params: Params
     stage_env: StageEnvironment
     progress: StageProgress | None = None
+    # What the stages come after: the identities, if they were out of date.
+    identified: Sequence[Finished] = ()
 
     def with_parent_run(self, parent: str | None) -> Run:
         """The same run with its configurations' MLflow runs below the run `parent`."""
@@ -62,17 +88,15 @@ class Run:
         """The same run with a bar on its page that is full after so many stages."""
         return replace(self, progress=StageProgress(stages))
 
-    def chain(self, stages: Sequence[str], *, upstream_ran: bool = False) -> bool:
-        """Run stages one after another; once one has run, the later ones ask DVC. Returns whether
-        any ran.
+    def chain(self, stages: Sequence[str], *, after: Sequence[Finished] = ()) -> Finished:
+        """Run stages one after another, the first of them after others; once one has run, the later
+        ones ask DVC. Returns the last.
         """
-        ran = upstream_ran
         for stage in stages:
-            outcome = run_stage(stage, self.stage_env, upstream_ran=ran, return_state=True)
-            ran = bool(outcome.result()) or ran  # raises what the stage raised
+            after = [_run_stage(stage, self.stage_env, after or self.identified)]
             if self.progress:
                 self.progress.advance(stage)
-        return ran
+        return after[-1]
 
     def save_experiment(self, stages: Sequence[str]) -> Path | None:
         """Keep an isolated run as a DVC experiment of its name; a run that nobody named leaves only
@@ -161,8 +185,10 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             held=workspace.held,
             holder=workspace.holder,
         )
+        identified = []
         if IDENTITIES in stage_env.stale:
-            run_stage(IDENTITIES, stage_env, upstream_ran=False)
+            # DVC is asked again, so that only stages that it concerns run.
+            identified = [replace(_run_stage(IDENTITIES, stage_env, []), ran=False)]
             stage_env = replace(stage_env, stale=_stale_stages(workspace, environment))
         try:
             yield Run(
@@ -170,6 +196,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                 workspace=workspace,
                 params=resolved.params,
                 stage_env=stage_env,
+                identified=identified,
             )
         finally:
             clear_scratch(workspace.root)  # of stages that were ended

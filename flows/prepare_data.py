@@ -40,9 +40,9 @@ def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
       name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
     """
     with start_run(changes, name) as run:
-        ran = run.with_progress_bar(len(PREPARATION)).chain(PREPARATION)
+        last = run.with_progress_bar(len(PREPARATION)).chain(PREPARATION)
         run.cleanup()
-    return ran
+    return last.ran
 
 
 def command(

@@ -57,7 +57,7 @@ def training(
             *(f"{stage}@{pipeline}" for stage in MEASURED),
             *(["report"] if run.workspace.isolated else []),
         ]
-        ran = run.with_progress_bar(len(stages)).chain(stages)
+        last = run.with_progress_bar(len(stages)).chain(stages)
         folder = Layout(run.workspace.root).run(pipeline)
         trained, profiled = TrainResult.read(folder), ProfileResult.read(folder)
         result = {
@@ -67,7 +67,7 @@ def training(
             **asdict(profiled),
         }
         show_training(pipeline, result, folder)
-        if ran:
+        if last.ran:
             run.save_experiment(stages)
     return result
 

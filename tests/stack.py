@@ -117,6 +117,18 @@ class Stack:
         )
         return "\n".join(line["message"] for line in lines)
 
+    def edges(self, flow_run: str) -> set[tuple[str, str]]:
+        """What the graph on the page of a run shows: from which stage to which."""
+        reply = requests.get(
+            f"{self.server}/api/flow_runs/{flow_run}/graph-v2", auth=self.user, timeout=60
+        )
+        nodes = dict(reply.json()["nodes"])
+        return {
+            (node["label"], nodes[child["id"]]["label"])
+            for node in nodes.values()
+            for child in node["children"]
+        }
+
     def artifacts(self, flow_run: str) -> set[tuple[str, str]]:
         found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run]}})
         return {(artifact["key"], artifact["type"]) for artifact in found if artifact["key"]}

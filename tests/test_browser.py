@@ -96,6 +96,11 @@ def test_a_form_that_was_left_as_it_is_starts_a_run_without_changes(stack, page)
     assert ended["parameters"]["pipelines"] == list(SMALL["pipelines"])
     assert ended["name"] not in run(stack.project, "dvc", "exp", "list"), "it is no experiment"
     assert (stack.project / "report" / "index.html").exists(), "it is about the project's results"
+    assert {
+        (first, second)
+        for name in SMALL["pipelines"]
+        for first, second in (("snapshot", f"build@{name}"), (f"profile@{name}", "report"))
+    } <= stack.edges(started)
     # The project keeps them, as a person would, and is clean again.
     run(stack.project, "git", "add", "-A")
     who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
