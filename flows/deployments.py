@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -38,7 +38,6 @@ def deploy(environment: Mapping[str, str]) -> None:
     Raises:
       ServiceFailed: with what Prefect said.
     """
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
     pool = [
         "work-pool",
         "create",
@@ -50,15 +49,28 @@ def deploy(environment: Mapping[str, str]) -> None:
         "--overwrite",
     ]
     for command in (pool, ["deploy", "--all"]):
-        done = subprocess.run(
-            [*prefect, *command],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
+        _run(["prefect", "--no-prompt", *command], environment)
+
+
+def update_forms(environment: Mapping[str, str]) -> None:
+    """Let the forms of the deployments show what params.yaml holds now; nothing else of them
+    changes.
+
+    Raises:
+      ServiceFailed: with what was said.
+    """
+    _run(["flows.forms"], environment)
+
+
+def _run(module: Sequence[str], environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *module],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ServiceFailed(
+            f"`{' '.join(module)}` failed:\n{(done.stdout + done.stderr).strip()[-2000:]}"
         )
-        if done.returncode != 0:
-            raise ServiceFailed(
-                f"`prefect {' '.join(command)}`"
-                f" failed:\n{(done.stdout + done.stderr).strip()[-2000:]}"
-            )

@@ -7,6 +7,7 @@ has one type and a value, and a run in which none was changed is a run without c
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,15 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _overlays() -> tuple[str, ...]:
     return tuple(sorted(str(path) for folder in OVERLAYS for path in Path(folder).glob("*.yaml")))
+
+
+def form_sources() -> dict[Path, int]:
+    """The files that the forms are made from, and when each was changed, in ns."""
+    changed_at = {}
+    for file in (PARAMS_FILE, *map(Path, _overlays())):
+        with contextlib.suppress(FileNotFoundError):  # between two moments of a checkout
+            changed_at[file] = file.stat().st_mtime_ns
+    return changed_at
 
 
 _OWN = _read(PARAMS_FILE)

@@ -23,10 +23,11 @@ import typer
 
 from flows.access import USER, exclusive, load_credentials, published_environment
 from flows.cli import configure_logging
-from flows.deployments import POOL, deploy
+from flows.deployments import POOL, deploy, update_forms
+from flows.parameters import form_sources
 from flows.services import HOST, Service, check_free, responds, serving
 from flows.workspace import STATE_DIR
-from tasks.errors import report_user_errors
+from tasks.errors import ServiceFailed, report_user_errors
 
 LOGS = Path(STATE_DIR) / "logs"
 MLFLOW_SQLITE = "sqlite:///mlflow.db"
@@ -92,8 +93,8 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     """Both servers and a worker with the deployments; yields a function that looks after them, to
     be called now and then.
 
-    It starts a worker that has died again; what it was running can be retried. Without its servers
-    nothing goes on.
+    It starts a worker that has died again; what it was running can be retried. It updates the forms
+    when params.yaml changes. Without its servers nothing goes on.
 
     Raises:
       ServiceFailed: a port is taken, or something did not start.
@@ -136,10 +137,15 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     )
     with ExitStack() as open_services:
         running = open_services.enter_context(serving(server, tracking, logs=LOGS))
+        sources = form_sources()
         deploy(endpoints.environment)
         running += open_services.enter_context(serving(worker, logs=LOGS))
 
         def check_services() -> None:
+            nonlocal sources
+            if (changed := form_sources()) != sources:
+                sources = changed
+                _update_forms(endpoints)
             for place, one in enumerate(running):
                 if one.service is worker and one.process.poll() is not None:
                     typer.echo(
@@ -150,6 +156,14 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
                     one.check()
 
         yield check_services
+
+
+def _update_forms(endpoints: Endpoints) -> None:
+    try:
+        update_forms(endpoints.environment)
+        typer.echo("params.yaml has changed; the forms show what it holds now")
+    except ServiceFailed as failure:
+        typer.echo(f"params.yaml has changed; the forms show what it held before: {failure}")
 
 
 def _has_worker(endpoints: Endpoints) -> bool:

@@ -5,6 +5,7 @@ them, cancelled, crashed; nothing left behind.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -41,6 +42,26 @@ def test_the_form_has_one_type_bounds_choices_and_the_values_of_params_yaml(stac
     assert not stack.deployment("comparison")["schedules"][0]["active"], (
         "the nightly one is there, to be switched on"
     )
+
+
+def test_the_form_follows_params_yaml_and_a_schedule_stays_as_it_was_set(stack):
+    def offered() -> int:
+        schema = stack.deployment("comparison")["parameter_openapi_schema"]
+        return schema["properties"]["changes"]["default"]["epochs"]
+
+    deployment = stack.deployment("comparison")
+    schedule = f"deployments/{deployment['id']}/schedules/{deployment['schedules'][0]['id']}"
+    file = stack.project / "params.yaml"
+    before = file.read_text()
+    assert stack.post(schedule, method="PATCH", active=True).ok
+    try:
+        file.write_text(before.replace("epochs: 2", "epochs: 9"))
+        wait_for(lambda: offered() == 9)
+        assert stack.deployment("comparison")["schedules"][0]["active"]
+    finally:
+        file.write_text(before)
+        assert stack.post(schedule, method="PATCH", active=False).ok
+    wait_for(lambda: offered() == 2)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +124,11 @@ def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(
         (name, "naive")
     ]
     assert len(found[0].data.tags["git.commit"]) == 40
+
+
+def test_the_graph_of_a_run_has_an_edge_from_each_stage_to_the_next(stack, trained):
+    stages = ["fetch", "ingest", "shard", "snapshot", "build@naive", "train@naive", "profile@naive"]
+    assert {*itertools.pairwise([*stages, "report"])} <= stack.edges(trained)
 
 
 def test_an_applied_experiment_has_nothing_left_to_run(stack, trained, tmp_path):

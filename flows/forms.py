@@ -1,0 +1,36 @@
+"""Brings the forms of the deployments up to date with params.yaml: `python -m flows.forms`, which
+`make ui` runs when it changes. Schedules stay as they were set in the UI.
+"""
+
+from __future__ import annotations
+
+import typer
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+
+from flows.deployments import FILE, read_entrypoints
+from tasks.errors import report_user_errors
+
+
+def update_forms() -> None:
+    """Send the parameters of all deployments as params.yaml of the current folder has them now."""
+    with get_client(sync_client=True) as client:
+        for name, entrypoint in read_entrypoints(FILE).items():
+            flow = load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)
+            deployment = client.read_deployment_by_name(f"{flow.name}/{name}")
+            schema = parameter_schema(flow).model_dump_for_openapi()
+            client.update_deployment(
+                deployment.id, DeploymentUpdate(parameter_openapi_schema=schema)
+            )
+
+
+def command() -> None:
+    """Update the forms of this project's deployments on the server that PREFECT_API_URL names."""
+    with report_user_errors():
+        update_forms()
+
+
+if __name__ == "__main__":
+    typer.run(command)
