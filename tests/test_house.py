@@ -352,6 +352,18 @@ def test_words_that_the_glossary_replaces_do_not_come_back():
     assert not found
 
 
+def test_the_figures_of_the_shape_show_no_room_that_imports_upward():
+    shown = subprocess.run(
+        [sys.executable, "infra/shape.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    floors = {
+        name.removeprefix("tasks.").removeprefix("tasks: "): int(floor)
+        for name, floor in re.findall(r"^ (\S+(?: \S+)?) +(\d+) +\d+ +[\d,]+", shown, re.MULTILINE)
+    }
+    assert floors["flows"] > floors["stages"] > floors["diagnosis"] > floors["measurement"]
+    assert floors["training"] > floors["pipelines"] > floors["data"] > floors["shared"] == 0
+
+
 def test_the_generated_references_are_up_to_date():
     sys.path.insert(0, str(ROOT / "infra"))
     import reference

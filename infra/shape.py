@@ -1,0 +1,105 @@
+"""Print the figures of the shape of this program: `python infra/shape.py`.
+
+Rooms with their modules, lines and imports of each other, the longest functions and files, and how
+wide lines are. docs/architecture.md shows them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("tasks", "flows")
+WIDE = 100
+STAGES = {
+    *("identities", "fetch", "ingest", "shard", "snapshot", "build", "train", "profiling"),
+    *("report", "verify", "stall", "cli"),
+}
+
+
+def room_of(module: str) -> str:
+    """The folder that a module is in; of those directly in tasks/, what they are."""
+    parts = module.split(".")
+    if parts[0] != "tasks":
+        return parts[0]
+    if len(parts) > 1 and ROOT.joinpath(*parts[:2]).is_dir():
+        return ".".join(parts[:2])
+    name = parts[-1]
+    return (
+        "tasks: params"
+        if name == "params"
+        else "tasks: stages"
+        if name in STAGES
+        else "tasks: shared"
+    )
+
+
+def modules() -> Iterator[tuple[str, str, ast.Module]]:
+    """Name, text and syntax tree of every module."""
+    for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        text = path.read_text()
+        yield name, text, ast.parse(text)
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Modules of ours that a module names in its imports, at its top or in a function."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        yield from (name for name in names if name.split(".")[0] in PACKAGES)
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Length in lines and name of every function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield (node.end_lineno or 0) - node.lineno + 1, node.name
+
+
+def floors(arrows: dict[str, set[str]]) -> dict[str, int]:
+    """Height of each room: one above the highest that it imports."""
+
+    def height(room: str, above: tuple[str, ...] = ()) -> int:
+        below = arrows[room] - {room, *above}
+        return 1 + max((height(each, (*above, room)) for each in below), default=-1)
+
+    return {room: height(room) for room in list(arrows)}
+
+
+def main() -> None:
+    """Print the tables."""
+    counts, lines, arrows = Counter(), Counter(), defaultdict(set)
+    longest: list[tuple[int, str]] = []
+    files: list[tuple[int, str]] = []
+    wide = total = 0
+    for name, text, tree in modules():
+        room = room_of(name)
+        counts[room] += 1
+        lines[room] += text.count("\n")
+        arrows[room] |= {room_of(other) for other in imported(tree)} - {room}
+        longest += [(length, f"{name}.{function}") for length, function in functions(tree)]
+        files.append((text.count("\n"), name))
+        total += text.count("\n")
+        wide += sum(len(line) > WIDE for line in text.splitlines())
+    table = Table("room", "floor", "modules", "lines", "imports", box=None)
+    height = floors(arrows)
+    for room in sorted(counts, key=lambda room: (-height[room], room)):
+        others = ", ".join(sorted(each.removeprefix("tasks.") for each in arrows[room]))
+        table.add_row(room, str(height[room]), str(counts[room]), f"{lines[room]:,}", others)
+    console = Console(width=110)
+    console.print(table)
+    console.print(f"\n{sum(counts.values())} modules, {total:,} lines, {wide} wider than {WIDE}")
+    for label, found in (("functions", longest), ("files", files)):
+        three = ", ".join(f"{name} {length}" for length, name in sorted(found, reverse=True)[:3])
+        console.print(f"longest {label} [lines]: {three}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
