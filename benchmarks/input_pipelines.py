@@ -131,7 +131,8 @@ def decode_rate(workload: data.Workload) -> float:
     import tensorflow as tf
 
     from tasks.assembly.inputs import open_inputs
-    from tasks.pipelines.kernels import Draw, compute
+    from tasks.pipelines.kernels import compute
+    from tasks.pipelines.randomness import RandomStream
     from tasks.pipelines.shapes import resolve
 
     stored = open_inputs(workload.params, workload.layout)
@@ -145,7 +146,7 @@ def decode_rate(workload: data.Workload) -> float:
             "label": tf.constant(0, tf.int64),
         }
         for op in ops:
-            element = compute(op, element, Draw(seed=0, epoch=tf.constant(0, tf.int64)))
+            element = compute(op, element, RandomStream(seed=0, epoch=tf.constant(0, tf.int64)))
         return tf.cast(element["image"][0, 0, 0], tf.int64)
 
     options = tf.data.Options()

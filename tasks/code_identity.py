@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tasks.errors import InvalidCode
-from tasks.files import digest_bytes
+from tasks.files import digest_blake2b
 
 HERE = Path(__file__).resolve().parent.parent
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -36,7 +36,7 @@ def code_digest(
     for name in (name for name in modules if name not in files):
         path = _installed(name)
         parts.append(f"{name}\n{_normalized(path) if path else ''}")
-    return digest_bytes(*(part.encode() for part in sorted(parts)))
+    return digest_blake2b(*(part.encode() for part in sorted(parts)))
 
 
 def project_files(

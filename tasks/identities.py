@@ -20,7 +20,7 @@ from tasks import settings
 from tasks.cli import parse_command
 from tasks.code_identity import code_digest, imported_packages, project_files
 from tasks.errors import InvalidParams, report_user_errors
-from tasks.files import atomic_file, digest_bytes, digest_file, write_json
+from tasks.files import atomic_file, digest_blake2b, digest_file, write_json
 from tasks.layout import Layout
 from tasks.libraries import LIBRARIES, check_versions, distributions_of, installed_versions
 from tasks.params import PARAMS_FILE, Document, check, read_document
@@ -176,7 +176,7 @@ def _rules() -> str:
     """Digest of what the settings compute from their values."""
     tree = ast.parse(Path(settings.__file__).read_text())
     functions = [ast.dump(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    return digest_bytes(*(function.encode() for function in functions))
+    return digest_blake2b(*(function.encode() for function in functions))
 
 
 def main() -> None:

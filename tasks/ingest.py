@@ -25,7 +25,7 @@ from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifes
 from tasks.data.records import RecordSchema, example_key
 from tasks.data.splits import assign_split
 from tasks.errors import TooManyRejects, UnusableDataset
-from tasks.files import digest_bytes, digest_json, resumable_folder
+from tasks.files import digest_blake2b, digest_json, resumable_folder
 from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.progress import echo, in_threads, progress
@@ -110,7 +110,7 @@ def _from_arrays(source: sources.Arrays, folder: Path) -> pd.DataFrame:
             rows = block.reshape(-1).view(np.uint8).data
             size = block.nbytes // max(1, len(block))
             digests += [
-                digest_bytes(bytes(rows[at : at + size])) for at in range(0, block.nbytes, size)
+                digest_blake2b(bytes(rows[at : at + size])) for at in range(0, block.nbytes, size)
             ]
     size = source.values.dtype.itemsize * int(np.prod(source.values.shape[1:]))
     columns = {
@@ -141,7 +141,7 @@ def _from_series(source: sources.Series, folder: Path, split: SplitSettings) -> 
     for name, begin, end in zip(SPLITS, edges, edges[1:], strict=False):
         for row in range(begin, end, STEPS_PER_BLOCK):
             block = np.ascontiguousarray(source.values[row : min(row + STEPS_PER_BLOCK, end)])
-            digest = digest_bytes(block.tobytes())
+            digest = digest_blake2b(block.tobytes())
             # The label of a block is its number of time steps.
             rows.append(
                 {

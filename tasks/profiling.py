@@ -26,7 +26,7 @@ from tasks.diagnosis.cost_model import Consumer, load_of
 from tasks.diagnosis.diagnose import Ceilings, diagnose
 from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.op_costs import measure_costs
-from tasks.diagnosis.threshold import parse_condition
+from tasks.diagnosis.threshold import parse_threshold
 from tasks.diagnosis.timeline import timeline_of
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import Trace, read_trace, trace
@@ -52,7 +52,7 @@ from tasks.results.profiling import (
 )
 from tasks.results.train import RunRecord, TrainResult
 from tasks.settings import MeasureSettings, ModelSettings
-from tasks.tracking.experiments import RunKey, identity_of
+from tasks.tracking.experiments import RunKey, make_run_key
 from tasks.tracking.recorder import Recorder
 from tasks.training.emulation import NAME as EMULATED
 
@@ -373,7 +373,7 @@ def main() -> None:
         input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name, options = context.params, context.name, context.options
-        condition = parse_condition(options.fail_if) if options.fail_if else None
+        condition = parse_threshold(options.fail_if) if options.fail_if else None
         keras.utils.set_random_seed(params.train.seed)
         if options.accelerator:
             return profile_emulated(context, find_accelerator(options.accelerator), address=address)
@@ -390,7 +390,7 @@ def main() -> None:
         result.write(out)
         write_json(out / METRICS_FILE, compared_metrics(built, trained, result))
         data_digest = stored.shards.data_digest
-        identity = identity_of(
+        identity = make_run_key(
             Layout().manifest, params.data.path, pipeline=name, data_digest=data_digest
         )
         record(out, identity, profiled.diagnosis, result)

@@ -34,7 +34,7 @@ from tasks.data.tfrecord import (
     write_frames,
 )
 from tasks.errors import DataNotFound
-from tasks.files import digest_bytes, digest_file, digest_json, resumable_folder
+from tasks.files import digest_blake2b, digest_file, digest_json, resumable_folder
 from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.progress import echo, in_threads, progress
@@ -198,7 +198,7 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
             ["id", "key", "label", "uri", "bytes", "digest"]
         ].itertuples(index=False):
             value = _file_bytes(uri, size, identity)
-            if digest_bytes(value) != digest:
+            if digest_blake2b(value) != digest:
                 raise DataNotFound(
                     f"{uri} (example {identity}) has other contents than at ingest; run `dvc repro`"
                 )

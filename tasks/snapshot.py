@@ -38,7 +38,7 @@ from tasks.data.shards import Shard, ShardIndex, read_shard_index
 from tasks.errors import CorruptShard
 from tasks.files import (
     atomic_file,
-    digest_content,
+    digest_blake3,
     digest_json,
     read_json,
     resumable_folder,
@@ -74,7 +74,7 @@ class WriteContext:
     @property
     def fixed(self) -> Sequence[Column]:
         """The columns that are written as their rows come: all but a ragged one, the first, and its
-        extents.
+        offsets.
         """
         return self.columns[2:] if self.columns[0].ragged else self.columns
 
@@ -182,9 +182,9 @@ def _write_snapshot(
         Column(name="key", dtype="int64", shape=()),
     )
     columns = tuple(
-        found
+        each
         for column in columns
-        for found in ((column, column.extent) if column.ragged else (column,))
+        for each in ((column, column.offsets) if column.ragged else (column,))
     )
     key = snapshot_key(shards, preprocess)
     ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
@@ -309,12 +309,12 @@ def _write_part(
     data = ragged.pack(values)
     with atomic_file(context.part(shard.split, chunk.start)) as temporary:
         temporary.write_bytes(data)
-    return replace(chunk, digests={context.columns[0].name: digest_content(data), **chunk.digests})
+    return replace(chunk, digests={context.columns[0].name: digest_blake3(data), **chunk.digests})
 
 
 def _finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
     """The rows of a split: all chunks, and the parts of a ragged column joined in their order, with
-    the extents of its values.
+    the offsets of its values.
     """
     chunks = [chunk for rows in written for chunk in rows.chunks]
     count = sum(chunk.count for chunk in chunks)
@@ -324,22 +324,22 @@ def _finish_split(context: WriteContext, split: str, written: Sequence[ShardRows
     shapes = np.asarray([shape for rows in written for shape in rows.shapes], np.int64).reshape(
         -1, len(column.shape)
     )
-    extents = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
+    offsets = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
     ragged.concatenate_parts(
         [context.part(split, chunk.start) for chunk in chunks],
         column_path(context.folder, split, column.name),
     )
     for number, chunk in enumerate(chunks):
-        values = {column.extent.name: extents[chunk.start : chunk.start + chunk.count]}
+        values = {column.offsets.name: offsets[chunk.start : chunk.start + chunk.count]}
         placed = write_rows(
-            context.folder, split, (column.extent,), start=chunk.start, values=values
+            context.folder, split, (column.offsets,), start=chunk.start, values=values
         )
         chunks[number] = replace(chunk, digests={**chunk.digests, **placed.digests})
-    flush(context.folder, split, (column.extent,))
+    flush(context.folder, split, (column.offsets,))
     return SplitColumns(
         count=count,
         chunks=tuple(chunks),
-        ragged={column.name: ragged.end_offset(extents, np.dtype(column.dtype).itemsize)},
+        ragged={column.name: ragged.end_offset(offsets, np.dtype(column.dtype).itemsize)},
     )
 
 

@@ -45,7 +45,7 @@ from tasks.results.train import (
     write_history,
 )
 from tasks.settings import TrainSettings
-from tasks.tracking.experiments import identity_of
+from tasks.tracking.experiments import make_run_key
 from tasks.tracking.recorder import Recorder
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.checkpoints import FOLDER, CheckpointCallback, Position
@@ -284,7 +284,7 @@ def main() -> None:
         models = build_models_for(params, stored)
         checkpoint_folder = out / FOLDER
         store = CheckpointStore(checkpoint_folder, training_fingerprint(params, name, stored))
-        identity = identity_of(
+        identity = make_run_key(
             Layout().manifest,
             params.data.path,
             pipeline=name,

@@ -137,13 +137,13 @@ FAULTS = (
     ),
     Fault(
         "a shard that is too long is taken",
-        "size and found != shard.bytes",
-        "size and found < shard.bytes",
+        "size and bytes_on_disk != shard.bytes",
+        "size and bytes_on_disk < shard.bytes",
         SHARD,
     ),
     Fault(
         "an image that changed since ingest is stored",
-        "if digest_bytes(value) != digest:",
+        "if digest_blake2b(value) != digest:",
         "if not value:",
         ODD_FILES,
     ),
@@ -177,14 +177,12 @@ FAULTS = (
     ),
     Fault(
         "a chunk's digest is not compared",
-        "digest_content(data) != chunk.digests[column.name]",
+        "digest_blake3(data) != chunk.digests[column.name]",
         "not data",
         COLUMNS,
     ),
     Fault("a snapshot of another key is read", "index.key != key", "not index.key", COLUMNS),
-    Fault(
-        "a column that is too short is read", "if found != needed:", "if found is None:", COLUMNS
-    ),
+    Fault("a column that is too short is read", "if size != needed:", "if size is None:", COLUMNS),
     Fault(
         "whoever reads a column can change it",
         'mode="c", shape=shape',
@@ -433,8 +431,8 @@ FAULTS = (
     ),
     Fault(
         "a cutout is a pixel too large",
-        "places < (first + size)",
-        "places <= (first + size)",
+        "pixels < (first + size)",
+        "pixels <= (first + size)",
         KERNELS,
     ),
     Fault(
@@ -786,6 +784,12 @@ FAULTS = (
         DIAGNOSIS,
     ),
     Fault(
+        "what is left to AUTOTUNE runs on one thread",
+        "return 1 if self.is_sequential else cores",
+        "return cores if isinstance(self.setting, int) else 1",
+        ("tests/pipelines/test_parallelism.py",),
+    ),
+    Fault(
         "an accelerator's input needs no cores",
         "slowest, load.work_ms / cores)",
         "slowest)",
@@ -921,8 +925,8 @@ FAULTS = (
     ),
     Fault(
         "a sketch forgets the labels",
-        "digest_bytes(digest.encode(), label.encode())",
-        "digest_bytes(digest.encode())",
+        "digest_blake2b(digest.encode(), label.encode())",
+        "digest_blake2b(digest.encode())",
         CHAMPION,
     ),
     # Staleness

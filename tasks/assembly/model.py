@@ -25,8 +25,8 @@ def infer_target(params: Params, stored: PreparedData) -> Target:
     """What is predicted: a class, the number that labels a row, or the horizon of a series."""
     windows = series_windows(params, stored)
     if windows is not None:
-        return Target(kind="numbers", shape=(windows.horizon, len(windows.targets)))
+        return Target(kind="regression", shape=(windows.horizon, len(windows.targets)))
     if stored.shards.schema.label == "number":
-        return Target(kind="numbers", shape=(1,))
+        return Target(kind="regression", shape=(1,))
     vectors = any(op.on_labels for op in params.postprocess)
-    return Target(kind="vector" if vectors else "class", shape=(len(stored.shards.classes),))
+    return Target(kind="soft_labels" if vectors else "class", shape=(len(stored.shards.classes),))

@@ -34,7 +34,7 @@ from tasks.errors import (
     expect_current_schema,
     rebuild_hint,
 )
-from tasks.files import digest_content, write_json
+from tasks.files import digest_blake3, write_json
 
 INDEX = "index.json"
 MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
@@ -57,7 +57,7 @@ class Column:
         return None in self.shape
 
     @property
-    def extent(self) -> Column:
+    def offsets(self) -> Column:
         """The column that says where each value of this one begins [elements], and its shape."""
         return Column(name=f"{self.name}.extent", dtype="int64", shape=(1 + len(self.shape),))
 
@@ -164,7 +164,7 @@ def write_rows(
         with column_path(folder, split, column.name).open("r+b") as file:
             file.seek(start * column.stride)
             file.write(stored)
-        digests[column.name] = digest_content(stored)
+        digests[column.name] = digest_blake3(stored)
     return Chunk(start=start, count=rows, digests=digests)
 
 
@@ -217,9 +217,9 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
         for split, rows in index.splits.items():
             for column in index.columns:
                 path, needed = column_path(folder, split, column.name), rows.bytes(column)
-                found = path.stat().st_size if path.exists() else None
-                if found != needed:
-                    state = "is missing" if found is None else f"has {found} bytes"
+                size = path.stat().st_size if path.exists() else None
+                if size != needed:
+                    state = "is missing" if size is None else f"has {size} bytes"
                     raise CorruptColumn(
                         f"{path} {state}, the index says {needed};"
                         f" {rebuild_hint(folder, 'snapshot')}"
@@ -241,7 +241,7 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
                 with path.open("rb") as file:
                     file.seek(begin)
                     data = file.read(end - begin)
-                if digest_content(data) != chunk.digests[column.name]:
+                if digest_blake3(data) != chunk.digests[column.name]:
                     last = chunk.start + chunk.count - 1
                     raise CorruptColumn(
                         f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its"
@@ -253,11 +253,11 @@ def _span(folder: Path, split: str, column: Column, chunk: Chunk, count: int) ->
     """Bytes [begin, end) of a chunk within a column's file."""
     if not column.ragged:
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
-    extents = map_column(folder, split, column.extent, count)[
+    offsets = map_column(folder, split, column.offsets, count)[
         chunk.start : chunk.start + chunk.count
     ]
     itemsize = np.dtype(column.dtype).itemsize
-    return int(extents[0, 0]) * itemsize, ragged.end_offset(extents, itemsize)
+    return int(offsets[0, 0]) * itemsize, ragged.end_offset(offsets, itemsize)
 
 
 def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarray:

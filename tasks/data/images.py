@@ -23,7 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tasks.data.decoder import Decoder
 from tasks.data.structure import is_sound
-from tasks.files import atomic_file, digest_bytes
+from tasks.files import atomic_file, digest_blake2b
 
 LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
 BESIDES_PIXELS = 4 << 20  # bytes of color profiles, thumbnails and other metadata
@@ -94,7 +94,7 @@ def inspect_image(
         else f"content is {kind}"
     )
     if not plain:
-        path = converted / f"{digest_bytes(data)}.png"
+        path = converted / f"{digest_blake2b(data)}.png"
         if not path.exists():
             with atomic_file(path) as temporary:
                 upright.save(temporary, format="PNG", compress_level=1)
@@ -102,7 +102,7 @@ def inspect_image(
     return ImageInfo(
         path=path,
         bytes=len(data),
-        digest=digest_bytes(data),
+        digest=digest_blake2b(data),
         height=height,
         width=width,
         channels=channels,

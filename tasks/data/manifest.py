@@ -19,7 +19,7 @@ import pandas as pd
 
 from tasks.data.records import RecordSchema
 from tasks.errors import MissingInput, expect_current_schema
-from tasks.files import digest_bytes, read_json, write_json
+from tasks.files import digest_blake2b, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
 VALUES = "values.npy"
@@ -52,16 +52,16 @@ class Manifest:
         """Digest of ids, contents, labels and splits: two data sets with the same digest train the
         same model.
         """
-        return content_digest(self.examples, self.classes)
+        return digest_manifest(self.examples, self.classes)
 
 
-def content_digest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:
+def digest_manifest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:
     """Digest that identifies a data set by content."""
     columns = [
         "\n".join(map(str, examples[name].tolist())).encode()
         for name in ("id", "digest", "label", "split")
     ]
-    return digest_bytes(*columns, "\n".join(classes).encode())
+    return digest_blake2b(*columns, "\n".join(classes).encode())
 
 
 def write_manifest(manifest: Manifest) -> None:

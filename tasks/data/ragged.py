@@ -30,13 +30,13 @@ def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
     return np.column_stack([np.cumsum(sizes) - sizes, shapes]).astype(np.int64)
 
 
-def end_offset(found: np.ndarray, itemsize: int) -> int:
-    """Byte offset at which the next value would begin, after the last of `found` (values, 1 +
+def end_offset(offsets: np.ndarray, itemsize: int) -> int:
+    """Byte offset at which the next value would begin, after the last of `offsets` (values, 1 +
     rank).
     """
-    if len(found) == 0:
+    if len(offsets) == 0:
         return 0
-    size = int(found[-1, 0] + found[-1, 1:].prod()) * itemsize
+    size = int(offsets[-1, 0] + offsets[-1, 1:].prod()) * itemsize
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

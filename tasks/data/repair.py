@@ -14,7 +14,7 @@ from pathlib import Path
 from tasks.data.shards import Shard, ShardIndex, damage
 from tasks.data.tfrecord import frame, read_records, write_frames
 from tasks.errors import CorruptShard, rebuild_hint
-from tasks.files import digest_content
+from tasks.files import digest_blake3
 
 REPAIRED = "repaired"
 
@@ -36,8 +36,8 @@ def shard_path(shards_folder: Path, snapshot_folder: Path, shard: Shard) -> Path
 
 def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]]:
     """What is wrong with each shard that is damaged, by its name; reads every byte."""
-    found = {shard.name: damage(folder / shard.name, shard) for shard in shards.shards}
-    return {name: problems for name, problems in found.items() if problems}
+    damaged = {shard.name: damage(folder / shard.name, shard) for shard in shards.shards}
+    return {name: problems for name, problems in damaged.items() if problems}
 
 
 def repair_shards(
@@ -108,5 +108,5 @@ def _usable_records(
     folder: Path, shard: Shard, damage: Damage, damaged: list[str]
 ) -> Iterator[bytes]:
     for record in read_records(folder / shard.name, compression=shard.compression, damaged=damaged):
-        if not damage.unusable or digest_content(record) not in damage.unusable:
+        if not damage.unusable or digest_blake3(record) not in damage.unusable:
             yield record

@@ -130,9 +130,9 @@ def check_shard(path: Path, shard: Shard, *, size: bool = True) -> None:
     """Raise CorruptShard where a shard is missing or, with `size`, has another size than its index
     says.
     """
-    found = path.stat().st_size if path.exists() else None
-    if found is None or (size and found != shard.bytes):
-        state = "is missing" if found is None else f"has {found} bytes"
+    bytes_on_disk = path.stat().st_size if path.exists() else None
+    if bytes_on_disk is None or (size and bytes_on_disk != shard.bytes):
+        state = "is missing" if bytes_on_disk is None else f"has {bytes_on_disk} bytes"
         raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {fix_hint(path, shard)}")
 
 
@@ -147,8 +147,8 @@ def damage(path: Path, shard: Shard) -> list[str]:
     """
     if digest_file(path) == shard.digest:
         return []
-    found: list[str] = []
-    records = sum(1 for _ in read_records(path, compression=shard.compression, damaged=found))
-    return found or [
+    problems: list[str] = []
+    records = sum(1 for _ in read_records(path, compression=shard.compression, damaged=problems))
+    return problems or [
         f"{path}: has {records} readable records, but its digest does not match index.json"
     ]

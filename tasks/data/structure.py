@@ -126,10 +126,10 @@ def _is_sound_jpeg(data: bytes) -> bool:
                 return False
             frames += 1
         if marker == _SOS:
-            found = _NEXT_MARKER.search(data, end)
-            if not found or found.end() - found.start() != 2:  # noqa: PLR2004 - a marker without fill bytes
+            marker_after = _NEXT_MARKER.search(data, end)
+            if not marker_after or marker_after.end() - marker_after.start() != 2:  # noqa: PLR2004 - a marker without fill bytes
                 return False
-            end = found.start()
+            end = marker_after.start()
             if data[end + 1] == _EOI:
                 return frames == 1 and end + 2 == len(data)
         offset = end

@@ -59,19 +59,19 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) ->
     first.
     """
     verdict = judge(facts.stall, facts.cross_check, accelerator=facts.accelerator)
-    found = rank_findings(
+    findings = rank_findings(
         [finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, consumer))]
     )
     bound = verdict.name != COMPUTE_BOUND
     gaining = [
         finding
-        for finding in found
+        for finding in findings
         if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100
     ]
     first = (
         gaining[0]
         if gaining
-        else next((finding for finding in found if finding.rule in UNPREDICTABLE_RULES), None)
+        else next((finding for finding in findings if finding.rule in UNPREDICTABLE_RULES), None)
     )
     shared = (
         ""
@@ -120,7 +120,7 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) ->
             f" ms; {waited}{low}{shared}"
         ),
         predicted_gain=first.predicted_gain if first and verdict.name != UNDECIDED else None,
-        findings=tuple(found),
+        findings=tuple(findings),
     )
 
 
@@ -130,12 +130,12 @@ def rank_findings(findings: list[Finding]) -> list[Finding]:
     """
     most = max((finding.predicted_gain or 1.0 for finding in findings), default=1.0)
 
-    def place(finding: Finding) -> tuple[bool, int, float]:
+    def order(finding: Finding) -> tuple[bool, int, float]:
         gain = finding.predicted_gain or 1.0
         enough = gain * TIE_FACTOR >= most
         return not enough, Effort[finding.effort.upper()] if enough else 0, -gain
 
-    return sorted(findings, key=place)
+    return sorted(findings, key=order)
 
 
 def changed(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:

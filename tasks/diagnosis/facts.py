@@ -78,7 +78,8 @@ class Facts:
         """The map that is called for single examples, if any."""
         before = self.plan.steps[
             : next(
-                (place for place, step in enumerate(self.plan.steps) if isinstance(step, Batch)), 0
+                (number for number, step in enumerate(self.plan.steps) if isinstance(step, Batch)),
+                0,
             )
         ]
         return next((step for step in before if isinstance(step, Map)), None)

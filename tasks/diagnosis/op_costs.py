@@ -73,8 +73,8 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
         early = [
             op for step in make_plan(config, bare).steps if isinstance(step, Map) for op in step.ops
         ]
-        found, _ = _op_costs(pipeline, first, early, call_us, count)
-        ops |= found
+        early_costs, _ = _op_costs(pipeline, first, early, call_us, count)
+        ops |= early_costs
     return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
 
 
@@ -147,9 +147,9 @@ def _per_element(dataset: tf.data.Dataset, elements: int = 1) -> float:
     options.experimental_optimization.apply_default_optimizations = False
     drained = iter(dataset.repeat().shard(elements, elements - 1).with_options(options))
     taken: list[float] = []
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     while len(taken) < MIN_RUNS or (
-        time.perf_counter() - begun < BUDGET_S and len(taken) < MAX_RUNS
+        time.perf_counter() - started_at < BUDGET_S and len(taken) < MAX_RUNS
     ):
         start = time.perf_counter()
         next(drained)

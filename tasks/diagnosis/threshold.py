@@ -22,7 +22,7 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class Threshold:
     """A metric's name, how it is compared, and with what."""
 
     key: str
@@ -67,16 +67,16 @@ class Condition:
             )
 
 
-def parse_condition(text: str) -> Condition:
+def parse_threshold(text: str) -> Threshold:
     """Parse `KEY OPERATOR VALUE`.
 
     Raises:
       InvalidParams: the text is not of that form.
     """
-    found = _FORM.fullmatch(text)
-    if not found:
+    match = _FORM.fullmatch(text)
+    if not match:
         raise InvalidParams(
             [f"--fail-if: {text!r} is not KEY OPERATOR VALUE, such as 'stall_pct > 10'"]
         )
-    key, sign, wanted = found.groups()
-    return Condition(key=key, sign=sign, wanted=wanted.strip("'\""))
+    key, sign, wanted = match.groups()
+    return Threshold(key=key, sign=sign, wanted=wanted.strip("'\""))

@@ -41,10 +41,10 @@ def timeline_of(trace: Trace) -> Timeline | None:
             lane: [
                 (first, last)
                 for first, last in (
-                    found if lane == TRAIN_LANE else close_gaps(found, finest)
+                    spans if lane == TRAIN_LANE else close_gaps(spans, finest)
                 ).tolist()
             ]
-            for lane, found in shown.items()
-            if len(found)
+            for lane, spans in shown.items()
+            if len(spans)
         },
     )

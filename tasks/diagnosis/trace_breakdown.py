@@ -71,7 +71,7 @@ def activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
     iterators are taken together.
     """
     tallies = _tally(events)
-    found: dict[str, list[tuple[float, float]]] = {}
+    spans: dict[str, list[tuple[float, float]]] = {}
     for path in sorted(tallies, key=lambda path: path.count("::")):
         tally = tallies[path]
         at_work = union(tally.worked() if tally.elsewhere else tally.called)
@@ -79,8 +79,8 @@ def activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
             other for other in tallies if other.rpartition("::")[0] == path and not tally.elsewhere
         ):
             at_work = difference(at_work, union(tallies[child].called))
-        found.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
-    return {step: union(pairs) for step, pairs in found.items()}
+        spans.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
+    return {step: union(pairs) for step, pairs in spans.items()}
 
 
 def iterator_table(breakdown: Breakdown) -> list[str]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tasks.data.records import RecordSchema
-from tasks.pipelines.kernels import Draw, Element, compute
+from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.ops import Op
+from tasks.pipelines.randomness import RandomStream
 
 
 def apply_ops(
@@ -23,7 +24,9 @@ def apply_ops(
     """
     for position, op in enumerate(ops, first):
         with tf.name_scope(op.name):
-            element = compute(op, element, Draw(seed=seed, epoch=epoch, salts=(op.name, position)))
+            element = compute(
+                op, element, RandomStream(seed=seed, epoch=epoch, salts=(op.name, position))
+            )
     return element
 
 

@@ -8,7 +8,6 @@ depend on order or parallelism.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import singledispatch
 
 import numpy as np
@@ -36,36 +35,15 @@ from tasks.pipelines.ops import (
     Rotation,
     Standardize,
 )
-from tasks.pipelines.randomness import fold
+from tasks.pipelines.randomness import RandomStream
 
 Element = dict[str, tf.Tensor]
 _PIXELS = (-3, -2, -1)
 _TABLE = 1025  # points of a tabulated distribution
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draw:
-    """A stateless source of randomness: `seed` (int), `epoch` (int64 scalar tensor) and `salts`
-    (which op is drawing).
-    """
-
-    seed: int
-    epoch: tf.Tensor
-    salts: tuple[str | int, ...] = ()
-
-    def uniform(self, key: tf.Tensor, stream: int = 0) -> tf.Tensor:
-        """Return float32 in [0, 1) of the shape of `key`, a function of (seed, epoch, salts,
-        stream, key) alone.
-
-        An op that draws more than once for an example numbers its draws by `stream`.
-        """
-        mixed = fold(self.seed, self.epoch, *self.salts, stream, key)
-        top24 = tf.bitwise.right_shift(mixed, tf.constant(40, tf.uint64))
-        return tf.cast(top24, tf.float32) / float(1 << 24)
-
-
 @singledispatch
-def compute(op: Op, element: Element, draw: Draw) -> Element:
+def compute(op: Op, element: Element, draw: RandomStream) -> Element:
     """Run one op on an element. A user's own op brings its kernel as a method `compute(element,
     draw)`.
     """
@@ -78,7 +56,7 @@ def compute(op: Op, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Load, element: Element, draw: Draw) -> Element:
+def _(op: Load, element: Element, draw: RandomStream) -> Element:
     return {
         "image": tf.io.read_file(element["path"]),
         "label": element["label"],
@@ -87,7 +65,7 @@ def _(op: Load, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Parse, element: Element, draw: Draw) -> Element:
+def _(op: Parse, element: Element, draw: RandomStream) -> Element:
     features = {
         op.feature: tf.io.FixedLenFeature((), tf.string),
         "key": tf.io.FixedLenFeature((), tf.int64),
@@ -102,7 +80,7 @@ def _(op: Parse, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: DecodeImage, element: Element, draw: Draw) -> Element:
+def _(op: DecodeImage, element: Element, draw: RandomStream) -> Element:
     encoded = element["image"]
 
     def generic_decode() -> tf.Tensor:
@@ -135,7 +113,7 @@ def _(op: DecodeImage, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: DecodeRaw, element: Element, draw: Draw) -> Element:
+def _(op: DecodeRaw, element: Element, draw: RandomStream) -> Element:
     name = input_name(element)
     stored = element[name]
     if stored.dtype != tf.string:  # arrays in memory are values already
@@ -151,7 +129,7 @@ def _(op: DecodeRaw, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Resize, element: Element, draw: Draw) -> Element:
+def _(op: Resize, element: Element, draw: RandomStream) -> Element:
     resized = tf.image.resize(
         element["image"], (op.height, op.width), method=op.method, antialias=op.antialias
     )
@@ -159,7 +137,7 @@ def _(op: Resize, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: CenterCrop, element: Element, draw: Draw) -> Element:
+def _(op: CenterCrop, element: Element, draw: RandomStream) -> Element:
     return {
         **element,
         "image": tf.image.resize_with_crop_or_pad(element["image"], op.height, op.width),
@@ -167,7 +145,7 @@ def _(op: CenterCrop, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Pad, element: Element, draw: Draw) -> Element:
+def _(op: Pad, element: Element, draw: RandomStream) -> Element:
     border = (
         [[0, 0]] * (element["image"].shape.rank - len(_PIXELS))
         + [[op.pixels, op.pixels]] * 2
@@ -182,7 +160,7 @@ def _(op: Pad, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: RandomCrop, element: Element, draw: Draw) -> Element:
+def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     batched = image.shape.rank > len(_PIXELS)
     size = tf.shape(image)
@@ -211,7 +189,7 @@ def _(op: RandomCrop, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Flip, element: Element, draw: Draw) -> Element:
+def _(op: Flip, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     heads = draw.uniform(element["key"]) < 0.5  # noqa: PLR2004
     if image.shape.rank == len(_PIXELS):
@@ -220,7 +198,7 @@ def _(op: Flip, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Rotation, element: Element, draw: Draw) -> Element:
+def _(op: Rotation, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     batched = image.shape.rank > len(_PIXELS)
     images = tf.cast(image if batched else image[None], tf.float32)
@@ -246,7 +224,7 @@ def _(op: Rotation, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Brightness, element: Element, draw: Draw) -> Element:
+def _(op: Brightness, element: Element, draw: RandomStream) -> Element:
     offset = (draw.uniform(element["key"]) * 2 - 1) * (op.delta * 255)
     return {
         **element,
@@ -255,7 +233,7 @@ def _(op: Brightness, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Contrast, element: Element, draw: Draw) -> Element:
+def _(op: Contrast, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     factor = _per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
     # Sums of whole numbers are exact, so the mean is the same for an example alone and within a
@@ -268,7 +246,7 @@ def _(op: Contrast, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Cutout, element: Element, draw: Draw) -> Element:
+def _(op: Cutout, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     inside = _rectangle(
         image,
@@ -281,11 +259,11 @@ def _(op: Cutout, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Mixup, element: Element, draw: Draw) -> Element:
+def _(op: Mixup, element: Element, draw: RandomStream) -> Element:
     quantiles = tf.constant(beta_quantiles(op.alpha), tf.float32)
-    place = draw.uniform(element["key"]) * (_TABLE - 1)
-    low = tf.cast(place, tf.int32)
-    share = tf.gather(quantiles, low) + (place - tf.floor(place)) * (
+    point = draw.uniform(element["key"]) * (_TABLE - 1)
+    low = tf.cast(point, tf.int32)
+    share = tf.gather(quantiles, low) + (point - tf.floor(point)) * (
         tf.gather(quantiles, low + 1) - tf.gather(quantiles, low)
     )
     image, label = tf.cast(element["image"], tf.float32), one_hot(element["label"], op.classes)
@@ -298,7 +276,7 @@ def _(op: Mixup, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Cutmix, element: Element, draw: Draw) -> Element:
+def _(op: Cutmix, element: Element, draw: RandomStream) -> Element:
     image, label = element["image"], one_hot(element["label"], op.classes)
     side = tf.sqrt(draw.uniform(element["key"], 2))
     tall, wide = (tf.cast(tf.shape(image)[axis], tf.float32) for axis in (-3, -2))
@@ -314,7 +292,7 @@ def _(op: Cutmix, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Rescale, element: Element, draw: Draw) -> Element:
+def _(op: Rescale, element: Element, draw: RandomStream) -> Element:
     name = input_name(element)
     value = element[name]
     if value.dtype != tf.uint8:
@@ -331,7 +309,7 @@ def _(op: Rescale, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: Standardize, element: Element, draw: Draw) -> Element:
+def _(op: Standardize, element: Element, draw: RandomStream) -> Element:
     name = input_name(element)
     scale, offset = affine(op)
     return {
@@ -344,17 +322,17 @@ def _(op: Standardize, element: Element, draw: Draw) -> Element:
 
 
 @compute.register
-def _(op: OneHot, element: Element, draw: Draw) -> Element:
+def _(op: OneHot, element: Element, draw: RandomStream) -> Element:
     return {**element, "label": one_hot(element["label"], op.classes)}
 
 
 @compute.register
-def _(op: Categories, element: Element, draw: Draw) -> Element:
+def _(op: Categories, element: Element, draw: RandomStream) -> Element:
     features = element["features"]
     numeric = features.shape[-1] - len(op.sizes)
     coded = [
-        tf.one_hot(tf.cast(features[..., numeric + place], tf.int32), size)
-        for place, size in enumerate(op.sizes)
+        tf.one_hot(tf.cast(features[..., numeric + number], tf.int32), size)
+        for number, size in enumerate(op.sizes)
     ]
     return {**element, "features": tf.concat([features[..., :numeric], *coded], axis=-1)}
 
@@ -393,7 +371,7 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 
 
 def _rectangle(
-    image: tf.Tensor, key: tf.Tensor, draw: Draw, *, height: tf.Tensor, width: tf.Tensor
+    image: tf.Tensor, key: tf.Tensor, draw: RandomStream, *, height: tf.Tensor, width: tf.Tensor
 ) -> tf.Tensor:
     """Whether a pixel is in a rectangle of (height, width) about a random center: boolean, with one
     channel.
@@ -403,8 +381,8 @@ def _rectangle(
         length = tf.shape(image)[axis]
         center = tf.floor(draw.uniform(key, stream) * tf.cast(length, tf.float32))
         first = center - tf.floor(size / 2)
-        places = tf.cast(tf.range(length), tf.float32)
-        inside.append((places >= first[..., None]) & (places < (first + size)[..., None]))
+        pixels = tf.cast(tf.range(length), tf.float32)
+        inside.append((pixels >= first[..., None]) & (pixels < (first + size)[..., None]))
     return inside[0][..., :, None, None] & inside[1][..., None, :, None]
 
 

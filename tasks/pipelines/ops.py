@@ -386,10 +386,10 @@ def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, l
 def _import_op(path: str) -> type[Op] | None:
     module, _, attribute = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        kind = getattr(importlib.import_module(module), attribute, None)
     except ImportError:
         return None
-    return found if isinstance(found, type) and issubclass(found, Op) else None
+    return kind if isinstance(kind, type) and issubclass(kind, Op) else None
 
 
 def _problem(where: str, kind: type[Op], item: Any) -> str:

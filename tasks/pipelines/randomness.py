@@ -9,10 +9,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 Salt = str | int | tf.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomStream:
+    """A stateless source of randomness: `seed` (int), `epoch` (int64 scalar tensor) and `salts`
+    (which op is drawing).
+    """
+
+    seed: int
+    epoch: tf.Tensor
+    salts: tuple[str | int, ...] = ()
+
+    def uniform(self, key: tf.Tensor, stream: int = 0) -> tf.Tensor:
+        """Return float32 in [0, 1) of the shape of `key`, a function of (seed, epoch, salts,
+        stream, key) alone.
+
+        An op that draws more than once for an example numbers its draws by `stream`.
+        """
+        mixed = fold(self.seed, self.epoch, *self.salts, stream, key)
+        top24 = tf.bitwise.right_shift(mixed, tf.constant(40, tf.uint64))
+        return tf.cast(top24, tf.float32) / float(1 << 24)
 
 
 def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:

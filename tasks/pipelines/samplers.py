@@ -43,7 +43,7 @@ def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Te
     Each round pairs every position with its mirror image about a random point and swaps the two or
     not, by a hash of the pair. Source: swap-or-not (Hoang, Morris and Rogaway, CRYPTO 2012).
     """
-    size, place = tf.cast(count, tf.uint64), tf.cast(positions, tf.uint64)
+    size, position = tf.cast(count, tf.uint64), tf.cast(positions, tf.uint64)
     golden, mixer, half = (tf.constant(value, tf.uint64) for value in (_GOLDEN, _MIXER, 1 << 63))
     shift = tf.constant(32, tf.uint64)
     # What all rounds draw comes from one operation: a graph of less than half the size, traced at
@@ -52,11 +52,11 @@ def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Te
     salts = np.arange(1, SWAP_ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     draws = mix64(key + tf.constant(salts.reshape(-1, *(1 for _ in key.shape))))
     for drawn, pivot in zip(tf.unstack(draws), tf.unstack(draws % size), strict=True):
-        mirrored = tf.where(pivot >= place, pivot - place, pivot + size - place)
-        pair = (tf.maximum(place, mirrored) ^ drawn) * golden
+        mirrored = tf.where(pivot >= position, pivot - position, pivot + size - position)
+        pair = (tf.maximum(position, mirrored) ^ drawn) * golden
         pair ^= tf.bitwise.right_shift(pair * mixer, shift)
-        place = tf.where(pair * mixer >= half, mirrored, place)
-    return tf.cast(place, tf.int64)
+        position = tf.where(pair * mixer >= half, mirrored, position)
+    return tf.cast(position, tf.int64)
 
 
 def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
@@ -69,10 +69,10 @@ def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
     each = tf.reshape(
         tf.broadcast_to(words, tf.concat([tf.shape(positions), [3]], axis=0)), (-1, 3)
     )
-    places = tf.raw_ops.RandomIndexShuffle(
+    permuted = tf.raw_ops.RandomIndexShuffle(
         index=flat, seed=each, max_index=tf.constant(count - 1, tf.int64), rounds=CIPHER_ROUNDS
     )
-    return tf.reshape(places, tf.shape(positions))
+    return tf.reshape(permuted, tf.shape(positions))
 
 
 def window_shuffle(
@@ -86,20 +86,20 @@ def window_shuffle(
     """
     which = positions // window
     size = tf.minimum(tf.constant(window, tf.int64), count - which * window)
-    place = which * window + swap_or_not(
+    row = which * window + swap_or_not(
         positions - which * window, size, fold(seed, epoch, "window", which)
     )
     chunk = max(1, window // CHUNKS_PER_WINDOW)
     whole = max(1, count // chunk)
-    number = place // chunk
+    number = row // chunk
     # A last, smaller chunk keeps its place; turning the whole circle by a random amount gives every
     # row a chance to be in it.
     order = fold(seed, epoch, "chunks")
     moved = (
         swap_or_not(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), order) * chunk
-        + place % chunk
+        + row % chunk
     )
-    rows = tf.where(number < whole, moved, place)
+    rows = tf.where(number < whole, moved, row)
     rotation = fold(seed, epoch, "rotation") % tf.constant(count, tf.uint64)
     return (rows + tf.cast(rotation, tf.int64)) % count
 
@@ -153,12 +153,12 @@ def sample_by_class(
     Within a class every example is drawn once before any is drawn again; which come once more turns
     from epoch to epoch. `epoch` is (steps, 1).
     """
-    place = permute(positions, count=len(index.kinds), seed=seed, epoch=epoch)
+    draws = permute(positions, count=len(index.kinds), seed=seed, epoch=epoch)
     classes = tf.range(len(index.sizes), dtype=tf.int64)
     rotation = fold(seed, epoch, "class", classes) % tf.constant(index.sizes.astype(np.uint64))
     shifts = tf.constant(index.offsets) + tf.cast(rotation, tf.int64)
-    kinds = tf.cast(tf.gather(tf.constant(index.kinds), place), tf.int32)
+    kinds = tf.cast(tf.gather(tf.constant(index.kinds), draws), tf.int32)
     return tf.cast(
-        tf.gather(tf.constant(index.rows), place + tf.gather(shifts, kinds, axis=1, batch_dims=1)),
+        tf.gather(tf.constant(index.rows), draws + tf.gather(shifts, kinds, axis=1, batch_dims=1)),
         tf.int64,
     )

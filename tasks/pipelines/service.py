@@ -38,7 +38,7 @@ def local_service(workers: int) -> Iterator[str]:
     """Start a dispatcher and `workers` workers on this machine, yield the dispatcher's address, and
     stop them all.
 
-    A worker that dies is started again at the same place, since consumers wait for it there.
+    A worker that dies is started again at the same address, since consumers wait for it there.
 
     Raises:
       ServiceFailed: a process did not come up.
@@ -49,9 +49,9 @@ def local_service(workers: int) -> Iterator[str]:
     try:
         address = _read_address(dispatcher)
         running += [_start("worker", "--dispatcher", address) for _ in range(workers)]
-        places = [_read_address(worker) for worker in running[1:]]
+        addresses = [_read_address(worker) for worker in running[1:]]
         keeper = threading.Thread(
-            target=_keep_alive, args=(running, address, places, stopping), daemon=True
+            target=_keep_alive, args=(running, address, addresses, stopping), daemon=True
         )
         keeper.start()
         yield address
@@ -63,19 +63,22 @@ def local_service(workers: int) -> Iterator[str]:
 
 
 def _keep_alive(
-    running: list[subprocess.Popen[str]], address: str, places: list[str], stopping: threading.Event
+    running: list[subprocess.Popen[str]],
+    address: str,
+    addresses: list[str],
+    stopping: threading.Event,
 ) -> None:
     """Replace workers (all of `running` but the first) that have died, each at its own port."""
     while not stopping.wait(CHECK_S):
-        for number, place in enumerate(places, start=1):
+        for number, worker in enumerate(addresses, start=1):
             if running[number].poll() is not None:
                 echo(
-                    f"tf.data service: worker {place} died with code {running[number].returncode};"
+                    f"tf.data service: worker {worker} died with code {running[number].returncode};"
                     " restarting it"
                 )
                 _stop([running[number]])
                 running[number] = _start(
-                    "worker", "--dispatcher", address, "--port", place.rpartition(":")[2]
+                    "worker", "--dispatcher", address, "--port", worker.rpartition(":")[2]
                 )
 
 
@@ -166,9 +169,9 @@ def main() -> None:
 
     service = tf.data.experimental.service
     if options.role == "dispatcher":
-        places = options.worker or ["localhost:%port%"] * options.workers
+        addresses = options.worker or ["localhost:%port%"] * options.workers
         server = service.DispatchServer(
-            service.DispatcherConfig(port=options.port, worker_addresses=places)
+            service.DispatcherConfig(port=options.port, worker_addresses=addresses)
         )
         address = server.target
     else:

@@ -70,7 +70,7 @@ class SnapshotReader:
         label = () if self.gather.window else ("label",)
         key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
         names = (self.data.shards.schema.feature, *label, *key)
-        sizes = [column.extent.name for column in map(self.data.column, names) if column.ragged]
+        sizes = [column.offsets.name for column in map(self.data.column, names) if column.ragged]
         with tf.init_scope():  # outside of any function that is being traced
             variables = {
                 name: mapped_variable(self.data, self.split, name) for name in (*names, *sizes)
@@ -192,9 +192,9 @@ class SnapshotReader:
             if not self.data.column(name).ragged
         }
         for column in [column for column in map(self.data.column, columns) if column.ragged]:
-            extent = example.pop(column.extent.name)
+            offset = example.pop(column.offsets.name)
             value = tf.reshape(
-                tf.slice(columns[column.name], extent[:1], [tf.reduce_prod(extent[1:])]), extent[1:]
+                tf.slice(columns[column.name], offset[:1], [tf.reduce_prod(offset[1:])]), offset[1:]
             )
             example[column.name] = tf.ensure_shape(value, column.shape)
         return example

@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from tasks.data.tfrecord import Compression
 from tasks.errors import MissingInput
-from tasks.pipelines.elements import split_window
-from tasks.pipelines.kernels import Draw, compute
-from tasks.pipelines.ops import Parse
+from tasks.pipelines.elements import apply_ops, split_window
+from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
 from tasks.pipelines.shapes import resolve
 from tasks.pipelines.steps import Read, Window
@@ -91,10 +90,9 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
     records = (
         _read_shards(Read(source="shards"), data, split).batch(max(1, count)).get_single_element()
     )
-    draw = Draw(seed=0, epoch=tf.constant(0, tf.int64))
-    element = compute(Parse(feature=schema.feature, label=schema.label), {"record": records}, draw)
-    if schema.payload == "raw":
-        element = compute(resolve(data.preprocess[:1], schema)[0], element, draw)
+    ops: list[Op] = [Parse(feature=schema.feature, label=schema.label)]
+    ops += resolve(data.preprocess[:1], schema) if schema.payload == "raw" else ()
+    element = apply_ops(ops, {"record": records}, seed=0, epoch=tf.constant(0, tf.int64))
     return tf.data.Dataset.from_tensor_slices(element, name="read")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tasks.data.repair import Damage
 from tasks.data.shards import Shard
 from tasks.data.tfrecord import read_records
-from tasks.files import digest_content
+from tasks.files import digest_blake3
 from tasks.pipelines.ops import Op
 
 if TYPE_CHECKING:
@@ -22,12 +22,9 @@ def run_ops(ops: Sequence[Op], record: tf.Tensor) -> dict[str, tf.Tensor]:
     """Parse and preprocess a record, or a batch of them where all ops can; nothing is drawn."""
     import tensorflow as tf
 
-    from tasks.pipelines.kernels import Draw, compute
+    from tasks.pipelines.elements import apply_ops
 
-    element = {"record": record}
-    for op in ops:
-        element = compute(op, element, Draw(seed=0, epoch=tf.constant(0, tf.int64)))
-    return element
+    return apply_ops(ops, {"record": record}, seed=0, epoch=tf.constant(0, tf.int64))
 
 
 def find_undecodable(
@@ -63,7 +60,7 @@ def find_undecodable(
                     f" {reason}"
                 )
                 problems.setdefault(shard.name, []).append(problem)
-                unusable[digest_content(record)] = problem
+                unusable[digest_blake3(record)] = problem
     return Damage(problems=problems, unusable=unusable)
 
 

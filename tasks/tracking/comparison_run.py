@@ -16,7 +16,7 @@ from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.results.comparison import Comparison, Row
 from tasks.tracking.champion import Score, objection, score_from, score_of, tags_of
-from tasks.tracking.experiments import PREFIX, RunKey, experiment_id, identity_of
+from tasks.tracking.experiments import PREFIX, RunKey, experiment_id, make_run_key
 from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use_store
 from tasks.tracking.saved_view import save_view, view_url
 
@@ -44,7 +44,7 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
 
 def data_set_of(root: Path, path: str) -> RunKey:
     """What a comparison in the project `root` is about, once its data at `path` is prepared."""
-    return identity_of(Layout(root).manifest, path, pipeline="comparison")
+    return make_run_key(Layout(root).manifest, path, pipeline="comparison")
 
 
 def open_comparison(identity: RunKey, name: str) -> str | None:

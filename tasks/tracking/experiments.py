@@ -23,7 +23,7 @@ import pandas as pd
 from mlflow.exceptions import MlflowException
 
 from tasks.errors import MissingInput
-from tasks.files import digest_bytes, read_json
+from tasks.files import digest_blake2b, read_json
 
 STORE_HOME = "THROUGHLINE_HOME"
 PREFIX = "throughline/"
@@ -51,7 +51,7 @@ def store_home() -> Path:
     return Path(os.environ.get(STORE_HOME, ".")).resolve()
 
 
-def identity_of(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> RunKey:
+def make_run_key(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> RunKey:
     """The identity of the data set that ingest has read from `path` and described in the folder
     `manifest`.
 
@@ -69,7 +69,7 @@ def identity_of(manifest: Path, path: str, *, pipeline: str, data_digest: str = 
         else examples["label"].astype(str)
     )
     labeled = zip(examples["digest"].tolist(), labels, strict=True)
-    hashes = (digest_bytes(digest.encode(), label.encode())[:16] for digest, label in labeled)
+    hashes = (digest_blake2b(digest.encode(), label.encode())[:16] for digest, label in labeled)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.")[:_NAME_LENGTH] or "data"
     return RunKey(
         data_set=name,

@@ -34,13 +34,13 @@ class Target:
     mixed), or numbers of `shape`.
     """
 
-    kind: Literal["class", "vector", "numbers"]
+    kind: Literal["class", "soft_labels", "regression"]
     shape: Shape
 
     @property
     def metric(self) -> str:
         """Name of the metric next to the loss."""
-        return "mae" if self.kind == "numbers" else "accuracy"
+        return "mae" if self.kind == "regression" else "accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +140,8 @@ def compile_model(
         )
     losses = {
         "class": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "vector": lambda: keras.losses.CategoricalCrossentropy(from_logits=True),
-        "numbers": keras.losses.MeanSquaredError,
+        "soft_labels": lambda: keras.losses.CategoricalCrossentropy(from_logits=True),
+        "regression": keras.losses.MeanSquaredError,
     }
     model.compile(
         optimizer=keras.optimizers.Adam(rate),

@@ -9,7 +9,7 @@ import shutil
 import pandas as pd
 import pytest
 
-from tasks.data.manifest import content_digest, read_manifest
+from tasks.data.manifest import digest_manifest, read_manifest
 from tasks.errors import DamagedFile
 
 EXAMPLES = pd.DataFrame(
@@ -26,12 +26,12 @@ EXAMPLES = pd.DataFrame(
 @pytest.mark.parametrize("column", ["id", "digest", "label", "split"])
 def test_a_change_of_any_example_changes_the_digest(column):
     changed = EXAMPLES.assign(**{column: EXAMPLES[column].tolist()[::-1]})
-    assert content_digest(changed, ("x", "y")) != content_digest(EXAMPLES, ("x", "y"))
+    assert digest_manifest(changed, ("x", "y")) != digest_manifest(EXAMPLES, ("x", "y"))
 
 
 def test_so_do_other_classes_and_the_place_of_files_does_not():
-    assert content_digest(EXAMPLES, ("y", "x")) != content_digest(EXAMPLES, ("x", "y"))
-    assert content_digest(EXAMPLES.assign(uri="/elsewhere"), ("x", "y")) == content_digest(
+    assert digest_manifest(EXAMPLES, ("y", "x")) != digest_manifest(EXAMPLES, ("x", "y"))
+    assert digest_manifest(EXAMPLES.assign(uri="/elsewhere"), ("x", "y")) == digest_manifest(
         EXAMPLES, ("x", "y")
     )
 

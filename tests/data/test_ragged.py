@@ -1,4 +1,4 @@
-"""Values of variable shape lie back to back, aligned, and are found again by their extents."""
+"""Values of variable shape lie back to back, aligned, and are found again by their offsets."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def test_values_are_found_where_their_extents_say(shapes, dtype):
     values = [draw.integers(0, 100, shape).astype(dtype) for shape in shapes]
     data = ragged.pack(values)
     itemsize = np.dtype(dtype).itemsize
-    extents = ragged.compute_offsets(np.asarray(shapes, np.int64).reshape(-1, 3), itemsize)
-    assert ragged.end_offset(extents, itemsize) == len(data)
+    offsets = ragged.compute_offsets(np.asarray(shapes, np.int64).reshape(-1, 3), itemsize)
+    assert ragged.end_offset(offsets, itemsize) == len(data)
     flat = np.frombuffer(data, dtype)
-    for value, (begin, *shape) in zip(values, extents.tolist(), strict=True):
+    for value, (begin, *shape) in zip(values, offsets.tolist(), strict=True):
         assert begin * itemsize % ragged.ALIGNMENT == 0
         np.testing.assert_array_equal(flat[begin : begin + value.size].reshape(shape), value)
 

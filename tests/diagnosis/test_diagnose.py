@@ -16,7 +16,7 @@ from tasks.diagnosis.cost_model import Consumer, Costs, Load, OpCost, Segment, l
 from tasks.diagnosis.diagnose import Ceilings, Finding, changed, diagnose, rank_findings
 from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.rules import RULES
-from tasks.diagnosis.threshold import parse_condition
+from tasks.diagnosis.threshold import parse_threshold
 from tasks.diagnosis.trace_breakdown import Breakdown, IteratorTime
 from tasks.errors import InvalidParams, ThresholdExceeded
 from tasks.measurement.verdict import Stall
@@ -305,12 +305,12 @@ def test_conditions(text, told):
         "autotuned": {},
     }
     if told is None:
-        parse_condition(text).check(figures)
+        parse_threshold(text).check(figures)
     else:
         with pytest.raises(told):
-            parse_condition(text).check(figures)
+            parse_threshold(text).check(figures)
 
 
 def test_what_is_no_condition_is_refused_with_an_example():
     with pytest.raises(InvalidParams, match="such as 'stall_pct > 10'"):
-        parse_condition("stall_pct")
+        parse_threshold("stall_pct")

@@ -13,7 +13,7 @@ from tasks.data.columns import map_column
 from tasks.data.manifest import read_manifest, write_manifest
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptShard
-from tasks.files import digest_bytes
+from tasks.files import digest_blake2b
 from tasks.pipelines.ops import Decode, Resize
 from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.settings import ShardSettings, SnapshotSettings
@@ -39,7 +39,7 @@ def damaged(photos, tmp_path):
         examples.loc[number, ["uri", "bytes", "digest"]] = [
             str(path),
             len(data),
-            digest_bytes(data),
+            digest_blake2b(data),
         ]
     (tmp_path / "manifest").mkdir()
     manifest = replace(manifest, examples=examples, folder=tmp_path / "manifest")

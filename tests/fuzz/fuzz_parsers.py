@@ -36,7 +36,7 @@ from tasks.data.manifest import read_manifest
 from tasks.data.records import encode_example
 from tasks.data.shards import read_shard_index
 from tasks.data.tfrecord import frame, read_records
-from tasks.diagnosis.threshold import parse_condition
+from tasks.diagnosis.threshold import parse_threshold
 from tasks.errors import UserError
 from tasks.ingest import ingest
 from tasks.params import load_params
@@ -179,7 +179,7 @@ def read_condition(data: bytes, folder: Path) -> None:
         "fits": True,
         "odd": float("nan"),
     }
-    parse_condition(data.decode("utf-8", "surrogateescape")).check(figures)
+    parse_threshold(data.decode("utf-8", "surrogateescape")).check(figures)
 
 
 def _image(kind: str) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.pipelines.kernels import Draw, beta_quantiles, compute
+from tasks.pipelines.kernels import beta_quantiles, compute
 from tasks.pipelines.ops import (
     Brightness,
     Categories,
@@ -30,6 +30,7 @@ from tasks.pipelines.ops import (
     Standardize,
     parse_op,
 )
+from tasks.pipelines.randomness import RandomStream
 from tasks.training.models import apply_as_layer
 
 COUNT, HEIGHT, WIDTH = 64, 12, 10
@@ -59,7 +60,7 @@ IDENTITIES = [repr(op) for op in BOTH]
 
 
 def draw(epoch=1, seed=3, salts=("op", 5)):
-    return Draw(seed=seed, epoch=tf.constant(epoch, tf.int64), salts=salts)
+    return RandomStream(seed=seed, epoch=tf.constant(epoch, tf.int64), salts=salts)
 
 
 def batched(op, **changes):

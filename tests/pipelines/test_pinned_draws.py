@@ -13,14 +13,13 @@ import tensorflow as tf
 
 from tasks.data.records import example_key
 from tasks.data.shards import read_shard_index
-from tasks.files import digest_bytes, digest_content, digest_file, digest_json
+from tasks.files import digest_blake2b, digest_blake3, digest_file, digest_json
 from tasks.measurement.equality import digest_examples
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.kernels import Draw
 from tasks.pipelines.ops import Brightness, Decode, Flip, Op
 from tasks.pipelines.plan import make_plan
 from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
-from tasks.pipelines.randomness import mix64
+from tasks.pipelines.randomness import RandomStream, mix64
 from tasks.pipelines.samplers import (
     CIPHER_FROM,
     class_index,
@@ -95,7 +94,7 @@ def test_scattered_bits():
 
 
 def test_uniform_numbers_of_examples():
-    drawn = Draw(seed=5, epoch=epoch(3)).uniform(tf.constant([0, 1, 2, 2**62], tf.int64))
+    drawn = RandomStream(seed=5, epoch=epoch(3)).uniform(tf.constant([0, 1, 2, 2**62], tf.int64))
     assert drawn.numpy().tolist() == [
         0.8414360880851746,
         0.4774209260940552,
@@ -106,14 +105,14 @@ def test_uniform_numbers_of_examples():
 
 def test_identities():
     assert example_key("train/cat/000.jpg") == 2232826047724114548
-    assert digest_bytes(b"ab", b"c") == "4826ed043ab3cdec576d8541fa5d5a80"
+    assert digest_blake2b(b"ab", b"c") == "4826ed043ab3cdec576d8541fa5d5a80"
     assert digest_json({"b": [1, None], "a": 1.5}) == "117096492d1a1f23b2a8f293ecc6a332"
 
 
 def test_content_digests(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
-    assert digest_content(b"abc") == "6437b3ac38465133ffb63b75273a8db5"
-    assert digest_file(tmp_path / "file") == digest_content(b"abc")
+    assert digest_blake3(b"abc") == "6437b3ac38465133ffb63b75273a8db5"
+    assert digest_file(tmp_path / "file") == digest_blake3(b"abc")
 
 
 @pytest.fixture(scope="module")

@@ -83,8 +83,8 @@ def test_the_snapshot_holds_every_image_in_its_own_size(stored):
     image, extent = index.columns[:2]
     assert (image.shape, extent.name) == ((None, None, 3), "image.extent")
     count = index.splits["train"].count
-    extents = map_column(stored.snapshot_folder, "train", extent, count)
-    assert len({tuple(shape) for shape in extents[:, 1:].tolist()}) > 10
+    starts_and_shapes = map_column(stored.snapshot_folder, "train", extent, count)
+    assert len({tuple(shape) for shape in starts_and_shapes[:, 1:].tolist()}) > 10
     assert map_column(stored.snapshot_folder, "train", image, count).size == index.splits[
         "train"
     ].bytes(image)

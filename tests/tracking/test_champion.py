@@ -24,7 +24,7 @@ from tasks.settings import DataSettings
 from tasks.snapshot import snapshot
 from tasks.tracking.champion import Score, objection, score_from, score_of, tags_of
 from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
-from tasks.tracking.experiments import STORE_HOME, experiment_id, identity_of, same_data
+from tasks.tracking.experiments import STORE_HOME, experiment_id, make_run_key, same_data
 from tasks.tracking.recorder import Recorder, RunKey
 
 GOOD = Score(
@@ -59,7 +59,7 @@ def images(folder, numbers):
 
 def identity(folder, manifest, **settings):
     ingest(DataSettings(source="image_folder", path=str(folder), split=SPLIT, **settings), manifest)
-    return identity_of(manifest, str(folder), pipeline="naive")
+    return make_run_key(manifest, str(folder), pipeline="naive")
 
 
 def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_has_its_own(

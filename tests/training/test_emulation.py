@@ -94,7 +94,7 @@ def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_pa
 
 
 def test_targets_keep_their_shape():
-    built = models(Target(kind="numbers", shape=(2, 3)), step_ms=0.1)
+    built = models(Target(kind="regression", shape=(2, 3)), step_ms=0.1)
     model = trainable_model(built, finished_inputs=True)
     assert model(np.zeros((5, 8, 8, 1), np.float32)).shape == (5, 2, 3)
 

@@ -73,19 +73,19 @@ def scan(settings: DataSettings) -> Arrays:
         problem or reason
         for (_, problem), reason in zip(named, _reasons(values, columns, label), strict=True)
     ]
-    kept = np.asarray([reason is None for reason in reasons], bool)
+    usable = np.asarray([reason is None for reason in reasons], bool)
     ids = np.asarray([f"{number:08d}" for number in range(len(frame))])
     labels = (
-        label[kept].astype(float).tolist()
+        label[usable].astype(float).tolist()
         if kind == "number"
-        else [_class(value) for value in label[kept]]
+        else [_class(value) for value in label[usable]]
     )
     distinct = sorted(set(labels)) if kind == "class" else []
     return Arrays(
-        values=values[kept].astype(np.float32),
+        values=values[usable].astype(np.float32),
         labels=labels,
-        ids=ids[kept].tolist(),
-        splits=[split for (split, _), usable in zip(named, kept.tolist(), strict=True) if usable],
+        ids=ids[usable].tolist(),
+        splits=[split for (split, _), used in zip(named, usable.tolist(), strict=True) if used],
         classes=sorted(distinct, key=_by_value),
         schema=RecordSchema(
             payload="raw",
@@ -104,10 +104,10 @@ def scan(settings: DataSettings) -> Arrays:
 
 
 def _codes(column: pd.Series, vocabulary: tuple[str, ...]) -> np.ndarray:
-    """Places of the categories in their vocabulary; NaN where there is none."""
-    places = {word: place for place, word in enumerate(vocabulary)}
+    """Numbers of the categories in their vocabulary; NaN where there is none."""
+    numbers = {word: number for number, word in enumerate(vocabulary)}
     return np.asarray(
-        [places.get(str(value), np.nan) if not pd.isna(value) else np.nan for value in column],
+        [numbers.get(str(value), np.nan) if not pd.isna(value) else np.nan for value in column],
         np.float64,
     )
 

@@ -66,8 +66,8 @@ def numbers(frame: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     hold becomes infinite.
     """
     values = np.empty((len(frame), len(columns)), np.float64)
-    for place, column in enumerate(columns):
-        values[:, place] = np.asarray(pd.to_numeric(frame[column], errors="coerce"), np.float64)
+    for number, column in enumerate(columns):
+        values[:, number] = np.asarray(pd.to_numeric(frame[column], errors="coerce"), np.float64)
     values[np.abs(values) > np.finfo(np.float32).max] = np.inf
     return values
 
