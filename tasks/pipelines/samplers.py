@@ -27,6 +27,12 @@ _GOLDEN, _MIXER = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 def permute(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """Map positions in [0, count) to their places in the permutation of (seed, epoch): a bijection
     in constant memory.
+
+    >>> positions = tf.range(6, dtype=tf.int64)
+    >>> for epoch in (0, 1):
+    ...     print(permute(positions, count=6, seed=1, epoch=tf.constant(epoch, tf.int64)).numpy())
+    [4 5 3 2 1 0]
+    [2 4 5 0 3 1]
     """
     key = fold(seed, epoch, "order")
     return (
@@ -83,6 +89,10 @@ def window_shuffle(
 
     For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random
     order, and the rows of a window are permuted. A bijection, another one each epoch.
+
+    >>> positions, epoch = tf.range(12, dtype=tf.int64), tf.constant(0, tf.int64)
+    >>> print(window_shuffle(positions, count=12, window=4, seed=1, epoch=epoch).numpy())
+    [ 1  7 10  4  8  6 11  2  5  3  0  9]
     """
     which = positions // window
     size = tf.minimum(tf.constant(window, tf.int64), count - which * window)
@@ -123,7 +133,13 @@ def class_index(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
     """Deal an epoch of len(labels) draws to classes in proportion to `weights` (classes,), exactly
     to within one draw.
 
-    A class of weight 0 is not drawn; every other must occur in `labels`.
+    A class of weight 0 is not drawn; every other must occur in `labels`. Of four rows of class 0
+    and two of class 1, an epoch of equal weights draws three of each: the rows of class 1 are
+    listed often enough to begin anywhere.
+
+    >>> index = class_index(np.array([0, 0, 0, 0, 1, 1]), np.array([0.5, 0.5]))
+    >>> print(index.kinds, index.rows, index.offsets, index.sizes)
+    [0 0 0 1 1 1] [0 1 2 3 0 1 2 4 5 4 5 4] [0 4] [4 2]
     """
     exact = len(labels) * weights / weights.sum()
     quotas = np.floor(exact).astype(np.int64)

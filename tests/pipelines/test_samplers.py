@@ -4,12 +4,15 @@ shuffles.
 
 from __future__ import annotations
 
+import doctest
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.pipelines import samplers
 from tasks.pipelines.samplers import class_index, permute, sample_by_class, window_shuffle
 
 
@@ -19,6 +22,11 @@ def positions(count):
 
 def epochs(count, epoch):
     return tf.fill([count], tf.constant(epoch, tf.int64))
+
+
+def test_the_worked_examples_are_true():
+    done = doctest.testmod(samplers)
+    assert done.failed == 0 and done.attempted >= 5
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 1001, 54119])
