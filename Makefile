@@ -63,7 +63,7 @@ bench: setup
 	@ls benchmarks/*.py | grep -v __init__ | xargs -r -n1 basename -s .py | xargs -r -I{} echo "python -m benchmarks.{} --help"
 
 mutations: setup
-	python -m tests.mutations $(MUTATIONS)
+	python -m tests.mutation_testing $(MUTATIONS)
 
 fuzz: setup
 	python -m tests.fuzz.fuzz_parsers --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

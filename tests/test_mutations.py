@@ -1,11 +1,12 @@
-"""The list of planted faults applies to the tree: `python -m tests.mutations` plants them."""
+"""The list of planted faults applies to the tree; `tests.mutation_testing` plants them."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
 
-from mutations import FAULTS, ROOT, find_file, plant, read_sources
+from tests.mutation_testing import ROOT, find_file, plant, read_sources
+from tests.mutations import FAULTS
 
 
 def test_every_fault_has_its_place_and_leaves_python():

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_dataset import BATCH, MAPPED, PRESETS
+from small_pipelines import BATCH, MAPPED, PRESETS
 
 import tasks.snapshot
 from tasks.data.columns import column_path, map_column, read_index, verify
