@@ -747,6 +747,19 @@ FAULTS = (
             "tests/diagnosis/test_trace_breakdown.py::test_every_instant_of_a_wait_is_blamed_on_one_iterator",
         ),
     ),
+    # What can be added
+    Fault(
+        "a source of image files is said to have none",
+        '"image_table": SourceKind(has_files=True)',
+        '"image_table": SourceKind()',
+        ("tests/test_extension_points.py",),
+    ),
+    Fault(
+        "an op of the registry is not registered",
+        "@register class Cutout(Op):",
+        "class Cutout(Op):",
+        ("tests/test_extension_points.py",),
+    ),
     # Diagnosis
     Fault(
         "what is worth a change is not",

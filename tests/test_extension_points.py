@@ -27,6 +27,13 @@ def test_every_source_has_its_file_its_scanner_and_its_facts():
     assert files - NOT_SOURCES == set(sources.SCANNERS) == set(SOURCES)
 
 
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_the_facts_of_a_source_agree_with_the_form_of_its_examples(name):
+    form = sources.SCANNERS[name].__annotations__["return"]
+    assert SOURCES[name].has_files == (form == "ImageFiles")
+    assert (SOURCES[name].content == "time series") == (form == "Series")
+
+
 @pytest.mark.parametrize("name", sorted({*REGISTRY} - {Decode.name}))
 def test_every_op_has_a_kernel(name):
     assert compute.dispatch(REGISTRY[name]) is not compute.dispatch(Op)
