@@ -1,0 +1,126 @@
+"""Damaged shards are found and rewritten without what cannot be read; a whole replica restores all
+of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tasks.data.records import RecordSchema
+from tasks.data.repair import REPAIRED, Damage, find_damaged_shards, repair_shards, shard_path
+from tasks.data.shards import Shard, ShardIndex
+from tasks.data.tfrecord import Compression, frame, read_records, shard_name, write_frames
+from tasks.errors import CorruptShard
+from tasks.files import digest_blake3
+
+RECORDS = [b"first", b"second", b"third", b"fourth"]
+SECOND_AT = 12 + len(b"first") + 4  # a record has 12 bytes before and 4 after its data
+
+
+def write_shard(folder: Path, compression: Compression) -> Shard:
+    name = shard_name("train", 0, 1, compression)
+    frames = (part for record in RECORDS for part in frame(record))
+    digest = write_frames(folder / name, frames, compression=compression)
+    return Shard(
+        name=name,
+        split="train",
+        records=len(RECORDS),
+        examples=len(RECORDS),
+        bytes=(folder / name).stat().st_size,
+        digest=digest,
+        compression=compression,
+    )
+
+
+def index_of(*shards: Shard) -> ShardIndex:
+    schema = RecordSchema(payload="raw", shape=(5,))
+    return ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=shards)
+
+
+def spoil(path: Path, offset: int) -> None:
+    """Change one byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def plain(tmp_path) -> Shard:
+    """A plain shard of four records, of which the second one's data is damaged."""
+    shard = write_shard(tmp_path, "none")
+    spoil(tmp_path / shard.name, SECOND_AT + 12)
+    return shard
+
+
+def test_damaged_shards_are_found_with_their_records(tmp_path, plain):
+    whole = write_shard(tmp_path, "gzip")
+    problems = find_damaged_shards(index_of(plain, whole), tmp_path)
+    assert problems == {
+        plain.name: [
+            f"{tmp_path / plain.name}: record 1 at byte {SECOND_AT}: the checksum of the data does"
+            " not match"
+        ]
+    }
+
+
+def test_what_can_be_read_is_written_and_counted(tmp_path, plain):
+    damage = Damage(problems=find_damaged_shards(index_of(plain), tmp_path))
+    (repaired,) = repair_shards(
+        index_of(plain), tmp_path, damage, tmp_path / "out", max_lost_fraction=0.25
+    )
+    path = shard_path(tmp_path, tmp_path / "out", repaired)
+    assert path == tmp_path / "out" / REPAIRED / plain.name
+    assert shard_path(tmp_path, tmp_path / "out", plain) == tmp_path / plain.name
+    assert list(read_records(path, compression="none")) == [b"first", b"third", b"fourth"]
+    assert (repaired.records, repaired.examples, repaired.repaired) == (3, 3, True)
+
+
+def test_a_whole_replica_restores_every_record(tmp_path, plain):
+    index = index_of(plain, write_shard(tmp_path, "gzip"))
+    damage = Damage(problems=find_damaged_shards(index, tmp_path))
+    out = tmp_path / "out"
+    repaired = repair_shards(index, tmp_path, damage, out, max_lost_fraction=0)
+    assert [shard.compression for shard in repaired] == ["none", "gzip"]
+    for shard in repaired:
+        records = read_records(shard_path(tmp_path, out, shard), compression=shard.compression)
+        assert list(records) == RECORDS
+    assert [shard.digest for shard in repaired] == [shard.digest for shard in index.shards]
+
+
+def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path):
+    shard = write_shard(tmp_path, "none")
+    damage = Damage(
+        problems={shard.name: ["record 3 is no image"]}, unusable={digest_blake3(b"fourth"): "no"}
+    )
+    (repaired,) = repair_shards(
+        index_of(shard), tmp_path, damage, tmp_path / "out", max_lost_fraction=1
+    )
+    path = shard_path(tmp_path, tmp_path / "out", repaired)
+    assert list(read_records(path, compression="none")) == RECORDS[:3]
+
+
+def test_more_than_may_be_lost_is_refused_with_both_shares(tmp_path, plain):
+    damage = Damage(problems=find_damaged_shards(index_of(plain), tmp_path))
+    with pytest.raises(
+        CorruptShard,
+        match=r"1 of 4 examples cannot be read, 25\.00%; .* allows 24\.00%; .*dvc repro",
+    ):
+        repair_shards(index_of(plain), tmp_path, damage, tmp_path / "out", max_lost_fraction=0.24)
+
+
+def test_a_series_must_not_have_gaps(tmp_path, plain):
+    schema = RecordSchema(payload="series", shape=(1,), dtype="float32")
+    index = replace(index_of(plain), schema=schema)
+    damage = Damage(problems=find_damaged_shards(index, tmp_path))
+    with pytest.raises(CorruptShard, match="a time series must not have gaps"):
+        repair_shards(index, tmp_path, damage, tmp_path / "out", max_lost_fraction=1)
+
+
+def test_a_whole_file_that_its_index_does_not_describe_is_refused(tmp_path):
+    shard = replace(write_shard(tmp_path, "none"), digest="of another file")
+    damage = Damage(problems=find_damaged_shards(index_of(shard), tmp_path))
+    with pytest.raises(CorruptShard, match=r"4 readable records, but its digest does not match"):
+        repair_shards(index_of(shard), tmp_path, damage, tmp_path / "out", max_lost_fraction=1)
