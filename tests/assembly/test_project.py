@@ -1,0 +1,58 @@
+"""A project opened for a training loop of one's own; docs/training.md has the examples."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from project import SMALL, run_stages, write_params
+
+from tasks.assembly.project import Project
+from tasks.errors import ImpossiblePlan, InvalidParams, MissingInput
+
+
+@pytest.fixture(scope="module")
+def root(array_file, tmp_path_factory):
+    """A project whose stages up to `snapshot` are done."""
+    folder = tmp_path_factory.mktemp("own-loop")
+    (folder / "source").mkdir()
+    shutil.copy(array_file, folder / "source" / "data.npz")
+    write_params(folder, SMALL)
+    run_stages(folder, "ingest", "shard", "snapshot")
+    return folder
+
+
+def test_an_input_pipeline_takes_changes_of_its_fields_and_leaves_the_project_alone(root):
+    project = Project(root)
+    assert str(project.input_pipeline("optimized").plan).startswith("gather:snapshot[global shuf")
+    ordered = project.input_pipeline("optimized", shuffle={"kind": "none"})
+    assert str(ordered.plan).startswith("gather:snapshot[in order,32]")
+    assert project.params.pipelines["optimized"].shuffle.kind == "global"
+
+
+def test_to_evaluate_is_in_storage_order_without_augmentation(root):
+    project = Project(root, overrides=["batch_size=8"])
+    pipeline = project.input_pipeline("optimized", split="test", purpose="evaluate")
+    assert str(pipeline.plan).startswith("gather:snapshot[in order,8] → ")
+    labels = np.concatenate([labels.numpy() for _, labels in pipeline.dataset()])
+    np.testing.assert_array_equal(labels, project.data.memmap("test", "label"))
+
+
+def test_the_model_is_compiled_for_the_data(root):
+    project = Project(root)
+    models = project.compiled_models(project.input_pipeline("optimized"))
+    assert models.full_model.input_shape == (None, 12, 10, 1)
+    assert models.full_model.output_shape == (None, 4)
+    assert models.network.optimizer is not None and models.full_model.optimizer is not None
+
+
+def test_what_is_wrong_is_said_where_it_is_asked_for(root, tmp_path):
+    with pytest.raises(InvalidParams, match=r"train\.epoch is not a field"):
+        Project(root, overrides=["train.epoch=3"])
+    with pytest.raises(ImpossiblePlan, match="needs random access"):
+        Project(root).input_pipeline("naive", shuffle={"kind": "global"})
+    write_params(tmp_path, SMALL)
+    unprepared = Project(tmp_path)
+    with pytest.raises(MissingInput, match="run `dvc repro shard`"):
+        _ = unprepared.data

@@ -1,0 +1,73 @@
+"""Every reason against a configuration is listed, each with the field it is about; the texts are in
+test_plan.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.pipelines.constraints import config_problems, variable_size_problems
+from tasks.pipelines.ops import CenterCrop, Decode, Flip, Mixup, Op, RandomCrop, Rescale
+from tasks.settings import PipelineConfig
+
+MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
+
+
+def problems_of(config: dict, *more: Op) -> list[str]:
+    """The reasons against a configuration; `more` are ops after `decode`."""
+    return config_problems(
+        PipelineConfig.model_validate(config),
+        preprocess=(Decode(), *more),
+        augment=(Flip(),),
+        postprocess=(Rescale(),),
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"cache": {"after": "decode"}, "shuffle": {"kind": "buffer"}},
+        {"read": "gzip_shards", "interleave": {}, "sampling": "balanced"},
+        {**MAPPED, "snapshot_on": "device", "postprocess_on": "device", "sampling": {"a": 2}},
+    ],
+)
+def test_nothing_is_said_against_what_can_work(config):
+    assert problems_of(config) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        ({"cache": {"after": "flip"}, "service": {}}, ["cache.after", "cache"]),
+        ({"read": "snapshot", "vectorize": True}, ["vectorize", "shuffle.kind"]),
+        ({**MAPPED, "cache": {}, "interleave": {}}, ["cache", "interleave"]),
+        ({"snapshot_on": "device", "prefetch": 2}, ["snapshot_on", "prefetch"]),
+        ({"read": "arrays", "service": {}, "sampling": {}}, ["sampling", "service", "service"]),
+        (
+            {"decode": {"scale": 2, "crop": "fused"}, "shuffle": {"kind": "window"}},
+            ["shuffle.kind", "decode"],
+        ),
+    ],
+)
+def test_all_reasons_are_listed_by_their_fields(config, fields):
+    assert [problem.partition(":")[0] for problem in problems_of(config)] == fields
+
+
+def test_ops_that_cannot_work_are_named():
+    crop = CenterCrop(height=8, width=8)
+    (scaled,) = problems_of({"decode": {"scale": 2}}, crop)
+    assert scaled.startswith("decode.scale: center_crop counts pixels")
+    (unknown,) = problems_of({"cache": {"after": "resize"}}, crop)
+    assert unknown == "cache.after: resize is not one of the preprocess ops (decode, center_crop)"
+
+
+def test_images_that_differ_in_size_are_neither_batched_nor_gathered_on_the_device():
+    crop, host = RandomCrop(height=8, width=8), PipelineConfig.model_validate(MAPPED)
+    device = PipelineConfig.model_validate({**MAPPED, "snapshot_on": "device"})
+    assert variable_size_problems(host, (crop,)) == []
+    assert variable_size_problems(device, ()) == []
+    (batched,) = variable_size_problems(host, (Mixup(), crop))
+    assert batched.startswith("augment: mixup needs batches")
+    (resident,) = variable_size_problems(device, (crop,))
+    assert resident.startswith("snapshot_on: variable-size images are cropped")

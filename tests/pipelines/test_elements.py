@@ -1,0 +1,67 @@
+"""Ops draw by their name and position, and a batch has what its model takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.data.records import RecordSchema
+from tasks.pipelines.elements import apply_ops, select_outputs, split_window
+from tasks.pipelines.ops import Brightness, Rescale, Standardize
+
+COUNT = 64
+EPOCH = tf.constant(2, tf.int64)
+
+
+def brighten(delta: float, *, first: int = 0, seed: int = 3) -> np.ndarray:
+    """By how much the pixel of each of 64 gray images changes."""
+    element = {
+        "image": tf.fill((COUNT, 1, 1, 1), tf.constant(128, tf.uint8)),
+        "key": tf.range(COUNT, dtype=tf.int64),
+    }
+    ops = (Brightness(delta=delta),)
+    changed = apply_ops(ops, element, seed=seed, epoch=EPOCH, first=first)["image"]
+    return changed.numpy().astype(np.int64).ravel() - 128
+
+
+def test_a_stronger_op_draws_as_the_weaker_one_did():
+    weak, strong = brighten(0.2), brighten(0.4)
+    assert np.ptp(weak) > 50
+    np.testing.assert_allclose(strong, 2 * weak, atol=2)
+
+
+def test_equal_ops_draw_independently_at_other_positions():
+    weak = brighten(0.2)
+    np.testing.assert_array_equal(weak, brighten(0.2))
+    for other in (brighten(0.2, first=1), brighten(0.2, seed=4)):
+        assert abs(np.corrcoef(weak, other)[0, 1]) < 0.5
+
+
+def test_ops_run_in_their_order():
+    element = {"image": tf.constant([[[10]]], tf.uint8), "key": tf.constant(1, tf.int64)}
+    ops = (Rescale(scale=0.5, offset=1.0), Standardize(mean=(2.0,), deviation=(4.0,)))
+    result = apply_ops(ops, element, seed=0, epoch=EPOCH)["image"]
+    assert result.numpy().tolist() == [[[1.0]]]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_a_model_takes_the_input_and_its_label(dtype):
+    schema = RecordSchema(payload="raw", shape=(2,), dtype=dtype)
+    element = {schema.feature: tf.constant([1, 2]), "label": tf.constant(3), "key": tf.constant(4)}
+    assert select_outputs(element, schema, with_keys=True) is element
+    value, label = select_outputs(element, schema, with_keys=False)
+    assert (value.numpy().tolist(), int(label)) == ([1, 2], 3)
+
+
+@pytest.mark.parametrize(
+    ("targets", "label"), [((0, 1), [[3, 30]]), ((1,), [[30]]), ((1, 0), [[30, 3]])]
+)
+def test_a_window_is_split_into_what_is_seen_and_what_is_to_be_predicted(targets, label):
+    window = tf.constant([[time, 10 * time] for time in range(4)])
+    element = split_window(window, 3, targets)
+    assert element["features"].numpy().tolist() == [[0, 0], [1, 10], [2, 20]]
+    assert element["label"].numpy().tolist() == label
+    batch = split_window(tf.stack([window, window + 1]), 3, targets)
+    assert batch["features"].shape == (2, 3, 2)
+    assert batch["label"].shape == (2, 1, len(targets))

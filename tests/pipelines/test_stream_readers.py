@@ -1,0 +1,148 @@
+"""Streams deliver what is stored, in an order that can be told in advance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.data.columns import (
+    Column,
+    SnapshotIndex,
+    SplitColumns,
+    Statistics,
+    allocate,
+    write_rows,
+)
+from tasks.data.records import RecordSchema, encode_example
+from tasks.data.shards import Shard, ShardIndex
+from tasks.data.tfrecord import frame, write_frames
+from tasks.errors import ImpossiblePlan, MissingInput
+from tasks.pipelines.ops import Decode
+from tasks.pipelines.prepared_data import FileList, PreparedData
+from tasks.pipelines.steps import Read, Window
+from tasks.pipelines.stream_readers import open_next_epoch_early, read, sample_by_class, windows
+from tasks.settings import InterleaveSettings
+
+KEYS = ((10, 11, 12), (20, 21))  # of the examples of two shards
+LABELS = {10: 0, 11: 0, 12: 0, 20: 0, 21: 1}
+ALL_KEYS = tuple(LABELS)
+
+
+def write_shard(folder: Path, number: int) -> Shard:
+    """Write the shard of this number; an example's two bytes are its key and its label."""
+    name, keys = f"train-{number:05d}-of-00002.tfrecord", KEYS[number]
+    records = [
+        encode_example(key=key, label=LABELS[key], value=bytes((key, LABELS[key]))) for key in keys
+    ]
+    digest = write_frames(
+        folder / name, (part for record in records for part in frame(record)), compression="none"
+    )
+    return Shard(
+        name=name,
+        split="train",
+        records=len(keys),
+        examples=len(keys),
+        bytes=(folder / name).stat().st_size,
+        digest=digest,
+        compression="none",
+    )
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> PreparedData:
+    """Five examples in two shards, a snapshot of their labels, and names of files."""
+    label = Column(name="label", dtype="int64", shape=())
+    allocate(tmp_path, "train", (label,), len(LABELS))
+    values = {"label": np.array(list(LABELS.values()))}
+    chunk = write_rows(tmp_path, "train", (label,), start=0, values=values)
+    monkeypatch.chdir(tmp_path)
+    return PreparedData(
+        shards_folder=Path(),
+        shards=ShardIndex(
+            schema=RecordSchema(payload="raw", shape=(2,)),
+            classes=("common", "rare"),
+            data_digest="d",
+            shards=(write_shard(tmp_path, 0), write_shard(tmp_path, 1)),
+        ),
+        snapshot_folder=tmp_path,
+        snapshot=SnapshotIndex(
+            key="k",
+            statistics=Statistics(mean=(0.0,), deviation=(1.0,)),
+            columns=(label,),
+            splits={"train": SplitColumns(count=len(LABELS), chunks=(chunk,))},
+        ),
+        preprocess=(Decode(),),
+        files=lambda split: FileList(paths=(f"{split}.png",), labels=(3,), keys=(7,)),
+    )
+
+
+def keys_of(records: tf.data.Dataset) -> list[int]:
+    features = {"key": tf.io.FixedLenFeature((), tf.int64)}
+    return [int(tf.io.parse_single_example(record, features)["key"]) for record in records]
+
+
+def test_shards_are_read_one_after_another(data):
+    assert keys_of(read(Read(source="shards"), data, "train", seed=0)) == list(ALL_KEYS)
+
+
+def test_interleaved_shards_alternate_by_blocks(data):
+    interleave = InterleaveSettings(cycle_length=2, block_length=2)
+    step = Read(source="shards", interleave=interleave)
+    assert keys_of(read(step, data, "train", seed=0)) == [10, 11, 20, 21, 12]
+
+
+def test_shuffled_shards_stay_whole_and_another_seed_has_another_order(data):
+    step = Read(source="shards", shuffle_files=True)
+    orders = {tuple(keys_of(read(step, data, "train", seed=seed))) for seed in range(1, 9)}
+    assert orders == {KEYS[0] + KEYS[1], KEYS[1] + KEYS[0]}
+
+
+def test_a_compression_that_was_not_written_is_an_error_with_its_setting(data):
+    with pytest.raises(MissingInput, match=r"holds no gzip shards; set shard\.compression to both"):
+        read(Read(source="gzip_shards"), data, "train", seed=0)
+
+
+def test_arrays_are_the_decoded_records_of_the_split(data):
+    elements = list(read(Read(source="arrays"), data, "train", seed=0).as_numpy_iterator())
+    assert [(one["key"], one["label"]) for one in elements] == list(LABELS.items())
+    assert [one["image"].tolist() for one in elements] == [list(pair) for pair in LABELS.items()]
+
+
+def test_files_are_named_absolutely_for_workers_in_other_folders(data, tmp_path):
+    (element,) = read(Read(source="files"), data, "train", seed=0).as_numpy_iterator()
+    assert element == {"path": str(tmp_path / "train.png").encode(), "label": 3, "key": 7}
+
+
+def test_windows_slide_across_blocks_and_have_the_key_of_their_first_step():
+    time_steps = np.array([[time, 10 * time] for time in range(6)], np.float32)
+    blocks = tf.data.Dataset.from_tensor_slices(
+        {"key": np.array([0, 3]), "features": time_steps.reshape(2, 3, 2)}
+    )
+    step = Window(length=2, horizon=1, stride=2, targets=(1,))
+    elements = list(windows(blocks, step).as_numpy_iterator())
+    assert [(one["key"], one["features"].tolist(), one["label"].tolist()) for one in elements] == [
+        (0, [[0, 0], [1, 10]], [[20]]),
+        (2, [[2, 20], [3, 30]], [[40]]),
+    ]
+    assert len(elements) == step.count(6)
+
+
+def test_epochs_opened_early_come_in_order_each_with_its_number():
+    epochs = tf.data.Dataset.range(3)
+    batches = open_next_epoch_early(
+        epochs, lambda epoch: tf.data.Dataset.range(10 * epoch, 10 * epoch + 2)
+    )
+    assert [int(batch) for batch in batches] == [0, 1, 10, 11, 20, 21]
+    assert batches.element_spec == tf.TensorSpec((), tf.int64)
+
+
+def test_classes_of_weight_zero_are_never_drawn_and_an_epoch_keeps_its_length(data):
+    examples = read(Read(source="arrays"), data, "train", seed=0)
+    seed = tf.constant(1, tf.int64)
+    drawn = sample_by_class(examples, {"common": 0.0}, data, "train", seed=seed)
+    assert [int(one["key"]) for one in drawn] == [21] * len(LABELS)
+    with pytest.raises(ImpossiblePlan, match="rar is not a class; did you mean rare"):
+        sample_by_class(examples, {"rar": 1.0}, data, "train", seed=seed)
