@@ -43,7 +43,7 @@ USES = (
 # The examples of what is no table of tests already.
 MORE = """
 import numpy as np
-from test_diagnose import PHOTO_COSTS
+from facts import PHOTO_COSTS
 from test_plan import plan_of
 
 from tasks.diagnosis.cost_model import load_of

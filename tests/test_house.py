@@ -82,6 +82,12 @@ NOT_DECISIVE = {
 # What they decide is in the files that `identities` writes, value by value; tests/test_stale.py
 # changes each.
 IN_IDENTITIES = {"tasks/settings.py", "tasks/params.py"}
+# What tests run without naming the module.
+UNNAMED = {
+    "flows.forms": "`make ui` runs it: tests/flows/test_ui_stack.py changes params.yaml meanwhile",
+    "infra.shape": "a test of this file runs it",
+    "tasks.verify": "a stage by its name alone: tests/test_dag.py",
+}
 # Words that the glossary replaces, with what to say instead.
 OUTDATED_WORDS = {
     r"by turns": "interleaved, in alternation",
@@ -350,6 +356,23 @@ def test_words_that_the_glossary_replaces_do_not_come_back():
         if not name.startswith("benchmarks")
     ]
     assert not found
+
+
+def test_every_module_is_named_by_a_test():
+    """By its dotted name, as what is imported from its parent, or by its path."""
+    lists = {"mutations.py", Path(__file__).name}  # they name modules without testing them
+    texts = [path.read_text() for path in ROOT.glob("tests/**/*.py") if path.name not in lists]
+    tests = "\n".join(texts)
+    named = set(re.findall(r"(?:tasks|flows|infra)(?:\.\w+)+", tests))
+    for parent, names in re.findall(r"^from ([\w.]+) import (\([^)]*\)|.*)", tests, re.MULTILINE):
+        named |= {f"{parent}.{name}" for name in re.findall(r"\w+", names)}
+    modules = {
+        name_of(path)
+        for room in ("tasks", "flows", "infra")
+        for path in ROOT.glob(f"{room}/**/*.py")
+        if path.stem != "__init__" and path.relative_to(ROOT).as_posix() not in tests
+    }
+    assert modules - named == set(UNNAMED)
 
 
 def test_the_figures_of_the_shape_show_no_room_that_imports_upward():

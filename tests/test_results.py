@@ -18,6 +18,7 @@ from tasks.results.profiling import (
     compared_metrics,
     profile_metrics,
 )
+from tasks.results.snapshot import SnapshotCost
 from tasks.results.train import HISTORY, TrainResult, read_history, train_metrics, write_history
 
 
@@ -50,6 +51,15 @@ def test_values_that_are_no_numbers_survive(tmp_path):
     value = dataclasses.replace(made_up(TrainResult), train={"val_loss": float("inf")})
     value.write(tmp_path)
     assert TrainResult.read(tmp_path) == value
+
+
+def test_the_cost_of_a_snapshot_is_next_to_its_folder_with_units_in_its_names(tmp_path):
+    SnapshotCost(seconds=2.0, examples_per_s=100.0, bytes_per_example=120.0).write(tmp_path)
+    assert json.loads((tmp_path / "snapshot.json").read_text()) == {
+        "seconds": 2.0,
+        "examples_per_s": 100.0,
+        "bytes_per_example": 120.0,
+    }
 
 
 def test_reading_results_imports_no_tensorflow():

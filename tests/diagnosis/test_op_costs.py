@@ -1,0 +1,68 @@
+"""Costs are those of the data's own examples: what sleeps for each costs at least that."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+import pytest
+import tensorflow as tf
+
+from tasks.data.shards import read_shard_index
+from tasks.diagnosis.op_costs import measure_costs
+from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.ops import Decode, Op, Rescale
+from tasks.pipelines.plan import make_plan
+from tasks.pipelines.prepared_data import open_prepared_data
+from tasks.pipelines.spec import InputSpec
+from tasks.settings import PipelineConfig
+from tasks.snapshot import snapshot
+
+BATCH = 4
+SLEEP_S = 0.002
+
+
+class Rest(Op):
+    """An op that sleeps once per call, whether that is of an example or of a batch."""
+
+    name: ClassVar[str] = "rest"
+
+    def compute(self, element, draw):
+        def rest(key):
+            time.sleep(SLEEP_S)
+            return key
+
+        key = tf.numpy_function(rest, [element["key"]], tf.int64)
+        key.set_shape(element["key"].shape)
+        return {**element, "key": key}
+
+
+@pytest.fixture(scope="module")
+def data(arrays, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("costs")
+    shards = arrays / "shards"
+    snapshot(read_shard_index(shards), shards, folder, preprocess=(Decode(),))
+    return open_prepared_data(
+        manifest=arrays / "manifest", shards=shards, snapshot=folder, preprocess=(Decode(),)
+    )
+
+
+@pytest.mark.integration
+def test_every_part_of_a_stream_and_reading_the_snapshot_have_a_cost(data):
+    config = PipelineConfig(read="gzip_shards")
+    spec = InputSpec(
+        schema=data.shards.schema,
+        preprocess=(Decode(),),
+        augment=(Rest(),),
+        postprocess=(Rescale(),),
+        batch_size=BATCH,
+    )
+    pipeline = InputPipeline(plan=make_plan(config, spec), data=data, split="train", seed=0)
+    costs = measure_costs(pipeline, config)
+    assert set(costs.read_us) == {"snapshot", "gzip_shards", "shards"}
+    assert set(costs.ops) == {"parse", "decode", "rest", "rescale"}
+    rest = costs.ops["rest"]
+    assert rest.example_us > SLEEP_S / 2 * 1e6, "the cost of the call itself is taken off"
+    assert rest.batch_us is not None
+    assert SLEEP_S / BATCH / 2 * 1e6 < rest.batch_us < rest.example_us / 2, "per example"
+    assert max(costs.ops.values(), key=lambda cost: cost.example_us) is rest

@@ -1,0 +1,123 @@
+"""Each rule holds from its limit on, with its numbers as evidence, and not before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from facts import PHOTO_COSTS, STRAGGLING, TINY, TINY_COSTS, WAITING, WELL, facts_of
+
+from tasks.diagnosis.cost_model import Load, OpCost
+from tasks.diagnosis.rules import (
+    TOPICS,
+    parallelism,
+    repetition,
+    service,
+    sizes,
+    training,
+    volume,
+    waits,
+)
+from tasks.diagnosis.rules.base import Change, Effort, rule, rules_of
+
+STEP_MS = 10.0  # of training: 0.5 ms of it, 7.8125 µs per example, are worth a change
+ELSEWHERE = {"address": "grpc://input.example.org:5050"}
+
+
+def reads(**microseconds: float) -> dict:
+    return {"costs": replace(PHOTO_COSTS, read_us=microseconds)}
+
+
+def op(name: str, microseconds: float) -> dict:
+    cost = OpCost(example_us=microseconds, batch_us=None)
+    return {"costs": replace(PHOTO_COSTS, ops={**PHOTO_COSTS.ops, name: cost})}
+
+
+def tiny(call_us: float) -> dict:
+    return {"spec": TINY, "costs": replace(TINY_COSTS, call_us=call_us)}
+
+
+def straggling(p95: float) -> dict:
+    return {"breakdown": replace(WAITING, iterators=(replace(STRAGGLING, call_ms_p95=p95),))}
+
+
+# A rule's topic and name, a configuration, what is just no fault, what is one, and the evidence.
+LIMITS = [
+    (parallelism, "no_prefetch", {}, {"load": Load(serial_ms=0.49)},
+     {"load": Load(serial_ms=0.5)}, "0.50 ms of input run on the training's own thread"),
+    (parallelism, "sequential_map", {}, {"cores": 1}, {"cores": 2}, "on one of 2 cores"),
+    (parallelism, "costly_calls", {}, tiny(7.8), tiny(7.82),
+     "64 calls per step, take 8 µs each, 0.50 ms, before any work of the ops (0.26 ms)"),
+    (parallelism, "sequential_read", {}, reads(shards=7.8), reads(shards=7.82),
+     "reading takes 0.50 ms of a step"),
+    (repetition, "compressed_reads", {"read": "gzip_shards"},
+     reads(gzip_shards=17.8, shards=10.0), reads(gzip_shards=17.82, shards=10.0),
+     "reading takes 1.14 ms of a step, 0.64 ms from plain shards"),
+    (repetition, "repeated_work", {}, {"config": {"cache": {}}}, {},
+     "deterministic work takes 80.32 core-ms"),  # 64 × (20 + 5 + 900 + 300 + 30) µs
+    (repetition, "no_cache", {}, {"stored_mib": 10_000.0}, {"stored_mib": 9_999.0},
+     "its results take 9,999 MiB"),
+    (volume, "decode_bound", {}, op("decode", 31.2), op("decode", 31.26),
+     "decoding takes 2.00 core-ms"),
+    (volume, "host_widening", {}, op("rescale", 7.8), op("rescale", 7.82),
+     "rescale on the host takes 0.50 core-ms of a step and makes a batch 9.0 MiB"),
+    (volume, "copy_to_device", {}, {"breakdown": replace(WAITING, gpu_copy_ms=0.49)},
+     {"breakdown": replace(WAITING, gpu_copy_ms=0.5)}, "0.50 ms of a step copy 9.0 MiB"),
+    (waits, "epoch_gap", {}, {"epoch_gap_ms": 49.0, "epoch_ms": 1000.0},
+     {"epoch_gap_ms": 50.0, "epoch_ms": 1000.0}, "50 ms pass between two epochs of 1,000 ms"),
+    (waits, "variable_cost", WELL, straggling(12.0), straggling(12.1),
+     "a call of decode takes 4.0 ms (median) to 12.1 ms (p95)"),
+    (service, "service_on_one_host", {}, {"config": {"service": ELSEWHERE}},
+     {"config": {"service": {}}}, "share this host's 4 cores"),
+    (service, "slow_service", {"service": ELSEWHERE},
+     {"breakdown": replace(WAITING, wait_ms_mean=0.49)},
+     {"breakdown": replace(WAITING, wait_ms_mean=0.5)},
+     "0.50 ms of each step wait for batches from grpc://input.example.org:5050"),
+    (sizes, "too_parallel", {}, {"config": {"map": {"parallel": 8}}},
+     {"config": {"map": {"parallel": 9}}}, "9 calls at once on 4 cores"),
+    (sizes, "few_threads", {}, {"config": {"threads": 4}}, {"config": {"threads": 3}},
+     "3 threads for 4 cores"),
+    (sizes, "buffer_memory", {"shuffle": {"size": 2000}}, {"batch_mib": 64.0},
+     {"batch_mib": 64.0, "config": {"prefetch": 1}}, "takes up to 4,000 MiB of memory"),
+    (sizes, "few_shards", WELL, {"shard_count": 4}, {"shard_count": 3}, "3 shards for 4 readers"),
+    (sizes, "small_shards", {}, {"shard_count": 64, "shard_mib": 0.5},
+     {"shard_count": 65, "shard_mib": 0.5}, "65 shards of 0.50 MiB"),
+    (sizes, "allocator", {}, {"malloc_tuned": False, "batch_mib": 32.0},
+     {"malloc_tuned": False, "batch_mib": 33.0}, "a batch takes 33 MiB, above malloc's 32 MiB"),
+    (training, "cold_start", {}, {"cold_examples_per_s": 700.0, "wait_pct": 0.0},
+     {"cold_examples_per_s": 699.0, "wait_pct": 0.0},
+     "699 examples/s in the first pass, 1,000 later"),
+    (training, "gpu_idle", {}, {"gpu_utilization_pct": 80.0, "wait_pct": 0.0},
+     {"gpu_utilization_pct": 79.0, "wait_pct": 0.0}, "the GPU is busy 79 % of the time"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("topic", "name", "config", "before", "at_limit", "evidence"),
+    LIMITS,
+    ids=[name for _, name, *_ in LIMITS],
+)
+def test_a_rule_holds_from_its_limit_on(topic, name, config, before, at_limit, evidence):
+    detect = {rule.name: rule for rule in rules_of(topic)}[name].detect
+
+    def said(known: dict) -> str | None:
+        changes = known.get("config", {})
+        others = {key: value for key, value in known.items() if key != "config"}
+        return detect(facts_of({**config, **changes}, **{"train_step_ms": STEP_MS} | others))
+
+    assert said(before) is None
+    assert evidence in (said(at_limit) or "")
+
+
+def test_every_topic_has_limits():
+    assert {topic for topic, *_ in LIMITS} == set(TOPICS)
+
+
+def test_a_detector_becomes_a_rule_of_its_name():
+    @rule(key="prefetch", cause="no reason", change=Change(config={"prefetch": 2}))
+    def _never(facts) -> None:
+        return None
+
+    assert (_never.name, _never.key, _never.effort) == ("never", "prefetch", Effort.SETTING)
+    assert _never.change.config == {"prefetch": 2}
+    assert _never.detect(facts_of({})) is None

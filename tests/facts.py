@@ -1,0 +1,118 @@
+"""Facts of made-up configurations whose steps take exactly what the operational model says, for
+tests of rules and of the diagnosis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tasks.data.records import RecordSchema
+from tasks.diagnosis.cost_model import Consumer, Costs, OpCost, load_of, step_ms
+from tasks.diagnosis.facts import Facts
+from tasks.diagnosis.trace_breakdown import Breakdown, IteratorTime
+from tasks.measurement.verdict import Stall
+from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
+from tasks.pipelines.plan import make_plan
+from tasks.pipelines.spec import InputSpec
+from tasks.settings import PipelineConfig
+
+CORES, BATCH = 4, 64
+PHOTOS = InputSpec(
+    schema=RecordSchema(payload="encoded", shape=None, channels=3, dtype="uint8"),
+    preprocess=(Decode(), Resize(height=224, width=224)),
+    augment=(Flip(),),
+    postprocess=(Rescale(),),
+    batch_size=BATCH,
+)
+TINY = replace(
+    PHOTOS,
+    schema=RecordSchema(payload="raw", shape=(28, 28, 1), channels=1, dtype="uint8"),
+    preprocess=(Decode(),),
+)
+PHOTO_COSTS = Costs(
+    call_us=20,
+    stack_us=5,
+    read_us={"shards": 10, "gzip_shards": 300, "files": 30, "snapshot": 8},
+    ops={
+        "parse": OpCost(example_us=5, batch_us=1),
+        "decode": OpCost(example_us=900, batch_us=None),
+        "resize": OpCost(example_us=300, batch_us=280),
+        "flip": OpCost(example_us=20, batch_us=15),
+        "rescale": OpCost(example_us=30, batch_us=30),
+    },
+)
+TINY_COSTS = Costs(
+    call_us=20,
+    stack_us=0.3,
+    read_us={"shards": 1, "gzip_shards": 40, "snapshot": 0.5},
+    ops={
+        name: OpCost(example_us=1, batch_us=0.5) for name in ("parse", "decode", "flip", "rescale")
+    },
+)
+
+
+def facts_of(
+    config: dict,
+    *,
+    spec: InputSpec = PHOTOS,
+    costs: Costs = PHOTO_COSTS,
+    model_ms: float = 10.0,
+    accelerator: bool = True,
+    **more: Any,
+) -> Facts:
+    """What is known about a configuration; `more` are other facts than the usual ones."""
+    checked = PipelineConfig.model_validate(config)
+    plan = make_plan(checked, spec)
+    load = load_of(plan, costs, cores=CORES)
+    consumer = consumer_of(model_ms, accelerator=accelerator)
+    train_ms = step_ms(load, consumer, CORES) if load else 2 * model_ms
+    stall = 100 * (1 - model_ms / train_ms)
+    known: dict[str, Any] = {
+        "breakdown": replace(WAITING, step_ms_p50=train_ms, wait_ms_mean=0.0),
+        "batch_mib": 9.0,
+        "stored_mib": 400.0,
+        "memory_mib": 20_000.0,
+        "shard_count": 8,
+        "shard_mib": 120.0,
+        "malloc_tuned": True,
+        "epoch_gap_ms": None,
+        "epoch_ms": 50 * train_ms,
+        "cold_examples_per_s": 1000.0,
+        "input_examples_per_s": 1000.0,
+    }
+    facts = Facts(
+        config=checked, plan=plan, costs=costs, load=load, cores=CORES, accelerator=accelerator,
+        model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall,
+        stall=Stall(pct=stall, low_pct=stall, high_pct=stall), **known,
+    )  # fmt: skip
+    return replace(facts, **more)
+
+
+def consumer_of(model_ms: float, *, accelerator: bool) -> Consumer:
+    """A model whose step takes so long, and as much work."""
+    return Consumer(step_ms=model_ms, core_ms=model_ms, accelerator=accelerator)
+
+
+COPYING = Breakdown(
+    steps=20,
+    step_ms_p50=10.0,
+    wait_ms_p50=0.0,
+    wait_ms_p95=0.0,
+    wait_ms_mean=0.0,
+    iterators=(),
+    gpu_copy_ms=4.0,
+)
+WAITING = replace(COPYING, wait_ms_mean=50.0, gpu_copy_ms=None)
+STRAGGLING = IteratorTime(
+    path="Iterator::Root::ParallelMapV2", step="decode", calls=40, total_ms=400.0, self_ms=400.0,
+    call_ms_p50=4.0, call_ms_p95=40.0, parallelism=1.0,
+    critical_pct=60.0,
+)  # fmt: skip
+UNEVEN = replace(WAITING, iterators=(STRAGGLING,))
+WELL = {
+    "read": "shards",
+    "interleave": {"parallel": "cores"},
+    "map": {"parallel": "cores"},
+    "prefetch": 2,
+}

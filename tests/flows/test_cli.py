@@ -1,0 +1,70 @@
+"""What a command asks for is checked as a whole before its flow starts, and a user's mistake has no
+traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from project import SMALL, write_params
+
+from flows.cli import configure_logging, resolved_changes
+from flows.resolution import resolve
+from tasks.errors import InvalidParams, MissingInput, WorkspaceProblem
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    write_params(tmp_path, SMALL)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
+    (project / "more.yaml").write_text("train: {epochs: 5}\nbatch_size: 8\n")
+    with resolved_changes(["batch_size=16"], Path("more.yaml"), "mine", ["naive"]) as changes:
+        handed_on = resolve(project, changes, ["naive"])
+        assert (handed_on.params.train.epochs, handed_on.params.batch_size) == (5, 16)
+        assert resolve(project, changes, ["naive"]) is handed_on
+    assert resolve(project, changes, ["naive"]) is not handed_on
+
+
+@pytest.mark.parametrize(
+    ("overrides", "overlay", "name", "error", "reason"),
+    [
+        (["epochs"], None, None, InvalidParams, "--set: 'epochs' is not KEY=VALUE"),
+        (["train.epoch=1"], None, None, InvalidParams, r"train\.epoch is not a field"),
+        (None, "absent.yaml", None, InvalidParams, r"absent\.yaml"),
+        (None, None, "../out", WorkspaceProblem, "cannot be the name of a run"),
+    ],
+)
+def test_nothing_starts_with_a_mistake(project, overrides, overlay, name, error, reason):
+    with (
+        pytest.raises(error, match=reason),
+        resolved_changes(overrides, Path(overlay) if overlay else None, name, []),
+    ):
+        pytest.fail("the block was entered")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (MissingInput("run `dvc repro shard`"), "MissingInput: run `dvc repro shard`"),
+        (KeyError("label"), "the run failed"),
+    ],
+)
+def test_only_bugs_keep_their_traceback_in_the_log_of_a_run(monkeypatch, caplog, error, text):
+    for key in ("LOGGING_LEVEL", "SERVER_ANALYTICS_ENABLED", "LOGGING_SERVER_LEVEL"):
+        monkeypatch.setenv(f"PREFECT_{key}", "ERROR")
+    configure_logging()
+    logger = logging.getLogger("prefect.flow_runs")
+    monkeypatch.setattr(logger, "propagate", True)
+    logger.addHandler(caplog.handler)
+    try:
+        logger.error("the run failed", exc_info=error)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.records[0].getMessage() == text
+    assert bool(caplog.records[0].exc_info) is isinstance(error, KeyError)

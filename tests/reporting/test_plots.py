@@ -1,0 +1,74 @@
+"""Pictures show what they are given; the same values give the same file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rows import row
+
+from tasks.reporting.comparison_plots import plot_histories, plot_throughput
+from tasks.reporting.plots import TRAIN_LANE, WAITING_LANE, plot_steps, plot_timelines
+
+
+def texts_of(stem: Path) -> list[str]:
+    """The texts of an SVG file, which matplotlib keeps as comments; its PNG must be a picture."""
+    with Image.open(stem.with_suffix(".png")) as picture:
+        assert min(picture.size) > 100
+    return re.findall(r"<!-- (.*?) -->", stem.with_suffix(".svg").read_text())
+
+
+def test_a_timeline_has_its_lanes_below_its_title(tmp_path):
+    long_name = "parse_decode_resize_random_crop_flip"
+    lanes = {TRAIN_LANE: [(0.0, 4.0)], WAITING_LANE: [(4.0, 6.0)], long_name: [(0.0, 9.0)]}
+    plot_timelines({"naive: input-bound": lanes}, tmp_path / "timeline")
+    texts = texts_of(tmp_path / "timeline")
+    assert {"naive: input-bound", "train step", "waiting for input", "milliseconds"} <= set(texts)
+    assert f"{long_name[:25]}…" in texts and long_name not in texts
+
+
+def test_timelines_end_where_the_shortest_does(tmp_path):
+    within = {TRAIN_LANE: [(0.0, 3.0)]}
+    for stem, end in (("one", 40.0), ("other", 80.0)):
+        longer = {TRAIN_LANE: [(0.0, 2.0), (5.0, end)]}
+        plot_timelines({"a": within, "b": longer}, tmp_path / stem)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+
+
+def test_the_slowest_hundredth_of_steps_is_left_out(tmp_path):
+    usual = [1.0, 2.0] * 50
+    for name, slow in (("none", []), ("one", [500.0]), ("three", [500.0] * 3)):
+        (tmp_path / name).mkdir()
+        plot_steps([*usual, *slow], 1.5, tmp_path / name)
+    none, one, three = (
+        (tmp_path / name / "steps.svg").read_bytes() for name in ("none", "one", "three")
+    )
+    assert none == one != three
+    assert "model alone" in texts_of(tmp_path / "one" / "steps")
+
+
+@pytest.mark.parametrize(("fed", "noted"), [(129.0, False), (131.0, True), (12_345.0, True)])
+def test_a_ceiling_far_beyond_any_training_is_an_arrow_with_its_value(tmp_path, fed, noted):
+    """The axis ends at 1.3 × 100 examples per second."""
+    plot_throughput([row("naive", 0.5, input_examples_per_s=fed), row("optimized", 0.98)], tmp_path)
+    texts = texts_of(tmp_path / "throughput")
+    assert {"naive", "optimized", "50", "98", "examples per second"} <= set(texts)
+    assert (f"{fed:,.0f} ▶" in texts) is noted
+    assert "400 ▶" in texts
+
+
+def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
+    epochs = [
+        {"epoch": number, "val_loss": 1 / (number + 1), "val_accuracy": 0.5} for number in range(3)
+    ]
+    plot_histories({"naive": epochs, "optimized": epochs[:2]}, "accuracy", tmp_path / "both")
+    texts = texts_of(tmp_path / "both")
+    assert [text for text in texts if text.startswith("validation")] == [
+        "validation loss",
+        "validation accuracy",
+    ]
+    assert {"naive", "optimized", "epochs"} <= set(texts)
+    plot_histories({"naive": epochs}, "loss", tmp_path / "loss")
+    assert texts_of(tmp_path / "loss").count("validation loss") == 1

@@ -1,0 +1,43 @@
+"""Commands of the local stack refuse what cannot work before they start or change anything."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+import pytest
+
+from infra.local.__main__ import input_service, restore, stores
+from infra.local.stack_config import load_stack
+from tasks.errors import ServiceFailed
+
+
+def test_a_folder_that_is_no_backup_is_refused_with_what_it_lacks(tmp_path, capsys):
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup" / "mlflow.dump").touch()
+    with pytest.raises(SystemExit) as ended:
+        restore(tmp_path / "backup", home=tmp_path / "stack")
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert f"{tmp_path / 'backup'} is no backup of this stack: it has no" in message
+    assert "prefect.dump" in message and "mlflow.dump" not in message
+    assert not (tmp_path / "stack").exists()
+
+
+@pytest.mark.parametrize("option", ["postgres-port", "s3-port"])
+def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, option):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {option.replace("-", "_"): taken.getsockname()[1]}
+        opened = load_stack(tmp_path / "stack", **ports)
+        with (
+            pytest.raises(ServiceFailed, match=f"is taken, .* choose another with --{option}"),
+            stores(opened),
+        ):
+            pytest.fail("the stores were started")
+
+
+def test_without_workers_there_is_no_service_of_tf_data(tmp_path):
+    opened = load_stack(tmp_path / "stack")
+    before = psutil.Process().children()
+    with input_service(opened, 0):
+        assert psutil.Process().children() == before

@@ -1,0 +1,40 @@
+"""The view of a comparison shows its configurations alone, fastest first, at its own address."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+
+import mlflow
+import pytest
+
+from tasks.tracking.saved_view import save_view, view_url
+
+
+def test_the_address_of_a_view_names_experiment_and_comparison():
+    assert (
+        view_url("http://127.0.0.1:5000", "7", "ab 1")
+        == "http://127.0.0.1:5000/#/experiments/7/runs?viewStateShareKey=ab%201"
+    )
+
+
+@pytest.mark.integration
+def test_a_view_is_kept_with_its_experiment_in_the_form_that_the_ui_reads(tmp_path):
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    try:
+        experiment = mlflow.create_experiment("photos", artifact_location=str(tmp_path))
+        save_view(experiment, "ab1", "compared", metric="accuracy")
+        tags = mlflow.get_experiment(experiment).tags
+    finally:
+        mlflow.set_tracking_uri(None)
+    view = json.loads(tags["mlflow.sharedViewState.ab1"])
+    form, packed = view["state"].split(";")
+    state = json.loads(zlib.decompress(base64.b64decode(packed)))
+    assert (view["name"], form) == ("compared", "deflate")
+    assert state["searchFilter"] == "tags.`mlflow.parentRunId` = 'ab1'"
+    assert (state["orderByKey"], state["orderByAsc"]) == (
+        "metrics.`throughput/speedup_vs_naive`",
+        False,
+    )
+    assert state["selectedColumns"][-2:] == ["metrics.`test/accuracy`", "metrics.`val/accuracy`"]
