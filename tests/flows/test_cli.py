@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from project import SMALL, write_params
 
 from flows.cli import configure_logging, resolved_changes
@@ -63,7 +64,8 @@ def test_only_bugs_keep_their_traceback_in_the_log_of_a_run(monkeypatch, caplog,
     monkeypatch.setattr(logger, "propagate", True)
     logger.addHandler(caplog.handler)
     try:
-        logger.error("the run failed", exc_info=error)
+        with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: False}):
+            logger.error("the run failed", exc_info=error)
     finally:
         logger.removeHandler(caplog.handler)
     assert caplog.records[0].getMessage() == text
