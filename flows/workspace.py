@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_calls import DVC, dvc_environment, run_supervised
+from flows.dvc_calls import DVC, LOCK_FILE, dvc_environment, run_supervised
 from flows.locks import hold, hold_if_free
 from flows.parameters import check_name
 from flows.resolution import ResolvedParams
@@ -154,8 +154,12 @@ def lock_path(project: Path, name: str) -> Path:
 
 
 def _check_out(project: Path, root: Path) -> None:
-    """Bring the worktree `root` to the project's present state, uncommitted changes included."""
-    commit = _commit_changes(project)
+    """Bring the worktree `root` to the project's present state, uncommitted changes included.
+
+    It keeps the dvc.lock of its own last run, which knows what of its results is up to date.
+    """
+    commit, own_lock = _commit_changes(project), root / LOCK_FILE
+    last_results = own_lock.read_bytes() if own_lock.is_file() else None
     # A kill can leave a folder that is no worktree; git would then take the project for what is
     # meant.
     if root.exists() and not _is_worktree(root):
@@ -171,6 +175,9 @@ def _check_out(project: Path, root: Path) -> None:
         except WorkspaceProblem:
             index.unlink(missing_ok=True)  # damaged, perhaps; it can be made from the commit
             _git(root, *checkout)
+        if last_results is not None:
+            with atomic_file(own_lock) as temporary:
+                temporary.write_bytes(last_results)
     else:
         _git(project, "worktree", "prune")
         # Forced twice: also where a kill has left git's entry of a worktree of that name, still

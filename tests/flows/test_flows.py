@@ -59,16 +59,9 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
 def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
     folder, _ = first
     before = (folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()
-    output = run(
-        folder,
-        "python",
-        "-m",
-        "flows.comparison",
-        "--set",
-        "pipelines.naive.prefetch=2",
-        "--name",
-        "tuned",
-    )
+    change = ("--set", "pipelines.naive.prefetch=2", "--name", "tuned")
+    command = ("python", "-m", "flows.comparison", *change)
+    output = run(folder, *command)
     assert ((folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()) == before
     workspace = folder / ".throughline" / "workspaces" / "tuned"
     assert (
@@ -95,6 +88,8 @@ def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
     assert by_name["optimized"]["reused_run_id"], "it was up to date and belongs to an earlier run"
     assert parent.data.tags["headline"]
     assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
+    again = run(folder, *command)
+    assert "Running stage" not in again and "from DVC's cache" not in again, "all is up to date"
 
 
 @pytest.mark.slow
