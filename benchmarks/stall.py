@@ -31,6 +31,7 @@ from benchmarks import data
 
 EXAMPLES, BATCH = 20_000, 8
 STEP_ALONE_S = 1.5  # of a sleeping model, to learn what a step takes beyond its sleep
+WARM_UP_STEPS = 5
 SIMULATED_STEPS, LEARNED_STEPS = 40_000, 1_000
 REFERENCE_S, SETTLE_S = 6.0, 2.0
 THRESHOLDS_PCT, CLEAR_PCT = (5.0, 20.0), 5.0
@@ -254,7 +255,9 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
 
 
 def run_for(step: Any, seconds: float) -> float:
-    """Mean time of a step [ms] over so long."""
+    """Mean time of a step [ms] over so long, after the first, which trace the graph."""
+    for _ in range(WARM_UP_STEPS):
+        step()
     started, steps = time.perf_counter(), 0
     while time.perf_counter() - started < seconds:
         step()
