@@ -43,7 +43,7 @@ class StageView(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
         self._console = console
-        self._begun: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[stage]:<22}"),
@@ -59,10 +59,10 @@ class StageView(logging.Handler):
         """Show a record, unless it is Prefect's own or for the log file alone."""
         stage, event = getattr(record, "task_run_name", ""), getattr(record, STAGE_EVENT, None)
         if event == STARTED:
-            self._begun[stage] = time.monotonic()
+            self._started_at[stage] = time.monotonic()
             self.progress.reset(self._running, description="", stage=stage)
         elif event:
-            seconds = time.monotonic() - self._begun.pop(stage, time.monotonic())
+            seconds = time.monotonic() - self._started_at.pop(stage, time.monotonic())
             done = f"{seconds:>8.1f} s" if event == RAN else f"  {event}"
             mark = "✓" if event == RAN else "·"
             self._console.print(f"{mark} {stage:<22}{done}", highlight=False)
