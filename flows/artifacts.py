@@ -19,13 +19,16 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.schemas.objects import State
 
+from tasks.errors import StageFailed
 from tasks.reporting.table import comparison_table, to_records
 from tasks.reporting.table import to_markdown as table_to_markdown
 from tasks.results.comparison import Comparison
 from tasks.tracking import comparison_run, recorder
 
 UI_URL = "PREFECT_UI_URL"
+LONGEST_REASON = 4000  # characters
 
 
 class StageProgress:
@@ -109,9 +112,19 @@ def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
         if os.environ.get(UI_URL)
         else f"`prefect flow-run logs {flow_run.id}`"
     )
-    heading = f"# {flow_run.name}: {state.name}\n\n{fenced((state.message or 'no message')[:4000])}"
+    heading = f"# {flow_run.name}: {state.name}\n\n{fenced(failure_reason(state)[:LONGEST_REASON])}"
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
     create_markdown_artifact(key=f"{flow.name}-failure", markdown=f"{heading}\n\n{advice}")
+
+
+def failure_reason(state: State) -> str:
+    """All that is known of why a run failed: the message of its state, which may be the first line
+    of what a stage said, or, in the process of the flow, the whole of it.
+    """
+    error = getattr(state.data, "result", state.data)
+    if isinstance(error, StageFailed) and error.failure:
+        return f"{error.stage}: {error.failure}"
+    return state.message or "no message"
 
 
 def fenced(text: str) -> str:

@@ -11,8 +11,11 @@ from typing import Annotated
 
 import typer
 
+from flows.access import use_running_servers
 from flows.parameters import Changes, check_name
 from flows.resolution import hand_on, resolve
+from flows.temporary_server import prefect_server
+from flows.terminal import show_on_terminal
 from tasks.errors import InvalidParams, UserError
 from tasks.params import read_document
 
@@ -51,6 +54,30 @@ def run_command(command: Callable[..., None]) -> None:
 
 
 @contextmanager
+def flow_command(
+    flow: str,
+    pipelines: Sequence[str],
+    *,
+    set_: list[str] | None,
+    overlay: Path | None,
+    name: str | None,
+    debug: bool,
+) -> Iterator[Changes]:
+    """Yield the changes that a command asks for, in a block in which flows can be run: with
+    servers, their stages shown on the terminal, a failure told in one panel.
+    """
+    configure_logging()
+    project = Path.cwd()
+    with (
+        show_on_terminal(flow, project, debug=debug),
+        use_running_servers(project),
+        resolved_changes(set_, overlay, name, pipelines) as changes,
+        prefect_server(),
+    ):
+        yield changes
+
+
+@contextmanager
 def resolved_changes(
     overrides: list[str] | None, overlay: Path | None, name: str | None, pipelines: Sequence[str]
 ) -> Iterator[Changes]:
@@ -82,6 +109,8 @@ def configure_logging() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")
     logging.getLogger("prefect.events").setLevel(logging.CRITICAL)
+    for name in ("APILogWorker", "EventsWorker"):  # that they send their last lines is no news
+        logging.getLogger(name).setLevel(logging.ERROR)
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_users_traceback)
 

@@ -10,22 +10,18 @@ from typing import Annotated
 import typer
 from prefect import flow, get_run_logger
 
-from flows.access import use_running_servers
 from flows.artifacts import link_to_report, report_failure, show_comparison, to_markdown
 from flows.cli import (
     DebugOption,
     NameOption,
     OverlayOption,
     SetOption,
-    configure_logging,
-    resolved_changes,
+    flow_command,
     run_command,
 )
 from flows.flow_run import PREPARATION, Run, start_run
 from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
 from flows.stages import MEASURED
-from flows.temporary_server import prefect_server
-from flows.terminal import show_on_terminal
 from tasks.layout import Layout
 from tasks.reporting.table import EXPLANATION, comparison_table, to_text
 from tasks.results.comparison import Comparison
@@ -136,11 +132,10 @@ def command(
     """Run every configuration of params.yaml (or those given) through all stages, then write
     report/index.html.
     """
-    configure_logging()
-    project, selected = Path.cwd(), select_pipelines(pipeline or [])
-    with show_on_terminal("comparison", project, debug=debug), use_running_servers(project):
-        with resolved_changes(set_, overlay, name, selected) as changes, prefect_server():
-            report = comparison(pipelines=selected, changes=changes, name=name or "", crown=crown)
+    selected = select_pipelines(pipeline or [])
+    options = {"set_": set_, "overlay": overlay, "name": name, "debug": debug}
+    with flow_command("comparison", selected, **options) as changes:
+        report = comparison(pipelines=selected, changes=changes, name=name or "", crown=crown)
         if report:
             show(Comparison.read(report), report)
 

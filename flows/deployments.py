@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from tasks.errors import ServiceFailed
+from tasks.errors import MissingInput, ServiceFailed
 
 POOL = "throughline"
 OWN_SERVICE = (  # of a worker's environment: the tf.data service of the stack that it belongs to
@@ -24,7 +24,13 @@ JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
 
 def read_entrypoints(file: Path) -> dict[str, str]:
-    """Return the entrypoint of each deployment in a prefect.yaml, by the deployment's name."""
+    """Return the entrypoint of each deployment in a prefect.yaml, by the deployment's name.
+
+    Raises:
+      MissingInput: there is no such file.
+    """
+    if not file.is_file():
+        raise MissingInput(f"{file.absolute()} is missing; run this in the folder of the project")
     return {
         str(one["name"]): str(one["entrypoint"])
         for one in YAML(typ="safe").load(file.read_text())["deployments"]
@@ -33,12 +39,14 @@ def read_entrypoints(file: Path) -> dict[str, str]:
 
 def deploy(environment: Mapping[str, str]) -> None:
     """Make the work pool and the deployments of prefect.yaml; their forms offer what params.yaml
-    holds now.
+    holds now, and schedules stay as they were set in the UI.
 
     Raises:
       ServiceFailed: with what Prefect said.
     """
     pool = [
+        "prefect",
+        "--no-prompt",
         "work-pool",
         "create",
         POOL,
@@ -48,8 +56,8 @@ def deploy(environment: Mapping[str, str]) -> None:
         str(JOB_TEMPLATE),
         "--overwrite",
     ]
-    for command in (pool, ["deploy", "--all"]):
-        _run(["prefect", "--no-prompt", *command], environment)
+    for module in (pool, ["flows.schedules"]):
+        run_module(module, environment)
 
 
 def update_forms(environment: Mapping[str, str]) -> None:
@@ -59,13 +67,18 @@ def update_forms(environment: Mapping[str, str]) -> None:
     Raises:
       ServiceFailed: with what was said.
     """
-    _run(["flows.forms"], environment)
+    run_module(["flows.forms"], environment)
 
 
-def _run(module: Sequence[str], environment: Mapping[str, str]) -> None:
+def run_module(module: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run a module with its arguments in a process of its own, which says nothing.
+
+    Raises:
+      ServiceFailed: with what was said.
+    """
     done = subprocess.run(
         [sys.executable, "-m", *module],
-        env={**os.environ, **environment},
+        env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
         check=False,

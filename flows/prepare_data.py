@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prefect import flow
 
-from flows.access import use_running_servers
 from flows.artifacts import report_failure
 from flows.cli import (
     DebugOption,
     NameOption,
     OverlayOption,
     SetOption,
-    configure_logging,
-    resolved_changes,
+    flow_command,
     run_command,
 )
 from flows.flow_run import PREPARATION, start_run
 from flows.parameters import UNCHANGED, Changes, RunName
-from flows.temporary_server import prefect_server
-from flows.terminal import show_on_terminal
 
 
 @flow(
@@ -52,13 +46,8 @@ def command(
     debug: DebugOption = False,
 ) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
-    configure_logging()
-    with (
-        show_on_terminal("ingest-and-shard", Path.cwd(), debug=debug),
-        use_running_servers(Path.cwd()),
-        resolved_changes(set_, overlay, name, []) as changes,
-        prefect_server(),
-    ):
+    options = {"set_": set_, "overlay": overlay, "name": name, "debug": debug}
+    with flow_command("ingest-and-shard", [], **options) as changes:
         ingest_and_shard(changes=changes, name=name or "")
 
 

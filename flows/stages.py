@@ -134,8 +134,8 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
       StageFailed: the stage ended with an error, or took longer than is allowed.
     """
     tail: deque[str] = deque(maxlen=LAST_LINES)
-    code, told = 0, Scratch(stage_env.root)
-    failure_file = told.folder / "failure.json"
+    code, scratch = 0, Scratch(stage_env.root)
+    failure_file = scratch.folder / "failure.json"
     stage_env = replace(
         stage_env, environment={**stage_env.environment, FAILURE_FILE: str(failure_file)}
     )
@@ -155,7 +155,7 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
     failure = Failure(**json.loads(failure_file.read_text()))
     if failure.traceback:
         get_run_logger().error(failure.traceback, extra={LOG_ONLY: True})
-    raise StageFailed(f"{stage}: {failure}", stage=stage, failure=failure)
+    raise StageFailed(f"{stage}: {failure.first_line}", stage=stage, failure=failure)
 
 
 def _run_once(

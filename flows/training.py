@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from prefect import flow
 
-from flows.access import use_running_servers
 from flows.artifacts import report_failure, show_training
 from flows.cli import (
     DebugOption,
     NameOption,
     OverlayOption,
     SetOption,
-    configure_logging,
-    resolved_changes,
+    flow_command,
     run_command,
 )
 from flows.flow_run import PREPARATION, start_run
 from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED
-from flows.temporary_server import prefect_server
-from flows.terminal import show_on_terminal
 from tasks.layout import Layout
 from tasks.results.profiling import ProfileResult
 from tasks.results.train import TrainResult
@@ -82,11 +77,9 @@ def command(
     debug: DebugOption = False,
 ) -> None:
     """Run one configuration through all stages."""
-    configure_logging()
-    project = Path.cwd()
-    with show_on_terminal("training", project, debug=debug), use_running_servers(project):
-        with resolved_changes(set_, overlay, name, [pipeline]) as changes, prefect_server():
-            result = training(pipeline=pipeline, changes=changes, name=name or "")
+    options = {"set_": set_, "overlay": overlay, "name": name, "debug": debug}
+    with flow_command("training", [pipeline], **options) as changes:
+        result = training(pipeline=pipeline, changes=changes, name=name or "")
         typer.echo(json.dumps(result, indent=2))
 
 

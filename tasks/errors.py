@@ -132,6 +132,8 @@ class ForeignScript(UserError):
 class StageFailed(UserError):
     """A stage run by a flow ended with a non-zero exit code: its own reason is told, or its last
     lines are repeated.
+
+    The message is one line where the stage gave a reason; `failure` has the whole of it.
     """
 
     def __init__(self, message: str, *, stage: str = "", failure: Failure | None = None) -> None:
@@ -192,6 +194,11 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" if self.message else self.kind
+
+    @property
+    def first_line(self) -> str:
+        """What a list of runs has room for."""
+        return str(self).partition("\n")[0]
 
 
 @contextmanager
@@ -336,10 +343,11 @@ def rebuild_hint(path: Path, stage: str) -> str:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return a hint that names the known word closest to a mistyped one, or all of them when none
-    is close.
+    """Return a hint that names the known word closest to a mistyped one, with those that the word
+    is the beginning of, or all of them when none is close.
     """
     import difflib
 
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else "known: " + ", ".join(sorted(known))
+    longer = [name for name in known if name.startswith(f"{word}_")]
+    close = list(dict.fromkeys(difflib.get_close_matches(word, known, n=1, cutoff=0.6) + longer))
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(known))}"

@@ -21,12 +21,12 @@ def progress(items: Iterable[T], *, total: int, label: str, unit: str = "example
 
         yield from track(items, description=label, total=total, console=Console(stderr=True))
         return
-    begun = last = time.monotonic()
+    started_at = last = time.monotonic()
     for count, item in enumerate(items, start=1):
         yield item
         now = time.monotonic()
         if now - last >= LINE_EVERY_S:
-            echo(f"{label}: {count:,} of {total:,} {unit}, {count / (now - begun):,.0f}/s")
+            echo(f"{label}: {count:,} of {total:,} {unit}, {count / (now - started_at):,.0f}/s")
             last = now
 
 

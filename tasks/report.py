@@ -16,8 +16,9 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from tasks.cli import stage_cli
+from tasks.data.shards import read_shard_index
 from tasks.errors import MissingInput, UnequalConfigurations
-from tasks.files import atomic_folder, read_json
+from tasks.files import atomic_folder
 from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.reporting.checklist import checklist
@@ -43,6 +44,7 @@ from tasks.results.comparison import Comparison, MeasuredRow, Row
 from tasks.results.profiling import Breakdown, Diagnosis, ProfileResult, StepRounds, Timeline
 from tasks.results.snapshot import SnapshotCost
 from tasks.results.train import HISTORY, RunRecord, TrainResult, read_history
+from tasks.settings import PipelineConfig
 
 PICTURES = ("throughput", "timelines", "histories")
 
@@ -122,6 +124,8 @@ def compare(
     measured = [_measured_row(name, result) for name, result in results.items()]
     top, base = best(measured), baseline(measured)
     shown = results[top.pipeline]
+    config = PipelineConfig.model_validate(shown.plan.config)
+    shards = read_shard_index(layout.shards, sizes=False)
     return Comparison(
         headline=headline(measured),
         best=top.pipeline,
@@ -141,7 +145,7 @@ def compare(
             "none",
         ),
         data_digest=shown.plan.data_digest,
-        checklist=tuple(checklist(shown.plan.config, read_json(layout.shards / "index.json"), top)),
+        checklist=tuple(checklist(config, shards, top)),
         configurations=_rows(measured, setup_s=_snapshot_seconds(layout)),
     )
 

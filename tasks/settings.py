@@ -113,6 +113,13 @@ class DataSettings(Settings):
         default="label",
         description="image_table, table: column with the class, or the number to predict",
     )
+    label_kind: Literal["auto", "class", "number"] = Field(
+        default="auto",
+        description=(
+            "table: whether the label is a class or a number to predict; auto: text, booleans and"
+            " whole numbers are classes"
+        ),
+    )
     numeric: list[str] = Field(
         default=[],
         description="table, time_series: numeric columns; none named: every numeric column",

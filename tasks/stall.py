@@ -49,8 +49,11 @@ ADVICE = {
 LESS_WORK = "do less per example, or do it once (.cache(), a snapshot on disk)"
 
 
-class _Measured(BaseException):
+class _Ended(BaseException):
     """Ends the script where its training would begin; no `except Exception` of its stops that."""
+
+    def __init__(self, refusal: ForeignScript | None = None) -> None:
+        self.refusal = refusal
 
 
 class ForeignTraining:
@@ -146,10 +149,11 @@ def report(name: str, training: ForeignTraining, *, max_seconds: float) -> None:
 def _check_alone() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if keras.backend.backend() != "tensorflow" or replicas > 1:
-        raise ForeignScript(
+        refusal = ForeignScript(
             f"the script trains with the backend {keras.backend.backend()} on {replicas} device(s);"
             " measured is what Keras trains with TensorFlow on one"
         )
+        raise _Ended(refusal)
 
 
 @contextmanager
@@ -166,13 +170,15 @@ def measured_instead_of_fitted(name: str, *, max_seconds: float) -> Iterator[Non
         adapter = data_adapters.get_data_adapter(x=x, y=y, batch_size=batch_size, **given)
         training = ForeignTraining(model, adapter.get_tf_dataset())
         report(name, training, max_seconds=max_seconds)
-        raise _Measured
+        raise _Ended
 
     original = keras.Model.fit
     setattr(keras.Model, "fit", fit)  # noqa: B010 - of another signature
     try:
         yield
-    except _Measured:
+    except _Ended as ended:
+        if ended.refusal:
+            raise ended.refusal from None
         return
     finally:
         setattr(keras.Model, "fit", original)  # noqa: B010

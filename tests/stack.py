@@ -40,6 +40,10 @@ class Stack:
     user: tuple[str, str]  # of Prefect with password; of MLflow, too, in `make ui`
 
     def post(self, path: str, /, *, method: str = "POST", **body: Any) -> requests.Response:
+        """Send a request that changes something to Prefect, its body by name."""
+        return self.post_json(path, body, method=method)
+
+    def post_json(self, path: str, body: Any, *, method: str = "POST") -> requests.Response:
         """Send a request that changes something to Prefect, with the token that its protection
         against forged requests asks for.
 

@@ -85,6 +85,7 @@ IN_IDENTITIES = {"tasks/settings.py", "tasks/params.py"}
 # What tests run without naming the module.
 UNNAMED = {
     "flows.forms": "`make ui` runs it: tests/flows/test_ui_stack.py changes params.yaml meanwhile",
+    "flows.schedules": "`make ui` runs it: tests/flows/test_ui_stack.py starts it again",
     "infra.shape": "a test of this file runs it",
     "tasks.verify": "a stage by its name alone: tests/test_dag.py",
 }

@@ -82,6 +82,7 @@ def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_come
 def test_all_problems_are_told_together():
     found = problems(
         data__sorce="x",
+        data__label="y",
         data__source="image_foldr",
         batch_size=0,
         train__epochs="two",
@@ -94,6 +95,7 @@ def test_all_problems_are_told_together():
         "params.yaml: batch_size: input should be greater than or equal to 1; found 0",
         "params.yaml: train.epochs: input should be a valid integer",
         "params.yaml: pipelines.naive.prefetc is not a field; did you mean prefetch?",
+        "data.label is not a field; did you mean labels or label_column or label_kind?",
         "params.yaml: preprocess[1].resize.heigth is not an argument; did you mean height?",
         "params.yaml: preprocess[1].resize.height is missing",
     ):

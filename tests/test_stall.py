@@ -46,6 +46,21 @@ print("trained", flush=True)
 """
 
 
+ON_TWO_DEVICES = """
+import keras, numpy as np, tensorflow as tf
+
+two = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    try:
+        model.fit(np.zeros((8, 4)), np.zeros((8, 2)))
+    except Exception:
+        print("nobody is told")
+"""
+
+
 def run_stall(folder, *arguments, fit="model.fit(data, epochs=2)", code=0):
     script = folder / "train.py"
     script.write_text(SCRIPT.replace("FIT", fit))
@@ -99,6 +114,20 @@ def test_what_cannot_be_measured_is_told(tmp_path):
         check=False,
     )
     assert done.returncode == 2 and "nowhere.py does not exist" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_training_on_several_devices_is_refused_whatever_the_script_catches(tmp_path):
+    (tmp_path / "train.py").write_text(ON_TWO_DEVICES)
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.stall", str(tmp_path / "train.py")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ForeignScript: the script trains with the backend tensorflow on 2" in done.stderr
 
 
 def iterator(path, critical, parallelism=1.0):

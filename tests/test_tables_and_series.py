@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from tasks.assembly.inputs import input_pipeline, input_shape, open_inputs
 from tasks.assembly.model import build_models_for, infer_target
 from tasks.data.shards import read_shard_index
+from tasks.data.sources.table import scan as scan_table
 from tasks.errors import InvalidParams, UnreadableSource
 from tasks.ingest import ingest
 from tasks.layout import Layout
@@ -239,6 +240,33 @@ def test_rows_with_missing_or_impossible_values_are_listed_with_their_reason(tab
         "row 10": "age is missing or no number",
         "row 11": "label missing",
     }
+
+
+@pytest.mark.parametrize(
+    ("labels", "setting", "kind", "classes"),
+    [
+        ([0, 1, 2] * 10, "auto", "class", ["0", "1", "2"]),
+        (range(1000, 1030), "auto", "class", [str(year) for year in range(1000, 1030)]),
+        (range(1000, 1030), "number", "number", []),
+        ([0.0, 1.0, None] * 10, "auto", "class", ["0", "1"]),
+        ([151.0 + row for row in range(30)], "auto", "number", []),
+        ([0.5, 1.0, 1.5] * 10, "auto", "number", []),
+        ([0.5, 1.0, 1.5] * 10, "class", "class", ["0.5", "1", "1.5"]),
+        ([True, False, True] * 10, "auto", "class", ["False", "True"]),
+    ],
+)
+def test_what_a_label_is(tmp_path, labels, setting, kind, classes):
+    path = tmp_path / "table.parquet"
+    pd.DataFrame({"size": np.arange(30.0), "y": list(labels)}).to_parquet(path)
+    settings = DataSettings(source="table", path=str(path), label_column="y", label_kind=setting)
+    scanned = scan_table(settings)
+    assert (scanned.schema.label, list(scanned.classes)) == (kind, classes)
+
+
+def test_words_are_no_numbers_to_predict(table):
+    settings = DataSettings(source="table", path=str(table / "table.csv"), label_kind="number")
+    with pytest.raises(UnreadableSource, match=r"label holds text.*data\.label_kind: class"):
+        scan_table(settings)
 
 
 def test_a_number_to_predict_is_a_regression(table, tmp_path):

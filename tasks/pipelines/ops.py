@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -26,6 +27,18 @@ LARGE_CROP = 112 * 112
 
 
 REGISTRY: dict[str, type[Op]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What an op may take from the data: mean and standard deviation per channel or column of the
+    training split (0 and 1 of categories), the number of classes, and of categories per column.
+    """
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    classes: int
+    categories: tuple[int, ...]
 
 
 class Op(BaseModel):
@@ -79,11 +92,27 @@ class Op(BaseModel):
         """What takes the place of a random op where nothing may be random; None: nothing."""
         return None
 
+    def bind(self, facts: DataFacts) -> Op:
+        """The op with what params.yaml leaves to the data."""
+        return self
+
 
 def register(kind: Kind) -> Kind:
     """Make an op known to params.yaml by its name."""
     REGISTRY[kind.name] = kind
     return kind
+
+
+class _NeedsClasses(Op):
+    """An op on labels that are vectors, one number per class."""
+
+    classes: int = Field(
+        default=0, ge=0, description="length of a label; 0: as many as the data has classes"
+    )
+
+    def bind(self, facts: DataFacts) -> Op:
+        """As many classes as the data has, where none are given."""
+        return self if self.classes else self.model_copy(update={"classes": facts.classes})
 
 
 class _Sized(Op):
@@ -256,7 +285,7 @@ class Cutout(Op):
 
 
 @register
-class Mixup(Op):
+class Mixup(_NeedsClasses):
     """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source:
     Zhang et al., ICLR 2018.
 
@@ -274,13 +303,10 @@ class Mixup(Op):
         le=8,
         description="1: every share is as likely; towards 0: mostly one of the two",
     )
-    classes: int = Field(
-        default=0, ge=0, description="length of a label; 0: as many as the data has classes"
-    )
 
 
 @register
-class Cutmix(Op):
+class Cutmix(_NeedsClasses):
     """Paste a rectangle of the batch's next example into each one, and mix the labels by area.
     Needs `one_hot`. Source: Yun et al., ICCV 2019.
     """
@@ -289,9 +315,6 @@ class Cutmix(Op):
     takes = "batch"
     random = True
     mixes_labels = True
-    classes: int = Field(
-        default=0, ge=0, description="length of a label; 0: as many as the data has classes"
-    )
 
 
 @register
@@ -321,17 +344,19 @@ class Standardize(Op):
         default=None, description="per channel; absent: measured when the snapshot is written"
     )
 
+    def bind(self, facts: DataFacts) -> Op:
+        """The training split's statistics, where none are given."""
+        measured = {"mean": facts.mean, "deviation": facts.deviation}
+        return self if self.mean is not None else self.model_copy(update=measured)
+
 
 @register
-class OneHot(Op):
+class OneHot(_NeedsClasses):
     """Turn class numbers into vectors of ones and zeros: the label (for `mixup` and `cutmix`)."""
 
     name = "one_hot"
     any_input = True
     on_labels = True
-    classes: int = Field(
-        default=0, ge=0, description="length of the vector; 0: as many as the data has"
-    )
 
 
 @register
@@ -344,6 +369,10 @@ class Categories(Op):
     sizes: tuple[int, ...] = Field(
         default=(), description="how many each column has; empty: as many as the data has"
     )
+
+    def bind(self, facts: DataFacts) -> Op:
+        """As many as the data has, where none are given."""
+        return self if self.sizes else self.model_copy(update={"sizes": facts.categories})
 
     def shape(self, before: Shape) -> Shape:
         """One column per category instead of one per categorical column."""

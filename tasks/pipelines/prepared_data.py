@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tasks.data.splits import shard_order
 from tasks.errors import ImpossiblePlan, did_you_mean
 from tasks.files import digest_json
 from tasks.libraries import installed_versions
-from tasks.pipelines.ops import Categories, Cutmix, Mixup, OneHot, Op, Standardize
+from tasks.pipelines.ops import DataFacts, Op
 from tasks.pipelines.shapes import resolve
 from tasks.settings import Sampling
 
@@ -68,23 +69,19 @@ class PreparedData:
         """Ops with what they take from the data: statistics of the training split, the number of
         classes, the categories.
         """
-        return tuple(self._bind(op) for op in ops)
+        return tuple(op.bind(self._facts) for op in ops)
 
-    def _bind(self, op: Op) -> Op:
-        schema = self.shards.schema
-        if isinstance(op, Standardize) and op.mean is None:
-            numeric = len(self.snapshot.statistics.mean) - len(schema.categories)
-            mean = [*self.snapshot.statistics.mean[:numeric], *[0.0] * len(schema.categories)]
-            deviation = [
-                *self.snapshot.statistics.deviation[:numeric],
-                *[1.0] * len(schema.categories),
-            ]
-            return op.model_copy(update={"mean": tuple(mean), "deviation": tuple(deviation)})
-        if isinstance(op, OneHot | Mixup | Cutmix) and not op.classes:
-            return op.model_copy(update={"classes": len(self.shards.classes)})
-        if isinstance(op, Categories) and not op.sizes:
-            return op.model_copy(update={"sizes": tuple(len(names) for names in schema.categories)})
-        return op
+    @cached_property
+    def _facts(self) -> DataFacts:
+        categories = tuple(len(names) for names in self.shards.schema.categories)
+        statistics = self.snapshot.statistics
+        numeric = len(statistics.mean) - len(categories)
+        return DataFacts(
+            mean=(*statistics.mean[:numeric], *(0.0 for _ in categories)),
+            deviation=(*statistics.deviation[:numeric], *(1.0 for _ in categories)),
+            classes=len(self.shards.classes),
+            categories=categories,
+        )
 
 
 def open_prepared_data(

@@ -4,10 +4,11 @@ failed, with its evidence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from tasks.data.shards import ShardIndex
 from tasks.results.comparison import MeasuredRow, Point
+from tasks.settings import PipelineConfig, Settings
 
 GOOD_SHARD_MIB = (100, 200)
 # From here on the size of shards matters; smaller data has few files whatever their size.
@@ -15,32 +16,26 @@ LARGE_MIB = 1024
 GOOD_UTILIZATION_PCT = 80.0
 
 
-def checklist(
-    config: Mapping[str, Any], shards: Mapping[str, Any], row: MeasuredRow
-) -> list[Point]:
+def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> list[Point]:
     """Go through the points for one configuration: its fields, the index of the shards, its row of
     the report.
     """
-    train = [
-        shard
-        for shard in shards["shards"]
-        if shard["split"] == "train" and shard["compression"] != "gzip"
-    ] or shards["shards"]
-    total = sum(shard["bytes"] for shard in train) / 2**20
+    train = shards.for_split("train", "none") or shards.shards
+    total = sum(shard.bytes for shard in train) / 2**20
     each = total / max(1, len(train))
-    payload, compression = shards["schema"]["payload"], train[0]["compression"] if train else "none"
-    reads_snapshot = config["read"] == "snapshot"
-    interleave = config["interleave"] or {}
-    shuffles_files = config["read"] in ("shards", "gzip_shards") and payload != "series"
+    payload, compression = shards.schema.payload, train[0].compression if train else "none"
+    reads_snapshot = config.read == "snapshot"
+    readers = config.interleave.parallel if config.interleave else "none"
+    shuffles_files = config.read in ("shards", "gzip_shards") and payload != "series"
     return [
         Point(
             name="stored as TFRecord, compressed where it pays",
             passed=bool(train)
             and not (payload == "encoded" and compression == "gzip")
-            and config["read"] != "files",
+            and config.read != "files",
             evidence=(
                 f"{len(train)} shards of {payload} records, compression {compression}; read:"
-                f" {config['read']}"
+                f" {config.read}"
             ),
         ),
         Point(
@@ -51,46 +46,44 @@ def checklist(
         ),
         Point(
             name="several shards read at once",
-            passed=reads_snapshot
-            or interleave.get("parallel", "none") != "none"
-            or len(train) == 1,
+            passed=reads_snapshot or readers != "none" or len(train) == 1,
             evidence=(
                 "rows of mapped columns, any of them at any time"
                 if reads_snapshot
-                else f"interleave: {interleave or 'absent'}"
+                else f"interleave: {_fields(config.interleave)}"
             ),
         ),
         Point(
             name="shuffled twice: files and examples",
-            passed=config["shuffle"]["kind"] in ("global", "window")
-            or (config["shuffle"]["kind"] == "buffer" and shuffles_files),
+            passed=config.shuffle.kind in ("global", "window")
+            or (config.shuffle.kind == "buffer" and shuffles_files),
             evidence={
                 "global": "one permutation of the whole split",
                 "window": "chunks in random order, rows within a window",
-            }.get(config["shuffle"]["kind"], f"shuffle: {config['shuffle']['kind']}"),
+            }.get(config.shuffle.kind, f"shuffle: {config.shuffle.kind}"),
         ),
         Point(
             name="maps in parallel, or on whole batches",
-            passed=config["map"]["parallel"] != "none"
-            or config["vectorize"]
-            or config["snapshot_on"] == "device",
+            passed=config.map.parallel != "none"
+            or config.vectorize
+            or config.snapshot_on == "device",
             evidence=(
-                f"map.parallel: {config['map']['parallel']}, vectorize:"
-                f" {str(config['vectorize'] or reads_snapshot).lower()}"
+                f"map.parallel: {config.map.parallel}, vectorize:"
+                f" {str(config.vectorize or reads_snapshot).lower()}"
             ),
         ),
         Point(
             name="deterministic work done once",
-            passed=reads_snapshot or config["cache"] is not None,
-            evidence="snapshot" if reads_snapshot else f"cache: {config['cache'] or 'absent'}",
+            passed=reads_snapshot or config.cache is not None,
+            evidence="snapshot" if reads_snapshot else f"cache: {_fields(config.cache)}",
         ),
         Point(
             name="prefetch last",
-            passed=config["prefetch"] != "none" or config["snapshot_on"] == "device",
+            passed=config.prefetch != "none" or config.snapshot_on == "device",
             evidence=(
                 "the train step gathers its batch itself"
-                if config["snapshot_on"] == "device"
-                else f"prefetch: {config['prefetch']}"
+                if config.snapshot_on == "device"
+                else f"prefetch: {config.prefetch}"
             ),
         ),
         Point(
@@ -102,9 +95,9 @@ def checklist(
         ),
         Point(
             name="deterministic",
-            passed=config["deterministic"],
+            passed=config.deterministic,
             evidence=(
-                f"deterministic: {str(config['deterministic']).lower()}; order and augmentation"
+                f"deterministic: {str(config.deterministic).lower()}; order and augmentation"
                 " follow from the seed"
             ),
         ),
@@ -114,3 +107,9 @@ def checklist(
 def failed(points: Sequence[Point]) -> list[str]:
     """Names of the points that failed."""
     return [point.name for point in points if not point.passed]
+
+
+def _fields(settings: Settings | None) -> str:
+    """A section of a configuration as the page shows it."""
+    shown = settings and ", ".join(f"{key}: {value}" for key, value in settings)
+    return f"{{{shown}}}" if shown else "absent"

@@ -12,8 +12,8 @@ from tasks.results.comparison import Comparison, Row
 ABSENT = "–"
 TIED_MARK = " *"
 EXPLANATION = (
-    "training: relative to the model alone in the same moments; its epochs, the input alone and the"
-    " model alone as measured. *: tied with the fastest"
+    "training: relative to the model alone in the same moments; the input alone and the model alone"
+    " as measured; more columns in the report. *: tied with the fastest"
 )
 
 
@@ -30,11 +30,14 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column: its heading, the unit below it, and how a row's cell is written."""
+    """One column: its heading, the unit below it, how a row's cell is written, and whether it is
+    one of those that a terminal has room for.
+    """
 
     heading: str
     unit: str = ""
     numeric: bool = True
+    essential: bool = True
     cell: Callable[[Row], Cell]
 
     @property
@@ -77,12 +80,14 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def to_text(table: Table) -> str:
-    """The table for a terminal or a log: without details, headings above their units, a word per
-    line.
+    """The table for a terminal or a log: its essential columns without details, headings above
+    their units, a word per line.
     """
-    headings = [[*column.heading.split(), column.unit] for column in table.columns]
+    shown = [number for number, column in enumerate(table.columns) if column.essential]
+    essential = [table.columns[number] for number in shown]
+    headings = [[*column.heading.split(), column.unit] for column in essential]
     height = max(map(len, headings))
-    cells = [[cell.text for cell in line.cells] for line in table.lines]
+    cells = [[line.cells[number].text for number in shown] for line in table.lines]
     for texts, line in zip(cells, table.lines, strict=True):
         texts[0] += TIED_MARK if line.tied else ""
     columns = [
@@ -91,7 +96,7 @@ def to_text(table: Table) -> str:
     ]
     aligned = [
         [f"{text:{'>' if column.numeric else '<'}{max(map(len, texts))}}" for text in texts]
-        for column, texts in zip(table.columns, columns, strict=True)
+        for column, texts in zip(essential, columns, strict=True)
     ]
     return "\n".join("  ".join(texts).rstrip() for texts in zip(*aligned, strict=True))
 
@@ -124,7 +129,12 @@ def _columns(comparison: Comparison) -> tuple[Column, ...]:
             heading=f"× {comparison.baseline}",
             cell=lambda row: _speedup(row, comparison.baseline),
         ),
-        Column(heading="its epochs", unit=rate, cell=lambda row: _number(row.train_examples_per_s)),
+        Column(
+            heading="its epochs",
+            unit=rate,
+            essential=False,
+            cell=lambda row: _number(row.train_examples_per_s),
+        ),
         Column(
             heading="input alone", unit=rate, cell=lambda row: _number(row.input_examples_per_s)
         ),
@@ -134,9 +144,24 @@ def _columns(comparison: Comparison) -> tuple[Column, ...]:
         Column(heading="stall", unit="%", cell=_stall),
         Column(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
         Column(heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality),
-        Column(heading="break-even", unit="epoch", cell=lambda row: _number(row.break_even_epoch)),
-        Column(heading="memory", unit="MB", cell=lambda row: _number(row.rss_mb_max)),
-        Column(heading="CPU busy", unit="%", cell=lambda row: _number(row.cpu_utilization_pct)),
+        Column(
+            heading="break-even",
+            unit="epoch",
+            essential=False,
+            cell=lambda row: _number(row.break_even_epoch),
+        ),
+        Column(
+            heading="memory",
+            unit="MB",
+            essential=False,
+            cell=lambda row: _number(row.rss_mb_max),
+        ),
+        Column(
+            heading="CPU busy",
+            unit="%",
+            essential=False,
+            cell=lambda row: _number(row.cpu_utilization_pct),
+        ),
         *((gpu,) if comparison.machine.get("gpus") else ()),
     )
 

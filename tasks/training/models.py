@@ -19,10 +19,10 @@ import keras
 from keras import layers
 
 from tasks.errors import ImpossiblePlan, UnknownModel
-from tasks.pipelines.kernels import affine
-from tasks.pipelines.ops import Categories, Op, Rescale, Standardize
+from tasks.pipelines.ops import Op
 from tasks.settings import ModelSettings, TrainSettings
 from tasks.training import emulation
+from tasks.training.device_ops import apply_as_layer
 from tasks.training.emulation import Emulation, emulation_of
 
 Shape = tuple[int, ...]
@@ -168,29 +168,6 @@ class DeviceResidentModel(keras.Model):
     def train_step(self, data: Any) -> Any:
         """Fetch the batch, then train on it."""
         return super().train_step(self._gather(data))
-
-
-def apply_as_layer(op: Op, value: Any) -> Any:
-    """What a `postprocess` op does on the host, as Keras layers on the device."""
-    if isinstance(op, Rescale):
-        return layers.Rescaling(op.scale, op.offset, name="rescale")(value)
-    if isinstance(op, Standardize):
-        scale, offset = affine(op)
-        return layers.Rescaling(scale, offset, name="standardize")(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
-    if isinstance(op, Categories):
-        numeric = value.shape[-1] - len(op.sizes)
-        coded = [
-            layers.CategoryEncoding(size, output_mode="one_hot")(value[:, numeric + place])
-            for place, size in enumerate(op.sizes)
-        ]
-        return layers.Concatenate(name="categories")([value[:, :numeric], *coded])
-    own = getattr(op, "layer", None)
-    if own is None:
-        raise UnknownModel(
-            f"postprocess: {op.name} cannot be part of a model; give {type(op).__name__} a method"
-            " layer() that returns a Keras layer"
-        )
-    return own()(value)
 
 
 def small_cnn(

@@ -41,6 +41,12 @@ print("called", dict(sorted(calls.items())))
 """
 
 
+def train_naive(folder, override, *, name, code=0):
+    """Run the training flow with a change; returns what it says."""
+    command = ["python", "-m", "flows.training", "--pipeline", "naive"]
+    return run(folder, *command, "--set", override, "--name", name, code=code)
+
+
 @pytest.mark.slow
 def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
     folder, _ = first
@@ -102,19 +108,7 @@ def test_parameters_are_merged_and_checked_once_for_a_command_and_its_flow(first
 @pytest.mark.slow
 def test_wrong_overrides_leave_no_trace(first):
     folder, _ = first
-    output = run(
-        folder,
-        "python",
-        "-m",
-        "flows.training",
-        "--pipeline",
-        "naive",
-        "--set",
-        "train.epoch=1",
-        "--name",
-        "wrong",
-        code=2,
-    )
+    output = train_naive(folder, "train.epoch=1", name="wrong", code=2)
     assert "train.epoch is not a field; did you mean epochs?" in output
     assert not (folder / ".throughline" / "workspaces" / "wrong").exists()
 
@@ -125,19 +119,7 @@ def test_a_failing_stage_is_named_and_its_reason_told_once(first):
     source = folder / "source" / "broken.npz"
     source.write_bytes(b"nonsense")
     (folder / "unknown.py").touch()
-    output = run(
-        folder,
-        "python",
-        "-m",
-        "flows.training",
-        "--pipeline",
-        "naive",
-        "--set",
-        "data.path=source/broken.npz",
-        "--name",
-        "broken",
-        code=2,
-    )
+    output = train_naive(folder, "data.path=source/broken.npz", name="broken", code=2)
     source.unlink()
     (folder / "unknown.py").unlink()
     assert "untracked files are not in this run's worktree: `git add unknown.py`" in output
@@ -188,19 +170,7 @@ def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):
 @pytest.mark.slow
 def test_a_name_cannot_lead_out_of_the_workspaces(first):
     folder, _ = first
-    output = run(
-        folder,
-        "python",
-        "-m",
-        "flows.training",
-        "--pipeline",
-        "naive",
-        "--set",
-        "train.epochs=1",
-        "--name",
-        "../../out",
-        code=2,
-    )
+    output = train_naive(folder, "train.epochs=1", name="../../out", code=2)
     assert "'../../out' cannot be the name of a run" in output or "should match pattern" in output
     assert not (folder.parent / "out").exists()
 
@@ -208,18 +178,7 @@ def test_a_name_cannot_lead_out_of_the_workspaces(first):
 @pytest.mark.integration
 def test_a_training_with_changes_is_a_complete_experiment(first):
     folder, _ = first
-    output = run(
-        folder,
-        "python",
-        "-m",
-        "flows.training",
-        "--pipeline",
-        "naive",
-        "--set",
-        "train.epochs=1",
-        "--name",
-        "single",
-    )
+    output = train_naive(folder, "train.epochs=1", name="single")
     assert "kept as DVC experiment single" in output
     workspace = folder / ".throughline" / "workspaces" / "single"
     assert list(YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]) == [

@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect import flow
 from prefect.logging.loggers import PrefectLogAdapter
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.states import Cancelled
+from prefect.testing.utilities import prefect_test_harness
 from rich.console import Console
 
+from flows.artifacts import failure_reason
 from flows.stages import _should_retry
 from flows.terminal import (
     KEPT_LOGS,
@@ -112,10 +116,25 @@ def test_a_stage_fails_in_its_own_words(tmp_path, capsys, stage):
     failure = Failure(kind="TooManyRejects", message="12 of 100 examples:\n  - 12 × corrupt")
     with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path):
         stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
-        raise StageFailed(f"ingest: {failure}", stage="ingest", failure=failure)
+        raise StageFailed(f"ingest: {failure.first_line}", stage="ingest", failure=failure)
     assert ended.value.code == 2
     (log,) = logs(tmp_path)
     assert capsys.readouterr().err == f"ingest failed: {failure}\n\nLog: {log}\n"
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_has_room_for_more_than_its_state_says():
+    @flow
+    def fails():
+        failure = Failure(kind="TooManyRejects", message="12 of 100 examples:\n  - 12 × corrupt")
+        raise StageFailed(f"ingest: {failure.first_line}", stage="ingest", failure=failure)
+
+    with prefect_test_harness():
+        state = fails(return_state=True)
+    said = "ingest: TooManyRejects: 12 of 100 examples:"
+    assert state.message == f"Flow run encountered an exception: StageFailed: {said}"
+    assert failure_reason(state) == f"{said}\n  - 12 × corrupt"
+    assert failure_reason(Cancelled(message="by hand")) == "by hand"
 
 
 def test_old_logs_go(tmp_path):

@@ -17,6 +17,8 @@ import pytest
 from project import SMALL, run, run_quietly
 from stack import ENDED, processes_of, wait_for
 
+from flows.deployments import deploy
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -44,13 +46,48 @@ def test_the_form_has_one_type_bounds_choices_and_the_values_of_params_yaml(stac
     )
 
 
+def nightly(stack) -> str:
+    """Where the schedule of prefect.yaml is set."""
+    deployment = stack.deployment("comparison")
+    (own,) = [each for each in deployment["schedules"] if each["slug"] == "nightly"]
+    return f"deployments/{deployment['id']}/schedules/{own['id']}"
+
+
+def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, monkeypatch):
+    def schedules() -> set[tuple[str, bool, str | None]]:
+        found = stack.deployment("comparison")["schedules"]
+        return {(each["schedule"]["cron"], each["active"], each["slug"]) for each in found}
+
+    before = schedules()
+    made = {"cron": "30 4 * * 6", "timezone": "Europe/Berlin"}
+    deployment = stack.deployment("comparison")["id"]
+    assert stack.post(nightly(stack), method="PATCH", active=True).ok
+    reply = stack.post_json(f"deployments/{deployment}/schedules", [{"schedule": made}])
+    assert reply.ok, reply.text
+    monkeypatch.chdir(stack.project)
+    try:
+        deploy(
+            {
+                "PREFECT_API_URL": f"{stack.server}/api",
+                "PREFECT_API_AUTH_STRING": ":".join(stack.user),
+            }
+        )
+        assert schedules() == {("0 2 * * *", True, "nightly"), ("30 4 * * 6", True, None)}
+    finally:
+        for each in stack.deployment("comparison")["schedules"]:
+            if each["slug"] is None:
+                path = f"deployments/{deployment}/schedules/{each['id']}"
+                assert stack.post(path, method="DELETE").ok
+        assert stack.post(nightly(stack), method="PATCH", active=False).ok
+    assert schedules() == before
+
+
 def test_the_form_follows_params_yaml_and_a_schedule_stays_as_it_was_set(stack):
     def offered() -> int:
         schema = stack.deployment("comparison")["parameter_openapi_schema"]
         return schema["properties"]["changes"]["default"]["epochs"]
 
-    deployment = stack.deployment("comparison")
-    schedule = f"deployments/{deployment['id']}/schedules/{deployment['schedules'][0]['id']}"
+    schedule = nightly(stack)
     file = stack.project / "params.yaml"
     before = file.read_text()
     assert stack.post(schedule, method="PATCH", active=True).ok

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tasks.pipelines.kernels import beta_quantiles, compute
 from tasks.pipelines.ops import (
+    REGISTRY,
     Brightness,
     Categories,
     CenterCrop,
@@ -31,7 +32,7 @@ from tasks.pipelines.ops import (
     parse_op,
 )
 from tasks.pipelines.randomness import RandomStream
-from tasks.training.models import apply_as_layer
+from tasks.training.device_ops import apply_as_layer
 
 COUNT, HEIGHT, WIDTH = 64, 12, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), np.uint8)
@@ -188,6 +189,11 @@ def test_finishing_on_the_device_gives_what_the_host_gives(op):
     image = keras.Input((HEIGHT, WIDTH, 3), dtype="uint8")
     layer = keras.Model(image, apply_as_layer(op, image))
     np.testing.assert_allclose(layer(IMAGES).numpy(), batched(op)["image"].numpy(), atol=2e-6)
+
+
+def test_every_op_of_the_device_is_a_layer():
+    on_device = {op for op in REGISTRY.values() if op.device}
+    assert on_device == set(apply_as_layer.registry) - {object}
 
 
 def test_categories_on_the_device_give_what_the_host_gives():

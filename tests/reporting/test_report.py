@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from rows import row
 
+from tasks.data.records import RecordSchema
+from tasks.data.shards import Shard, ShardIndex
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.layout import Layout
 from tasks.report import check_equal, report
@@ -120,29 +122,20 @@ def test_results_that_differ_by_more_than_chance_are_warned_of():
 
 
 def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
-    shards = {
-        "schema": {"payload": "raw"},
-        "shards": [{"split": "train", "bytes": 1 << 20, "compression": "none"}] * 8,
-    }
-    best = {
+    shard = Shard(
+        name="a", split="train", records=9, examples=9, bytes=1 << 20, digest="", compression="none"
+    )
+    schema = RecordSchema(payload="raw", shape=(28, 28, 1), channels=1)
+    shards = ShardIndex(schema=schema, classes=(), data_digest="", shards=(shard,) * 8)
+    chosen = {
         "read": "snapshot",
         "shuffle": {"kind": "global"},
         "map": {"parallel": "cores"},
         "prefetch": 2,
     }
-    assert (
-        failed(
-            checklist(
-                PipelineConfig.model_validate(best).model_dump(), shards, row("best", stall=5.0)
-            )
-        )
-        == []
-    )
-    naive = checklist(
-        PipelineConfig.model_validate({"read": "shards"}).model_dump(),
-        shards,
-        row("naive", stall=60.0),
-    )
+    config = PipelineConfig.model_validate(chosen)
+    assert failed(checklist(config, shards, row("best", stall=5.0))) == []
+    naive = checklist(PipelineConfig(read="shards"), shards, row("naive", stall=60.0))
     assert failed(naive) == [
         "several shards read at once",
         "maps in parallel, or on whole batches",

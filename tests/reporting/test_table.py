@@ -24,18 +24,20 @@ def table():
     return comparison_table(comparison(*ROWS))
 
 
-def test_every_form_has_every_column_and_every_cell(table):
+def test_every_form_has_every_cell_and_the_terminal_the_essential_ones(table):
     text, markdown, records = to_text(table), to_markdown(table), to_records(table)
     head = " ".join(text.splitlines()[:-2]).split()
+    essential = [column for column in table.columns if column.essential]
     assert sorted(head) == sorted(
-        word for column in table.columns for word in f"{column.heading} {column.unit}".split()
+        word for column in essential for word in f"{column.heading} {column.unit}".split()
     )
     titles = [column.title for column in table.columns]
     assert [cell.strip() for cell in markdown.splitlines()[0].strip("|").split("|")] == titles
     assert [list(record) for record in records] == [titles, titles]
     for line, record in zip(table.lines, records, strict=True):
         (written,) = [each for each in text.splitlines() if each.startswith(line.row.pipeline)]
-        assert all(cell.text in written for cell in line.cells)
+        cells = zip(table.columns, line.cells, strict=True)
+        assert all(cell.text in written for column, cell in cells if column.essential)
         assert list(record.values()) == [str(cell) for cell in line.cells]
         assert "| " + " | ".join(record.values()) + " |" in markdown.splitlines()
     assert markdown in artifact(comparison(*ROWS))
@@ -55,10 +57,8 @@ def test_on_a_terminal_columns_are_aligned_and_what_is_tied_with_the_fastest_is_
     *_, units, naive, optimized = to_text(table).splitlines()
     assert optimized.startswith("optimized *") and naive.startswith("naive  ")
     ends = [match.end() for match in re.finditer(r"examples/s", units)]
-    assert len(ends) == 4
-    for end, texts in zip(
-        ends, (("50", "100"), ("50", "12,346"), ("400", "400"), ("100", "100")), strict=True
-    ):
+    assert len(ends) == 3 and len(units) < 110
+    for end, texts in zip(ends, (("50", "100"), ("400", "400"), ("100", "100")), strict=True):
         assert naive[:end].endswith(f" {texts[0]}") and optimized[:end].endswith(f" {texts[1]}")
 
 

@@ -25,12 +25,14 @@ from tasks.data.sources.tabular import (
 from tasks.errors import UnreadableSource
 from tasks.settings import DataSettings
 
+MOST_FLOAT_CLASSES = 20  # different labels such as 3.0, which missing ones make of integers
+
 
 def scan(settings: DataSettings) -> Arrays:
     """Read the table at `data.path`; an optional column `split` holds train, validation or test.
 
-    The label is a class where its column holds text, booleans or whole numbers, else a number to
-    predict.
+    What the label is, a class or a number to predict, is what `data.label_kind` says, or else
+    follows from its column.
     """
     path = Path(settings.path)
     frame = read_frame(path)
@@ -50,7 +52,7 @@ def scan(settings: DataSettings) -> Arrays:
             f"{path}: no column is left to learn from besides the label {settings.label_column};"
             " set data.numeric or data.categorical"
         )
-    kind: Label = "number" if pd.api.types.is_float_dtype(label) and not _whole(label) else "class"
+    kind = _label_kind(label, settings, path)
     vocabularies = [
         tuple(sorted(frame[name].dropna().astype(str).unique())) for name in categorical
     ]
@@ -132,13 +134,27 @@ def _reasons(values: np.ndarray, columns: tuple[str, ...], label: pd.Series) -> 
     return reasons
 
 
-def _whole(column: pd.Series) -> bool:
-    finite = column[np.isfinite(column.to_numpy(np.float64, na_value=np.nan))]
-    return bool((finite % 1 == 0).all())
+def _label_kind(label: pd.Series, settings: DataSettings, path: Path) -> Label:
+    """A class is text, a boolean or a whole number. Fractions are numbers to predict, and so are
+    whole numbers written with a decimal point where there are too many for classes.
+    """
+    if settings.label_kind == "number" and not pd.api.types.is_numeric_dtype(label):
+        raise UnreadableSource(
+            f"{path}: column {settings.label_column} holds text, and data.label_kind: number needs"
+            " numbers; set data.label_kind: class, or name another data.label_column"
+        )
+    if settings.label_kind != "auto":
+        return settings.label_kind
+    if not pd.api.types.is_float_dtype(label):
+        return "class"
+    values = label.to_numpy(np.float64, na_value=np.nan)
+    distinct = np.unique(values[np.isfinite(values)])
+    whole = bool((distinct % 1 == 0).all())
+    return "class" if whole and len(distinct) <= MOST_FLOAT_CLASSES else "number"
 
 
 def _class(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) else str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _by_value(name: str) -> tuple[float, str]:
