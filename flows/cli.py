@@ -13,7 +13,7 @@ import typer
 
 from flows.access import use_running_servers
 from flows.parameters import Changes, check_name
-from flows.resolution import hand_on, resolve
+from flows.resolution import resolve, share_resolved
 from flows.temporary_server import prefect_server
 from flows.terminal import show_on_terminal
 from tasks.errors import InvalidParams, UserError
@@ -97,7 +97,7 @@ def resolved_changes(
     if name is not None:
         check_name(name)
     changes = Changes(overrides=overrides or [], overlay=read_document(overlay) if overlay else {})
-    with hand_on(resolve(Path.cwd(), changes, pipelines)):
+    with share_resolved(resolve(Path.cwd(), changes, pipelines)):
         yield changes
 
 

@@ -40,7 +40,7 @@ def comparison(
     pipelines: list[Pipeline] = OWN_PIPELINES,
     changes: Changes = UNCHANGED,
     name: RunName = "",
-    crown: bool = False,
+    promote: bool = False,
 ) -> Path | None:
     """Run configurations through every stage and compare them; returns the folder of the report.
 
@@ -51,7 +51,7 @@ def comparison(
         fields that are left as they are change nothing
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
         goes when the run is kept
-      crown: let a run with changes choose MLflow's `champion`, too; one without changes does.
+      promote: let a run with changes choose MLflow's `champion`, too; one without changes does.
         Either way its quality must not be worse
     """
     selected = select_pipelines(pipelines)
@@ -78,7 +78,7 @@ def comparison(
         report = Layout(run.workspace.root).report
         compared = Comparison.read(report)
         if parent:
-            choose_champion = crown or not run.workspace.isolated
+            choose_champion = promote or not run.workspace.isolated
             comparison_run.close_comparison(
                 parent,
                 identity,
@@ -125,8 +125,8 @@ def command(
     overlay: OverlayOption = None,
     name: NameOption = None,
     debug: DebugOption = False,
-    crown: Annotated[
-        bool, typer.Option("--crown", help="let a run with changes choose MLflow's champion, too")
+    promote: Annotated[
+        bool, typer.Option("--promote", help="let a run with changes choose MLflow's champion, too")
     ] = False,
 ) -> None:
     """Run every configuration of params.yaml (or those given) through all stages, then write
@@ -135,7 +135,7 @@ def command(
     selected = select_pipelines(pipeline or [])
     options = {"set_": set_, "overlay": overlay, "name": name, "debug": debug}
     with flow_command("comparison", selected, **options) as changes:
-        report = comparison(pipelines=selected, changes=changes, name=name or "", crown=crown)
+        report = comparison(pipelines=selected, changes=changes, name=name or "", promote=promote)
         if report:
             show(Comparison.read(report), report)
 

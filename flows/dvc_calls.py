@@ -48,13 +48,16 @@ def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_supervised(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], held: Sequence[int] = ()
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    lock_fds: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that ends with this process, however that ends; returns its code and what it
     printed.
 
-    `held` are file descriptors of locks that stay locked for as long as anything of the command is
-    left.
+    `lock_fds` are file descriptors of locks that stay locked for as long as anything of the command
+    is left.
     """
     lifeline, ours = os.pipe()
     try:
@@ -66,7 +69,7 @@ def run_supervised(
             capture_output=True,
             text=True,
             check=False,
-            pass_fds=held,
+            pass_fds=lock_fds,
             start_new_session=True,
         )
     finally:
@@ -78,7 +81,7 @@ def stale_stages(
     root: Path,
     environment: Mapping[str, str],
     on_wait: Callable[[str], object],
-    held: Sequence[int] = (),
+    lock_fds: Sequence[int] = (),
 ) -> frozenset[str]:
     """Ask DVC which stages are out of date.
 
@@ -86,7 +89,9 @@ def stale_stages(
       StageFailed: DVC cannot read the project.
     """
     for _ in attempts(root, on_wait):
-        done = run_supervised([*DVC, "status", "--json"], root, dvc_environment(environment), held)
+        done = run_supervised(
+            [*DVC, "status", "--json"], root, dvc_environment(environment), lock_fds
+        )
         if done.returncode == 0:
             stages = json.loads(done.stdout or "{}")
             return frozenset(name.removeprefix("./dvc.yaml:") for name in stages)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from prefect.runtime import flow_run
 from flows.artifacts import StageProgress
 from flows.cli import configure_logging
 from flows.dvc_calls import stale_stages
-from flows.locks import hold
+from flows.locks import hold_folder
 from flows.parameters import Changes
 from flows.resolution import resolve
 from flows.source_check import check_source
@@ -182,8 +182,8 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             _stale_stages(workspace, environment),
             environment,
             lock=workspace.lock,
-            held=workspace.held,
-            holder=workspace.holder,
+            lock_fds=workspace.lock_fds,
+            owner=workspace.owner,
         )
         identified = []
         if IDENTITIES in stage_env.stale:
@@ -205,18 +205,11 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
     """Ask DVC, which is to know all own code, in turn with other runs in the same folder."""
     logger = get_run_logger()
-    with ExitStack() as locks:
-        held = list(workspace.held)
-        if workspace.lock:
-            held.append(
-                locks.enter_context(
-                    hold(
-                        workspace.lock,
-                        workspace.holder,
-                        lambda who: logger.info(f"waits: {who} is at work here"),
-                    )
-                )
-            )
+    waits = hold_folder(
+        workspace.lock, workspace.owner, lambda who: logger.info(f"waits: {who} is at work here")
+    )
+    with waits as folder_fds:
         for added in watch_own_code(workspace.root):
             logger.info(f"{added} decides results and is listed in dvc.yaml now")
-        return stale_stages(workspace.root, environment, logger.info, held)
+        lock_fds = (*workspace.lock_fds, *folder_fds)
+        return stale_stages(workspace.root, environment, logger.info, lock_fds)

@@ -28,15 +28,15 @@ MACHINE_ADDRESS = "\0throughline-measuring"
 
 
 @contextmanager
-def hold(path: Path, holder: str, on_wait: Callable[[str], object]) -> Iterator[int]:
+def hold(path: Path, owner: str, on_wait: Callable[[str], object]) -> Iterator[int]:
     """Hold the lock `path` for the length of the block; yields its file descriptor.
 
-    `holder` is what others are shown who wait for it; `on_wait` is called once, with who holds it
+    `owner` is what others are shown who wait for it; `on_wait` is called once, with who holds it
     since when, if this process has to wait. The file goes when the lock is released.
     """
     waiting = False
     while True:
-        with hold_if_free(path, holder) as descriptor:
+        with hold_if_free(path, owner) as descriptor:
             if descriptor is not None:
                 yield descriptor
                 return
@@ -47,7 +47,21 @@ def hold(path: Path, holder: str, on_wait: Callable[[str], object]) -> Iterator[
 
 
 @contextmanager
-def hold_if_free(path: Path, holder: str) -> Iterator[int | None]:
+def hold_folder(
+    path: Path | None, owner: str, on_wait: Callable[[str], object]
+) -> Iterator[tuple[int, ...]]:
+    """Hold the lock of a folder that runs share; yields its descriptor, none where they do not
+    share it.
+    """
+    if path is None:
+        yield ()
+    else:
+        with hold(path, owner, on_wait) as descriptor:
+            yield (descriptor,)
+
+
+@contextmanager
+def hold_if_free(path: Path, owner: str) -> Iterator[int | None]:
     """Hold the lock `path` for the length of the block, as `hold` does, or yield None at once where
     another holds it.
     """
@@ -61,7 +75,7 @@ def hold_if_free(path: Path, holder: str) -> Iterator[int | None]:
         os.ftruncate(descriptor, 0)
         os.pwrite(
             descriptor,
-            json.dumps({"holder": holder, "pid": os.getpid(), "since": since}).encode(),
+            json.dumps({"owner": owner, "pid": os.getpid(), "since": since}).encode(),
             0,
         )
         yield descriptor
@@ -100,7 +114,7 @@ def describe_holder(path: Path) -> str:
     """
     try:
         known = json.loads(path.read_text())
-        return f"{known['holder']} (process {known['pid']}, since {known['since']})"
+        return f"{known['owner']} (process {known['pid']}, since {known['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "another run"
 

@@ -57,17 +57,17 @@ class ResolvedParams:
     changed: bool
 
 
-_HANDED_ON: ContextVar[ResolvedParams | None] = ContextVar("handed_on", default=None)
+_SHARED: ContextVar[ResolvedParams | None] = ContextVar("shared", default=None)
 
 
 @contextmanager
-def hand_on(resolved: ResolvedParams) -> Iterator[None]:
+def share_resolved(resolved: ResolvedParams) -> Iterator[None]:
     """Let flows that are started in the block have these parameters where they ask for the same."""
-    token = _HANDED_ON.set(resolved)
+    token = _SHARED.set(resolved)
     try:
         yield
     finally:
-        _HANDED_ON.reset(token)
+        _SHARED.reset(token)
 
 
 def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:
@@ -79,9 +79,9 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
       the UI reaches out of the project.
     """
     request = Request(project=project, changes=changes, only=tuple(only))
-    handed_on = _HANDED_ON.get()
-    if handed_on and handed_on.request == request:
-        return handed_on
+    shared = _SHARED.get()
+    if shared and shared.request == request:
+        return shared
     text = read_yaml(project / PARAMS_FILE)
     own = parse_document(text, PARAMS_FILE.name)
     overlays, overrides = changes.overlays(), changes.settings(own)

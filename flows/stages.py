@@ -24,7 +24,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
-from flows.locks import hold, hold_machine
+from flows.locks import hold_folder, hold_machine
 from flows.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
 from tasks.errors import FAILURE_FILE, Failure, StageFailed
 from tasks.scratch import Scratch
@@ -49,8 +49,8 @@ class StageEnvironment:
     """Where stages run and with which environment; `stale` are the stages that DVC held for out of
     date at the start.
 
-    `lock`: the file to lock around each call of DVC, where runs share the folder; `held`: file
-    descriptors of locks that are held for the run's whole length. `holder` is what others are shown
+    `lock`: the file to lock around each call of DVC, where runs share the folder; `lock_fds`: file
+    descriptors of locks that are held for the run's whole length. `owner` is what others are shown
     who wait.
     """
 
@@ -58,8 +58,8 @@ class StageEnvironment:
     stale: frozenset[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     lock: Path | None = None
-    held: tuple[int, ...] = ()
-    holder: str = "a run"
+    lock_fds: tuple[int, ...] = ()
+    owner: str = "a run"
 
 
 @task(
@@ -96,12 +96,12 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
     too, and are free when nothing of the stage is left, even by kill -9.
     """
     logger = get_run_logger()
-    held = list(stage_env.held)
+    lock_fds = list(stage_env.lock_fds)
     with ExitStack() as locks:
         # First the machine's: the folder is then not locked in vain while another folder's run
         # measures.
         if stage.partition("@")[0] in MEASURED:
-            held.append(
+            lock_fds.append(
                 locks.enter_context(
                     hold_machine(
                         lambda who: logger.info(
@@ -110,17 +110,14 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
                     )
                 )
             )
-        if stage_env.lock:
-            held.append(
-                locks.enter_context(
-                    hold(
-                        stage_env.lock,
-                        stage_env.holder,
-                        lambda who: logger.info(f"{stage} waits: {who} is at work here"),
-                    )
-                )
+        lock_fds += locks.enter_context(
+            hold_folder(
+                stage_env.lock,
+                stage_env.owner,
+                lambda who: logger.info(f"{stage} waits: {who} is at work here"),
             )
-        yield tuple(held)
+        )
+        yield tuple(lock_fds)
 
 
 def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
@@ -139,10 +136,10 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
     stage_env = replace(
         stage_env, environment={**stage_env.environment, FAILURE_FILE: str(failure_file)}
     )
-    with measurement_lock(stage, stage_env) as held:
+    with measurement_lock(stage, stage_env) as lock_fds:
         for _ in attempts(stage_env.root, get_run_logger().info):
             tail.clear()
-            code, ran = _run_once(stage, stage_env, held, tail)
+            code, ran = _run_once(stage, stage_env, lock_fds, tail)
             if code == 0:
                 return ran
             if ran or not BUSY.search("\n".join(tail)):
@@ -159,12 +156,12 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
 
 
 def _run_once(
-    stage: str, stage_env: StageEnvironment, held: tuple[int, ...], tail: deque[str]
+    stage: str, stage_env: StageEnvironment, lock_fds: tuple[int, ...], tail: deque[str]
 ) -> tuple[int, bool]:
     logger = get_run_logger()
     ran = False
     with (
-        supervised([*DVC, "repro", "--single-item", stage], stage_env, held) as process,
+        supervised([*DVC, "repro", "--single-item", stage], stage_env, lock_fds) as process,
         with_timeout(process) as timed_out,
     ):
         # Ends when no process is left that could write, not already with the supervisor: a killed
@@ -210,12 +207,12 @@ def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
 
 @contextmanager
 def supervised(
-    command: list[str], stage_env: StageEnvironment, held: tuple[int, ...] = ()
+    command: list[str], stage_env: StageEnvironment, lock_fds: tuple[int, ...] = ()
 ) -> Iterator[subprocess.Popen]:
     """Start a command under the supervisors; however the block is left, nothing of it stays.
 
-    `held` are file descriptors of locks that stay locked for as long as anything of the command is
-    left.
+    `lock_fds` are file descriptors of locks that stay locked for as long as anything of the command
+    is left.
     """
     process = subprocess.Popen(
         [*SUPERVISE, *command],
@@ -227,7 +224,7 @@ def supervised(
         text=True,
         bufsize=1,
         start_new_session=True,
-        pass_fds=held,
+        pass_fds=lock_fds,
     )
     try:
         yield process

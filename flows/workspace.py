@@ -42,16 +42,16 @@ class Workspace:
     """A folder in which stages run, the project it belongs to, and whether it is the project
     itself.
 
-    `held`: file descriptors of the locks that the run holds for its whole length. `holder` is what
-    others are shown. `ephemeral`: the worktree of a run that nobody gave a name to come back to; it
-    goes when the run is kept.
+    `lock_fds`: file descriptors of the locks that the run holds for its whole length. `owner` is
+    what others are shown. `ephemeral`: the worktree of a run that nobody gave a name to come back
+    to; it goes when the run is kept.
     """
 
     root: Path
     project: Path
     ephemeral: bool = False
-    held: tuple[int, ...] = ()
-    holder: str = "a run"
+    lock_fds: tuple[int, ...] = ()
+    owner: str = "a run"
 
     @property
     def isolated(self) -> bool:
@@ -97,20 +97,20 @@ def open_workspace(
         of it.
     """
     check_name(name)
-    project, holder = resolved.request.project, f"run {name}"
+    project, owner = resolved.request.project, f"run {name}"
     if not resolved.changed:
-        yield Workspace(root=project, project=project, holder=holder)
+        yield Workspace(root=project, project=project, owner=owner)
         return
     root = project / WORKSPACES / name
-    with hold(lock_path(project, f"workspace.{name}"), holder, on_wait) as held:
-        with _exclusive(project, "git", holder):
+    with hold(lock_path(project, f"workspace.{name}"), owner, on_wait) as lock_fd:
+        with _exclusive(project, "git", owner):
             _check_out(project, root)
         _mark(root, ephemeral=ephemeral)
         _share_cache(project, root)
         with atomic_file(root / PARAMS_FILE) as temporary:
             temporary.write_text(resolved.text)
         yield Workspace(
-            root=root, project=project, ephemeral=ephemeral, held=(held,), holder=holder
+            root=root, project=project, ephemeral=ephemeral, lock_fds=(lock_fd,), owner=owner
         )
 
 
@@ -237,8 +237,8 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
     environment = (
         _identity(workspace.project) | dvc_environment(workspace.environment) | _without_hooks()
     )
-    with _exclusive(workspace.project, "experiments", workspace.holder) as held:
-        done = run_supervised(command, workspace.root, environment, (*workspace.held, held))
+    with _exclusive(workspace.project, "experiments", workspace.owner) as held:
+        done = run_supervised(command, workspace.root, environment, (*workspace.lock_fds, held))
     return None if done.returncode == 0 else done.stderr.strip()
 
 
@@ -255,7 +255,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     if report.exists():
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
-    with _exclusive(workspace.project, "git", workspace.holder):
+    with _exclusive(workspace.project, "git", workspace.owner):
         _git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     return kept if report.exists() or kept.exists() else None
 
@@ -341,6 +341,6 @@ def _without_hooks() -> dict[str, str]:
     }
 
 
-def _exclusive(project: Path, name: str, holder: str) -> contextlib.AbstractContextManager[int]:
+def _exclusive(project: Path, name: str, owner: str) -> contextlib.AbstractContextManager[int]:
     """A lock that is held for moments only."""
-    return hold(lock_path(project, name), holder, lambda who: None)
+    return hold(lock_path(project, name), owner, lambda who: None)

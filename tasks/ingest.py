@@ -282,7 +282,7 @@ def _without_duplicates(
     for number in np.flatnonzero(doubled).tolist():
         row, earlier = rows.iloc[number], firsts.iloc[number]
         what = "listed twice" if earlier["id"] == row["id"] else f"duplicate of {earlier['id']}"
-        notes = [f"labelled {earlier['label']}"] if earlier["label"] != row["label"] else []
+        notes = [f"labeled {earlier['label']}"] if earlier["label"] != row["label"] else []
         notes += (
             [f"in the {earlier['split']} split"]
             if earlier["split"] and row["split"] not in ("", earlier["split"])

@@ -2,7 +2,7 @@
 training up.
 
 Writes runs/NAME/profile/: the trace, breakdown.json, diagnosis.json, steps.json and a timeline.
-Runs in its own process with freshly initialised weights: the time of a step does not depend on
+Runs in its own process with freshly initialized weights: the time of a step does not depend on
 their values.
 """
 

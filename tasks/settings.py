@@ -212,7 +212,7 @@ class WindowSettings(Settings):
     length: int = Field(default=24, ge=1, description="time steps the model sees")
     horizon: int = Field(default=1, ge=1, description="time steps after them that it predicts")
     stride: int = Field(
-        default=1, ge=1, description="time steps between the beginnings of neighbouring windows"
+        default=1, ge=1, description="time steps between the beginnings of neighboring windows"
     )
     targets: list[str] = Field(default=[], description="columns to predict; none named: all")
 

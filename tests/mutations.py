@@ -630,7 +630,7 @@ FAULTS = (
     ),
     Fault(
         "what lay prepared is timed",
-        "lead = 1 + min(lasts, max(steps, MOST_LEAD))",
+        "lead = 1 + min(drain_steps, max(steps, MAX_LEAD_STEPS))",
         "lead = 1",
         STEADY_STATE,
     ),
@@ -891,8 +891,8 @@ FAULTS = (
     ),
     Fault(
         "a champion may be worse than the one before",
-        "present.value) < -SURE_ERRORS",
-        "present.value) > SURE_ERRORS",
+        "current.value) < -SIGNIFICANT_STDERRS",
+        "current.value) > SIGNIFICANT_STDERRS",
         CHAMPION,
     ),
     Fault(
@@ -967,8 +967,8 @@ FAULTS = (
     ),
     Fault(
         "what was resolved serves another request",
-        "if handed_on and handed_on.request == request:",
-        "if handed_on:",
+        "if shared and shared.request == request:",
+        "if shared:",
         RESOLUTION,
     ),
     Fault(

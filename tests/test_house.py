@@ -102,7 +102,8 @@ OUTDATED_WORDS = {
     r"anew": "again, each epoch",
     r"beside": "next to, concurrently",
     r"behind": "after",
-    r"utilisation|colour|centre|serialised|vectorised": "American English",
+    r"utilisation|colour|centre|neighbour\w*|labelled": "American English",
+    r"(serial|vector|initial)ised": "American English",
     r"told_plainly|made_anew|known_form|damage_named|pipeline_door|Workplace": (
         "see docs/glossary.md"
     ),

@@ -92,7 +92,7 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
     assert found["a/zero.jpg"] == "empty file"
     assert found["a/text.png"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
     assert found["a/cut.jpg"].startswith("damaged image")
-    assert found["b/copy.jpg"] == "duplicate of a/00.jpg, there labelled a"
+    assert found["b/copy.jpg"] == "duplicate of a/00.jpg, there labeled a"
     assert found["loose.jpg"] == "is outside any class folder"
     assert found["a/link.jpg"] == "leads outside the data root"
     assert found["b/huge.png"] == "more pixels than data.max_pixels: 10000×10000"

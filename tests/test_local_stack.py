@@ -137,7 +137,8 @@ def compared(local, running) -> str:
     # Every configuration learns the classes, as a champion must.
     overlay["model"] = {"name": "mlp", "options": {"width": 64}}
     stack = local.stack()
-    flow_run = stack.start("comparison", changes={"overlay": overlay}, name="compared", crown=True)
+    changes = {"overlay": overlay}
+    flow_run = stack.start("comparison", changes=changes, name="compared", promote=True)
     assert stack.ended(flow_run)["state_type"] == "COMPLETED", stack.log(flow_run)
     return flow_run
 

@@ -30,7 +30,7 @@ BLOCK_S = 0.15
 # Standard error of a block's mean to aim at, where batches come irregularly or in bursts.
 BLOCK_ERROR = 0.05
 BLOCKS = 30  # of this length should fit into the time allowed: ten rounds of three
-MIN_ROUNDS, LEAST_ROUNDS = 5, 3  # for an interval; where the time allowed is over
+MIN_ROUNDS, MIN_ROUNDS_AT_TIMEOUT = 5, 3  # for an interval; where the time allowed is over
 SAME_PCT = 2.0  # points of stall within which the two sides agree whatever the noise
 # Half an interval [points of stall] beyond which more rounds are not worth their time.
 PRECISE_PCT = 1.0
@@ -38,8 +38,9 @@ PRECISE_PCT = 1.0
 WAITED_MS, WAITED_FRACTION = 0.25, 0.05
 # Batches to take in search of one that is waited for; once none has been.
 MAX_DRAIN, SHORT_DRAIN = 1024, 16
-PATIENCE = 0.25  # part of the time allowed that the input may take to fill its buffers
-LEAST_STALL, MOST_LEAD = 0.05, 40  # full buffers last for 1 / stall steps per batch that is ready
+SETTLE_FRACTION = 0.25  # part of the time allowed that the input may take to fill its buffers
+# Full buffers last for 1 / stall steps per batch that is ready.
+MIN_STALL, MAX_LEAD_STEPS = 0.05, 40
 CLEAR_DROP = 3  # batches by which a level must change to be more than what is in flight
 TRIMMING_ROUNDS = 7  # enough rounds for an interval that a single disturbed one cannot widen
 
@@ -87,7 +88,7 @@ class Round:
     prepared at the end of the two blocks.
 
     Where the input did not come to rest, `reference` and `model` are those timed before it started,
-    and `beside_input` is the model as it was timed while the input worked.
+    and `model_with_busy_input` is the model as it was timed while the input worked.
     """
 
     reference: TimedBlock
@@ -97,7 +98,7 @@ class Round:
     taken_full: int
     level_full: int
     level_drained: int
-    beside_input: TimedBlock | None = None
+    model_with_busy_input: TimedBlock | None = None
 
     def train_ms(self, side: Side) -> float:
         """A real step's time as seen from one side; from both, the mean of the two."""
@@ -110,9 +111,9 @@ class Round:
         """
         return max(0.0, 100 * (1 - self.model.mean_ms / self.train_ms(side)))
 
-    def least_stall_pct(self, side: Side) -> float:
+    def stall_pct_lower_bound(self, side: Side) -> float:
         """The same, but for a model that was slowed by its input although it was timed alone."""
-        alone = self.beside_input or self.model
+        alone = self.model_with_busy_input or self.model
         return max(0.0, 100 * (1 - max(alone.mean_ms, self.model.mean_ms) / self.train_ms(side)))
 
 
@@ -169,7 +170,7 @@ class SteadyState:
         """
         sides: tuple[Side, ...] = ("full", "drained") if self.side == "undecided" else (self.side,)
         lows = [
-            median_interval([each.least_stall_pct(side) for each in self.rounds])[0]
+            median_interval([each.stall_pct_lower_bound(side) for each in self.rounds])[0]
             for side in sides
         ]
         highs = [
@@ -279,14 +280,14 @@ class _Measurement:
     def __init__(
         self, training: Training, model: Step, reference: Step, clock: Clock, max_seconds: float
     ) -> None:
-        self.max_seconds, self.patience_s = max_seconds, PATIENCE * max_seconds
+        self.max_seconds, self.settle_s = max_seconds, SETTLE_FRACTION * max_seconds
         self.training, self.model, self.reference, self.clock = training, model, reference, clock
         for _ in range(WARM_UP_STEPS):
             model()
             reference()
         # Before the input starts: what counts if it never rests.
         model_ms = clock.block(model, WARM_UP_STEPS).mean_ms
-        self.clean = self.time_alone(max(MIN_STEPS, math.ceil(BLOCK_S * 1e3 / model_ms)))
+        self.before_input = self.time_alone(max(MIN_STEPS, math.ceil(BLOCK_S * 1e3 / model_ms)))
         training.start()
         self.waited_ms = max(WAITED_MS, WAITED_FRACTION * model_ms)
         self.limit = MAX_DRAIN
@@ -314,9 +315,9 @@ class _Measurement:
         rounds: list[Round] = []
         while True:
             rounds.append(self.round())
-            side = side_of(rounds, self.prepared)
+            side = choose_side(rounds, self.prepared)
             over = self.clock.elapsed_s >= self.max_seconds and len(rounds) >= min(
-                LEAST_ROUNDS, max_rounds
+                MIN_ROUNDS_AT_TIMEOUT, max_rounds
             )
             if over or (side != "undecided" and self.enough(rounds, side, max_rounds)):
                 break
@@ -353,9 +354,9 @@ class _Measurement:
 
     def time_models(self) -> tuple[TimedBlock, TimedBlock, bool]:
         """The same while the buffers are full; and whether the input rested meanwhile."""
-        rested = self.clock.settle(self.patience_s)
+        rested = self.clock.settle(self.settle_s)
         if not rested:
-            self.patience_s /= 2
+            self.settle_s /= 2
         return *self.time_alone(self.steps), rested
 
     def round(self) -> Round:
@@ -364,21 +365,21 @@ class _Measurement:
         """
         clock, steps = self.clock, self.steps
         model, reference, rested = self.time_models()
-        lasts = (
-            math.ceil(self.prepared / max(self.stall, LEAST_STALL))
+        drain_steps = (
+            math.ceil(self.prepared / max(self.stall, MIN_STALL))
             if 100 * self.stall > SAME_PCT
             else 0
         )
-        lead = 1 + min(lasts, max(steps, MOST_LEAD))
+        lead = 1 + min(drain_steps, max(steps, MAX_LEAD_STEPS))
         full = clock.block(self.training.step, steps, lead=lead)
         level_full = self.drain()
         drained = clock.block(self.training.step, steps, lead=WARM_UP_STEPS)
         level_drained = self.drain()
         self.stall = max(0.0, 1 - model.mean_ms / drained.mean_ms)
         return Round(
-            reference=reference if rested else self.clean[1],
-            model=model if rested else self.clean[0],
-            beside_input=None if rested else model,
+            reference=reference if rested else self.before_input[1],
+            model=model if rested else self.before_input[0],
+            model_with_busy_input=None if rested else model,
             full=full,
             drained=drained,
             taken_full=lead + steps,
@@ -387,7 +388,7 @@ class _Measurement:
         )
 
 
-def side_of(rounds: Sequence[Round], prepared: int) -> Side:
+def choose_side(rounds: Sequence[Round], prepared: int) -> Side:
     """From which side the rounds are to be read: where both agree, both; else the one that the
     buffers' level tends to.
 
@@ -400,26 +401,26 @@ def side_of(rounds: Sequence[Round], prepared: int) -> Side:
     ...     reference=fast, model=fast, full=fast, drained=slow,
     ...     taken_full=30, level_full=44, level_drained=0,
     ... )
-    >>> side_of([falls], prepared=64), side_of([falls], prepared=44)
+    >>> choose_side([falls], prepared=64), choose_side([falls], prepared=44)
     ('drained', 'undecided')
     """
     stalls = {side: [each.stall_pct(side) for each in rounds] for side in ("full", "drained")}
-    middle = {side: statistics.median(values) for side, values in stalls.items()}
+    medians = {side: statistics.median(values) for side, values in stalls.items()}
     noise = (
         sum((high - low) / 2 for low, high in map(median_interval, stalls.values()))
         if len(rounds) >= MIN_ROUNDS
         else 0.0
     )
-    if abs(middle["full"] - middle["drained"]) <= max(SAME_PCT, min(noise, 2 * SAME_PCT)):
+    if abs(medians["full"] - medians["drained"]) <= max(SAME_PCT, min(noise, 2 * SAME_PCT)):
         return "both"
     used_up = statistics.median(prepared - each.level_full for each in rounds)
     gained = statistics.median(each.level_drained for each in rounds)
-    short = statistics.median(
+    deficit = statistics.median(
         each.taken_full * (1 - each.full.mean_ms / each.drained.mean_ms) for each in rounds
     )
     if (
-        min(short, used_up) >= CLEAR_DROP
-        and used_up >= short / 2
+        min(deficit, used_up) >= CLEAR_DROP
+        and used_up >= deficit / 2
         and gained <= max(1, prepared / 10)
     ):
         return "drained"

@@ -85,7 +85,7 @@ def window_shuffle(
     positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor
 ) -> tf.Tensor:
     """Map positions to rows so that every stretch of `window` positions reads only a few chunks of
-    neighbouring rows.
+    neighboring rows.
 
     For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random
     order, and the rows of a window are permuted. A bijection, another one each epoch.

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from tasks.measurement.held_out import standard_error
 from tasks.results.comparison import MeasuredRow
 
-SURE_ERRORS = 3
+SIGNIFICANT_STDERRS = 3
 PREFIX = "score."  # of the tags that a champion's version carries
 
 
@@ -38,7 +38,7 @@ class Score:
         return self.metric == "accuracy"
 
     @property
-    def chance(self) -> float:
+    def stderr(self) -> float:
         """Standard error of the value: that of a share, or, of a mean absolute error, about that of
         the constant prediction's.
         """
@@ -75,29 +75,30 @@ def score_from(tags: Mapping[str, str]) -> Score | None:
         return None
 
 
-def objection(score: Score, others: Sequence[Score], present: Score | None) -> str | None:
+def rejection_reason(score: Score, others: Sequence[Score], current: Score | None) -> str | None:
     """Why a model of this score may not become champion; None where it may.
 
-    `others` are the scores of its comparison, `present` is the champion's.
+    `others` are the scores of its comparison, `current` is the champion's.
     """
     if not math.isfinite(score.value):
         return f"its {score.metric} is {score.value}"
-    if not _lead(score, score.constant) > SURE_ERRORS * score.error:
+    if not _improvement(score, score.constant) > SIGNIFICANT_STDERRS * score.error:
         return (
             f"{score} is not better than a constant prediction ({score.constant:.4f}) beyond chance"
         )
-    middle = statistics.median(other.value for other in others) if others else score.value
-    if _lead(score, middle) < -SURE_ERRORS * math.sqrt(2) * score.chance:
-        return f"{score} is worse than the other configurations' ({middle:.4f}) beyond chance"
+    median = statistics.median(other.value for other in others) if others else score.value
+    if _improvement(score, median) < -SIGNIFICANT_STDERRS * math.sqrt(2) * score.stderr:
+        return f"{score} is worse than the other configurations' ({median:.4f}) beyond chance"
     if (
-        present is not None
-        and present.metric == score.metric
-        and _lead(score, present.value) < -SURE_ERRORS * math.hypot(score.chance, present.chance)
+        current is not None
+        and current.metric == score.metric
+        and _improvement(score, current.value)
+        < -SIGNIFICANT_STDERRS * math.hypot(score.stderr, current.stderr)
     ):
-        return f"{score} is worse than the present champion's beyond chance: {present}"
+        return f"{score} is worse than the current champion's beyond chance: {current}"
     return None
 
 
-def _lead(score: Score, value: float) -> float:
+def _improvement(score: Score, value: float) -> float:
     """How much better a score is than a value; negative: worse."""
     return score.value - value if score.higher_is_better else value - score.value

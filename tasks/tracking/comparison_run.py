@@ -15,14 +15,15 @@ from mlflow.exceptions import MlflowException
 from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.results.comparison import Comparison, Row
-from tasks.tracking.champion import Score, objection, score_from, score_of, tags_of
+from tasks.tracking.champion import Score, rejection_reason, score_from, score_of, tags_of
 from tasks.tracking.experiments import PREFIX, RunKey, experiment_id, make_run_key
 from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use_store
 from tasks.tracking.saved_view import save_view, view_url
 
 CHAMPION = "champion"
 NOT_REQUESTED = (
-    "unchanged, since a run with changes does not choose it unless asked to (crown: true, --crown)"
+    "unchanged, since a run with changes does not choose it unless asked to (promote: true,"
+    " --promote)"
 )
 
 
@@ -77,8 +78,8 @@ def close_comparison(
     note: str,
     choose_champion: bool,
 ) -> None:
-    """Give the parent run its result, and every configuration a child run; where it `crowns`, the
-    best one's model may become champion.
+    """Give the parent run its result, and every configuration a child run; with `choose_champion`
+    the best one's model may become champion.
 
     A configuration that was up to date has trained under an earlier comparison; it gets a child
     here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
@@ -112,8 +113,8 @@ def close_comparison(
 
 
 def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
-    """Give the model of the best configuration the alias `champion`, unless there is an objection;
-    returns what was decided, and why.
+    """Give the model of the best configuration the alias `champion`, unless there is a reason
+    against it; returns what was decided, and why.
     """
     client = mlflow.MlflowClient()
     name = PREFIX.replace("/", "-") + _experiment_of(run_id).name.removeprefix(PREFIX)
@@ -123,7 +124,7 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     if present is not None and present.run_id == row.mlflow_run_id:
         return f"stays version {present.version}, {best} of the same training"
     others = [other for pipeline, other in scores.items() if pipeline != best]
-    against = objection(score, others, score_from(present.tags) if present else None)
+    against = rejection_reason(score, others, score_from(present.tags) if present else None)
     if against is not None:
         return f"unchanged, since {best} may not become it: {against}"
     run = row.mlflow_run_id

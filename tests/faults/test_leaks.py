@@ -57,11 +57,11 @@ TWICE = {
     ),
     "with two labels": (
         {"path": "00.png", "label": "b", "split": "train"},
-        "listed twice, there labelled a",
+        "listed twice, there labeled a",
     ),
     "for test with another label": (
         {"path": "00.png", "label": "b", "split": "test"},
-        "listed twice, there labelled b, there in the test split",
+        "listed twice, there labeled b, there in the test split",
     ),
     "alike": ({"path": "00.png", "label": "a", "split": "train"}, "listed twice"),
     "dealt and for test": ({"path": "18.png", "label": "a", "split": None}, "listed twice"),

@@ -80,7 +80,7 @@ def test_a_lock_names_its_holder_and_is_free_when_that_is_killed(tmp_path):
             process.kill()
 
         with hold(path, "run me", on_wait):
-            assert json.loads(path.read_text())["holder"] == "run me"
+            assert json.loads(path.read_text())["owner"] == "run me"
         assert said[0].startswith(f"run other (process {process.pid}, since 2")
     assert list(path.parent.iterdir()) == []
 
@@ -129,7 +129,7 @@ def test_a_file_that_is_removed_between_its_opening_and_its_locking_is_not_the_l
         assert os.path.samestat(os.fstat(descriptor), path.stat())
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"holder": "x"}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"owner": "x"}'])
 def test_whatever_a_lock_file_holds_it_can_be_locked(tmp_path, content):
     path = tmp_path / "x.lock"
     path.write_bytes(content)

@@ -26,10 +26,10 @@ def project(tmp_path, monkeypatch) -> Path:
 def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
     (project / "more.yaml").write_text("train: {epochs: 5}\nbatch_size: 8\n")
     with resolved_changes(["batch_size=16"], Path("more.yaml"), "mine", ["naive"]) as changes:
-        handed_on = resolve(project, changes, ["naive"])
-        assert (handed_on.params.train.epochs, handed_on.params.batch_size) == (5, 16)
-        assert resolve(project, changes, ["naive"]) is handed_on
-    assert resolve(project, changes, ["naive"]) is not handed_on
+        shared = resolve(project, changes, ["naive"])
+        assert (shared.params.train.epochs, shared.params.batch_size) == (5, 16)
+        assert resolve(project, changes, ["naive"]) is shared
+    assert resolve(project, changes, ["naive"]) is not shared
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from project import SMALL, write_params
 
 from flows.parameters import Changes, numbers_of
-from flows.resolution import hand_on, resolve
+from flows.resolution import resolve, share_resolved
 from tasks.errors import InvalidParams
 from tasks.params import read_document
 
@@ -85,12 +85,12 @@ def test_comments_and_order_of_params_yaml_stay(project):
 
 
 def test_what_was_handed_on_is_for_the_same_request_alone(project):
-    handed_on = resolve(project, Changes(epochs=3), ["naive"])
-    with hand_on(handed_on):
-        assert resolve(project, Changes(epochs=3), ["naive"]) is handed_on
+    shared = resolve(project, Changes(epochs=3), ["naive"])
+    with share_resolved(shared):
+        assert resolve(project, Changes(epochs=3), ["naive"]) is shared
         assert resolve(project, Changes(epochs=4), ["naive"]).params.train.epochs == 4
         assert len(resolve(project, Changes(epochs=3)).params.pipelines) == 2
-    assert resolve(project, Changes(epochs=3), ["naive"]) is not handed_on
+    assert resolve(project, Changes(epochs=3), ["naive"]) is not shared
 
 
 def test_a_configuration_that_does_not_exist_is_refused_with_the_nearest(project):

@@ -114,7 +114,7 @@ def test_classes_are_drawn_by_quota_and_their_examples_evenly(labels, seed):
 
 @pytest.mark.parametrize("count", [10, 100, 1000, 54119])
 def test_the_shuffle_is_a_good_one(count):
-    """Uniform places and uncorrelated neighbours; with the cipher's default of 4 rounds 54119 fails
+    """Uniform places and uncorrelated neighbors; with the cipher's default of 4 rounds 54119 fails
     both.
     """
     rounds = 2000 if count < 1000 else 300 if count < 10_000 else 60

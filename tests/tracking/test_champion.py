@@ -22,7 +22,7 @@ from tasks.params import check
 from tasks.results.train import HeldOut
 from tasks.settings import DataSettings
 from tasks.snapshot import snapshot
-from tasks.tracking.champion import Score, objection, score_from, score_of, tags_of
+from tasks.tracking.champion import Score, rejection_reason, score_from, score_of, tags_of
 from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
 from tasks.tracking.experiments import STORE_HOME, experiment_id, make_run_key, same_data
 from tasks.tracking.recorder import Recorder, RunKey
@@ -104,12 +104,12 @@ def test_sketches_tell_how_much_of_one_data_set_is_in_another():
 
 
 OBJECTIONS = [
-    # a score that differs from the good one, the others', the present champion's: what is said
+    # a score that differs from the good one, the others', the current champion's: what is said
     # against it
     ({}, [], None, None),
     ({}, [GOOD], GOOD, None),
     ({"value": 0.79}, [GOOD], GOOD, None),
-    ({"value": 0.70}, [], GOOD, "worse than the present champion's"),
+    ({"value": 0.70}, [], GOOD, "worse than the current champion's"),
     ({"value": 0.70}, [], replace(GOOD, metric="mae"), None),
     ({"value": 0.70}, [GOOD, GOOD], None, "worse than the other configurations'"),
     ({"value": 0.26}, [], None, "not better than a constant prediction"),
@@ -133,13 +133,13 @@ OF_NUMBERS = [
 def test_a_champion_is_better_than_a_constant_and_not_worse_than_the_rest(
     change, others, present, said
 ):
-    against = objection(replace(GOOD, **change), others, present)
+    against = rejection_reason(replace(GOOD, **change), others, present)
     assert against is None if said is None else said in against
 
 
 @pytest.mark.parametrize(("change", "present", "said"), OF_NUMBERS)
 def test_of_an_error_less_is_better(change, present, said):
-    against = objection(replace(ERRORS, **change), [], present)
+    against = rejection_reason(replace(ERRORS, **change), [], present)
     assert against is None if said is None else said in against
 
 
@@ -206,7 +206,7 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     )
     reason, _ = compare(store, 0.60)
     assert (
-        "worse than the present champion's beyond chance" in reason
+        "worse than the current champion's beyond chance" in reason
         and client.get_model_version_by_alias(name, CHAMPION).run_id == first
     )
     reason, later = compare(store, 0.76)
