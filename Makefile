@@ -2,6 +2,7 @@
 #   make setup [GPU=1]              install the locked packages into .venv (GPU=1: with CUDA libraries)
 #   make demo                       Fashion-MNIST through every configuration of params.yaml
 #   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
+#   make demo DATA=imagenet [PHOTOS=DIR] photos as ImageNet is trained: random resized crops, evaluated on the center
 #   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
 #   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
 #   make quick | test | test-all    unit tests · with one small run of the DAG and of a flow · with servers, browsers, kills
@@ -30,11 +31,12 @@ setup: .venv/.ready$(GPU)
 OVERLAY.fashion_mnist.full :=
 OVERLAY.fashion_mnist.small := --overlay infra/demo/small.yaml --name small
 OVERLAY.photos.full := --overlay infra/demo/photos.yaml --name photos
+OVERLAY.imagenet.full := --overlay infra/demo/imagenet.yaml --name imagenet
 demo: setup
 	python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(if $(PHOTOS),--set data.fetch=none --set data.path="$$(realpath "$(PHOTOS)")")
 	@echo
 	@echo "Where to look:"
-	@echo "  report      $(if $(OVERLAY.$(DATA).$(BUDGET)),.throughline/workspaces/$(if $(filter photos,$(DATA)),photos,small)/,)report/index.html"
+	@echo "  report      $(if $(OVERLAY.$(DATA).$(BUDGET)),.throughline/workspaces/$(if $(filter photos imagenet,$(DATA)),$(DATA),small)/,)report/index.html"
 	@echo "  UIs         make ui: Prefect, with this run and a form to start the next one, and MLflow"
 	@echo "  DVC         .venv/bin/dvc metrics show · .venv/bin/dvc dag · .venv/bin/dvc exp show"
 

@@ -112,10 +112,39 @@ def photos(source: Path, work: Path) -> Workload:
     return prepare("photos", document, work)
 
 
+CROP_224 = {"height": 224, "width": 224}
+
+
 def crops(source: Path, work: Path) -> Workload:
     """The same photos cut to variable sizes; a random 224×224 of each, and no resizing: the
     snapshot keeps every photo in its own size.
     """
+    augment = [{"random_crop": CROP_224}]
+    return _variable_sizes("crops", source, work, preprocess=["decode"], augment=augment)
+
+
+def resized_crops(source: Path, work: Path) -> Workload:
+    """The photos of `crops`, a random rectangle of each resized to 224×224 and flipped."""
+    augment = [{"random_resized_crop": CROP_224}, "flip"]
+    return _variable_sizes("resized_crops", source, work, preprocess=["decode"], augment=augment)
+
+
+def imagenet(source: Path, work: Path) -> Workload:
+    """The same, but photos are stored with a shorter side of 256, as infra/demo/imagenet.yaml
+    does.
+    """
+    return _variable_sizes(
+        "imagenet",
+        source,
+        work,
+        preprocess=["decode", {"resize": {"shorter": 256}}],
+        augment=[{"random_resized_crop": CROP_224}, "flip"],
+    )
+
+
+def _variable_sizes(
+    name: str, source: Path, work: Path, *, preprocess: list[Any], augment: list[Any]
+) -> Workload:
     unlike = work / "photos-of-unlike-sizes"
     if not unlike.exists():
         draw = np.random.default_rng(0)
@@ -144,14 +173,14 @@ def crops(source: Path, work: Path) -> Workload:
             "path": str(unlike.resolve()),
             "split": {"validation": 0.01, "test": 0.0},
         },
-        "preprocess": ["decode"],
-        "augment": [{"random_crop": {"height": 224, "width": 224}}],
+        "preprocess": preprocess,
+        "augment": augment,
         "batch_size": 64,
         "pipelines": (
             {name: presets("images")[name] for name in kept} | {"naive": {"read": "files"}}
         ),
     }
-    return prepare("crops", document, work)
+    return prepare(name, document, work)
 
 
 def fashion_mnist(work: Path) -> Workload:

@@ -31,7 +31,8 @@ import numpy as np
 from benchmarks import data
 from tasks.allocator import raise_malloc_thresholds
 
-KINDS = ("photos", "crops", "fashion_mnist", "windows")
+PHOTOS = ("photos", "crops", "resized_crops", "imagenet")
+KINDS = (*PHOTOS, "fashion_mnist", "windows")
 ROUNDS = 5
 TURN_S, SETTLE_S = 1.0, 0.7
 PLENTY = 100_000  # epochs
@@ -239,11 +240,13 @@ def main() -> None:
         makers = {
             "photos": lambda: data.photos(options.photos, work),
             "crops": lambda: data.crops(options.photos, work),
+            "resized_crops": lambda: data.resized_crops(options.photos, work),
+            "imagenet": lambda: data.imagenet(options.photos, work),
             "fashion_mnist": lambda: data.fashion_mnist(work),
             "windows": lambda: data.windows(work),
         }
         for kind in options.data:
-            if kind in ("photos", "crops") and options.photos is None:
+            if kind in PHOTOS and options.photos is None:
                 print(f"{kind}: left out, since --photos DIR is not given")
                 continue
             workload = makers[kind]()

@@ -69,10 +69,11 @@ def main() -> None:
             workloads = [
                 data.photos(options.photos, work),
                 data.crops(options.photos, work),
+                data.imagenet(options.photos, work),
                 *workloads,
             ]
         else:
-            print("photos, crops: left out, since --photos DIR is not given")
+            print("photos, crops, imagenet: left out, since --photos DIR is not given")
         results: dict[str, Any] = {}
         print(
             f"{'data':<15}{'optimized against':<20}{'examples/s':>12}{'optimized':>12}{'ratio':>8}"

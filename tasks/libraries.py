@@ -24,10 +24,10 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "fetch": (),
     "ingest": ("blake3", "numpy", "pandas", "pillow", "pyarrow", "tensorflow"),
     "shard": ("blake3", "google-crc32c", "numpy"),
-    "snapshot": ("blake3", "numpy", "tensorflow"),
-    "build": ("numpy", "tensorflow"),
-    "train": ("keras", "numpy", "tensorflow"),
-    "profile": ("keras", "numpy", "tensorflow"),
+    "snapshot": ("blake3", "numpy", "opencv-python-headless", "tensorflow"),
+    "build": ("numpy", "opencv-python-headless", "tensorflow"),
+    "train": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
+    "profile": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
     "report": ("jinja2", "matplotlib"),
 }
 

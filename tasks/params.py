@@ -22,7 +22,8 @@ from ruamel.yaml.events import AliasEvent
 
 from tasks.errors import InvalidParams, did_you_mean
 from tasks.pipelines.constraints import config_problems
-from tasks.pipelines.ops import Op, parse_op
+from tasks.pipelines.op_parsing import parse_op
+from tasks.pipelines.ops import Op
 from tasks.settings import (
     DataSettings,
     MeasureSettings,

@@ -27,6 +27,7 @@ class Fault:
 
 
 COLUMNS = ("tests/data/test_columns.py",)
+CUTTING = ("tests/pipelines/test_cutting.py",)
 DATASET = "tests/pipelines/test_dataset.py::"
 SNAPSHOTS = "tests/pipelines/test_snapshots.py::"
 DAMAGE = "tests/pipelines/test_damaged_shards.py::"
@@ -217,8 +218,8 @@ FAULTS = (
     ),
     Fault(
         "a snapshot's key forgets TensorFlow",
-        '"ops": ops, "libraries": installed_versions(["tensorflow"])',
-        '"ops": ops',
+        '"libraries": installed_versions(libraries),',
+        "",
         STORED,
     ),
     Fault(
@@ -366,9 +367,51 @@ FAULTS = (
     ),
     Fault(
         "a random crop never reaches the last row",
-        "tall - op.height + 1",
-        "tall - op.height",
+        "tf.cast(room + 1, drawn.dtype)",
+        "tf.cast(room, drawn.dtype)",
         KERNELS,
+    ),
+    Fault(
+        "a resized crop takes the last rectangle that fits",
+        "first_fit = tf.argmax(",
+        "first_fit = ATTEMPTS - tf.argmax(",
+        CUTTING,
+    ),
+    Fault(
+        "a resized crop has its area by height alone",
+        "tf.round(tf.sqrt(area / aspect))",
+        "tf.round(tf.sqrt(area))",
+        CUTTING,
+    ),
+    Fault(
+        "where no rectangle fits the image's corner is taken",
+        "centered = first_fit == ATTEMPTS",
+        "centered = first_fit > ATTEMPTS",
+        CUTTING,
+    ),
+    Fault(
+        "all draws of an example are one",
+        "key[..., None], numbers",
+        "key[..., None], 0 * numbers",
+        PINNED,
+    ),
+    Fault(
+        "a fetched crop is never mirrored",
+        "mirrored = tf.math.logical_xor(mirrored, draw_mirrored(key, draw))",
+        "mirrored = mirrored & draw_mirrored(key, draw)",
+        CUTTING,
+    ),
+    Fault(
+        "a crop beyond the image keeps what was in memory",
+        "target.fill(0)",
+        "pass",
+        CUTTING,
+    ),
+    Fault(
+        "a service is sent what OpenCV computes",
+        "if op.opencv\n",
+        "if False\n",
+        ("tests/pipelines/test_constraints.py",),
     ),
     Fault(
         "a rotation turns about another center",

@@ -110,7 +110,11 @@ OUTDATED_WORDS = {
 }
 # It decides what is measured, and is called by the command line of the stages that measure.
 ALLOCATOR = ROOT / "tasks" / "allocator.py"
-PACKAGES = {"google_crc32c": "google-crc32c", "PIL": "pillow"}
+PACKAGES = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "google_crc32c": "google-crc32c",
+}
 
 
 def name_of(path: Path) -> str:

@@ -87,7 +87,7 @@ def test_all_problems_are_told_together():
         batch_size=0,
         train__epochs="two",
         pipelines__naive__prefetc=1,
-        preprocess="[decode, {resize: {heigth: 3, width: 4}}]",
+        preprocess="[decode, {resize: {heigth: 3, width: 4}}, {random_crop: {width: 3}}]",
     )
     for expected in (
         "params.yaml: data.sorce is not a field; did you mean source?",
@@ -97,7 +97,7 @@ def test_all_problems_are_told_together():
         "params.yaml: pipelines.naive.prefetc is not a field; did you mean prefetch?",
         "data.label is not a field; did you mean labels or label_column or label_kind?",
         "params.yaml: preprocess[1].resize.heigth is not an argument; did you mean height?",
-        "params.yaml: preprocess[1].resize.height is missing",
+        "params.yaml: preprocess[2].random_crop.height is missing",
     ):
         assert expected in found
 

@@ -144,6 +144,19 @@ def _of_ops(
             f"decode.scale: {sized[0]} counts pixels of the full size; decoded at another scale it"
             " would cut something else"
         )
+    if config.service:
+        yield from (
+            f"service: {op.name} is computed by OpenCV in a Python call, which cannot be sent to"
+            f" the workers of a tf.data service; drop `service`, or {op.name}"
+            for op in (*preprocess, *augment, *postprocess)
+            if op.opencv
+        )
+    if config.snapshot_on == "device":
+        yield from (
+            f"snapshot_on: {op.name} runs on the host alone; use host, or drop {op.name}"
+            for op in augment
+            if op.host_only
+        )
     if config.postprocess_on == "device":
         yield from (
             f"postprocess: {op.name} cannot run on the device"

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tasks.data.records import RecordSchema
+from tasks.pipelines import color_kernels, cutting, host_kernels  # noqa: F401 - they add kernels
 from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.ops import Op
 from tasks.pipelines.randomness import RandomStream
 
+Kernel = Callable[[Op, Element, RandomStream], Element]
+
 
 def apply_ops(
-    ops: Sequence[Op], element: Element, *, seed: int, epoch: tf.Tensor, first: int = 0
+    ops: Sequence[Op],
+    element: Element,
+    *,
+    seed: int,
+    epoch: tf.Tensor,
+    first: int = 0,
+    kernel: Kernel = compute,
 ) -> Element:
     """Run ops on an element, an example or a batch; in a trace their names stand before those of
-    the kernels they call.
+    the kernels they call. `kernel` runs one: `compute`, or what does so within the train step.
 
     `first` is the position in `augment` of the first of them. What an op draws depends on its name
     and position, not on its arguments: equal ops draw independently, and a stronger one draws as
@@ -24,10 +33,13 @@ def apply_ops(
     """
     for position, op in enumerate(ops, first):
         with tf.name_scope(op.name):
-            element = compute(
-                op, element, RandomStream(seed=seed, epoch=epoch, salts=(op.name, position))
-            )
+            element = kernel(op, element, random_stream(op, position, seed=seed, epoch=epoch))
     return element
+
+
+def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> RandomStream:
+    """What the op at this position of `augment` draws from."""
+    return RandomStream(seed=seed, epoch=epoch, salts=(op.name, position))
 
 
 def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -> Element | tuple:

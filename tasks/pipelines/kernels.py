@@ -13,6 +13,7 @@ from functools import singledispatch
 import numpy as np
 import tensorflow as tf
 
+from tasks.pipelines.boxes import draw_boxes, image_size
 from tasks.pipelines.ops import (
     Brightness,
     Categories,
@@ -130,10 +131,15 @@ def _(op: DecodeRaw, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: Resize, element: Element, draw: RandomStream) -> Element:
-    resized = tf.image.resize(
-        element["image"], (op.height, op.width), method=op.method, antialias=op.antialias
-    )
-    return {**element, "image": _to_uint8(resized)}
+    image = element["image"]
+    shape = op.shape(tuple(image.shape[-3:]))
+    if shape is None:
+        tall, wide = tf.unstack(tf.cast(image_size(image), tf.int64))
+        size = tf.cast(tf.stack(op.scaled(tall, wide)), tf.int32)
+    else:
+        size = shape[:2]
+    resized = to_uint8(tf.image.resize(image, size, method=op.method, antialias=op.antialias))
+    return {**element, "image": resized}
 
 
 @compute.register
@@ -163,8 +169,8 @@ def _(op: Pad, element: Element, draw: RandomStream) -> Element:
 def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     batched = image.shape.rank > len(_PIXELS)
-    size = tf.shape(image)
-    tall, wide = size[-3], size[-2]
+    boxes = draw_boxes(op, image_size(image), element["key"], draw)
+    top, left = boxes[..., 0], boxes[..., 1]
     if (
         image.shape[-3] is None
         or image.shape[-2] is None
@@ -172,13 +178,6 @@ def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
         or image.shape[-2] < op.width
     ):
         image = _pad_to(image, op.height, op.width)
-        tall, wide = tf.maximum(tall, op.height), tf.maximum(wide, op.width)
-    top = tf.cast(
-        draw.uniform(element["key"], 0) * tf.cast(tall - op.height + 1, tf.float32), tf.int32
-    )
-    left = tf.cast(
-        draw.uniform(element["key"], 1) * tf.cast(wide - op.width + 1, tf.float32), tf.int32
-    )
     if not batched:
         cut = tf.slice(image, tf.stack([top, left, 0]), (op.height, op.width, -1))
     else:
@@ -191,10 +190,10 @@ def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: Flip, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
-    heads = draw.uniform(element["key"]) < 0.5  # noqa: PLR2004
+    heads = draw_mirrored(element["key"], draw)
     if image.shape.rank == len(_PIXELS):
         return {**element, "image": tf.cond(heads, lambda: tf.reverse(image, [-2]), lambda: image)}
-    return {**element, "image": _where_per_example(heads, _flip_horizontal(image), image)}
+    return {**element, "image": where_per_example(heads, _flip_horizontal(image), image)}
 
 
 @compute.register
@@ -218,7 +217,7 @@ def _(op: Rotation, element: Element, draw: RandomStream) -> Element:
         interpolation="BILINEAR",
         fill_mode="REFLECT",
     )
-    turned = _to_uint8(turned)
+    turned = to_uint8(turned)
     turned.set_shape(images.shape)
     return {**element, "image": turned if batched else turned[0]}
 
@@ -228,21 +227,21 @@ def _(op: Brightness, element: Element, draw: RandomStream) -> Element:
     offset = (draw.uniform(element["key"]) * 2 - 1) * (op.delta * 255)
     return {
         **element,
-        "image": _to_uint8(tf.cast(element["image"], tf.float32) + _per_pixel(offset)),
+        "image": to_uint8(tf.cast(element["image"], tf.float32) + per_pixel(offset)),
     }
 
 
 @compute.register
 def _(op: Contrast, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
-    factor = _per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
+    factor = per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
     # Sums of whole numbers are exact, so the mean is the same for an example alone and within a
     # batch. Those of one row fit into 32 bits, those of a picture above 8.4 megapixels do not.
     pixels = tf.cast(tf.shape(image)[-3] * tf.shape(image)[-2], tf.float32)
     rows = tf.reduce_sum(tf.cast(image, tf.int32), axis=-2, keepdims=True)
     sums = tf.reduce_sum(tf.cast(rows, tf.int64), axis=-3, keepdims=True)
     mean = tf.cast(sums, tf.float32) / pixels
-    return {**element, "image": _to_uint8((tf.cast(image, tf.float32) - mean) * factor + mean)}
+    return {**element, "image": to_uint8((tf.cast(image, tf.float32) - mean) * factor + mean)}
 
 
 @compute.register
@@ -267,10 +266,10 @@ def _(op: Mixup, element: Element, draw: RandomStream) -> Element:
         tf.gather(quantiles, low + 1) - tf.gather(quantiles, low)
     )
     image, label = tf.cast(element["image"], tf.float32), one_hot(element["label"], op.classes)
-    mixed = image * _per_pixel(share) + tf.roll(image, -1, 0) * (1 - _per_pixel(share))
+    mixed = image * per_pixel(share) + tf.roll(image, -1, 0) * (1 - per_pixel(share))
     return {
         **element,
-        "image": _to_uint8(mixed),
+        "image": to_uint8(mixed),
         "label": label * share[:, None] + tf.roll(label, -1, 0) * (1 - share[:, None]),
     }
 
@@ -335,6 +334,11 @@ def _(op: Categories, element: Element, draw: RandomStream) -> Element:
         for number, size in enumerate(op.sizes)
     ]
     return {**element, "features": tf.concat([features[..., :numeric], *coded], axis=-1)}
+
+
+def draw_mirrored(key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
+    """Whether each example is flipped: boolean, of the shape of `key`."""
+    return draw.uniform(key) < 0.5  # noqa: PLR2004
 
 
 def input_name(element: Element) -> str:
@@ -411,7 +415,7 @@ def _flip_horizontal(images: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+def where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     """For each of a batch (batch, …): the one of `images` where `first` (batch,) is true, else that
     of `others`.
 
@@ -427,7 +431,7 @@ def _where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -
     )
 
 
-def _per_pixel(value: tf.Tensor) -> tf.Tensor:
+def per_pixel(value: tf.Tensor) -> tf.Tensor:
     """Give a value per example (shape () or (batch,)) the trailing axes of an image, for
     broadcasting.
     """
@@ -436,6 +440,6 @@ def _per_pixel(value: tf.Tensor) -> tf.Tensor:
     return value
 
 
-def _to_uint8(image: tf.Tensor) -> tf.Tensor:
+def to_uint8(image: tf.Tensor) -> tf.Tensor:
     """Round and saturate to uint8; uint8 passes unchanged."""
     return image if image.dtype == tf.uint8 else tf.saturate_cast(tf.round(image), tf.uint8)

@@ -1,29 +1,27 @@
-"""The registry of preprocessing and augmentation: each op is a frozen value that declares what it
-is.
+"""What an op is, and the ops of preprocessing: each is a frozen value that declares what it is.
 
 No TensorFlow here, so that a plan can be made, checked and printed in milliseconds; what an op
 computes stands in `kernels.py` under the same name. Changing what an op computes changes its
 `version`, and with it every snapshot key. A new op is a class under `@register` here, a kernel
-there and an equality test.
+there and an equality test. `augmentations.py` has the ops that images are trained with at scale.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.code_identity import code_digest
-from tasks.errors import did_you_mean
 
 Kind = TypeVar("Kind", bound="type[Op]")
 Shape = tuple[int | None, ...] | None
 PROGRAM = ("tasks", "flows")  # packages whose code is in the versions of the ops
 # Pixels from which a slice of one image is cheaper than the same by index within a batch; measured.
 LARGE_CROP = 112 * 112
+OPENCV = "opencv-python-headless"  # the distribution
+LONGEST_SIDE = 16384
 
 
 REGISTRY: dict[str, type[Op]] = {}
@@ -49,6 +47,12 @@ class Op(BaseModel):
     example key); `device` ops can also run as the first layer of the model; `any_input` ops work on
     features of tables and series as well as on images; `on_labels` ops stay on the host; an op that
     `mixes_labels` needs them as vectors; one that `counts_pixels` means those of the full size.
+
+    What an op that `cuts` makes of an image is a rectangle of it, perhaps resized, which
+    `draw_boxes` in `boxes.py` draws, so that a fetch from the snapshot reads nothing else; one that
+    `mirrors` can be done on the way. The pixels of an `opencv` op are computed by OpenCV, in one
+    Python call; a `host_only` op has no other form, which an accelerator could run within the train
+    step.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,6 +65,10 @@ class Op(BaseModel):
     on_labels: ClassVar[bool] = False
     mixes_labels: ClassVar[bool] = False
     counts_pixels: ClassVar[bool] = False
+    cuts: ClassVar[bool] = False
+    mirrors: ClassVar[bool] = False
+    opencv: ClassVar[bool] = False
+    host_only: ClassVar[bool] = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -71,7 +79,7 @@ class Op(BaseModel):
         module = type(self).__module__
         return (
             identity
-            if module == __name__
+            if module.partition(".")[0] in PROGRAM
             else {**identity, "source": code_digest(module, without=PROGRAM)}
         )
 
@@ -115,11 +123,11 @@ class _NeedsClasses(Op):
         return self if self.classes else self.model_copy(update={"classes": facts.classes})
 
 
-class _Sized(Op):
+class Sized(Op):
     """An op whose result has a size of its own."""
 
-    height: int = Field(gt=0, le=16384, description="rows of the result")
-    width: int = Field(gt=0, le=16384, description="columns of the result")
+    height: int = Field(gt=0, le=LONGEST_SIDE, description="rows of the result")
+    width: int = Field(gt=0, le=LONGEST_SIDE, description="columns of the result")
 
     def shape(self, before: Shape) -> Shape:
         """Height and width of the op; channels as before."""
@@ -175,11 +183,25 @@ class DecodeRaw(Op):
 
 
 @register
-class Resize(_Sized):
-    """Resample to (height, width) and round back to uint8, so that wide floats never travel."""
+class Resize(Op):
+    """Resample and round back to uint8, so that wide floats never travel: to (height, width), or to
+    a `shorter` side of so many pixels, which keeps every image's aspect.
+    """
 
     name = "resize"
     takes = "example"
+    height: int | None = Field(
+        default=None, gt=0, le=LONGEST_SIDE, description="rows of the result, with `width`"
+    )
+    width: int | None = Field(
+        default=None, gt=0, le=LONGEST_SIDE, description="columns of the result, with `height`"
+    )
+    shorter: int | None = Field(
+        default=None,
+        gt=0,
+        le=LONGEST_SIDE,
+        description="instead: shorter side of the result; images stay of variable size",
+    )
     method: Literal["bilinear", "area", "nearest", "bicubic"] = Field(
         default="bilinear", description="interpolation"
     )
@@ -187,13 +209,43 @@ class Resize(_Sized):
         default=False, description="low-pass before shrinking; slower, no moiré"
     )
 
+    @model_validator(mode="after")
+    def _has_one_size(self) -> Self:
+        sides = (self.height, self.width)
+        if (self.shorter is None and None in sides) or (self.shorter and any(sides)):
+            raise ValueError("give `height` and `width`, or `shorter` alone")
+        return self
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name, version and the arguments that are given: as before there were others."""
+        return {key: value for key, value in super().identity.items() if value is not None}
+
+    def shape(self, before: Shape) -> Shape:
+        """Height and width of the result; of a `shorter` side, known where those before it are."""
+        if self.shorter is None:
+            return (self.height, self.width, before[-1] if before else None)
+        if before is None or None in before[:2]:
+            return None
+        height, width = self.scaled(before[0] or 0, before[1] or 0)
+        return (height, width, before[-1])
+
+    def scaled(self, height: Any, width: Any) -> tuple[Any, Any]:
+        """Height and width of an image once its shorter side is `shorter`: numbers or tensors; the
+        longer side is rounded down.
+        """
+        shortest = height + width - abs(height - width)  # twice of it
+        longer = 2 * (self.shorter or 0)
+        return height * longer // shortest, width * longer // shortest
+
 
 @register
-class CenterCrop(_Sized):
+class CenterCrop(Sized):
     """Cut the central (height, width) out of the image, padding with zeros where it is smaller."""
 
     name = "center_crop"
     counts_pixels = True
+    cuts = True
 
 
 @register
@@ -214,11 +266,12 @@ class Pad(Op):
 
 
 @register
-class RandomCrop(_Sized):
+class RandomCrop(Sized):
     """Cut (height, width) out of the image at a random place; in evaluation, out of its center."""
 
     name = "random_crop"
     random = True
+    cuts = True
 
     @property
     def prefers_single_examples(self) -> bool:
@@ -236,6 +289,7 @@ class Flip(Op):
 
     name = "flip"
     random = True
+    mirrors = True
 
 
 @register
@@ -381,52 +435,3 @@ class Categories(Op):
             if before is None
             else (*before[:-1], (before[-1] or 0) - len(self.sizes) + sum(self.sizes))
         )
-
-
-def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, list[str]]:
-    """Turn `name` or `{name: {argument: value}}` into an op.
-
-    A name with a colon, `package.module:Class`, is a user's own `Op`. Returns the op, or None and
-    the list of problems, each beginning with `where` (the path in params.yaml).
-    """
-    if isinstance(spec, Mapping):
-        if len(spec) != 1:
-            return None, [
-                f"{where}: an op is one name with its arguments, such as `resize: {{height: 224,"
-                " width: 224}`"
-            ]
-        name, arguments = next(iter(spec.items()))
-        arguments = {} if arguments is None else arguments
-    else:
-        name, arguments = spec, {}
-    if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        return None, [
-            f"{where}: expected an op name, or a name with a mapping of arguments; found {spec!r}"
-        ]
-    kind = _import_op(name) if ":" in name else REGISTRY.get(name)
-    if kind is None:
-        return None, [f"{where}: {name} is not an op; {did_you_mean(name, list(REGISTRY))}"]
-    try:
-        return kind(**arguments), []
-    except ValidationError as error:
-        return None, [_problem(f"{where}.{name}", kind, item) for item in error.errors()]
-
-
-def _import_op(path: str) -> type[Op] | None:
-    module, _, attribute = path.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module), attribute, None)
-    except ImportError:
-        return None
-    return kind if isinstance(kind, type) and issubclass(kind, Op) else None
-
-
-def _problem(where: str, kind: type[Op], item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        known = list(kind.model_fields)
-        hint = did_you_mean(key, known) if known else "it takes none"
-        return f"{where}.{key} is not an argument; {hint}"
-    if item["type"] == "missing":
-        return f"{where}.{key} is missing"
-    return f"{where}.{key}: {item['msg'].lower()}; found {item['input']!r}"

@@ -19,7 +19,7 @@ from tasks.data.splits import shard_order
 from tasks.errors import ImpossiblePlan, did_you_mean
 from tasks.files import digest_json
 from tasks.libraries import installed_versions
-from tasks.pipelines.ops import DataFacts, Op
+from tasks.pipelines.ops import OPENCV, DataFacts, Op
 from tasks.pipelines.shapes import resolve
 from tasks.settings import Sampling
 
@@ -112,11 +112,16 @@ def open_prepared_data(
 
 def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
     """Identity of a snapshot: the contents of the shards, every op with its version and arguments,
-    and TensorFlow's version.
+    and the versions of the libraries that compute them.
     """
-    ops = [op.identity for op in resolve(preprocess, shards.schema)]
+    ops = resolve(preprocess, shards.schema)
+    libraries = ["tensorflow", *([OPENCV] if any(op.opencv for op in ops) else [])]
     return digest_json(
-        {"shards": shards.digest, "ops": ops, "libraries": installed_versions(["tensorflow"])}
+        {
+            "shards": shards.digest,
+            "ops": [op.identity for op in ops],
+            "libraries": installed_versions(libraries),
+        }
     )
 
 

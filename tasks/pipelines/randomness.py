@@ -32,9 +32,20 @@ class RandomStream:
 
         An op that draws more than once for an example numbers its draws by `stream`.
         """
-        mixed = fold(self.seed, self.epoch, *self.salts, stream, key)
-        top24 = tf.bitwise.right_shift(mixed, tf.constant(40, tf.uint64))
-        return tf.cast(top24, tf.float32) / float(1 << 24)
+        return _unit_interval(fold(self.seed, self.epoch, *self.salts, stream, key))
+
+    def uniform_vector(self, key: tf.Tensor, length: int) -> tf.Tensor:
+        """Return `length` independent draws per example, at the cost of one call: (…, length)
+        float32 in [0, 1), of keys of the shape (…).
+        """
+        numbers = tf.range(length, dtype=tf.int64)
+        return _unit_interval(fold(self.seed, self.epoch, *self.salts, key[..., None], numbers))
+
+
+def _unit_interval(mixed: tf.Tensor) -> tf.Tensor:
+    """Mixed bits (uint64) as float32 in [0, 1)."""
+    top24 = tf.bitwise.right_shift(mixed, tf.constant(40, tf.uint64))
+    return tf.cast(top24, tf.float32) / float(1 << 24)
 
 
 def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:

@@ -15,10 +15,12 @@ import tensorflow as tf
 
 from tasks.data.columns import column_path, read_ahead
 from tasks.data.splits import steps_per_epoch
-from tasks.pipelines.elements import apply_ops, select_outputs, split_window
+from tasks.pipelines.cutting import draw_cut, make_cut_fn
+from tasks.pipelines.elements import apply_ops, random_stream, select_outputs, split_window
 from tasks.pipelines.hosts import Host
-from tasks.pipelines.kernels import Element
+from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
+from tasks.pipelines.resampling import compute_on_device
 from tasks.pipelines.samplers import (
     ClassIndex,
     class_index,
@@ -124,6 +126,7 @@ class SnapshotReader:
                 seed=self.seed,
                 epoch=epoch,
                 first=gather.per_example,
+                kernel=compute_on_device if gather.on == "device" else compute,
             )
             return select_outputs(batch, self.data.shards.schema, with_keys=self.with_keys)
 
@@ -133,6 +136,8 @@ class SnapshotReader:
         """The function from columns, rows (batch,) and an epoch to examples that can be batched: as
         stored, or each cropped to size.
         """
+        if self.gather.cut:
+            return self._make_cut_fetch_fn()
         ops = self.gather.ops[: self.gather.per_example]
         if not ops:
             return lambda columns, rows, epoch: self._fetch(columns, rows)
@@ -150,6 +155,32 @@ class SnapshotReader:
         return lambda columns, rows, epoch: tf.map_fn(
             lambda row: one(columns, row, epoch), rows, fn_output_signature=uniform
         )
+
+    def _make_cut_fetch_fn(self) -> FetchFn:
+        """A fetch that reads nothing of the images but the boxes which the first ops cut."""
+        ops, column = self.gather.cut, self.data.column(self.data.shards.schema.feature)
+        cut = make_cut_fn(self.data, self.split, ops[0])
+
+        def fetch(columns: Columns, rows: tf.Tensor, epoch: tf.Tensor) -> Element:
+            examples = {
+                name: tf.gather(values, rows)
+                for name, values in columns.items()
+                if name != column.name
+            }
+            sizes = (
+                tf.cast(examples.pop(column.offsets.name)[:, 1:3], tf.int32)
+                if column.ragged
+                else tf.constant(column.shape[:2], tf.int32)
+            )
+            draws = [
+                random_stream(op, position, seed=self.seed, epoch=epoch)
+                for position, op in enumerate(ops)
+            ]
+            with tf.name_scope(ops[0].name):
+                boxes = draw_cut(ops, sizes, examples.get("key", rows), draws)
+                return {**examples, column.name: cut(rows, boxes)}
+
+        return fetch
 
     @property
     def _ordered(self) -> int:

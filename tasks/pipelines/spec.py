@@ -41,11 +41,22 @@ class InputSpec:
 
     @property
     def per_example_augment(self) -> Sequence[Op]:
-        """The first of the augmenting ops, which the host runs on one example at a time: they must
-        be, or are cheaper so.
+        """The first of the augmenting ops, which the host runs on one example at a time, or the
+        fetch itself: they must be, or are cheaper so.
         """
         return max(
             self.ops_to_uniform_shape,
+            self.fetched_augment,
             tuple(takewhile(lambda op: op.prefers_single_examples, self.augment)),
             key=len,
         )
+
+    @property
+    def fetched_augment(self) -> Sequence[Op]:
+        """The first of the augmenting ops, where they cut a rectangle out of every image and
+        perhaps mirror it: a fetch from the snapshot does that itself.
+        """
+        cut = tuple(self.augment[:1])
+        if not cut or not cut[0].cuts:
+            return ()
+        return (*cut, *takewhile(lambda op: op.mirrors, self.augment[1:]))

@@ -93,7 +93,8 @@ class Gather(Step):
     """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's
     memory-mapped columns, and run `ops` on them.
 
-    The first `per_example` of the ops run on one example at a time, before they are batched.
+    The first `per_example` of the ops run on one example at a time, before they are batched, or
+    are part of the fetch, where they cut a rectangle and mirror it.
     """
 
     key: ClassVar[str] = "read"
@@ -112,6 +113,13 @@ class Gather(Step):
         """The name of its transformation."""
         return "gather"
 
+    @property
+    def cut(self) -> tuple[Op, ...]:
+        """The ops that are part of the fetch: one that cuts, and those that mirror its result."""
+        first = self.ops[: self.per_example]
+        fetched = bool(first) and first[0].cuts and all(op.mirrors for op in first[1:])
+        return first if fetched else ()
+
     def __str__(self) -> str:
         orders = {
             "none": "in order",
@@ -122,8 +130,9 @@ class Gather(Step):
         sampling = "" if self.sampling == "uniform" else f",{_kind(self.sampling)}"
         what = f"{self.window} of " if self.window else ""
         where = "device" if self.on == "device" else "snapshot"
+        first = " fetched" if self.cut else " each"
         ops = "".join(
-            f"+{op.name}{' each' if number < self.per_example else ''}"
+            f"+{op.name}{first if number < self.per_example else ''}"
             for number, op in enumerate(self.ops)
         )
         order = f"{orders[self.shuffle.kind]}{sampling},{self.batch_size}"

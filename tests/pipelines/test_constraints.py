@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from tasks.pipelines.augmentations import Blur, RandAugment, RandomResizedCrop
 from tasks.pipelines.constraints import config_problems, variable_size_problems
 from tasks.pipelines.ops import CenterCrop, Decode, Flip, Mixup, Op, RandomCrop, Rescale
 from tasks.settings import PipelineConfig
@@ -71,3 +72,28 @@ def test_images_that_differ_in_size_are_neither_batched_nor_gathered_on_the_devi
     assert batched.startswith("augment: mixup needs batches")
     (resident,) = variable_size_problems(device, (crop,))
     assert resident.startswith("snapshot_on: variable-size images are cropped")
+
+
+def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on_the_device():
+    crop = RandomResizedCrop(height=8, width=8)
+
+    def problems(config: dict) -> list[str]:
+        return config_problems(
+            PipelineConfig.model_validate(config),
+            preprocess=(Decode(),),
+            augment=(crop, Flip(), Blur(), RandAugment()),
+            postprocess=(Rescale(),),
+        )
+
+    assert problems({}) == problems(MAPPED) == []
+    by_service = problems({"service": {}})
+    assert [problem.split()[1] for problem in by_service] == [
+        "random_resized_crop",
+        "blur",
+        "randaugment",
+    ]
+    assert "cannot be sent to the workers of a tf.data service" in by_service[0]
+    (resident,) = problems({**MAPPED, "snapshot_on": "device"})
+    assert resident == (
+        "snapshot_on: randaugment runs on the host alone; use host, or drop randaugment"
+    )

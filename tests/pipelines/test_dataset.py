@@ -23,6 +23,7 @@ from small_pipelines import (
 )
 
 from tasks.measurement.equality import difference, digest_examples
+from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Brightness, Cutout, Flip, RandomCrop, Resize
@@ -77,14 +78,39 @@ def test_all_configurations_deliver_the_same_examples(stored, service, kind):
     )
 
 
+CROPS = (
+    RandomCrop(height=9, width=11),
+    RandomResizedCrop(height=9, width=11),
+    RandomResizedCrop(height=20, width=20, method="bilinear"),
+)
+
+
 @pytest.mark.integration
-def test_large_crops_made_one_by_one_are_those_of_a_batch(stored, monkeypatch):
-    crop = (RandomCrop(height=9, width=11), Flip())
-    within = batches(pipeline(stored, "photos", augment=crop, **CONFIGS["snapshot"]))
-    monkeypatch.setattr("tasks.pipelines.ops.LARGE_CROP", 1)
-    alone = pipeline(stored, "photos", augment=crop, **CONFIGS["snapshot"])
-    assert "random_crop each" in str(alone.plan)
-    assert same(within, batches(alone))
+@pytest.mark.parametrize("kind", ["arrays", "photos"])
+@pytest.mark.parametrize("crop", CROPS, ids=repr)
+def test_whoever_crops_and_flips_does_the_same(stored, kind, crop):
+    """A fetch from the snapshot, a map of examples, and one of batches."""
+    found = {
+        name: by_key(
+            pipeline(stored, kind, augment=(crop, Flip()), with_keys=True, **CONFIGS[name])
+        )
+        for name in ("naive", "vectorized", "cache_memory", "snapshot", "rewrites")
+    }
+    for name, images in found.items():
+        assert images.keys() == found["naive"].keys()
+        assert all(np.array_equal(images[key], image) for key, image in found["naive"].items()), (
+            name
+        )
+    plan = str(pipeline(stored, kind, augment=(crop, Flip()), **CONFIGS["snapshot"]).plan)
+    assert f"+{crop.name} fetched+flip fetched+rescale" in plan
+
+
+def by_key(pipe):
+    return {
+        int(key): image
+        for batch in pipe.dataset().as_numpy_iterator()
+        for key, image in zip(batch["key"], batch["image"], strict=True)
+    }
 
 
 def test_a_configuration_that_computes_something_else_has_another_digest(stored):

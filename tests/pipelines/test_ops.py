@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tasks.pipelines.elements  # noqa: F401 - brings all kernels
+from tasks.pipelines import color_kernels
+from tasks.pipelines.augmentations import (
+    Blur,
+    Grayscale,
+    Hue,
+    RandAugment,
+    RandomResizedCrop,
+    ResizedCenterCrop,
+    Saturation,
+)
 from tasks.pipelines.kernels import beta_quantiles, compute
+from tasks.pipelines.op_parsing import parse_op
 from tasks.pipelines.ops import (
     REGISTRY,
     Brightness,
@@ -29,9 +41,9 @@ from tasks.pipelines.ops import (
     Resize,
     Rotation,
     Standardize,
-    parse_op,
 )
 from tasks.pipelines.randomness import RandomStream
+from tasks.pipelines.resampling import compute_on_device
 from tasks.training.device_ops import apply_as_layer
 
 COUNT, HEIGHT, WIDTH = 64, 12, 10
@@ -50,6 +62,16 @@ BOTH = (
     Rotation(degrees=30),
     Brightness(delta=0.3),
     Contrast(delta=0.5),
+    Resize(shorter=7),
+    RandomResizedCrop(height=8, width=6),
+    RandomResizedCrop(height=20, width=16, scale=(0.3, 0.3), method="bilinear"),
+    ResizedCenterCrop(height=8, width=6, shorter=9),
+    ResizedCenterCrop(height=16, width=12, shorter=16),
+    Grayscale(probability=0.5),
+    Saturation(delta=0.8),
+    Hue(delta=0.4),
+    Blur(sigma=(0.5, 2.0)),
+    RandAugment(ops=3, magnitude=15),
     Cutout(size=5),
     Rescale(),
     Rescale(scale=2 / 255, offset=-1.0),
@@ -196,6 +218,24 @@ def test_every_op_of_the_device_is_a_layer():
     assert on_device == set(apply_as_layer.registry) - {object}
 
 
+ON_DEVICE = [op for op in BOTH if not op.host_only and not isinstance(op, Rescale | Standardize)]
+
+
+@pytest.mark.parametrize("op", ON_DEVICE, ids=[repr(op) for op in ON_DEVICE])
+def test_within_the_train_step_an_op_computes_what_the_host_does(op):
+    """Exactly, or, where the host leaves it to OpenCV, within two levels."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, HEIGHT, WIDTH, 3), tf.uint8)])
+    def step(images):
+        element = {"image": images, "key": tf.constant(KEYS)}
+        return compute_on_device(op, element, draw())["image"]
+
+    resident, host = (value.numpy().astype(int) for value in (step(IMAGES), batched(op)["image"]))
+    assert resident.shape == host.shape
+    assert abs(resident - host).max() <= (2 if op.opencv else 0)
+    assert abs(resident - host).mean() <= 0.5
+
+
 def test_categories_on_the_device_give_what_the_host_gives():
     features = np.asarray([[0.5, 1, 0], [1.5, 0, 2]], np.float32)
     value = keras.Input((3,))
@@ -249,15 +289,67 @@ def test_an_op_of_ones_own_is_found_by_its_path_and_known_by_its_text(tmp_path, 
     assert identities[2] != identities[1] != identities[3]
 
 
+CROP = {"height": 8, "width": 8}
+
+
 def test_wrong_ops_are_told_with_their_place():
     assert "did you mean resize" in parse_op("resise", where="preprocess[0]")[1][0]
     assert parse_op({"resize": {"height": 0, "width": 3}}, where="preprocess[0]")[1][0].startswith(
         "preprocess[0].resize.height"
     )
+    for spec, said in (
+        (
+            {"resize": {"width": 3}},
+            "augment[0].resize: give `height` and `width`, or `shorter` alone",
+        ),
+        ({"resize": {"width": 3, "height": 3, "shorter": 2}}, "or `shorter` alone"),
+        ({"random_resized_crop": {"height": 8}}, "augment[0].random_resized_crop.width is missing"),
+        (CROP | {"scale": [0.5, 0.1]}, "scale: the least comes first, as in (0.1, 0.5)"),
+        (CROP | {"scale": [0.5, 1.5]}, "scale.1: input should be less than or equal to 1"),
+        (CROP | {"ratio": [0, 1]}, "ratio.0: input should be greater than 0"),
+        (CROP | {"method": "lanczos"}, "method: input should be 'area' or 'bilinear'"),
+        (
+            {"resized_center_crop": {"height": 8, "width": 9, "shorter": 8}},
+            "a crop of 8×9 does not fit into a shorter side of 8; make `shorter` at least 9",
+        ),
+        ({"blur": {"sigma": [2, 1]}}, "blur.sigma: the least comes first, as in (1, 2)"),
+        ({"randaugment": {"magnitude": 31}}, "randaugment.magnitude"),
+        ({"grayscale": {"probability": 0}}, "grayscale.probability"),
+    ):
+        spec = spec if len(spec) == 1 else {"random_resized_crop": spec}
+        op, (problem,) = parse_op(spec, where="augment[0]")
+        assert op is None and said in problem, problem
     assert parse_op("nowhere:Nothing", where="augment[0]")[0] is None
     assert isinstance(
         parse_op({"resize": {"height": 2, "width": 3, "method": "area"}}, where="")[0], Resize
     )
+
+
+def test_colors_become_their_luma_or_more_of_themselves():
+    primaries = tf.constant([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]], tf.uint8)
+    many = {"image": tf.repeat(primaries[None], 400, 0), "key": tf.range(400, dtype=tf.int64)}
+    gray = compute(Grayscale(probability=0.25), many, draw())["image"].numpy()
+    changed = (gray != primaries.numpy()).any(axis=(1, 2, 3))
+    assert 0.15 < changed.mean() < 0.35
+    assert gray[changed][0, 0].tolist() == [[76] * 3, [150] * 3, [29] * 3, [255] * 3]
+    assert color_kernels.luma(primaries).numpy().ravel().tolist() == [76, 150, 29, 255]
+    red = compute(Saturation(delta=1.0), many, draw())["image"].numpy()[:, 0, 0]
+    assert red[:, 1].min() == 0 and red[:, 1].max() > 70, "from twice as colorful to gray"
+    assert (red[:, 1] == red[:, 2]).all()
+    turned = compute(Hue(delta=0.5), many, draw())["image"].numpy()[:, 0, 0]
+    assert (turned.max(axis=1) == 255).all() and (turned.min(axis=1) == 0).all()
+    assert set(turned.argmax(axis=1).tolist()) == {0, 1, 2}, "red becomes any color"
+    for op in (Grayscale(probability=1), Saturation(), Hue()):
+        one_channel = {"image": many["image"][..., :1], "key": many["key"]}
+        assert compute(op, one_channel, draw())["image"] is one_channel["image"]
+
+
+def test_a_blur_keeps_the_mean_and_lessens_the_differences():
+    blurred = batched(Blur(sigma=(1.5, 2.0), probability=0.75))["image"].numpy()
+    same = (blurred == IMAGES).all(axis=(1, 2, 3))
+    assert 0.1 < same.mean() < 0.45
+    np.testing.assert_allclose(blurred.mean(), IMAGES.mean(), rtol=0.01)
+    assert blurred[~same].std() < 0.5 * IMAGES.std()
 
 
 def test_contrast_keeps_the_mean_of_large_pictures():

@@ -15,8 +15,11 @@ from tasks.data.records import example_key
 from tasks.data.shards import read_shard_index
 from tasks.files import digest_blake2b, digest_blake3, digest_file, digest_json
 from tasks.measurement.equality import digest_examples
+from tasks.pipelines.augmentations import Blur, RandAugment, RandomResizedCrop
+from tasks.pipelines.boxes import draw_boxes
+from tasks.pipelines.host_kernels import draw_changes, draw_sigma
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import Brightness, Decode, Flip, Op
+from tasks.pipelines.ops import Brightness, Decode, Flip, Op, RandomCrop
 from tasks.pipelines.plan import make_plan
 from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
 from tasks.pipelines.randomness import RandomStream, mix64
@@ -101,6 +104,42 @@ def test_uniform_numbers_of_examples():
         0.33511388301849365,
         0.04179924726486206,
     ]
+
+
+def test_several_numbers_of_an_example():
+    drawn = RandomStream(seed=5, epoch=epoch(3)).uniform_vector(tf.constant([0, 1], tf.int64), 3)
+    assert drawn.numpy().tolist() == [
+        [0.34871208667755127, 0.9748150706291199, 0.4948852062225342],
+        [0.44024789333343506, 0.3590603470802307, 0.23737221956253052],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "boxes"),
+    [
+        (
+            RandomCrop(height=20, width=24),
+            [[236, 9, 20, 24], [134, 271, 20, 24], [94, 229, 20, 24], [11, 272, 20, 24]],
+        ),
+        (
+            RandomResizedCrop(height=8, width=8),
+            [[55, 39, 229, 210], [5, 158, 269, 216], [57, 40, 235, 221], [34, 7, 218, 200]],
+        ),
+    ],
+    ids=["random_crop", "random_resized_crop"],
+)
+def test_the_boxes_of_random_crops(op, boxes):
+    keys, stream = tf.constant([0, 1, 2, 2**62], tf.int64), RandomStream(seed=5, epoch=epoch(3))
+    assert draw_boxes(op, tf.constant((300, 400)), keys, stream).numpy().tolist() == boxes
+
+
+def test_who_is_blurred_and_which_changes_randaugment_makes():
+    keys, stream = tf.constant([0, 1, 2, 2**62], tf.int64), RandomStream(seed=5, epoch=epoch(3))
+    assert draw_sigma(Blur(), keys, stream).numpy().round(4).tolist() == pytest.approx(
+        [0.0, 1.4677, 1.2589, 1.4742]
+    )
+    changes = draw_changes(RandAugment(), keys, stream).numpy().tolist()
+    assert changes == [[[4, 13], [1, 0]], [[6, 5], [1, 0]], [[5, 4], [1, 0]], [[4, 2], [1, 0]]]
 
 
 def test_identities():

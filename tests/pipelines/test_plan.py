@@ -96,25 +96,25 @@ def test_plans_print_what_they_do_in_order(config, expected):
         (
             (Decode(), Resize(height=256, width=256)),
             224,
-            "+random_crop each+flip",
+            "+random_crop fetched+flip fetched",
             "map:parse+decode+resize+random_crop → batch[32] → map:flip+rescale",
         ),
         (
             (Decode(), Resize(height=32, width=32)),
             28,
-            "+random_crop+flip",
+            "+random_crop fetched+flip fetched",
             "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale",
         ),
         (
             (Decode(),),
             28,
-            "+random_crop each+flip",
+            "+random_crop fetched+flip fetched",
             "map:parse+decode+random_crop → batch[32] → map:flip+rescale",
         ),
     ],
     ids=["large", "small", "unlike"],
 )
-def test_crops_are_made_one_by_one_where_that_is_needed_or_cheaper(
+def test_a_fetch_crops_and_flips_and_a_stream_crops_one_by_one_where_that_is_needed_or_cheaper(
     preprocess, size, expected, streamed
 ):
     ops = {"augment": (RandomCrop(height=size, width=size), Flip())}

@@ -13,8 +13,9 @@ from tasks.data.columns import column_path, map_column, read_index, verify
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptColumn, ImpossiblePlan
 from tasks.measurement.equality import digest_examples
+from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
+from tasks.pipelines.ops import Brightness, CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
 from tasks.pipelines.plan import make_plan, without_shuffling
 from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.pipelines.spec import InputSpec
@@ -91,21 +92,39 @@ def test_the_snapshot_holds_every_image_in_its_own_size(stored):
     verify(stored.snapshot_folder, read_index(stored.snapshot_folder))
 
 
-def test_all_configurations_deliver_the_same_examples(stored):
+@pytest.mark.parametrize(
+    "crop",
+    [
+        CenterCrop(height=20, width=24),
+        RandomResizedCrop(height=20, width=24).in_evaluation(),
+    ],
+    ids=repr,
+)
+def test_all_configurations_deliver_the_same_examples(stored, crop):
     digests = {
-        name: digest_examples(
-            pipeline(stored, config, augment=(CenterCrop(height=20, width=24),), plain=True)
-        )
+        name: digest_examples(pipeline(stored, config, augment=(crop,), plain=True))
         for name, config in CONFIGS.items()
     }
     assert len({digest.digest for digest in digests.values()}) == 1, digests
     assert next(iter(digests.values())).shape == (20, 24, 3)
 
 
-def test_random_crops_are_the_same_whoever_makes_them(stored):
-    expected = by_key(pipeline(stored, CONFIGS["naive"]))
+@pytest.mark.parametrize(
+    "augment",
+    [
+        CROP,
+        (Brightness(), *CROP),  # which a fetch cannot do
+        (RandomResizedCrop(height=20, width=24), Flip(), Flip()),
+        (RandomResizedCrop(height=40, width=30, method="bilinear"), Brightness()),
+        (RandomCrop(height=28, width=33), Flip()),  # larger than most
+        (CenterCrop(height=27, width=34),),
+    ],
+    ids=repr,
+)
+def test_random_crops_are_the_same_whoever_makes_them(stored, augment):
+    expected = by_key(pipeline(stored, CONFIGS["naive"], augment=augment))
     for name in ("vectorized", "snapshot", "optimized"):
-        found = by_key(pipeline(stored, CONFIGS[name]))
+        found = by_key(pipeline(stored, CONFIGS[name], augment=augment))
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[key], image) for key, image in expected.items()), name
 

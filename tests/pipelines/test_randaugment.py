@@ -1,0 +1,92 @@
+"""RandAugment's changes do what they are named for, at the strength of a magnitude."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.pipelines import randaugment
+from tasks.pipelines.augmentations import RandAugment
+from tasks.pipelines.host_kernels import draw_changes
+from tasks.pipelines.randaugment import CHANGES
+from tasks.pipelines.randomness import RandomStream
+
+NAMES = (
+    "identity", "shear_x", "shear_y", "move_x", "move_y", "rotate", "brightness", "color",
+    "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize",
+)  # fmt: skip
+IMAGE = np.random.default_rng(0).integers(40, 200, (31, 31, 3), np.uint8)
+
+
+def change(name: str, image: np.ndarray = IMAGE, *, magnitude=30, reverse=0) -> np.ndarray:
+    out = np.empty_like(image)[None]
+    number = NAMES.index(name)
+    randaugment.augment(image[None], np.asarray([[[number], [reverse]]]), out, magnitude=magnitude)
+    return out[0]
+
+
+def test_there_are_the_fourteen_of_the_paper():
+    assert len(NAMES) == len(CHANGES) == 14
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_change_keeps_size_and_type_and_changes_something(name, channels):
+    image = np.ascontiguousarray(IMAGE[..., :channels])
+    changed = change(name, image, reverse=1)
+    assert changed.shape == image.shape and changed.dtype == np.uint8
+    assert np.array_equal(changed, image) == (
+        name == "identity" or (name, channels) == ("color", 1)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("autocontrast", "equalize")]
+)
+def test_nothing_changes_at_magnitude_zero(name):
+    np.testing.assert_array_equal(change(name, magnitude=0), IMAGE)
+
+
+def test_strengths_are_those_of_torchvision():
+    at_nine = [round(item.strength(9, reverse=False), 4) for item in CHANGES]
+    assert at_nine[1:11] == [0.09, 0.09, 0.136, 0.136, 9.0, 0.27, 0.27, 0.27, 0.27, 1.2]
+    assert [item.strength(9, reverse=True) for item in CHANGES if item.signed] == [
+        -item.strength(9, reverse=False) for item in CHANGES if item.signed
+    ]
+
+
+def test_places_move_to_either_side_and_what_comes_in_is_black():
+    right = change("move_x", magnitude=15)  # 31 · 150 / 331 / 2 = 7 pixels
+    np.testing.assert_array_equal(right[:, 7:], IMAGE[:, :-7])
+    assert not right[:, :7].any()
+    np.testing.assert_array_equal(change("move_y", magnitude=15, reverse=1)[:-7], IMAGE[7:])
+    turned = change("rotate")
+    assert not turned[0, 0].any() and np.array_equal(turned[15, 15], IMAGE[15, 15])
+    np.testing.assert_array_equal(change("shear_x")[15, 1:-1], IMAGE[15, 1:-1])
+
+
+def test_levels_change_as_they_should():
+    assert (change("solarize") == 255 - IMAGE).all()
+    assert set(np.unique(change("posterize"))) <= set(range(0, 256, 16))
+    stretched = change("autocontrast")
+    assert stretched.min() == 0 and stretched.max() == 255
+    np.testing.assert_allclose(
+        change("brightness", magnitude=10), np.minimum(IMAGE * 1.3, 255), atol=0.51
+    )
+    gray = change("color", reverse=1, magnitude=30).astype(int)
+    assert np.ptp(gray, axis=-1).max() <= 0.11 * np.ptp(IMAGE.astype(int), axis=-1).max() + 1
+    assert change("contrast").std() > 1.5 * IMAGE.std() > 2.5 * change("contrast", reverse=1).std()
+    assert change("sharpness", reverse=1).std() < IMAGE.std() < change("sharpness").std()
+    flat = np.full((5, 5, 3), 9, np.uint8)
+    np.testing.assert_array_equal(change("autocontrast", flat), flat)
+
+
+def test_every_change_is_drawn_as_often_and_the_ways_and_the_turns_apart():
+    stream = RandomStream(seed=3, epoch=tf.constant(0, tf.int64), salts=("randaugment", 1))
+    keys = tf.range(14_000, dtype=tf.int64) * 7919
+    which, reverse = np.moveaxis(draw_changes(RandAugment(ops=2), keys, stream).numpy(), 1, 0)
+    for turn in (0, 1):
+        assert np.bincount(which[:, turn], minlength=14).min() > 850
+        assert 0.47 < reverse[:, turn].mean() < 0.53
+    assert abs(np.corrcoef(np.hstack([which, reverse]).T) - np.eye(4)).max() < 0.04
