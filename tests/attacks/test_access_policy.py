@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import markdown_it
 import numpy as np
 import pytest
+from prefect.states import Failed
 
 from flows import artifacts, flow_run
 from flows.access_policy import CONFINED, AccessPolicy, Limits, load_limits
@@ -224,7 +225,7 @@ def test_a_line_of_a_log_does_not_leave_the_fence_of_an_artifact(monkeypatch, te
     monkeypatch.setattr(
         artifacts, "create_markdown_artifact", lambda key, markdown: made.append(markdown)
     )
-    state = SimpleNamespace(name="Failed", message=text)
+    state = Failed(message=text)
     flow_run = SimpleNamespace(name="lively-owl", id="1")
     artifacts.report_failure(SimpleNamespace(name="training"), flow_run, state)
     tokens = markdown_it.MarkdownIt().parse(made[0])
