@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +21,7 @@ import pandas as pd
 from tasks.cli import stage_cli
 from tasks.data import sources
 from tasks.data.decoder import Decoder
-from tasks.data.images import ImageInfo, RejectedImage, inspect_image
+from tasks.data.images import ImageInfo, RejectedImage, inspect_image, inspect_stored
 from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
 from tasks.data.records import RecordSchema, example_key
 from tasks.data.splits import assign_split
@@ -68,7 +69,11 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
             rows, rejected, notes, schema = _from_files(
                 source, folder, out, max_pixels=settings.max_pixels
             )
-            classes = tuple(sorted(set(rows["label"])))
+            classes = (
+                tuple(source.classes)
+                if isinstance(source, sources.StoredImages)
+                else tuple(sorted(set(rows["label"])))
+            )
         total = len(rows) + len(rejected)
         if schema.label == "class" and schema.payload != "series":
             rows, classes, unnamed = _without_odd_classes(rows, classes)
@@ -171,36 +176,38 @@ def _values_file(folder: Path, values: np.ndarray) -> Iterator[BinaryIO]:
 
 
 def _from_files(
-    source: sources.ImageFiles, folder: Path, final: Path, *, max_pixels: int
+    source: sources.ImageFiles | sources.StoredImages, folder: Path, final: Path, *, max_pixels: int
 ) -> tuple[pd.DataFrame, list[sources.Rejected], Counter, RecordSchema]:
-    """Examine all files on all cores; Pillow decodes without the GIL, TensorFlow outside of this
+    """Examine all images on all cores; Pillow decodes without the GIL, TensorFlow outside of this
     process.
     """
     converted = folder / "converted"
     converted.mkdir(exist_ok=True)
 
-    def examine_one(file: sources.ImageFile) -> ImageInfo | sources.Rejected:
+    def examine_one(
+        image: sources.ImageFile | sources.StoredImage,
+    ) -> ImageInfo | sources.Rejected:
+        inspect = (
+            partial(inspect_stored, offset=image.offset, size=image.size)
+            if isinstance(image, sources.StoredImage)
+            else partial(inspect_image, root=source.root)
+        )
         try:
-            return inspect_image(
-                file.path,
-                root=source.root,
-                max_pixels=max_pixels,
-                converted=converted,
-                decoder=decoder,
-            )
+            return inspect(image.path, max_pixels=max_pixels, converted=converted, decoder=decoder)
         except RejectedImage as reason:
-            return sources.Rejected(id=file.id, reason=str(reason))
+            return sources.Rejected(id=image.id, reason=str(reason))
 
     rows, rejected, notes, sizes = [], list(source.rejected), Counter(), Counter()
+    images = source.images if isinstance(source, sources.StoredImages) else source.files
     with Decoder() as decoder:
         results = list(
             progress(
-                in_threads(examine_one, source.files, workers=os.cpu_count() or 1),
-                total=len(source.files),
+                in_threads(examine_one, images, workers=os.cpu_count() or 1),
+                total=len(images),
                 label="ingest",
             )
         )
-    for file, result in zip(source.files, results, strict=True):
+    for image, result in zip(images, results, strict=True):
         if isinstance(result, sources.Rejected):
             rejected.append(result)
             continue
@@ -213,13 +220,13 @@ def _from_files(
         sizes[(result.height, result.width, result.channels)] += 1
         rows.append(
             {
-                "id": file.id,
+                "id": image.id,
                 "uri": str(uri),
-                "row": -1,
-                "label": file.label,
+                "row": image.offset if isinstance(image, sources.StoredImage) and not moved else -1,
+                "label": image.label,
                 "bytes": result.bytes,
                 "digest": result.digest,
-                "split": file.split or "",
+                "split": image.split or "",
             }
         )
     channels = 1 if all(size[2] == 1 for size in sizes) else 3
@@ -380,7 +387,8 @@ def _stats(
         "class_balance": balance,
         "rejected": len(rejects),
         "reject_reasons": dict(reasons),
-        "notes": dict(notes),
+        "notes": {**notes, **getattr(source, "notes", {})},
+        "features": dict(getattr(source, "features", {})),
         "empty_classes": list(getattr(source, "empty_classes", ())),
     }
 
@@ -434,6 +442,8 @@ def main() -> None:
         )
         for reason, count in {**stats["reject_reasons"], **stats["notes"]}.items():
             echo(f"  {count} × {reason}")
+        for name, what in stats["features"].items():
+            echo(f"  feature {name}: {what}")
         for name in stats["empty_classes"]:
             echo(f"  class folder {name} holds no image and is left out")
 

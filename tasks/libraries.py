@@ -40,6 +40,7 @@ _PLUMBING = (
     "tasks.libraries",
     "tasks.params",
     "tasks.progress",
+    "tasks.record_settings",
     "tasks.settings",
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -326,22 +326,26 @@ def _cross_field_problems(params: Params) -> list[str]:
             postprocess=params.postprocess,
         )
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
-        if config.read == "files" and not SOURCES[params.data.source].has_files:
-            found.append(
-                f"pipelines.{name}.read: the source {params.data.source} has no image files; use"
-                " arrays, shards or snapshot"
-            )
-        if config.read == "gzip_shards" and params.shard.compression == "none":
-            found.append(
-                f"pipelines.{name}.read: there are no compressed shards; set shard.compression to"
-                " gzip or both"
-            )
-        if config.snapshot_on == "device" and params.train.jit_compile:
-            found.append(
-                f"pipelines.{name}.snapshot_on: the index shuffle has no XLA form; set"
-                " train.jit_compile to false"
-            )
+        found += [f"pipelines.{name}.{reason}" for reason in _reading_problems(config, params)]
     return found + _model_problems(params.model.name)
+
+
+def _reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
+    """What a configuration asks for that the data or the training does not have."""
+    if config.read == "files" and not SOURCES[params.data.source].has_files:
+        yield (
+            f"read: the source {params.data.source} has no image files; use arrays, shards or"
+            " snapshot"
+        )
+    if config.read == "gzip_shards" and params.shard.compression == "none":
+        yield ("read: there are no compressed shards; set shard.compression to gzip or both")
+    if config.read == "indexed_shards" and params.shard.compression == "gzip":
+        yield (
+            "read: records of compressed shards cannot be read one by one; set shard.compression"
+            " to none or both"
+        )
+    if config.snapshot_on == "device" and params.train.jit_compile:
+        yield ("snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
 
 
 def _path_problems(params: Params) -> list[str]:
@@ -382,6 +386,14 @@ def _source_problems(params: Params) -> list[str]:
             name for name, config in params.pipelines.items() if config.sampling != "uniform"
         ]
         found += [f"pipelines.{name}.sampling: a time series has no classes" for name in sampled]
+        indexed = [
+            name for name, config in params.pipelines.items() if config.read == "indexed_shards"
+        ]
+        found += [
+            f"pipelines.{name}.read: a record of a time series is a block of time steps, not an"
+            " example; use snapshot or shards"
+            for name in indexed
+        ]
         cached = [name for name, config in params.pipelines.items() if config.vectorize]
         found += [
             f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`"

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from tasks.errors import did_you_mean
+from tasks.record_settings import RecordSettings
 from tasks.source_kinds import SOURCES
 
 
@@ -157,6 +158,7 @@ class DataSettings(Settings):
             " split)"
         ),
     )
+    records: RecordSettings = RecordSettings()
     split: SplitSettings = SplitSettings()
 
 
@@ -262,8 +264,9 @@ class ShuffleSettings(Settings):
         default="buffer",
         description=(
             "none: order of the shards · buffer: shards in random order, and random draw from a"
-            " buffer · window (snapshot only): chunks of rows in random order, mixed within a"
-            " window, for data beyond memory · global (snapshot only): a true permutation"
+            " buffer · window (snapshot, indexed_shards): chunks of rows in random order, mixed"
+            " within a window, for data beyond memory · global (snapshot, indexed_shards): a true"
+            " permutation"
         ),
     )
     size: ShuffleSize = Field(
@@ -338,12 +341,12 @@ class ServiceSettings(Settings):
 class PipelineConfig(Settings):
     """One input-pipeline configuration: how the same examples get from disk to the accelerator."""
 
-    read: Literal["files", "arrays", "shards", "gzip_shards", "snapshot"] = Field(
+    read: Literal["files", "arrays", "shards", "gzip_shards", "indexed_shards", "snapshot"] = Field(
         default="shards",
         description=(
             "files: the original image files · arrays: all records of the split in memory · shards:"
-            " TFRecord · gzip_shards: compressed TFRecord · snapshot: mapped columns of"
-            " preprocessed examples"
+            " TFRecord · gzip_shards: compressed TFRecord · indexed_shards: TFRecord in any order,"
+            " through an index of offsets · snapshot: mapped columns of preprocessed examples"
         ),
     )
     interleave: InterleaveSettings | None = Field(

@@ -21,6 +21,7 @@ import pandas as pd
 
 from tasks.cli import stage_cli
 from tasks.data.manifest import SPLITS, Manifest, map_values, read_manifest
+from tasks.data.record_offsets import write_offsets
 from tasks.data.records import RecordSchema, encode_example, encode_examples, encode_head_and_tail
 from tasks.data.shards import Shard, ShardIndex, write_shard_index
 from tasks.data.splits import shard_bounds, shard_order
@@ -112,6 +113,7 @@ def write_shard(job: ShardJob) -> Shard:
         bytes=job.path.stat().st_size,
         digest=digest,
         compression=job.compression,
+        offsets_digest=write_offsets(job.path) if job.compression == "none" else "",
     )
 
 
@@ -194,10 +196,10 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
     # Serialized: two threads that read and digest small files contend for the GIL, which takes
     # longer than that. The others flush meanwhile.
     with _READ_LOCK:
-        for identity, key, label, uri, size, digest in job.rows[
-            ["id", "key", "label", "uri", "bytes", "digest"]
+        for identity, key, label, uri, row, size, digest in job.rows[
+            ["id", "key", "label", "uri", "row", "bytes", "digest"]
         ].itertuples(index=False):
-            value = _file_bytes(uri, size, identity)
+            value = _file_bytes(uri, size, identity, offset=row)
             if digest_blake2b(value) != digest:
                 raise DataNotFound(
                     f"{uri} (example {identity}) has other contents than at ingest; run `dvc repro`"
@@ -206,14 +208,19 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
             yield frame(head, value, tail)
 
 
-def _file_bytes(uri: str, size: int, identity: str) -> bytes:
-    """The contents of a small file of known size, in as few calls as it takes."""
+def _file_bytes(uri: str, size: int, identity: str, *, offset: int) -> bytes:
+    """The contents of a small file of known size, in as few calls as it takes, or a part of one
+    from byte `offset` on, where that is not −1.
+    """
+    start, extra = (0, 1) if offset < 0 else (offset, 0)  # one byte more shows that a file grew
     try:
         descriptor = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            value = os.read(descriptor, size + 1)
+            value = os.pread(descriptor, size + extra, start)
             # One call reads 2 GiB at most.
-            while 0 < len(value) < size and (more := os.read(descriptor, size + 1 - len(value))):
+            while 0 < len(value) < size and (
+                more := os.pread(descriptor, size + extra - len(value), start + len(value))
+            ):
                 value += more
         finally:
             os.close(descriptor)

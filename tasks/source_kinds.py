@@ -25,5 +25,7 @@ SOURCES: Mapping[str, SourceKind] = {
     "image_folder": SourceKind(has_files=True),
     "image_table": SourceKind(has_files=True),
     "table": SourceKind(content="table"),
+    "tfds": SourceKind(),
+    "tfrecord": SourceKind(),
     "time_series": SourceKind(content="time series"),
 }

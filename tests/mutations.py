@@ -308,8 +308,8 @@ FAULTS = (
     ),
     Fault(
         "the epoch of a step is counted wrong",
-        "epoch = step // self.steps",
-        "epoch = step // (self.steps + 1)",
+        "epoch = step // order.steps",
+        "epoch = step // (order.steps + 1)",
         PINNED,
     ),
     Fault(
@@ -485,7 +485,7 @@ FAULTS = (
     ),
     Fault(
         "drawing by class does not ask for a permutation",
-        'and reads_snapshot and config.shuffle.kind != "global"',
+        'and in_any_order and config.shuffle.kind != "global"',
         "and False",
         PLAN,
     ),

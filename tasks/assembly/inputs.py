@@ -171,10 +171,10 @@ def input_pipeline(
     )
     _check_memory(plan, stored, split)
     host = host_from_tf_config(os.environ) if purpose == "train" else Host()
-    if host.count > 1 and not plan.reads_snapshot:
+    if host.count > 1 and not plan.seekable:
         raise ImpossiblePlan(
-            f"pipelines.{name}: {host.count} hosts can share a snapshot only, not a stream; use"
-            " `read: snapshot`"
+            f"pipelines.{name}: {host.count} hosts can share a snapshot or indexed shards, not a"
+            " stream; use `read: snapshot` or `indexed_shards`"
         )
     pipeline = InputPipeline(
         plan=plan,

@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -57,14 +57,14 @@ class ImageInfo:
 def inspect_image(
     path: Path, *, root: Path, max_pixels: int, converted: Path, decoder: Decoder
 ) -> ImageInfo:
-    """Decode an image completely and make sure that TensorFlow will see the same picture.
+    """Decode an image file completely and make sure that TensorFlow will see the same picture.
 
     A conversion is written into the folder `converted`, named by the digest of the original. Memory
     is bounded by `max_pixels`, since larger images are refused from their header, and files larger
     than their pixels before they are read.
 
     Raises:
-      Unusable: the reason, in words for the list of rejected examples.
+      RejectedImage: the reason, in words for the list of rejected examples.
     """
     try:
         if not path.resolve().is_relative_to(root.resolve()):
@@ -74,6 +74,27 @@ def inspect_image(
         raise RejectedImage("cannot be read: a loop of links") from error
     except OSError as error:
         raise RejectedImage(f"cannot be read: {error.strerror}") from error
+    return _inspect(data, path, max_pixels=max_pixels, converted=converted, decoder=decoder)
+
+
+def inspect_stored(
+    path: Path, *, offset: int, size: int, max_pixels: int, converted: Path, decoder: Decoder
+) -> ImageInfo:
+    """As `inspect_image`, for an image that is `size` bytes of a file from byte `offset` on."""
+    try:
+        _check_bytes(size, max_pixels)
+        with path.open("rb") as file:
+            data = os.pread(file.fileno(), size, offset)
+    except OSError as error:
+        raise RejectedImage(f"cannot be read: {error.strerror}") from error
+    info = _inspect(data, path, max_pixels=max_pixels, converted=converted, decoder=decoder)
+    return replace(info, note=None)  # the name of the file says nothing about its images
+
+
+def _inspect(
+    data: bytes, path: Path, *, max_pixels: int, converted: Path, decoder: Decoder
+) -> ImageInfo:
+    """Decode the bytes of an image, of which `path` is the file."""
     with _opened(io.BytesIO(data)) as image:
         _check_pixels(image, max_pixels)
         kind = image.format or "?"

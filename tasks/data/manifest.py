@@ -30,10 +30,11 @@ COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 class Manifest:
     """All usable examples of a data set.
 
-    `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int;
-    −1 for files), label (int class, or float number), bytes (int), digest (str) and split (str),
-    ordered by id. Of a series, each row is a block of time steps: `row` and `key` are its first
-    step, `label` the number of steps.
+    `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int:
+    the index into the values, of an image within a shard that others wrote its first byte, −1 for
+    files), label (int class, or float number), bytes (int), digest (str) and split (str), ordered
+    by id. Of a series, each row is a block of time steps: `row` and `key` are its first step,
+    `label` the number of steps.
     """
 
     examples: pd.DataFrame

@@ -23,7 +23,8 @@ class Shard:
     digest.
 
     A record of a series holds many time steps, and these are what `examples` counts. `repaired`:
-    what could be read of a damaged one (`repair.py`).
+    what could be read of a damaged one (`repair.py`). `offsets_digest` is that of the index of a
+    plain one (`record_offsets.py`), and empty for a compressed or repaired one, which has none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Shard:
     digest: str
     compression: Compression
     repaired: bool = False
+    offsets_digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import mmap
+import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -136,19 +138,72 @@ def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
     """The data of the record that begins with `head`, and what is wrong with it; no data where the
     file cannot be read on.
     """
-    if len(head) < _HEAD.size:
-        return None, "the file ends within a record's header"
-    length, length_crc = _HEAD.unpack(head)
-    if _masked(head[:8]) != length_crc or length > _LARGEST:
-        return None, "the checksum of the length does not match"
+    problem = _head_problem(head)
+    if problem:
+        return None, problem
+    length = _HEAD.unpack(head)[0]
     data, tail = file.read(length), file.read(_CRC.size)
     if len(data) < length or len(tail) < _CRC.size:
         return None, "the file ends within the record"
-    return data, (
-        "" if _masked(data) == _CRC.unpack(tail)[0] else "the checksum of the data does not match"
-    )
+    return data, _data_problem(data, tail)
+
+
+def _head_problem(head: bytes) -> str:
+    """What is wrong with the length of a record and its checksum."""
+    if len(head) < _HEAD.size:
+        return "the file ends within a record's header"
+    length, length_crc = _HEAD.unpack(head)
+    if _masked(head[:8]) != length_crc or length > _LARGEST:
+        return "the checksum of the length does not match"
+    return ""
+
+
+def _data_problem(data: bytes, tail: bytes) -> str:
+    """What is wrong with a record whose checksum is `tail`."""
+    matches = _masked(data) == _CRC.unpack(tail)[0]
+    return "" if matches else "the checksum of the data does not match"
 
 
 def _masked(*parts: bytes) -> int:
     crc = reduce(google_crc32c.extend, parts, 0)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def map_file(path: Path) -> mmap.mmap | bytes:
+    """The bytes of a file, mapped and not read; those of an empty one are none."""
+    with path.open("rb") as file:
+        empty = os.fstat(file.fileno()).st_size == 0
+        return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def find_edges(data: mmap.mmap | bytes) -> tuple[np.ndarray, str]:
+    """Where the frames of a plain TFRecord file begin, then where the last one ends: (records + 1,)
+    int64 bytes; and what is wrong after that, empty if nothing.
+
+    Only lengths and their checksums are read, so that of a large file only few pages are.
+    """
+    edges, at, end = [0], 0, len(data)
+    while at < end:
+        head = data[at : at + _HEAD.size]
+        problem = _head_problem(head)
+        if not problem:
+            at += _HEAD.size + _HEAD.unpack(head)[0] + _CRC.size
+            problem = "" if at <= end else "the file ends within the record"
+        if problem:
+            return np.asarray(edges), f"record {len(edges) - 1} at byte {edges[-1]}: {problem}"
+        edges.append(at)
+    return np.asarray(edges), ""
+
+
+def read_frame(data: mmap.mmap | bytes, start: int, stop: int) -> tuple[bytes, str]:
+    """The record in the frame data[start:stop], and what is wrong with it, empty if nothing."""
+    record = data[start + _HEAD.size : stop - _CRC.size]
+    head, tail = data[start : start + _HEAD.size], data[stop - _CRC.size : stop]
+    if len(head) + len(tail) < _HEAD.size + _CRC.size or _HEAD.unpack(head)[0] != len(record):
+        return record, "no record of this length begins there"
+    return record, _data_problem(record, tail)
+
+
+def record_offset(frame_start: int) -> int:
+    """Where the record begins in its file, of a frame that begins at `frame_start`."""
+    return frame_start + _HEAD.size

@@ -24,6 +24,7 @@ from tasks.pipelines.steps import (
     Map,
     Prefetch,
     Read,
+    ReadRecords,
     SampleByClass,
     Service,
     Shuffle,
@@ -224,6 +225,16 @@ def _(step: Read, load: Load, context: CostContext) -> Load | None:
     if step.interleave:
         threads = min(step.interleave.cycle_length, threads)
     return load.add_work(context.batch_size * context.costs.read_us[step.source] / 1e3, threads)
+
+
+@add_step_cost.register
+def _(step: ReadRecords, load: Load, context: CostContext) -> Load | None:
+    """Batches of records, read whole, and perhaps taken apart."""
+    read_us = context.costs.read_us.get("indexed_shards")
+    if read_us is None:
+        return None
+    threads = step.parallel.threads(context.cores)
+    return load.add_work(context.batch_size * read_us / 1e3, threads)
 
 
 @add_step_cost.register

@@ -55,16 +55,14 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     stack_us = _per_element(rows.batch(count)) / count - idle
     ops, _ = _op_costs(pipeline, rows, late, call_us, count)
     if config.read != "snapshot" and spec.window is None:
-        reads = [
-            Read(source=config.read),
-            *([Read(source="shards")] if config.read == "gzip_shards" else []),
-        ]
-        for read in reads:
-            read_us[read.source] = _per_element(
-                stream_readers.read(read, pipeline.data, pipeline.split, seed=0).take(4 * count),
-                count,
+        stored = _stored_examples(pipeline, config)
+        read_us[config.read] = _per_element(stored.take(4 * count), count)
+        if config.read == "gzip_shards":
+            plain = stream_readers.read(
+                Read(source="shards"), pipeline.data, pipeline.split, seed=0
             )
-        stored = stream_readers.read(reads[0], pipeline.data, pipeline.split, seed=0).take(count)
+            read_us["shards"] = _per_element(plain.take(4 * count), count)
+        stored = stored.take(count)
         first = _cached_in_memory(
             stored.map(
                 lambda element: {"record": element} if isinstance(element, tf.Tensor) else element
@@ -76,6 +74,18 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
         early_costs, _ = _op_costs(pipeline, first, early, call_us, count)
         ops |= early_costs
     return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
+
+
+def _stored_examples(pipeline: InputPipeline, config: PipelineConfig) -> tf.data.Dataset:
+    """Stored examples, one by one, as a configuration that does not read the snapshot reads
+    them.
+    """
+    if config.read == "indexed_shards":
+        first = tf.constant(0, tf.int64)
+        return pipeline.records.batches(first, first + pipeline.steps).unbatch()
+    if config.read == "snapshot":
+        raise ValueError("a snapshot's rows are read as batches")
+    return stream_readers.read(Read(source=config.read), pipeline.data, pipeline.split, seed=0)
 
 
 def _op_costs(

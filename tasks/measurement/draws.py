@@ -64,7 +64,7 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
     """The rows of all steps of the first epoch; what fills up its last batch is no draw."""
     chunks = [
-        pipeline.reader.rows(
+        pipeline.reader.order.rows(
             tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64)
         ).numpy()
         for first in range(0, pipeline.steps, STEPS_AT_ONCE)

@@ -74,6 +74,11 @@ def _of_caches(
             "cache: a snapshot is already the stored result of preprocessing and is cached by the"
             " operating system; drop `cache`"
         )
+    if config.read == "indexed_shards":
+        yield (
+            "cache: it would keep the order of the first epoch, and indexed shards come in another"
+            " one each epoch; drop `cache`, or use `read: shards` with a buffer"
+        )
     if config.service:
         yield (
             "cache: every epoch is a new job of the service, so its workers would fill a cache that"
@@ -83,14 +88,16 @@ def _of_caches(
 
 def _of_reading(config: PipelineConfig) -> Iterator[str]:
     reads_snapshot = config.read == "snapshot"
+    in_any_order = config.read in ("snapshot", "indexed_shards")
     if reads_snapshot and config.vectorize:
         yield "vectorize: reading a snapshot always works on whole batches; drop `vectorize`"
-    if reads_snapshot and config.shuffle.kind == "buffer":
+    if in_any_order and config.shuffle.kind == "buffer":
+        what = "a snapshot" if reads_snapshot else "indexed shards"
         yield (
-            "shuffle.kind: a snapshot can be permuted as a whole; use `global`, `window` or `none`"
-            " instead of a buffer"
+            f"shuffle.kind: {what} can be permuted as a whole; use `global`, `window` or"
+            " `none` instead of a buffer"
         )
-    if not reads_snapshot and config.shuffle.kind in ("global", "window"):
+    if not in_any_order and config.shuffle.kind in ("global", "window"):
         what = (
             "a global permutation"
             if config.shuffle.kind == "global"
@@ -98,7 +105,7 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
         )
         yield (
             f"shuffle.kind: {what} needs random access; `read: {config.read}` is a stream, use"
-            " `buffer` or `read: snapshot`"
+            " `buffer`, or `read: snapshot` or `indexed_shards`"
         )
     if config.interleave and config.read not in ("shards", "gzip_shards"):
         yield f"interleave: only shards can be interleaved, not `read: {config.read}`"
@@ -108,7 +115,7 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
         yield "decode: a crop cannot be fused with decoding at a smaller scale; choose one"
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"
-    if config.sampling != "uniform" and reads_snapshot and config.shuffle.kind != "global":
+    if config.sampling != "uniform" and in_any_order and config.shuffle.kind != "global":
         yield "shuffle.kind: sampling by class reorders the whole split; use `global`"
 
 
@@ -119,6 +126,11 @@ def _of_residency(config: PipelineConfig) -> Iterator[str]:
         yield (
             "prefetch: with `snapshot_on: device` the train step gathers its batch itself; there is"
             " nothing to prepare ahead"
+        )
+    if config.service and config.read == "indexed_shards":
+        yield (
+            "service: `read: indexed_shards` picks its records in this process, by a function that"
+            " cannot be sent to a worker; use `read: shards`"
         )
     if config.service and config.read in ("snapshot", "arrays"):
         yield (

@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from tasks.pipelines import stream_readers
 from tasks.pipelines.elements import apply_ops, select_outputs
+from tasks.pipelines.hosts import Host
 from tasks.pipelines.kernels import Element
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.randomness import fold
+from tasks.pipelines.record_reader import STEPS_AT_ONCE, RecordReader
 from tasks.pipelines.snapshot_reader import Columns, SnapshotReader
 from tasks.pipelines.steps import (
     Batch,
@@ -25,6 +27,7 @@ from tasks.pipelines.steps import (
     Map,
     Prefetch,
     Read,
+    ReadRecords,
     SampleByClass,
     Service,
     Shuffle,
@@ -35,14 +38,13 @@ from tasks.pipelines.steps import (
 from tasks.scratch import Scratch
 
 Dataset = tf.data.Dataset
-# Whose rows are computed together, so that the cost of calling the samplers' ops is shared.
-STEPS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
     """What steps are built from besides each other: the plan, one split of the prepared data,
-    `examples` and `steps` of an epoch.
+    `examples` and `steps` of an epoch, the step at which to begin, and what reads records in any
+    order, where the plan does.
     """
 
     plan: Plan
@@ -54,6 +56,9 @@ class BuildContext:
     steps: int
     service_address: str
     scratch: Scratch
+    host: Host
+    records: RecordReader | None = None
+    first_step: int = 0
 
     def options(self) -> tf.data.Options:
         """Those of the plan. By default tf.data rewrites the graph, which would make a naive
@@ -94,9 +99,9 @@ def build_gather(
     memory-mapped columns.
     """
     steps = Dataset.range(first, stop, name="steps").batch(STEPS_AT_ONCE, name="steps")
-    numbered = steps.map(lambda numbers: (numbers, reader.rows(numbers)), name="sample").unbatch(
-        name="sample"
-    )
+    numbered = steps.map(
+        lambda numbers: (numbers, reader.order.rows(numbers)), name="sample"
+    ).unbatch(name="sample")
     make_batch = reader.make_batch_fn()
     return numbered.map(
         lambda number, rows: make_batch(columns, number, rows),
@@ -129,6 +134,15 @@ def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dat
     return stream_readers.read(
         step, context.data, context.split, seed=context.seed_for("shards", epoch)
     )
+
+
+@build_step.register
+def _(step: ReadRecords, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    if context.records is None:
+        raise ValueError("a plan of records without a reader")
+    first = tf.maximum(epoch * context.steps, context.first_step)
+    batches = context.records.batches(first, (epoch + 1) * context.steps)
+    return batches if step.whole_batches else batches.unbatch(name=step.trace_name)
 
 
 @build_step.register
@@ -189,7 +203,7 @@ def _(step: Shuffle, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
 
 @build_step.register
 def _(step: Batch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    return dataset.batch(step.size, name=step.trace_name)
+    return dataset.batch(step.size // context.host.count, name=step.trace_name)
 
 
 @build_step.register

@@ -5,7 +5,7 @@ data.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,9 @@ from tasks.pipelines.epochs import snapshot_batches, stream_batches
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import PreparedData
+from tasks.pipelines.record_reader import RecordReader
 from tasks.pipelines.snapshot_reader import GatherFn, SnapshotReader
+from tasks.pipelines.steps import ReadRecords
 from tasks.scratch import Scratch
 
 
@@ -50,6 +52,8 @@ class InputPipeline:
         """Examples in an epoch."""
         if self.plan.reads_snapshot:
             return self.reader.examples
+        if self.plan.reads_records:
+            return self.records.order.examples
         stored = self.data.shards.examples(self.split)
         return self.plan.window.count(stored) if self.plan.window else stored
 
@@ -68,8 +72,8 @@ class InputPipeline:
         """The batches of steps [first_step, epochs · steps), counted over all epochs, as one
         sequence.
 
-        A plan that reads the snapshot starts at any step, a stream with the epoch in which
-        `first_step` lies.
+        A plan that reads the snapshot or records by their offsets starts at any step, a stream with
+        the epoch in which `first_step` lies.
         """
         if self.plan.reads_snapshot:
             step_range = tf.data.Dataset.from_tensors(
@@ -82,9 +86,10 @@ class InputPipeline:
         else:
             first_epoch = first_step // self.steps
             numbers = tf.data.Dataset.range(first_epoch, epochs, name="epochs")
+            begin = first_step if self.plan.seekable else first_epoch * self.steps
             batches, count = (
-                stream_batches(self._context, numbers, open_early=True),
-                (epochs - first_epoch) * self.steps,
+                stream_batches(replace(self._context, first_step=begin), numbers, open_early=True),
+                epochs * self.steps - begin,
             )
         return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(
             self._context.options()
@@ -139,6 +144,16 @@ class InputPipeline:
         )
 
     @cached_property
+    def records(self) -> RecordReader:
+        """What reads records of the split in any order, for a plan that does."""
+        step = self.plan.steps[0]
+        if not isinstance(step, ReadRecords):
+            raise TypeError(f"{self.plan} does not read records by their offsets")
+        return RecordReader(
+            data=self.data, split=self.split, step=step, seed=self.seed, host=self.host
+        )
+
+    @cached_property
     def _iterations(self) -> tf.Variable:
         """How many iterations `epoch_by_epoch` has had."""
         with tf.init_scope():
@@ -156,4 +171,6 @@ class InputPipeline:
             steps=self.steps,
             service_address=self.service_address,
             scratch=self.scratch,
+            host=self.host,
+            records=self.records if self.plan.reads_records else None,
         )

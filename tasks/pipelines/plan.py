@@ -23,6 +23,7 @@ from tasks.pipelines.steps import (
     Map,
     Prefetch,
     Read,
+    ReadRecords,
     SampleByClass,
     Service,
     Shuffle,
@@ -60,7 +61,7 @@ class Plan:
         """Whether anything is left to tf.data's AUTOTUNE."""
         return self.graph_rewrites or any(
             step.parallel.is_autotuned
-            if isinstance(step, Read | Map | Gather)
+            if isinstance(step, Read | ReadRecords | Map | Gather)
             else isinstance(step, Prefetch) and step.batches == "auto"
             for step in self.steps
         )
@@ -82,6 +83,16 @@ class Plan:
         return self.gather is not None
 
     @property
+    def reads_records(self) -> bool:
+        """Whether the plan reads records of plain shards in any order."""
+        return isinstance(self.steps[0], ReadRecords)
+
+    @property
+    def seekable(self) -> bool:
+        """Whether the plan can start at any step and be shared by hosts; a stream cannot."""
+        return self.reads_snapshot or self.reads_records
+
+    @property
     def on_device(self) -> bool:
         """Whether batches are gathered on the device, within the train step."""
         return self.gather is not None and self.gather.on == "device"
@@ -99,10 +110,8 @@ class Plan:
     @property
     def sampling(self) -> Sampling:
         """How often the examples of each class are drawn."""
-        if self.gather:
-            return self.gather.sampling
         for step in self.steps:
-            if isinstance(step, SampleByClass):
+            if isinstance(step, Gather | ReadRecords | SampleByClass):
                 return step.sampling
         return "uniform"
 
@@ -127,11 +136,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     late = (*spec.augment, *(op for op in spec.postprocess if op not in on_device))
     return Plan(
         spec=spec,
-        steps=tuple(
-            _snapshot_steps(config, spec, late)
-            if config.read == "snapshot"
-            else _stream_steps(config.read, config, spec, late)
-        ),
+        steps=tuple(_steps(config, spec, late)),
         device_ops=on_device,
         deterministic=config.deterministic,
         graph_rewrites=config.graph_rewrites,
@@ -155,6 +160,14 @@ def without_shuffling(config: PipelineConfig) -> PipelineConfig:
     )
 
 
+def _steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
+    if config.read == "snapshot":
+        return _snapshot_steps(config, spec, late)
+    if config.read == "indexed_shards":
+        return _record_steps(config, spec, late)
+    return _stream_steps(config.read, config, spec, late)
+
+
 def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
     """A batch is a gather of preprocessed rows; which rows is arithmetic, so nothing is shuffled
     through a buffer.
@@ -170,6 +183,27 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[
         parallel=Parallelism(config.map.parallel),
     )
     return [gather, *_prefetch(config)]
+
+
+def _record_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
+    """As a stream, but of records that come in the order of the epoch already."""
+    early = (*_opening_ops(config, spec), *resolve(spec.preprocess, spec.schema, config))
+    ops = early + late
+    per_example, per_batch = _split_for_batching(
+        ops, early=config.vectorize, at_least=ops_until_uniform(ops, spec.schema) or 0
+    )
+    read = ReadRecords(
+        shuffle=config.shuffle,
+        sampling=config.sampling,
+        batch_size=spec.batch_size,
+        whole_batches=not per_example,
+        parallel=Parallelism(config.map.parallel),
+    )
+    steps: list[Step] = [read, _map(config, per_example)]
+    if per_example:
+        steps.append(Batch(size=spec.batch_size))
+    steps.append(_map(config, per_batch))
+    return [*_fuse_maps(steps, first=-len(early)), *_prefetch(config)]
 
 
 def _stream_steps(

@@ -14,21 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.data.columns import column_path, read_ahead
-from tasks.data.splits import steps_per_epoch
 from tasks.pipelines.cutting import draw_cut, make_cut_fn
 from tasks.pipelines.elements import apply_ops, random_stream, select_outputs, split_window
+from tasks.pipelines.epoch_order import EpochOrder
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
 from tasks.pipelines.resampling import compute_on_device
-from tasks.pipelines.samplers import (
-    ClassIndex,
-    class_index,
-    permute,
-    sample_by_class,
-    window_shuffle,
-)
-from tasks.pipelines.steps import Gather, shuffle_buffer_size
+from tasks.pipelines.samplers import class_index
+from tasks.pipelines.steps import Gather
 
 Columns = Mapping[str, tf.Tensor]  # values of whole columns by their names
 # Columns, rows (batch,), epoch → examples that can be batched.
@@ -57,12 +51,12 @@ class SnapshotReader:
         """Examples in an epoch, over all hosts: rows, or windows of a series; without those that
         the hosts cannot share equally.
         """
-        return self.host.shared(self._ordered, self.gather.batch_size)
+        return self.order.examples
 
     @property
     def steps(self) -> int:
         """Batches in an epoch."""
-        return steps_per_epoch(self.examples, self.gather.batch_size)
+        return self.order.steps
 
     @cached_property
     def variables(self) -> Mapping[str, tf.Tensor | tf.Variable]:
@@ -87,39 +81,40 @@ class SnapshotReader:
         """The values of the columns, which are not copied."""
         return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
 
-    def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Rows (steps, batch on this host) that `steps` (n,) are made of.
+    @cached_property
+    def order(self) -> EpochOrder:
+        """Which rows the steps are made of.
 
-        Where the last batch of an epoch is smaller, what is beyond it repeats its last row; `size`
-        says how many count.
+        Raises:
+          ImpossiblePlan: the split lacks a class that is to be drawn.
         """
-        epoch, step_of_epoch = steps // self.steps, steps % self.steps
-        first, _ = self._bounds(step_of_epoch)
-        width = -(-self.gather.batch_size // self.host.count)
-        positions = tf.minimum(first[:, None] + tf.range(width, dtype=tf.int64), self.examples - 1)
-        return self._rows_for_positions(positions, epoch[:, None])
-
-    def size(self, step: tf.Tensor) -> tf.Tensor:
-        """Examples that this host has of a step, a scalar."""
-        first, stop = self._bounds(step % self.steps)
-        return stop - first
+        gather, rows = self.gather, self.data.snapshot.splits[self.split].count
+        classes = (
+            None
+            if gather.sampling == "uniform"
+            else class_index(*labels_and_weights(gather.sampling, self.data, self.split))
+        )
+        return EpochOrder(
+            count=gather.window.count(rows) if gather.window else rows,
+            batch_size=gather.batch_size,
+            shuffle=gather.shuffle,
+            seed=self.seed,
+            host=self.host,
+            classes=classes,
+        )
 
     def make_gather_fn(self) -> GatherFn:
         """The function from a step (scalar) to its finished batch."""
         make_batch = self.make_batch_fn()
-        return lambda step: make_batch(self.columns(), step, self.rows(step[None])[0])
+        return lambda step: make_batch(self.columns(), step, self.order.rows(step[None])[0])
 
     def make_batch_fn(self) -> BatchFn:
         """The function from columns, a step (scalar) and its rows (batch,) to the batch."""
-        gather, fetch = self.gather, self.make_fetch_fn()
-        always_full = (
-            self.examples % gather.batch_size == 0 and gather.batch_size % self.host.count == 0
-        )
+        gather, order, fetch = self.gather, self.order, self.make_fetch_fn()
 
         def make_batch(columns: Columns, step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
-            # The last batch of an epoch may be smaller than the others.
-            epoch = step // self.steps
-            examples = fetch(columns, rows if always_full else rows[: self.size(step)], epoch)
+            epoch = step // order.steps
+            examples = fetch(columns, order.trim(rows, step), epoch)
             batch = apply_ops(
                 gather.ops[gather.per_example :],
                 examples,
@@ -181,39 +176,6 @@ class SnapshotReader:
                 return {**examples, column.name: cut(rows, boxes)}
 
         return fetch
-
-    @property
-    def _ordered(self) -> int:
-        """Examples that an epoch's order is an order of."""
-        rows = self.data.snapshot.splits[self.split].count
-        return self.gather.window.count(rows) if self.gather.window else rows
-
-    @cached_property
-    def _classes(self) -> ClassIndex:
-        return class_index(*labels_and_weights(self.gather.sampling, self.data, self.split))
-
-    def _bounds(self, step_of_epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """First position of this host's slice of a batch, and the one after its last."""
-        start = step_of_epoch * self.gather.batch_size
-        size = tf.minimum(tf.constant(self.gather.batch_size, tf.int64), self.examples - start)
-        return (
-            start + size * self.host.index // self.host.count,
-            start + size * (self.host.index + 1) // self.host.count,
-        )
-
-    def _rows_for_positions(self, positions: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
-        """Rows at positions (steps, batch) in the orders of epochs (steps, 1)."""
-        shuffle, count = self.gather.shuffle, self._ordered
-        if self.gather.sampling != "uniform":
-            return sample_by_class(positions, index=self._classes, seed=self.seed, epoch=epochs)
-        if shuffle.kind == "global":
-            return permute(positions, count=count, seed=self.seed, epoch=epochs)
-        if shuffle.kind == "window":
-            window = shuffle_buffer_size(shuffle.size, examples=count)
-            return window_shuffle(
-                positions, count=count, window=window, seed=self.seed, epoch=epochs
-            )
-        return positions
 
     def _fetch_one(self, columns: Columns, row: tf.Tensor) -> Element:
         """The example in `row`, a scalar; of a ragged column, a slice that is not copied."""

@@ -89,6 +89,31 @@ class Read(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadRecords(Step):
+    """Deliver the serialized records of plain shards by their numbers, in any order: as whole
+    batches, or one by one.
+    """
+
+    key: ClassVar[str] = "read"
+
+    shuffle: ShuffleSettings
+    sampling: Sampling
+    batch_size: int
+    whole_batches: bool
+    parallel: Parallelism
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "records"
+
+    def __str__(self) -> str:
+        batches = f",{self.batch_size}" if self.whole_batches else ""
+        order = f"{_order(self.shuffle, self.sampling)}{batches}"
+        return f"read:indexed_shards[{order}]{_calls(self.parallel)}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gather(Step):
     """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's
     memory-mapped columns, and run `ops` on them.
@@ -121,13 +146,6 @@ class Gather(Step):
         return first if fetched else ()
 
     def __str__(self) -> str:
-        orders = {
-            "none": "in order",
-            "global": "global shuffle",
-            "window": f"shuffle within {self.shuffle.size}",
-            "buffer": "buffer",
-        }
-        sampling = "" if self.sampling == "uniform" else f",{_kind(self.sampling)}"
         what = f"{self.window} of " if self.window else ""
         where = "device" if self.on == "device" else "snapshot"
         first = " fetched" if self.cut else " each"
@@ -135,7 +153,7 @@ class Gather(Step):
             f"+{op.name}{first if number < self.per_example else ''}"
             for number, op in enumerate(self.ops)
         )
-        order = f"{orders[self.shuffle.kind]}{sampling},{self.batch_size}"
+        order = f"{_order(self.shuffle, self.sampling)},{self.batch_size}"
         return f"gather:{what}{where}[{order}]{ops}{_calls(self.parallel)}"
 
 
@@ -255,6 +273,17 @@ class Prefetch(Step):
 def shuffle_buffer_size(size: str | int, *, examples: int) -> int:
     """How many examples a shuffle mixes with each other."""
     return max(1, examples // AUTO_BUFFER_DIVISOR) if isinstance(size, str) else min(size, examples)
+
+
+def _order(shuffle: ShuffleSettings, sampling: Sampling) -> str:
+    """The order of what can be read in any, as a plan prints it."""
+    orders = {
+        "none": "in order",
+        "global": "global shuffle",
+        "window": f"shuffle within {shuffle.size}",
+        "buffer": "buffer",
+    }
+    return orders[shuffle.kind] + ("" if sampling == "uniform" else f",{_kind(sampling)}")
 
 
 def _calls(parallel: Parallelism) -> str:

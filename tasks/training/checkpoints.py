@@ -149,7 +149,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if (
             unit == "steps"
             and due
-            and self._pipeline.plan.reads_snapshot
+            and self._pipeline.plan.seekable
             and self._step < self._pipeline.steps
         ):
             self._save(self._step)

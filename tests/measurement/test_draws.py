@@ -16,7 +16,7 @@ from tasks.layout import Layout
 from tasks.measurement import draws
 from tasks.measurement.draws import check_epoch
 from tasks.params import check
-from tasks.pipelines.snapshot_reader import SnapshotReader
+from tasks.pipelines.epoch_order import EpochOrder
 from tasks.snapshot import snapshot
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
@@ -114,17 +114,13 @@ def test_classes_come_as_often_as_their_weights_say(layout, read):
 
 
 def test_a_sampler_that_forgets_examples_is_caught(layout, monkeypatch):
-    monkeypatch.setattr(
-        SnapshotReader, "_rows_for_positions", lambda self, positions, epochs: positions // 2
-    )
+    monkeypatch.setattr(EpochOrder, "rows_at", lambda self, positions, epochs: positions // 2)
     with pytest.raises(UnequalConfigurations, match=r"never come and .* come more than once"):
         check_epoch(pipeline_of(layout, GLOBAL))
 
 
 def test_a_sampler_that_ignores_the_weights_is_caught(layout, monkeypatch):
-    monkeypatch.setattr(
-        SnapshotReader, "_rows_for_positions", lambda self, positions, epochs: positions
-    )
+    monkeypatch.setattr(EpochOrder, "rows_at", lambda self, positions, epochs: positions)
     with pytest.raises(UnequalConfigurations, match="class 0 is drawn"):
         check_epoch(pipeline_of(layout, {**GLOBAL, "sampling": {"0": 30.0}}))
 

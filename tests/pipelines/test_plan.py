@@ -202,6 +202,22 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ),
         ({"shuffle": {"kind": "global"}}, "needs random access"),
         ({"shuffle": {"kind": "window"}}, "needs random access"),
+        (
+            {"read": "indexed_shards", "shuffle": {"kind": "buffer"}},
+            "indexed shards can be permuted as a whole",
+        ),
+        (
+            {"read": "indexed_shards", "shuffle": {"kind": "global"}, "cache": {}},
+            "would keep the order of the first epoch",
+        ),
+        (
+            {"read": "indexed_shards", "shuffle": {"kind": "global"}, "service": {}},
+            "cannot be sent to a worker",
+        ),
+        (
+            {"read": "indexed_shards", "shuffle": {"kind": "none"}, "sampling": "balanced"},
+            "use `global`",
+        ),
         ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
         ({"decode": {"scale": 2, "crop": "fused"}}, "choose one"),
         ({"sampling": {}}, "need at least one class"),

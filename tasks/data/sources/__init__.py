@@ -1,5 +1,5 @@
-"""One file per kind of input. Each finds what is there and says it in one of three forms:
-`ImageFiles`, `Arrays`, `Series`.
+"""One file per kind of input. Each finds what is there and says it in one of four forms:
+`ImageFiles`, `StoredImages`, `Arrays`, `Series`.
 
 Sources only look; `tasks.ingest` examines every example, rejects what is unusable and writes the
 manifest. A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a
@@ -14,12 +14,32 @@ from tasks.data.sources import (
     image_folder,
     image_table,
     table,
+    tfds,
+    tfrecord,
     time_series,
 )
-from tasks.data.sources.base import Arrays, ImageFile, ImageFiles, Rejected, Series
+from tasks.data.sources.base import (
+    Arrays,
+    ImageFile,
+    ImageFiles,
+    Rejected,
+    Series,
+    StoredImage,
+    StoredImages,
+)
 from tasks.settings import DataSettings
 
-__all__ = ["SCANNERS", "Arrays", "ImageFile", "ImageFiles", "Rejected", "Series", "scan"]
+__all__ = [
+    "SCANNERS",
+    "Arrays",
+    "ImageFile",
+    "ImageFiles",
+    "Rejected",
+    "Series",
+    "StoredImage",
+    "StoredImages",
+    "scan",
+]
 
 SCANNERS = {
     "arrays": arrays.scan,
@@ -27,11 +47,13 @@ SCANNERS = {
     "image_folder": image_folder.scan,
     "image_table": image_table.scan,
     "table": table.scan,
+    "tfds": tfds.scan,
+    "tfrecord": tfrecord.scan,
     "time_series": time_series.scan,
 }
 
 
-def scan(settings: DataSettings) -> ImageFiles | Arrays | Series:
+def scan(settings: DataSettings) -> ImageFiles | StoredImages | Arrays | Series:
     """Look at the source that `data` describes.
 
     Raises:

@@ -1,9 +1,11 @@
-"""The forms in which any source presents its examples: files, arrays, or one long series."""
+"""The forms in which any source presents its examples: files, images within files, arrays, or one
+long series.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +44,42 @@ class ImageFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredImage:
+    """An encoded image within a file of many, not yet examined: `size` bytes from byte `offset` of
+    `path`.
+    """
+
+    id: str
+    path: Path
+    offset: int
+    size: int
+    label: str
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredImages:
+    """Images within shards below one root that others wrote, and the classes in the order of their
+    numbers.
+
+    `features` describes what the records hold, by name; `notes` counts what is worth knowing.
+    """
+
+    root: Path
+    images: Sequence[StoredImage]
+    classes: Sequence[str]
+    features: Mapping[str, str]
+    rejected: Sequence[Rejected] = ()
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arrays:
     """Examples that are in one array: values (examples, *schema.shape) of schema.dtype.
 
     `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
-    have one entry per example; a split of None is dealt by content.
+    have one entry per example; a split of None is dealt by content. `features` and `notes` are
+    those of `StoredImages`.
     """
 
     values: np.ndarray
@@ -56,6 +89,8 @@ class Arrays:
     classes: Sequence[str]
     schema: RecordSchema
     rejected: Sequence[Rejected] = ()
+    features: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ def _few_shards(facts: Facts) -> str | None:
     change=Change(other={"shard.target_size_mib": 128, "shard.min_shards": 8}),
 )
 def _small_shards(facts: Facts) -> str | None:
-    if facts.plan.reads_snapshot or facts.shard_mib >= 1 or facts.shard_count <= 64:  # noqa: PLR2004 - few shards are opened in no time
+    if facts.plan.seekable or facts.shard_mib >= 1 or facts.shard_count <= 64:  # noqa: PLR2004 - few shards are opened in no time
         return None
     return (
         f"{facts.shard_count} shards of {facts.shard_mib:.2f} MiB: opening files takes longer than"

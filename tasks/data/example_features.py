@@ -1,0 +1,148 @@
+"""The features of a serialized tf.train.Example that anybody may have written, as places in its
+bytes. No TensorFlow.
+
+Nothing is copied but the numbers that are asked for: an image within a record of a mapped file is
+two offsets. Source of the format: tensorflow/core/example/feature.proto and the protocol-buffer
+wire encoding. `records.py` writes the examples of our own shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+FeatureKind = Literal["bytes", "float", "int64"]
+_KINDS: dict[int, FeatureKind] = {1: "bytes", 2: "float", 3: "int64"}
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_WIDTHS = {_FIXED64: 8, _FIXED32: 4}
+_LONGEST_VARINT = 70  # bits
+
+
+class NotAnExample(ValueError):
+    """Bytes that are no serialized tf.train.Example; says what is wrong with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One feature of an example: its kind, and where the list of its values lies in the record."""
+
+    kind: FeatureKind
+    start: int
+    stop: int
+
+
+def parse_features(record: bytes) -> dict[str, Feature]:
+    """The features of a serialized example by name; one without a value of any kind is left out.
+
+    Raises:
+      NotAnExample: the bytes are something else.
+    """
+    features: dict[str, Feature] = {}
+    for _, start, stop in _delimited(record, 0, len(record), field=1):
+        for _, entry_start, entry_stop in _delimited(record, start, stop, field=1):
+            name, feature = _parse_entry(record, entry_start, entry_stop)
+            if feature is not None:
+                features[name] = feature
+    if not features:
+        raise NotAnExample("it has no features")
+    return features
+
+
+def bytes_places(record: bytes, feature: Feature) -> list[tuple[int, int]]:
+    """Where in the record the values of a bytes feature lie: start and stop of each."""
+    return [
+        (start, stop) for _, start, stop in _delimited(record, feature.start, feature.stop, field=1)
+    ]
+
+
+def read_floats(record: bytes, feature: Feature) -> np.ndarray:
+    """The values (n,) float32 of a float feature, packed or not."""
+    parts = [
+        np.frombuffer(record, "<f4", count=(stop - start) // 4, offset=start)
+        for number, _, start, stop in _fields(record, feature.start, feature.stop)
+        if number == 1
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+def read_integers(record: bytes, feature: Feature) -> np.ndarray:
+    """The values (n,) int64 of an int64 feature, packed or not."""
+    parts = [
+        _decode_varints(record[start:stop])
+        for number, _, start, stop in _fields(record, feature.start, feature.stop)
+        if number == 1
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, Feature | None]:
+    """Name and feature of an entry of the map of features."""
+    name, feature = "", None
+    for number, field_start, field_stop in _delimited(record, start, stop):
+        if number == 1:
+            name = record[field_start:field_stop].decode("utf-8", "backslashreplace")
+        for kind, list_start, list_stop in (
+            _delimited(record, field_start, field_stop) if number == 2 else ()  # noqa: PLR2004
+        ):
+            if kind in _KINDS:
+                feature = Feature(_KINDS[kind], list_start, list_stop)
+    return name, feature
+
+
+def _delimited(
+    record: bytes, start: int, stop: int, *, field: int | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Number, start and stop of the fields that hold bytes, of one number if given."""
+    for number, wire, field_start, field_stop in _fields(record, start, stop):
+        if wire == _DELIMITED and field in (None, number):
+            yield number, field_start, field_stop
+
+
+def _fields(record: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, wire type, start and stop of each field of a message in record[at:end]."""
+    while at < end:
+        tag, at = _read_varint(record, at, end)
+        wire = tag & 7
+        start = at
+        if wire == _DELIMITED:
+            size, start = _read_varint(record, at, end)
+            at = start + size
+        elif wire == _VARINT:
+            _, at = _read_varint(record, at, end)
+        elif wire in _WIDTHS:
+            at += _WIDTHS[wire]
+        else:
+            raise NotAnExample(f"byte {start} is of no field of a protocol buffer")
+        if at > end:
+            raise NotAnExample(f"it ends within the field at byte {start}")
+        yield tag >> 3, wire, start, at
+
+
+def _read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
+    """A base-128 number and where it ends."""
+    value = shift = 0
+    while at < end and shift < _LONGEST_VARINT:
+        byte = record[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - the last group
+            return value, at
+        shift += 7
+    raise NotAnExample(f"it ends within the number at byte {at}")
+
+
+def _decode_varints(data: bytes) -> np.ndarray:
+    """Consecutive base-128 numbers (n,) int64, all at once."""
+    groups = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(groups < 0x80)  # noqa: PLR2004 - the last group of each
+    if len(groups) and (not len(ends) or ends[-1] != len(groups) - 1):
+        raise NotAnExample("it ends within a number")
+    if not len(ends):
+        return np.empty(0, np.int64)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    shifts = 7 * (np.arange(len(groups)) - np.repeat(starts, ends + 1 - starts))
+    parts = (groups & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
+    return np.add.reduceat(parts, starts).view(np.int64)

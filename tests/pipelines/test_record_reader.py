@@ -1,0 +1,179 @@
+"""Plain shards in any order: the same batches as the snapshot's, from any step, on any number of
+hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from lanes import mostly
+from small_pipelines import PRESETS, batches, pipeline, prepare_snapshots, same
+
+from tasks.assembly.inputs import explain_read_errors
+from tasks.errors import CorruptShard, MissingInput
+from tasks.measurement.draws import check_epoch
+from tasks.pipelines.epoch_order import EpochOrder
+from tasks.pipelines.hosts import Host
+from tasks.pipelines.ops import Brightness, Flip, RandomCrop
+from tasks.pipelines.plan import make_plan
+from tasks.pipelines.record_reader import RecordReader
+from tasks.pipelines.snapshot_reader import SnapshotReader
+from tasks.settings import PipelineConfig, ShuffleSettings
+
+AUGMENT = (Flip(), Brightness())
+GLOBAL = {"kind": "global"}
+CONFIGS = {
+    "whole batches": {"vectorize": True},
+    "one by one": {},
+    "in parallel": {"map": {"parallel": 2}, "prefetch": 2},
+    "ahead": {"vectorize": True, "prefetch": 2},
+    "rewritten": {"graph_rewrites": True, "map": {"parallel": "auto"}},
+}
+
+
+@pytest.fixture(scope="module")
+def stored(arrays, photos):
+    """Both data sets with their snapshots."""
+    return prepare_snapshots({"arrays": arrays, "photos": photos})
+
+
+def indexed(stored, kind="arrays", shuffle=GLOBAL, **more):
+    options = {"augment": AUGMENT, **more}
+    return pipeline(stored, kind, read="indexed_shards", shuffle=shuffle, **options)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "photos"])
+@pytest.mark.parametrize("name", mostly(list(CONFIGS), quick=("whole batches",)))
+def test_the_batches_are_those_of_the_snapshot(stored, kind, name):
+    snapshot = pipeline(stored, kind, augment=AUGMENT, read="snapshot", shuffle=GLOBAL)
+    found = indexed(stored, kind, **CONFIGS[name])
+    assert isinstance(snapshot.reader, SnapshotReader)
+    assert snapshot.reader.order == found.records.order
+    assert found.plan.seekable and not found.plan.reads_snapshot
+    assert same(batches(found, epochs=3), batches(snapshot, epochs=3))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"shuffle": {"kind": "none"}},
+        {"shuffle": {"kind": "window", "size": 32}},
+        {"shuffle": GLOBAL, "sampling": "balanced"},
+        {"shuffle": GLOBAL, "sampling": {"0": 5}},
+    ],
+)
+def test_every_order_and_sampling_is_that_of_the_snapshot(stored, config):
+    snapshot = pipeline(stored, augment=AUGMENT, read="snapshot", **config)
+    found = indexed(stored, vectorize=True, **config)
+    assert same(batches(found, epochs=2), batches(snapshot, epochs=2))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_starting_at_any_step_gives_the_same_rest(stored, name):
+    pipe = indexed(stored, **CONFIGS[name])
+    whole = batches(pipe, epochs=2)
+    for step in (1, pipe.steps, pipe.steps + 3):
+        assert same(whole[step:], batches(pipe, first_step=step, epochs=2)), step
+        assert pipe.dataset(first_step=step, epochs=2).cardinality() == len(whole) - step
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["whole batches", "one by one"])
+def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name):
+    expected = batches(indexed(stored, **CONFIGS[name]), epochs=2)
+    dataset = indexed(stored, **CONFIGS[name]).epoch_by_epoch()
+    found = [(image.numpy(), label.numpy()) for image, label in [*dataset, *dataset]]
+    assert same(found, expected)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["whole batches", "one by one"])
+@pytest.mark.parametrize(("hosts", "batch_size"), [(2, 14), (3, 9)])
+def test_hosts_get_the_slices_that_they_get_of_the_snapshot(stored, name, hosts, batch_size):
+    def of(index, **config):
+        made = pipeline(stored, host=Host(index=index, count=hosts), augment=AUGMENT, **config)
+        plan = make_plan(PipelineConfig(**config), replace(made.plan.spec, batch_size=batch_size))
+        return batches(replace(made, plan=plan), epochs=2)
+
+    for index in range(hosts):
+        records = of(index, read="indexed_shards", shuffle=GLOBAL, **CONFIGS[name])
+        assert same(records, of(index, read="snapshot", shuffle=GLOBAL))
+
+
+def test_photos_of_variable_size_are_cropped_one_by_one(stored):
+    crop = (RandomCrop(height=9, width=11), Flip())
+    snapshot = pipeline(stored, "photos", augment=crop, read="snapshot", shuffle=GLOBAL)
+    found = indexed(stored, "photos", augment=crop, vectorize=True)
+    assert same(batches(found), batches(snapshot))
+
+
+def test_an_epoch_draws_every_example_once(stored):
+    draws, rows = check_epoch(indexed(stored, **CONFIGS["whole batches"]))
+    assert (draws.distinct, draws.most_often) == (draws.examples, 1)
+    assert sorted(rows.tolist()) == list(range(draws.examples))
+
+
+def test_a_plan_prints_in_which_order_records_are_read(stored):
+    assert str(indexed(stored, **CONFIGS["ahead"]).plan) == (
+        "read:indexed_shards[global shuffle,16] → map:parse+decode+flip+brightness+rescale →"
+        " prefetch[2]"
+    )
+    assert str(pipeline(stored, "photos", **PRESETS["shards_global"]).plan).startswith(
+        "read:indexed_shards[global shuffle][cores] → map:parse+decode+"
+    )
+
+
+def test_hosts_share_the_order_of_an_epoch():
+    hosts = [
+        EpochOrder(
+            count=10,
+            batch_size=4,
+            shuffle=ShuffleSettings(kind="global"),
+            seed=5,
+            host=Host(index=index, count=2),
+        )
+        for index in range(2)
+    ]
+    assert {(order.examples, order.steps) for order in hosts} == {(10, 3)}
+    steps = tf.range(3, 6, dtype=tf.int64)  # the second epoch
+    parts = [
+        [
+            order.trim(rows, step).numpy().tolist()
+            for rows, step in zip(order.rows(steps), steps, strict=True)
+        ]
+        for order in hosts
+    ]
+    assert [list(map(len, part)) for part in parts] == [[2, 2, 1], [2, 2, 1]]
+    assert sorted(row for part in parts for rows in part for row in rows) == list(range(10))
+
+
+def test_a_damaged_record_is_named_by_its_shard(stored, arrays, tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for path in (arrays / "shards").glob("*"):
+        (folder / path.name).symlink_to(path)
+    data = replace(stored["arrays"], shards_folder=folder)
+    shard = data.shards.for_split("train", "none")[0]
+    content = bytearray((folder / shard.name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / shard.name).unlink()
+    (folder / shard.name).write_bytes(content)
+    damaged = indexed({"arrays": data}, vectorize=True)
+    with (
+        pytest.raises(CorruptShard, match=rf"{shard.name}: record \d+ at byte \d+: the checksum"),
+        explain_read_errors(data),
+    ):
+        batches(damaged)
+
+
+def test_without_plain_shards_it_is_said(stored):
+    data = stored["arrays"]
+    packed = tuple(shard for shard in data.shards.shards if shard.compression == "gzip")
+    reader = indexed({"arrays": replace(data, shards=replace(data.shards, shards=packed))}).records
+    assert isinstance(reader, RecordReader)
+    with pytest.raises(MissingInput, match=r"holds no plain shards; set shard\.compression"):
+        np.asarray(reader.table)

@@ -1,0 +1,167 @@
+"""Shards that others wrote go through the stages as any other source: the same examples give the
+same shards, wherever they came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import SPLIT, picture
+
+from tasks.data.example_features import bytes_places, parse_features, read_integers
+from tasks.data.manifest import read_manifest
+from tasks.data.shards import read_shard_index
+from tasks.data.tfrecord import read_records
+from tasks.errors import DataNotFound, UnusableDataset
+from tasks.ingest import ingest
+from tasks.settings import DataSettings, ShardSettings
+from tasks.shard import shard
+
+
+def settings(path, source="tfrecord", **more) -> DataSettings:
+    return DataSettings(source=source, path=str(path), split=SPLIT, **more)
+
+
+def shards_of(data_settings, folder):
+    """Manifest and shards of a source."""
+    manifest = replace(ingest(data_settings, folder / "manifest"), folder=folder / "manifest")
+    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2))
+    return manifest
+
+
+def contents(folder, split):
+    """Label and stored bytes of the examples of a split in the order of the shards."""
+    found = []
+    for part in read_shard_index(folder / "shards").for_split(split, "none"):
+        for record in read_records(folder / "shards" / part.name, compression="none"):
+            features = parse_features(record)
+            ((start, stop),) = bytes_places(record, features["image"])
+            found.append((read_integers(record, features["label"])[0], record[start:stop]))
+    return found
+
+
+def photo_records(folder):
+    """The photos of a folder as anybody would write them, and their class as text."""
+    for path in sorted(folder.rglob("*.jpg")):
+        made = tf.train.Example()
+        values = made.features.feature
+        values["image/encoded"].bytes_list.value.append(path.read_bytes())
+        values["image/class/text"].bytes_list.value.append(
+            path.parent.relative_to(folder).as_posix().encode()
+        )
+        yield made.SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def foreign_photos(photo_folder, tmp_path_factory):
+    """The photos in two shards without a split in their names."""
+    folder = tmp_path_factory.mktemp("foreign")
+    records = list(photo_records(photo_folder))
+    for number, part in enumerate((records[:25], records[25:])):
+        with tf.io.TFRecordWriter(str(folder / f"photos-{number:05d}-of-00002")) as writer:
+            for record in part:
+                writer.write(record)
+    return folder
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_photos_in_shards_of_others_give_the_same_shards_as_in_folders(
+    photos, foreign_photos, tmp_path, split
+):
+    manifest = shards_of(settings(foreign_photos), tmp_path)
+    assert manifest.classes == read_manifest(photos / "manifest").classes
+    assert contents(tmp_path, split) == contents(photos, split)
+    assert not (manifest.folder / "values.npy").exists()
+
+
+def test_what_the_records_hold_is_in_the_manifest(foreign_photos, tmp_path):
+    ingest(settings(foreign_photos), tmp_path / "manifest")
+    features = read_manifest(tmp_path / "manifest").stats["features"]
+    assert features["image/class/text"].startswith("bytes: text or values, 3 to 8 bytes")
+    assert features["image/encoded"].startswith("bytes: JPEG")
+
+
+@pytest.mark.parametrize(
+    ("source", "more"), [("tfds", {}), ("tfrecord", {"records": {"shape": [12, 10, 1]}})]
+)
+def test_our_own_shards_are_read_as_those_of_others(arrays, tmp_path, source, more):
+    if source == "tfrecord":  # which knows nothing of the compressed set next to the plain one
+        (tmp_path / "plain").mkdir()
+        for path in (arrays / "shards").glob("*.tfrecord"):
+            (tmp_path / "plain" / path.name).symlink_to(path)
+        (tmp_path / "plain" / "labels.txt").symlink_to(arrays / "shards" / "label.labels.txt")
+    folder = tmp_path / "plain" if source == "tfrecord" else arrays / "shards"
+    manifest = shards_of(settings(folder, source, **more), tmp_path)
+    assert manifest.classes == read_manifest(arrays / "manifest").classes
+    for split in ("train", "validation", "test"):
+        assert contents(tmp_path, split) == contents(arrays, split)
+
+
+def test_photos_that_must_be_converted_are_read_from_the_copy(tmp_path):
+    folder = tmp_path / "webp"
+    folder.mkdir()
+    with tf.io.TFRecordWriter(str(folder / "photos.tfrecord")) as writer:
+        for number in range(40):
+            path = tmp_path / "photo.webp"
+            picture(number).save(path, lossless=True)
+            made = tf.train.Example()
+            made.features.feature["image"].bytes_list.value.append(path.read_bytes())
+            made.features.feature["label"].int64_list.value.append(number % 2)
+            writer.write(made.SerializeToString())
+    manifest = shards_of(settings(folder), tmp_path)
+    assert manifest.stats["notes"] == {"converted to PNG": 40}
+    decoded = sorted(
+        tf.io.decode_png(value).numpy().tobytes()
+        for split in ("train", "validation", "test")
+        for _, value in contents(tmp_path, split)
+    )
+    assert decoded == sorted(np.asarray(picture(number)).tobytes() for number in range(40))
+
+
+def test_a_shard_that_changes_after_ingest_is_named(photo_folder, tmp_path):
+    path = tmp_path / "in" / "photos.tfrecord"
+    path.parent.mkdir()
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in photo_records(photo_folder):
+            writer.write(record)
+    manifest = replace(ingest(settings(path), tmp_path / "manifest"), folder=tmp_path / "manifest")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataNotFound, match="has other contents than at ingest"):
+        shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=1))
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataNotFound, match=r"has (another size|other contents) than at ingest"):
+        shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=1))
+
+
+def test_a_broken_image_in_a_shard_is_rejected(foreign_photos, tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "photos.tfrecord")) as writer:
+        for number, record in enumerate(
+            tf.data.TFRecordDataset(
+                [str(path) for path in sorted(foreign_photos.iterdir())]
+            ).as_numpy_iterator()
+        ):
+            made = tf.train.Example.FromString(record)
+            image = made.features.feature["image/encoded"].bytes_list.value
+            image[0] = image[0][:200] if number == 7 else image[0]
+            writer.write(made.SerializeToString())
+    manifest = ingest(
+        settings(tmp_path / "photos.tfrecord", max_reject_fraction=0.1), tmp_path / "manifest"
+    )
+    assert manifest.rejected["id"].tolist() == ["photos.tfrecord/00000007"]
+    assert manifest.rejected["reason"][0].startswith("damaged image")
+
+
+def test_a_single_class_is_refused_as_of_any_source(tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+        for number in range(9):
+            made = tf.train.Example()
+            made.features.feature["x"].float_list.value.append(number)
+            made.features.feature["label"].int64_list.value.append(0)
+            writer.write(made.SerializeToString())
+    with pytest.raises(UnusableDataset, match="there is a single class, 0"):
+        ingest(settings(tmp_path), tmp_path / "manifest")
