@@ -299,7 +299,7 @@ def _disk_failure(error: Exception) -> Failure | None:
 _WRITERS = {
     "origin.json": "fetch",
     "manifest.json": "ingest", "examples.parquet": "ingest", "rejected.csv": "ingest",
-    "values.npy": "ingest",
+    "values.npy": "ingest", "documents.bin": "ingest",
     "shards/index.json": "shard", "snapshot/index.json": "snapshot",
 }  # fmt: skip
 

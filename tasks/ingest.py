@@ -21,6 +21,7 @@ import pandas as pd
 from tasks.cli import stage_cli
 from tasks.data import sources
 from tasks.data.decoder import Decoder
+from tasks.data.documents import write_documents
 from tasks.data.images import ImageInfo, RejectedImage, inspect_image, inspect_stored
 from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
 from tasks.data.records import RecordSchema, example_key
@@ -65,6 +66,10 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
                 tuple(source.classes),
                 source.schema,
             )
+        elif isinstance(source, sources.Texts):
+            rows, rejected = write_documents(source, folder, encoding=settings.encoding)
+            classes = tuple(sorted(set(rows["label"])))
+            schema = RecordSchema(payload="text", shape=(None,), dtype="int32")
         else:
             rows, rejected, notes, schema = _from_files(
                 source, folder, out, max_pixels=settings.max_pixels
@@ -445,7 +450,7 @@ def main() -> None:
         for name, what in stats["features"].items():
             echo(f"  feature {name}: {what}")
         for name in stats["empty_classes"]:
-            echo(f"  class folder {name} holds no image and is left out")
+            echo(f"  class folder {name} holds no example and is left out")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 
 from tasks.errors import InvalidParams, did_you_mean
-from tasks.pipelines.constraints import config_problems
+from tasks.pipelines.constraints import config_problems, ops_problems, text_problems
 from tasks.pipelines.op_parsing import parse_op
 from tasks.pipelines.ops import Op
 from tasks.settings import (
@@ -39,7 +39,8 @@ from tasks.source_kinds import SOURCES
 
 PARAMS_FILE = Path("params.yaml")
 RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
-BUILT_IN_MODELS = ("small_cnn", "mlp", "emulated")
+TEXT_MODELS = ("text_classifier",)
+BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, "emulated")
 LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
 OpSpec = str | dict[str, Any]
 # Keys of earlier versions, by their place, and what they are called now.
@@ -228,7 +229,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     postprocess = (
         ops["postprocess"]
         if "postprocess" in document
-        else _parse_ops(parsed.postprocess, "postprocess", problems)
+        else _parse_ops(_default_postprocess(parsed), "postprocess", problems)
     )
     params = Params(
         **{
@@ -253,6 +254,12 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     if problems:
         raise InvalidParams([f"{name}: {problem}" for problem in problems])
     return params
+
+
+def _default_postprocess(document: Document) -> list[OpSpec]:
+    """What makes floats of images and tables; tokens stay numbers."""
+    text = SOURCES[document.data.source].content == "text"
+    return [] if text else document.postprocess
 
 
 def model_names() -> list[str]:
@@ -327,7 +334,7 @@ def _cross_field_problems(params: Params) -> list[str]:
         )
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
         found += [f"pipelines.{name}.{reason}" for reason in _reading_problems(config, params)]
-    return found + _model_problems(params.model.name)
+    return found + _model_problems(params.model.name, SOURCES[params.data.source].content)
 
 
 def _reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
@@ -369,18 +376,11 @@ def _path_problems(params: Params) -> list[str]:
 def _source_problems(params: Params) -> list[str]:
     """Problems of ops and sampling with this kind of data."""
     content = SOURCES[params.data.source].content
-    if content == "images":
-        return []
-    ops = [
-        (section, op)
-        for section in ("preprocess", "augment", "postprocess")
-        for op in getattr(params, section)
-    ]
-    found = [
-        f"{section}: {op.name} works on images, not on a {content}"
-        for section, op in ops
-        if not op.any_input and ":" not in op.name
-    ]
+    sections = ("preprocess", "augment", "postprocess")
+    ops = [(section, op) for section in sections for op in getattr(params, section)]
+    found = ops_problems(content, ops)
+    if content == "text":
+        found += text_problems(params.preprocess)
     if content == "time series":
         sampled = [
             name for name, config in params.pipelines.items() if config.sampling != "uniform"
@@ -402,17 +402,21 @@ def _source_problems(params: Params) -> list[str]:
     return found
 
 
-def _model_problems(name: str) -> list[str]:
+def _model_problems(name: str, content: str) -> list[str]:
     if ":" not in name:
         known = model_names()
-        return (
-            []
-            if name in known
-            else [
+        if name not in known:
+            return [
                 f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
                 " package.module:function"
             ]
-        )
+        if name != "emulated" and (name in TEXT_MODELS) != (content == "text"):
+            takes = "text" if name in TEXT_MODELS else "numbers"
+            return [
+                f"model.name: {name} takes {takes}, the source is {content}; for text:"
+                f" {', '.join(TEXT_MODELS)}, or your own"
+            ]
+        return []
     module = name.partition(":")[0]
     try:
         missing = importlib.util.find_spec(module) is None

@@ -112,7 +112,16 @@ class DataSettings(Settings):
     )
     label_column: str = Field(
         default="label",
-        description="image_table, table: column with the class, or the number to predict",
+        description="tables, text_lines: column with the class, or the number to predict",
+    )
+    text_column: str = Field(
+        default="text", description="text_table, text_lines: column (JSON: key) with the text"
+    )
+    encoding: str = Field(
+        default="utf-8", description="texts: encoding, kept as UTF-8 from then on"
+    )
+    max_bytes: int = Field(
+        default=50_000_000, ge=1, description="a text with more bytes is rejected, a file unread"
     )
     label_kind: Literal["auto", "class", "number"] = Field(
         default="auto",
@@ -138,10 +147,7 @@ class DataSettings(Settings):
     )
     time_column: str = Field(
         default="",
-        description=(
-            "time_series: column that must increase from row to row; empty: rows are in order as"
-            " they stand"
-        ),
+        description="time_series: column that increases from row to row; empty: as rows stand",
     )
     max_reject_fraction: Fraction = Field(
         default=0.01, description="share of examples that may be rejected before ingest stops"
@@ -153,10 +159,7 @@ class DataSettings(Settings):
     )
     duplicates: Literal["reject", "keep"] = Field(
         default="reject",
-        description=(
-            "examples with the same bytes: keep the first only, or all of them (always within one"
-            " split)"
-        ),
+        description="examples with the same bytes: the first only, or all, within one split",
     )
     records: RecordSettings = RecordSettings()
     split: SplitSettings = SplitSettings()
@@ -183,10 +186,7 @@ class ShardSettings(Settings):
         default=4,
         ge=1,
         le=256,
-        description=(
-            "threads that write shards, half of which wait for the disk; any number gives the same"
-            " bytes"
-        ),
+        description="threads that write shards; any number gives the same bytes",
     )
 
 
@@ -417,8 +417,8 @@ class ModelSettings(Settings):
     name: str = Field(
         default="small_cnn",
         description=(
-            "small_cnn, mlp, emulated (an accelerator that is not there: `options: {step_ms: 58}`),"
-            " a keras.applications name, or package.module:function of your own"
+            "small_cnn, mlp, text_classifier, emulated (an accelerator that is not there: `options:"
+            " {step_ms: 58}`), a keras.applications name, or package.module:function of your own"
         ),
     )
     options: dict[str, Any] = Field(

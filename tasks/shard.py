@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from tasks.cli import stage_cli
-from tasks.data.manifest import SPLITS, Manifest, map_values, read_manifest
+from tasks.data.manifest import SPLITS, Manifest, map_documents, map_values, read_manifest
 from tasks.data.record_offsets import write_offsets
 from tasks.data.records import RecordSchema, encode_example, encode_examples, encode_head_and_tail
 from tasks.data.shards import Shard, ShardIndex, write_shard_index
@@ -54,8 +54,8 @@ COMPRESSIONS: dict[str, tuple[Compression, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
-    """What one writer needs to write one shard. `values` is the mapped array of all examples, empty
-    where they are files.
+    """What one writer needs to write one shard. `values` is the mapped array of all examples, of
+    texts the bytes of all of them, empty where they are files.
     """
 
     path: Path
@@ -119,7 +119,7 @@ def write_shard(job: ShardJob) -> Shard:
 
 def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterator[ShardJob]:
     schema = manifest.schema
-    values = np.empty(0) if schema.payload == "encoded" else map_values(manifest.folder)
+    values = _map_values(manifest)
     for split in SPLITS:
         rows = manifest.for_split(split)
         if rows.empty:
@@ -146,13 +146,19 @@ def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Ite
                 )
 
 
+def _map_values(manifest: Manifest) -> np.ndarray:
+    if manifest.schema.payload == "encoded":
+        return np.empty(0)
+    text = manifest.schema.payload == "text"
+    return map_documents(manifest.folder) if text else map_values(manifest.folder)
+
+
 def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
     """The framed records of one shard, in order, in parts."""
     if job.schema.payload == "raw":
         return _framed_rows(job)
-    return chain.from_iterable(
-        _framed_blocks(job) if job.schema.payload == "series" else _framed_files(job)
-    )
+    framed = {"series": _framed_blocks, "text": _framed_documents, "encoded": _framed_files}
+    return chain.from_iterable(framed[job.schema.payload](job))
 
 
 def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
@@ -190,6 +196,15 @@ def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
                 feature=job.schema.feature,
             )
         )
+
+
+def _framed_documents(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
+    for key, begin, label, size in job.rows[["key", "row", "label", "bytes"]].itertuples(
+        index=False
+    ):
+        value = job.values[begin : begin + size].tobytes()
+        head, tail = encode_head_and_tail(size, key=key, label=label, feature=job.schema.feature)
+        yield frame(head, value, tail)
 
 
 def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:

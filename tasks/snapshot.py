@@ -33,6 +33,7 @@ from tasks.data.columns import (
     write_rows,
 )
 from tasks.data.manifest import read_manifest
+from tasks.data.records import RecordSchema
 from tasks.data.repair import REPAIRED, Damage, find_damaged_shards, repair_shards, shard_path
 from tasks.data.shards import Shard, ShardIndex, read_shard_index
 from tasks.errors import CorruptShard
@@ -56,6 +57,8 @@ from tasks.settings import SnapshotSettings
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from tasks.pipelines.tokenizer_fitting import PreparedTokenizer
 
 ROWS_BYTES = 32 << 20  # about so many bytes are preprocessed, written and digested together
 STATISTICS_OF = "train"
@@ -97,11 +100,11 @@ class ShardRows:
 
 
 class _NotDecoded(Exception):
-    """Something in a shard could not be read or decoded."""
+    """Something in a shard could not be read or decoded by these ops."""
 
-    def __init__(self, message: str, shard: str) -> None:
+    def __init__(self, message: str, shard: str, ops: Sequence[Op]) -> None:
         super().__init__(message)
-        self.shard = shard
+        self.shard, self.ops = shard, ops
 
 
 def snapshot(
@@ -116,9 +119,9 @@ def snapshot(
     """Write the preprocessed examples of all splits into `out`: columns image or features, label
     and key.
 
-    Images that still differ in size make a ragged column. Of a series the rows are time steps, and
-    there is no label: windows are cut when they are read. `names` gives the ids of examples by
-    their keys, for what is said of damaged ones.
+    Images that still differ in size, and the tokens of texts, make a ragged column. Of a series the
+    rows are time steps, and there is no label: windows are cut when they are read. `names` gives
+    the ids of examples by their keys, for what is said of damaged ones.
 
     Raises:
       CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`
@@ -132,17 +135,13 @@ def snapshot(
     try:
         return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
     except _NotDecoded as error:
-        ops = (
-            Parse(feature=shards.schema.feature, label=shards.schema.label),
-            *resolve(preprocess, shards.schema),
-        )
         searched = [
             shard
             for split in shards.splits
             for shard in shards.for_split(split)
             if skips or shard.name == error.shard
         ]
-        damage = find_undecodable(searched, shards_folder, ops, damage, names())
+        damage = find_undecodable(searched, shards_folder, error.ops, damage, names())
         if not damage.unusable:
             raise CorruptShard(str(error)) from error
         if not skips:
@@ -170,24 +169,7 @@ def _write_snapshot(
     settings: SnapshotSettings,
     damage: Damage,
 ) -> SnapshotIndex:
-    schema = shards.schema
-    label = (
-        ()
-        if schema.payload == "series"
-        else (Column(name="label", dtype=schema.label_dtype, shape=()),)
-    )
-    columns = (
-        Column(name=schema.feature, dtype=schema.dtype, shape=stored_shape(preprocess, schema)),
-        *label,
-        Column(name="key", dtype="int64", shape=()),
-    )
-    columns = tuple(
-        each
-        for column in columns
-        for each in ((column, column.offsets) if column.ragged else (column,))
-    )
-    key = snapshot_key(shards, preprocess)
-    ops = (Parse(feature=schema.feature, label=schema.label), *resolve(preprocess, schema))
+    schema, key = shards.schema, snapshot_key(shards, preprocess)
     with resumable_folder(
         out,
         key=digest_json(
@@ -206,6 +188,9 @@ def _write_snapshot(
                 f"snapshot: {left_out:,} examples dropped; all configurations read the repaired"
                 f" shards in {out / REPAIRED}"
             )
+        tokens = _prepare_tokenizer(shards, shards_folder, folder, preprocess)
+        ops = tuple(tokens.op if op.name == "tokenize" and tokens else op for op in preprocess)
+        columns = _columns(ops, schema, tokens)
         # A compressed set next to the plain one holds the same records.
         chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
         counts = {split: shards.examples(split) for split in shards.splits}
@@ -215,7 +200,7 @@ def _write_snapshot(
             folder=folder,
             shards_folder=shards_folder,
             columns=columns,
-            ops=ops,
+            ops=(Parse(feature=schema.feature, label=schema.label), *resolve(ops, schema)),
             series=schema.payload == "series",
         )
         written = in_threads(
@@ -236,11 +221,57 @@ def _write_snapshot(
                 split: _finish_split(context, split, found) for split, found in by_split.items()
             },
             repaired=repaired,
+            vocabulary=tokens.vocabulary if tokens else 0,
+            files=tokens.files if tokens else {},
         )
         for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
             left.unlink()
         write_index(folder, index)
     return index
+
+
+def _columns(
+    preprocess: Sequence[Op], schema: RecordSchema, tokens: PreparedTokenizer | None
+) -> tuple[Column, ...]:
+    """The columns of a split: the model's input and, where its size varies, its offsets; label and
+    key.
+    """
+    value = Column(
+        name=schema.feature,
+        dtype=tokens.dtype if tokens else schema.dtype,
+        shape=stored_shape(preprocess, schema),
+    )
+    label = Column(name="label", dtype=schema.label_dtype, shape=())
+    return (
+        value,
+        *((value.offsets,) if value.ragged else ()),
+        *(() if schema.payload == "series" else (label,)),
+        Column(name="key", dtype="int64", shape=()),
+    )
+
+
+def _prepare_tokenizer(
+    shards: ShardIndex, shards_folder: Path, folder: Path, preprocess: Sequence[Op]
+) -> PreparedTokenizer | None:
+    """The tokenizer of texts, fitted on the training split unless its file is given; None for other
+    data.
+    """
+    if shards.schema.payload != "text":
+        return None
+    import tensorflow as tf
+
+    from tasks.pipelines.tokenizer_fitting import prepare_tokenizer
+
+    training = shards.for_split(STATISTICS_OF)
+    paths = [(shard_path(shards_folder, folder, shard), shard.compression) for shard in training]
+    try:
+        return prepare_tokenizer(preprocess, folder, paths)
+    except tf.errors.OpError as error:
+        raise _NotDecoded(
+            f"{shards_folder}: the training split cannot be read: {error.message}",
+            training[0].name,
+            (Parse(feature=shards.schema.feature, label=shards.schema.label),),
+        ) from error
 
 
 def _with_row_offsets(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
@@ -284,13 +315,16 @@ def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
             if isinstance(inputs, list):
                 chunk = _write_part(context, shard, chunk, inputs)
                 shapes += [value.shape for value in inputs]
-                inputs = ragged.flatten_pixels(inputs)
             chunks.append(chunk)
-            parts += [moments(inputs)] if shard.split == STATISTICS_OF else []
+            if shard.split == STATISTICS_OF and context.columns[0].name != "text":
+                pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
+                parts.append(moments(pixels))
             count += chunk.count
     except tf.errors.OpError as error:
         raise _NotDecoded(
-            f"{path}: cannot be read or decoded after record {count}: {error.message}", shard.name
+            f"{path}: cannot be read or decoded after record {count}: {error.message}",
+            shard.name,
+            context.ops,
         ) from error
     if count != shard.examples:
         raise CorruptShard(
@@ -362,7 +396,7 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
     elif context.columns[0].ragged:
         yield from _batch_by_bytes(
             records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator(),
-            context.columns[0].name,
+            context.columns[0],
         )
     else:
         rows = max(1, ROWS_BYTES // context.columns[0].stride)
@@ -376,11 +410,11 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
             )
 
 
-def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    """Examples whose value `name` differs in size, about ROWS_BYTES at a time: that value as a
-    list, the others as arrays.
+def _batch_by_bytes(examples: Iterator[dict[str, Any]], column: Column) -> Iterator[dict[str, Any]]:
+    """Examples whose value of `column` differs in size, about ROWS_BYTES at a time: that value, as
+    it is stored, in a list, the others as arrays.
     """
-    passed = 0
+    passed, name = 0, column.name
 
     def number(example: dict[str, Any]) -> int:
         nonlocal passed
@@ -391,7 +425,7 @@ def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[d
         together = list(group)
         yield {
             key: (
-                [item[key] for item in together]
+                [item[key].astype(column.dtype) for item in together]
                 if key == name
                 else np.asarray([item[key] for item in together])
             )

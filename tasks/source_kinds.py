@@ -15,7 +15,7 @@ from typing import Literal
 class SourceKind:
     """What examples are, and whether each is an image file of its own (for `read: files`)."""
 
-    content: Literal["images", "table", "time series"] = "images"
+    content: Literal["images", "text", "table", "time series"] = "images"
     has_files: bool = False
 
 
@@ -27,5 +27,8 @@ SOURCES: Mapping[str, SourceKind] = {
     "table": SourceKind(content="table"),
     "tfds": SourceKind(),
     "tfrecord": SourceKind(),
+    "text_folder": SourceKind(content="text"),
+    "text_lines": SourceKind(content="text"),
+    "text_table": SourceKind(content="text"),
     "time_series": SourceKind(content="time series"),
 }

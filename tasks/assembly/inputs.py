@@ -48,7 +48,7 @@ def input_spec(params: Params, stored: PreparedData, purpose: Purpose) -> InputS
         augment = tuple(steady for op in augment if (steady := op.in_evaluation()) is not None)
     spec = InputSpec(
         schema=stored.shards.schema,
-        preprocess=params.preprocess,
+        preprocess=stored.bind_to_data(params.preprocess),
         augment=augment,
         postprocess=stored.bind_to_data(params.postprocess),
         batch_size=params.batch_size,
@@ -92,7 +92,7 @@ def series_windows(params: Params, stored: PreparedData) -> Window | None:
     return windows
 
 
-def input_shape(params: Params, stored: PreparedData) -> tuple[int, ...]:
+def input_shape(params: Params, stored: PreparedData) -> tuple[int | None, ...]:
     """Shape of one example as it reaches the model, before the postprocessing that may happen
     there.
     """

@@ -7,13 +7,20 @@ from __future__ import annotations
 from tasks.assembly.inputs import input_shape, input_spec, series_windows
 from tasks.params import Params
 from tasks.pipelines.prepared_data import PreparedData
+from tasks.training import emulation
 from tasks.training.models import Models, Target, build_models
 
 
 def build_models_for(params: Params, stored: PreparedData) -> Models:
-    """Build the model that `params` names for the inputs and labels that are stored."""
+    """Build the model that `params` names for the inputs and labels that are stored; one for text
+    learns how many tokens there are.
+    """
+    settings, vocabulary = params.model, stored.snapshot.vocabulary
+    if vocabulary and settings.name != emulation.NAME:
+        options = {"vocabulary": vocabulary, **settings.options}
+        settings = settings.model_copy(update={"options": options})
     return build_models(
-        params.model,
+        settings,
         input_shape=input_shape(params, stored),
         dtype=stored.shards.schema.dtype,
         target=infer_target(params, stored),

@@ -34,7 +34,7 @@ from tasks.errors import (
     expect_current_schema,
     rebuild_hint,
 )
-from tasks.files import digest_blake3, write_json
+from tasks.files import digest_blake3, digest_file, write_json
 
 INDEX = "index.json"
 MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
@@ -106,7 +106,9 @@ class SnapshotIndex:
     """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op
     versions.
 
-    `repaired`: what is read in the place of damaged shards, by whatever reads shards.
+    `vocabulary`: how many numbers the tokens of text can have, padding among them; 0 for other
+    data. `files`: digests of what else belongs to it, by name. `repaired`: what is read in the
+    place of damaged shards, by whatever reads shards.
     """
 
     key: str
@@ -114,6 +116,8 @@ class SnapshotIndex:
     columns: tuple[Column, ...]
     splits: Mapping[str, SplitColumns]
     repaired: tuple[Shard, ...] = ()
+    vocabulary: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def bytes(self, split: str) -> int:
         """Size of all columns of a split."""
@@ -207,6 +211,8 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
                 for name, item in stored["splits"].items()
             },
             repaired=tuple(Shard(**item) for item in stored["repaired"]),
+            vocabulary=stored["vocabulary"],
+            files=stored["files"],
         )
     if key is not None and index.key != key:
         raise StaleSnapshot(
@@ -214,6 +220,13 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
             " TensorFlow; run `dvc repro snapshot`"
         )
     with expect_current_schema(folder / INDEX, "snapshot"):
+        for name, digest in index.files.items():
+            path = folder / name
+            if not path.exists() or digest_file(path) != digest:
+                raise CorruptColumn(
+                    f"{path} is not the file that the index describes;"
+                    f" {rebuild_hint(folder, 'snapshot')}"
+                )
         for split, rows in index.splits.items():
             for column in index.columns:
                 path, needed = column_path(folder, split, column.name), rows.bytes(column)

@@ -1,9 +1,9 @@
 """The manifest: one row per usable example, the classes, the rejected examples with their reasons,
 and one digest of it all.
 
-Files: `examples.parquet`, `rejected.csv`, `values.npy` (unless the source is files), `converted/`
-(only where files had to be converted), and `manifest.json`, written last: its presence means
-complete.
+Files: `examples.parquet`, `rejected.csv`, `values.npy` (of arrays and series), `documents.bin` (of
+texts), `converted/` (only where files had to be converted), and `manifest.json`, written last: its
+presence means complete.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tasks.files import digest_blake2b, read_json, write_json
 
 SPLITS = ("train", "validation", "test")
 VALUES = "values.npy"
+DOCUMENTS = "documents.bin"
 COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 
 
@@ -31,10 +32,10 @@ class Manifest:
     """All usable examples of a data set.
 
     `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int:
-    the index into the values, of an image within a shard that others wrote its first byte, −1 for
-    files), label (int class, or float number), bytes (int), digest (str) and split (str), ordered
-    by id. Of a series, each row is a block of time steps: `row` and `key` are its first step,
-    `label` the number of steps.
+    the index into the values, of an image within a shard that others wrote and of a document in
+    `documents.bin` its first byte, −1 for files), label (int class, or float number), bytes (int),
+    digest (str) and split (str), ordered by id. Of a series, each row is a block of time steps:
+    `row` and `key` are its first step, `label` the number of steps.
     """
 
     examples: pd.DataFrame
@@ -117,6 +118,12 @@ def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFram
         if len(table) != rows:
             raise ValueError(f"{len(table)} rows, manifest.json says {rows}")
         return pd.DataFrame(table[list(columns)])
+
+
+def map_documents(folder: Path) -> np.ndarray:
+    """Map the documents of a manifest of texts, (bytes,) uint8, without reading them."""
+    with expect_current_schema(folder / DOCUMENTS):
+        return np.memmap(folder / DOCUMENTS, np.uint8, mode="r")
 
 
 def map_values(folder: Path) -> np.ndarray:

@@ -5,6 +5,8 @@ second column. No TensorFlow.
     that a slice of the file needs no copy data/snapshot/train/image.extent.bin    examples × (1 +
     rank), int64: where the value begins [elements], and its shape
 
+Images have three dimensions, a document's tokens have one.
+
 The position of a value in the file depends on all values before it. So every shard's values are
 first written into a part of their own, and the parts are concatenated in order.
 """

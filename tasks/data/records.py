@@ -2,9 +2,9 @@
 TensorFlow.
 
 The wire format is written by hand because every record has the same three features: `key` (int64),
-`label` (int64 class or float number) and `image` or `features` (bytes). Examples of one fixed size
-are encoded as whole arrays, without a Python call per record. Any TFRecord reader understands the
-result; the tests read it back with two independent ones. Source of the format:
+`label` (int64 class or float number) and `image`, `features` or `text` (bytes). Examples of one
+fixed size are encoded as whole arrays, without a Python call per record. Any TFRecord reader
+understands the result; the tests read it back with two independent ones. Source of the format:
 tensorflow/core/example/example.proto and the protocol-buffer wire encoding.
 """
 
@@ -30,12 +30,13 @@ class RecordSchema:
     encoded: `image` is a JPEG or PNG file; `shape` is None unless all images have the same size.
     raw: `image` (uint8) or `features` (any other dtype) is one value of `shape` and `dtype` in C
     order. series: `features` is a block of consecutive time steps, each of `shape` (columns,);
-    `key` is the block's first row. `columns` names the last axis of tables and series; `categories`
-    holds the vocabularies of a table's trailing columns.
+    `key` is the block's first row. text: `text` is a document in UTF-8, of `shape` (None,): the
+    tokens that it becomes, of `dtype` int32. `columns` names the last axis of tables and series;
+    `categories` holds the vocabularies of a table's trailing columns.
     """
 
-    payload: Literal["encoded", "raw", "series"]
-    shape: tuple[int, ...] | None
+    payload: Literal["encoded", "raw", "series", "text"]
+    shape: tuple[int | None, ...] | None
     channels: int = 1
     dtype: str = "uint8"
     label: Label = "class"
@@ -44,7 +45,9 @@ class RecordSchema:
 
     @property
     def feature(self) -> str:
-        """Name of the model's input: image (uint8) or features (anything else)."""
+        """Name of the model's input: text, image (uint8) or features (anything else)."""
+        if self.payload == "text":
+            return "text"
         return "image" if self.dtype == "uint8" else "features"
 
     @property

@@ -66,6 +66,8 @@ def _features(index: ShardIndex) -> dict:
 
 
 def _value(schema: RecordSchema) -> dict:
+    if schema.payload == "text":
+        return {"pythonClassName": f"{_FEATURES}.text_feature.Text", "text": {}}
     dimensions = [str(size) for size in schema.shape or (-1, -1, schema.channels)]
     if schema.payload == "raw":
         tensor = {"dtype": schema.dtype, "encoding": "bytes", "shape": {"dimensions": dimensions}}

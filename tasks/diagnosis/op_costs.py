@@ -127,9 +127,9 @@ def _op_costs(
 
 
 def _alike(pipeline: InputPipeline, elements: tf.data.Dataset) -> bool:
-    """Whether elements can be batched: all images have the same size, or have been given it."""
+    """Whether elements can be batched: all values have the same size, or have been given it."""
     known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(elements.element_spec))
-    return known or pipeline.data.shards.schema.shape is not None
+    return known or None not in (pipeline.data.shards.schema.shape or (None,))
 
 
 def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:

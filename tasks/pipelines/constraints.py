@@ -6,7 +6,8 @@ Each reason begins with the field it is about, and is in one place, by what deci
 * one value: its type in `tasks/settings.py`
 * one configuration, with the ops: here, a `yield`
 * several sections of params.yaml: `_cross_field_problems` in `tasks/params.py`
-* a configuration and the shape of the data: `variable_size_problems` here
+* ops and the kind of data: `ops_problems` and `text_problems` here
+* a configuration and the shape of the data: `variable_size_problems`, `sequence_problems` here
 * the prepared data and the machine: `tasks/assembly/inputs.py`
 """
 
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 from tasks.pipelines.ops import Op
+from tasks.pipelines.text_ops import Tokenize
 from tasks.settings import PipelineConfig
 
 
@@ -52,6 +55,62 @@ def variable_size_problems(config: PipelineConfig, ops_to_uniform_shape: Sequenc
             " preprocess, or use host"
         )
     return problems
+
+
+def sequence_problems(config: PipelineConfig) -> list[str]:
+    """What cannot be done with batches of texts, each padded to its longest."""
+    problems = []
+    if config.service:
+        problems.append(
+            "service: its workers' batches differ in length and cannot be joined; drop `service`"
+        )
+    if config.snapshot_on == "device":
+        problems.append(
+            "snapshot_on: texts differ in length and are gathered on the host; use host"
+        )
+    return problems
+
+
+def ops_problems(content: str, ops: Sequence[tuple[str, Op]]) -> list[str]:
+    """Ops, with the section of each, that do not work on this kind of data."""
+    problems = []
+    for section, op in ops:
+        if ":" in op.name or (op.on_text if content == "text" else op.any_input):
+            continue
+        if content == "text":
+            problems.append(f"{section}: {op.name} does not work on text; drop it")
+        elif op.on_text:
+            problems.append(f"{section}: {op.name} works on text, not on {_one_of(content)}")
+        elif content != "images":
+            problems.append(f"{section}: {op.name} works on images, not on {_one_of(content)}")
+    return problems
+
+
+def text_problems(preprocess: Sequence[Op]) -> list[str]:
+    """What the ops of text lack, or have in the wrong order."""
+    names = [op.name for op in preprocess]
+    if names.count("tokenize") != 1:
+        return [
+            "preprocess: text needs one `tokenize`, such as `- tokenize: {kind: sentencepiece,"
+            " vocabulary: 8000}`"
+        ]
+    if "truncate" in names[: names.index("tokenize")]:
+        return ["preprocess: truncate counts tokens; put it after `tokenize`"]
+    return [
+        f"preprocess: tokenize.model: {reason}"
+        for op in preprocess
+        if isinstance(op, Tokenize) and op.model and (reason := _problem_of_file(op))
+    ]
+
+
+def _problem_of_file(op: Tokenize) -> str:
+    if not op.file:
+        return f"{op.kind} need no file; drop `model`, or set kind"
+    return "" if Path(op.model).is_file() else f"{op.model} does not exist"
+
+
+def _one_of(content: str) -> str:
+    return content if content == "images" else f"a {content}"
 
 
 def _of_caches(

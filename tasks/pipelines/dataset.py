@@ -203,7 +203,10 @@ def _(step: Shuffle, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
 
 @build_step.register
 def _(step: Batch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    return dataset.batch(step.size // context.host.count, name=step.trace_name)
+    size = step.size // context.host.count
+    if context.data.shards.schema.payload == "text":
+        return dataset.padded_batch(size, name=step.trace_name)
+    return dataset.batch(size, name=step.trace_name)
 
 
 @build_step.register

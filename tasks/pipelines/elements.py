@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tasks.data.records import RecordSchema
-from tasks.pipelines import color_kernels, cutting, host_kernels  # noqa: F401 - they add kernels
+from tasks.pipelines import (  # noqa: F401 - they add kernels
+    color_kernels,
+    cutting,
+    host_kernels,
+    text_kernels,
+)
 from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.ops import Op
 from tasks.pipelines.randomness import RandomStream
@@ -43,7 +48,13 @@ def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> Rand
 
 
 def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -> Element | tuple:
-    """The (input, label) that a model takes, or, `with_keys`, the whole element."""
+    """The (input, label) that a model takes, or, `with_keys`, the whole element; texts of a batch
+    are padded to the longest.
+    """
+    element = {
+        name: value.to_tensor() if isinstance(value, tf.RaggedTensor) else value
+        for name, value in element.items()
+    }
     return element if with_keys else (element[schema.feature], element["label"])
 
 

@@ -28,9 +28,10 @@ from tasks.scratch import Scratch
 class InputPipeline:
     """Batches of one split, epoch by epoch, as a plan says.
 
-    Batches are (input, label): image (batch, height, width, channels) or features (batch, …), label
-    (batch,) int64 or what the task predicts; or dicts that also carry `key` (batch,) int64 when
-    `with_keys` is set. `scratch` holds caches on disk and lives as long as the pipeline.
+    Batches are (input, label): image (batch, height, width, channels), features (batch, …) or text
+    (batch, longest) int32, label (batch,) int64 or what the task predicts; or dicts that also carry
+    `key` (batch,) int64 when `with_keys` is set. `scratch` holds caches on disk and lives as long
+    as the pipeline.
     """
 
     plan: Plan
@@ -64,8 +65,12 @@ class InputPipeline:
 
     @property
     def batch_bytes(self) -> int:
-        """Size of the input of a full batch, as it leaves the host."""
+        """Size of the input of a full batch, as it leaves the host; of texts without padding."""
         spec = self.dataset().element_spec[0]
+        if self.data.shards.schema.payload == "text":
+            rows, column = self.data.snapshot.splits[self.split], self.data.snapshot.columns[0]
+            tokens = rows.bytes(column) / np.dtype(column.dtype).itemsize
+            return round(self.batch_size * spec.dtype.size * tokens / max(1, rows.count))
         return self.batch_size * spec.dtype.size * (spec.shape[1:].num_elements() or 0)
 
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:

@@ -1,6 +1,6 @@
 """What each op of the registry computes, in TensorFlow.
 
-A kernel takes and returns an element: a dict of features `image` or `features`, `label` and `key`
+A kernel takes and returns an element: a dict of `image`, `features` or `text`, `label` and `key`
 (before parsing: `record` or `path`). Kernels of ops that take both accept one example or a batch
 with the same code. Randomness is a pure function of (seed, epoch, op, example key), so it does not
 depend on order or parallelism.
@@ -343,7 +343,7 @@ def draw_mirrored(key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
 
 def input_name(element: Element) -> str:
     """Name of the model's input among the features of an element."""
-    return "image" if "image" in element else "features"
+    return next(name for name in ("image", "text", "features") if name in element)
 
 
 def affine(op: Standardize) -> tuple[list[float], list[float]]:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tasks.errors import did_you_mean
-from tasks.pipelines import augmentations  # noqa: F401 - registers its ops
+from tasks.pipelines import augmentations, text_ops  # noqa: F401 - they register their ops
 from tasks.pipelines.ops import REGISTRY, Op
 
 

@@ -9,6 +9,7 @@ there and an equality test. `augmentations.py` has the ops that images are train
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -30,13 +31,15 @@ REGISTRY: dict[str, type[Op]] = {}
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
     """What an op may take from the data: mean and standard deviation per channel or column of the
-    training split (0 and 1 of categories), the number of classes, and of categories per column.
+    training split (0 and 1 of categories), the number of classes, and of categories per column; and
+    the folder of the snapshot, which holds the tokenizer of texts.
     """
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     classes: int
     categories: tuple[int, ...]
+    snapshot: Path
 
 
 class Op(BaseModel):
@@ -45,8 +48,9 @@ class Op(BaseModel):
     `takes` says whether the kernel accepts one example, a batch (a leading dimension on every
     feature), or both; `random` ops draw again each epoch as a pure function of (seed, epoch,
     example key); `device` ops can also run as the first layer of the model; `any_input` ops work on
-    features of tables and series as well as on images; `on_labels` ops stay on the host; an op that
-    `mixes_labels` needs them as vectors; one that `counts_pixels` means those of the full size.
+    features of tables and series as well as on images; `on_text` ops work on text or its tokens;
+    `on_labels` ops stay on the host; an op that `mixes_labels` needs them as vectors; one that
+    `counts_pixels` means those of the full size.
 
     What an op that `cuts` makes of an image is a rectangle of it, perhaps resized, which
     `draw_boxes` in `boxes.py` draws, so that a fetch from the snapshot reads nothing else; one that
@@ -62,6 +66,7 @@ class Op(BaseModel):
     random: ClassVar[bool] = False
     device: ClassVar[bool] = False
     any_input: ClassVar[bool] = False
+    on_text: ClassVar[bool] = False
     on_labels: ClassVar[bool] = False
     mixes_labels: ClassVar[bool] = False
     counts_pixels: ClassVar[bool] = False
@@ -82,6 +87,11 @@ class Op(BaseModel):
             if module.partition(".")[0] in PROGRAM
             else {**identity, "source": code_digest(module, without=PROGRAM)}
         )
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions besides TensorFlow whose versions decide what it computes."""
+        return (OPENCV,) if self.opencv else ()
 
     @property
     def prefers_single_examples(self) -> bool:
@@ -159,6 +169,7 @@ class Decode(Op):
 
     name = "decode"
     any_input = True
+    on_text = True
 
 
 class DecodeImage(Op):
@@ -410,6 +421,7 @@ class OneHot(_NeedsClasses):
 
     name = "one_hot"
     any_input = True
+    on_text = True
     on_labels = True
 
 

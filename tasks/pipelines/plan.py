@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.constraints import config_problems, variable_size_problems
+from tasks.pipelines.constraints import (
+    config_problems,
+    sequence_problems,
+    variable_size_problems,
+)
 from tasks.pipelines.ops import Load, Op, Parse
 from tasks.pipelines.parallelism import Parallelism
 from tasks.pipelines.shapes import ops_until_uniform, output_shape, resolve
@@ -127,6 +131,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
         config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
     )
     problems += variable_size_problems(config, spec.ops_to_uniform_shape)
+    problems += sequence_problems(config) if spec.schema.payload == "text" else []
     if problems:
         raise ImpossiblePlan("; ".join(problems))
     output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)

@@ -19,7 +19,7 @@ from tasks.data.splits import shard_order
 from tasks.errors import ImpossiblePlan, did_you_mean
 from tasks.files import digest_json
 from tasks.libraries import installed_versions
-from tasks.pipelines.ops import OPENCV, DataFacts, Op
+from tasks.pipelines.ops import DataFacts, Op
 from tasks.pipelines.shapes import resolve
 from tasks.settings import Sampling
 
@@ -67,7 +67,7 @@ class PreparedData:
 
     def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
         """Ops with what they take from the data: statistics of the training split, the number of
-        classes, the categories.
+        classes, the categories, the tokenizer that is fitted.
         """
         return tuple(op.bind(self._facts) for op in ops)
 
@@ -81,6 +81,7 @@ class PreparedData:
             deviation=(*statistics.deviation[:numeric], *(1.0 for _ in categories)),
             classes=len(self.shards.classes),
             categories=categories,
+            snapshot=self.snapshot_folder,
         )
 
 
@@ -115,7 +116,7 @@ def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
     and the versions of the libraries that compute them.
     """
     ops = resolve(preprocess, shards.schema)
-    libraries = ["tensorflow", *([OPENCV] if any(op.opencv for op in ops) else [])]
+    libraries = sorted({"tensorflow", *(name for op in ops for name in op.libraries)})
     return digest_json(
         {
             "shards": shards.digest,

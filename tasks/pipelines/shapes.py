@@ -17,8 +17,10 @@ def resolve(
     preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConfig | None = None
 ) -> tuple[Op, ...]:
     """Replace `decode` by decoding of encoded images or reinterpretation of raw values, as schema
-    and configuration say.
+    and configuration say; text needs none.
     """
+    if schema.payload == "text":
+        return tuple(op for op in preprocess if not isinstance(op, Decode))
     if schema.payload == "series":
         decode: Op = DecodeRaw(size=(None, *(schema.shape or ())), dtype=schema.dtype)
     elif schema.payload == "raw":
@@ -51,7 +53,7 @@ def ops_until_uniform(ops: Sequence[Op], schema: RecordSchema) -> int | None:
 
 def stored_shape(preprocess: Sequence[Op], schema: RecordSchema) -> tuple[int | None, ...]:
     """Shape of what a snapshot stores of an example; (None, None, channels) where images keep their
-    own sizes.
+    own sizes, (None,) for tokens of text.
     """
     variable = ops_until_uniform(preprocess, schema) is None
     return (None, None, schema.channels) if variable else output_shape(preprocess, schema)
@@ -59,14 +61,16 @@ def stored_shape(preprocess: Sequence[Op], schema: RecordSchema) -> tuple[int | 
 
 def output_shape(
     ops: Sequence[Op], schema: RecordSchema, window: Window | None = None
-) -> tuple[int, ...]:
+) -> tuple[int | None, ...]:
     """Shape of the model's input after `ops`, derived from the data: (height, width, channels),
-    (columns,) or (length, columns).
+    (columns,), (length, columns), or (None,) for the tokens of a text.
 
     Raises:
       ImpossiblePlan: the images differ in size and no op makes them the same size.
     """
     start: Shape = schema.shape
+    if schema.payload == "text":
+        return (None,)
     shape: Shape = (window.length, *(start or ())) if window else start
     for op in ops:
         shape = op.shape(shape)

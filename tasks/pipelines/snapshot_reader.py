@@ -22,6 +22,7 @@ from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
 from tasks.pipelines.resampling import compute_on_device
 from tasks.pipelines.samplers import class_index
+from tasks.pipelines.sequences import pad_rows
 from tasks.pipelines.steps import Gather
 
 Columns = Mapping[str, tf.Tensor]  # values of whole columns by their names
@@ -189,14 +190,27 @@ class SnapshotReader:
             value = tf.reshape(
                 tf.slice(columns[column.name], offset[:1], [tf.reduce_prod(offset[1:])]), offset[1:]
             )
+            value = tf.cast(value, self.data.shards.schema.dtype)  # tokens are stored narrower
             example[column.name] = tf.ensure_shape(value, column.shape)
         return example
 
     def _fetch(self, columns: Columns, rows: tf.Tensor) -> Element:
-        """The examples in `rows` (batch,), of columns that are not ragged."""
+        """The examples in `rows` (batch,); of a ragged column, tokens (batch, longest) that are
+        padded with 0.
+        """
         window = self.gather.window
         if window is None:
-            return {name: tf.gather(values, rows) for name, values in columns.items()}
+            examples = {
+                name: tf.gather(values, rows)
+                for name, values in columns.items()
+                if not self.data.column(name).ragged
+            }
+            for column in [column for column in map(self.data.column, columns) if column.ragged]:
+                begins, lengths = tf.unstack(examples.pop(column.offsets.name), axis=1)
+                examples[column.name] = pad_rows(
+                    columns[column.name], begins, lengths, tf.reduce_max(lengths)
+                )
+            return examples
         starts = rows * window.stride
         time_steps = tf.gather(
             columns["features"],

@@ -23,11 +23,13 @@ class InputThroughput:
 
 @dataclass(frozen=True, kw_only=True)
 class ExamplesDigest:
-    """The digest, how many examples went into it, and their shape and dtype."""
+    """The digest, how many examples went into it, and their dtype and shape; a size of None differs
+    between examples.
+    """
 
     digest: str
     examples: int
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str
 
 

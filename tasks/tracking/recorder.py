@@ -241,7 +241,8 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
         )
         mlflow.log_artifact(path)
         return
-    inputs = TensorSpec(np.dtype(model.inputs[0].dtype), (-1, *model.input_shape[1:]))
+    sizes = tuple(-1 if size is None else size for size in model.input_shape)
+    inputs = TensorSpec(np.dtype(model.inputs[0].dtype), sizes)
     outputs = TensorSpec(np.dtype("float32"), (-1, *model.output_shape[1:]))
     signature = ModelSignature(inputs=Schema([inputs]), outputs=Schema([outputs]))
     needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]

@@ -1,8 +1,9 @@
-"""Models by name: two small built-in ones, every keras.applications network without weights, or a
+"""Models by name: three small built-in ones, every keras.applications network without weights, or a
 builder of your own.
 
 A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one
-logit per class, or one number per value to predict. What is saved and served is always the whole:
+logit per class, or one number per value to predict; one for text takes tokens (length,) int32, 0
+for padding, and how many there are as `vocabulary`. What is saved and served is always the whole:
 stored inputs (uint8 images), postprocessing ops, then the network; so serving needs no
 preprocessing code.
 """
@@ -26,6 +27,7 @@ from tasks.training.device_ops import apply_as_layer
 from tasks.training.emulation import Emulation, emulation_of
 
 Shape = tuple[int, ...]
+INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; else features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class Models:
 def build_models(
     settings: ModelSettings,
     *,
-    input_shape: Shape,
+    input_shape: tuple[int | None, ...],
     dtype: str,
     target: Target,
     postprocess: Sequence[Op],
@@ -72,7 +74,7 @@ def build_models(
     Raises:
       UnknownModel: there is no such builder, or it did not return a fitting Keras model.
     """
-    stored = keras.Input(input_shape, dtype=dtype, name="image" if dtype == "uint8" else "features")
+    stored = keras.Input(input_shape, dtype=dtype, name=INPUT_NAMES.get(dtype, "features"))
     value: Any = stored
     for op in postprocess:
         value = value if op.on_labels else apply_as_layer(op, value)
@@ -211,6 +213,22 @@ def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
     )
 
 
+def text_classifier(
+    input_shape: Shape, outputs: int, *, vocabulary: int, width: int = 64
+) -> keras.Model:
+    """The mean of a text's embedded tokens, padding left out, and a dense layer."""
+    return keras.Sequential(
+        [
+            keras.Input(input_shape, dtype="int32"),
+            layers.Embedding(vocabulary, width, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(width, activation="relu"),
+            layers.Dense(outputs),
+        ],
+        name="text_classifier",
+    )
+
+
 def _application(name: str) -> Any:
     constructor = getattr(keras.applications, name)
 
@@ -246,7 +264,12 @@ def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
 
 
 def _builder(name: str) -> Any:
-    built_in = {"small_cnn": small_cnn, "mlp": mlp, emulation.NAME: emulation.emulated}
+    built_in = {
+        "small_cnn": small_cnn,
+        "mlp": mlp,
+        "text_classifier": text_classifier,
+        emulation.NAME: emulation.emulated,
+    }
     if name in built_in:
         return built_in[name]
     if ":" not in name:

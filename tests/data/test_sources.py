@@ -120,6 +120,11 @@ def test_a_column_that_a_table_lacks_is_named_with_the_nearest(tmp_path):
         check_columns(frame, ["heigth"], path=path, keys="data.numeric")
 
 
+def test_a_tsv_is_read_with_tabs(tmp_path):
+    (tmp_path / "table.tsv").write_text("text\tlabel\na, b\tx\n")
+    assert read_frame(tmp_path / "table.tsv").to_dict("records") == [{"text": "a, b", "label": "x"}]
+
+
 def test_what_is_no_table_is_named(tmp_path):
     path = tmp_path / "table.parquet"
     with pytest.raises(DataNotFound, match=r"table\.parquet does not exist"):

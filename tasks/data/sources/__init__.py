@@ -1,5 +1,5 @@
-"""One file per kind of input. Each finds what is there and says it in one of four forms:
-`ImageFiles`, `StoredImages`, `Arrays`, `Series`.
+"""One file per kind of input. Each finds what is there and says it in one of five forms:
+`ImageFiles`, `StoredImages`, `Texts`, `Arrays`, `Series`.
 
 Sources only look; `tasks.ingest` examines every example, rejects what is unusable and writes the
 manifest. A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a
@@ -14,6 +14,9 @@ from tasks.data.sources import (
     image_folder,
     image_table,
     table,
+    text_folder,
+    text_lines,
+    text_table,
     tfds,
     tfrecord,
     time_series,
@@ -26,6 +29,7 @@ from tasks.data.sources.base import (
     Series,
     StoredImage,
     StoredImages,
+    Texts,
 )
 from tasks.settings import DataSettings
 
@@ -38,6 +42,7 @@ __all__ = [
     "Series",
     "StoredImage",
     "StoredImages",
+    "Texts",
     "scan",
 ]
 
@@ -47,13 +52,16 @@ SCANNERS = {
     "image_folder": image_folder.scan,
     "image_table": image_table.scan,
     "table": table.scan,
+    "text_folder": text_folder.scan,
+    "text_lines": text_lines.scan,
+    "text_table": text_table.scan,
     "tfds": tfds.scan,
     "tfrecord": tfrecord.scan,
     "time_series": time_series.scan,
 }
 
 
-def scan(settings: DataSettings) -> ImageFiles | StoredImages | Arrays | Series:
+def scan(settings: DataSettings) -> ImageFiles | StoredImages | Texts | Arrays | Series:
     """Look at the source that `data` describes.
 
     Raises:

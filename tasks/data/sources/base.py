@@ -1,10 +1,10 @@
-"""The forms in which any source presents its examples: files, images within files, arrays, or one
-long series.
+"""The forms in which any source presents its examples: files, images within files, texts, arrays,
+or one long series.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +71,29 @@ class StoredImages:
     features: Mapping[str, str]
     rejected: Sequence[Rejected] = ()
     notes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A text, not yet examined: bytes in the encoding `data.encoding`, or a string in which bytes
+    that are not of that encoding are surrogates. `split` is None unless the source decides it.
+    """
+
+    id: str
+    content: bytes | str
+    label: str
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Documents, read one by one while they are iterated, once; what cannot be used comes between
+    them. `total` counts both.
+    """
+
+    documents: Iterable[Document | Rejected]
+    total: int
+    empty_classes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,12 @@ def read_frame(path: Path, *, as_text: bool = False) -> pd.DataFrame:
         return (
             pq.read_table(path).to_pandas()
             if path.suffix == ".parquet"
-            else pd.read_csv(path, dtype=str if as_text else None, keep_default_na=True)
+            else pd.read_csv(
+                path,
+                sep="\t" if path.suffix == ".tsv" else ",",
+                dtype=str if as_text else None,
+                keep_default_na=True,
+            )
         )
     except Exception as error:  # parsers of foreign files raise anything
         raise UnreadableSource(

@@ -1,0 +1,41 @@
+"""Texts in class folders, a document per file: the class of a file is its folder's path below the
+root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.data.sources.base import Document, Rejected, Texts
+from tasks.data.sources.class_folders import ClassFolders, list_class_folders
+from tasks.data.texts import RejectedText, check_encoding, read_document
+from tasks.settings import DataSettings
+
+SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
+
+
+def scan(settings: DataSettings) -> Texts:
+    """List the text files below `data.path`, and what cannot be listed; they are read one by one.
+
+    Raises:
+      DataNotFound: there is no such folder, or no class folder with texts in it.
+    """
+    check_encoding(settings.encoding)
+    root = Path(settings.path)
+    listed = list_class_folders(root, SUFFIXES, what="texts")
+    return Texts(
+        documents=_documents(listed, root, settings.max_bytes),
+        total=len(listed.files) + len(listed.rejected),
+        empty_classes=listed.empty,
+    )
+
+
+def _documents(listed: ClassFolders, root: Path, max_bytes: int) -> Iterator[Document | Rejected]:
+    yield from listed.rejected
+    for file in listed.files:
+        try:
+            content = read_document(file.path, root=root, max_bytes=max_bytes)
+            yield Document(id=file.id, content=content, label=file.label)
+        except RejectedText as reason:
+            yield Rejected(id=file.id, reason=str(reason))

@@ -1,0 +1,97 @@
+"""Texts as lines of files: JSON objects (.jsonl) with a key for the text and one for the class, or
+plain lines (.txt) of which each file is a class. Lines are read one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.data.sources.base import Document, Rejected, Texts
+from tasks.data.sources.text_records import read_fields
+from tasks.data.sources.text_table import check_fields
+from tasks.data.texts import check_encoding
+from tasks.errors import DataNotFound, UnreadableSource
+from tasks.settings import DataSettings
+
+JSON = frozenset({".jsonl", ".ndjson"})
+PLAIN = frozenset({".txt"})
+_BLOCK = 1 << 20
+
+
+def scan(settings: DataSettings) -> Texts:
+    """Read the file, or the files in the folder, at `data.path`.
+
+    Raises:
+      DataNotFound: there is no such file, or no file of lines in the folder.
+      UnreadableSource: there are plain lines without a class.
+    """
+    root = Path(settings.path)
+    check_encoding(settings.encoding, lines=True)
+    names = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
+    files = [
+        path
+        for path in names
+        if path.suffix.lower() in JSON | PLAIN and path.is_file() and not path.name.startswith(".")
+    ]
+    if not files:
+        raise DataNotFound(
+            f"{root} is no file of lines ({', '.join(sorted(JSON | PLAIN))}), nor a folder of such"
+            " files; set `data.path`"
+        )
+    if root.is_file() and root.suffix.lower() in PLAIN:
+        raise UnreadableSource(
+            f"{root}: plain lines have no class; use a folder with a file per class"
+            " (`spam.txt`, `ham.txt`), or JSON lines with a label"
+        )
+    return Texts(documents=_documents(files, settings), total=sum(map(_count_lines, files)))
+
+
+def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document | Rejected]:
+    for path in files:
+        plain = path.suffix.lower() in PLAIN
+        for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
+            identity = f"{path.name}:{number:08d}"
+            if isinstance(line, int):
+                yield Rejected(id=identity, reason=f"larger than data.max_bytes: {line:,} bytes")
+            elif plain:
+                yield Document(id=identity, content=line, label=path.stem)
+            else:
+                yield _read_json(line, identity, path, settings)
+
+
+def _read_json(
+    line: bytes, identity: str, path: Path, settings: DataSettings
+) -> Document | Rejected:
+    try:
+        fields: Any = json.loads(line.decode(settings.encoding).removeprefix("\ufeff"))
+    except UnicodeDecodeError as error:
+        reason = f"not {settings.encoding}: byte 0x{line[error.start]:02x} at {error.start:,}"
+        return Rejected(id=identity, reason=reason)
+    except (ValueError, RecursionError) as error:
+        return Rejected(id=identity, reason=f"not JSON: {error}")
+    if not isinstance(fields, dict):
+        return Rejected(id=identity, reason=f"no JSON object: {type(fields).__name__}")
+    if identity.endswith(":00000001"):
+        check_fields(list(fields), settings, where=f"{path}, line 1")
+    return read_fields(fields, identity, settings)
+
+
+def _lines(path: Path, max_bytes: int) -> Iterator[bytes | int]:
+    """The lines of a file without their breaks; of one that is too long, how long it is."""
+    with path.open("rb") as file:
+        while line := file.readline(max_bytes + 1):
+            if line.endswith(b"\n") or len(line) <= max_bytes:
+                yield line.rstrip(b"\r\n")
+                continue
+            size = len(line)
+            while not line.endswith(b"\n") and (line := file.readline(_BLOCK)):
+                size += len(line)
+            yield size
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))

@@ -1,0 +1,49 @@
+"""From the fields of a row or a JSON object to a document. Not a source itself: tables and lines
+use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.data.sources.base import Document, Rejected
+from tasks.data.sources.tabular import read_split
+from tasks.data.texts import RejectedText, check_size
+from tasks.settings import DataSettings
+
+
+def read_fields(
+    fields: Mapping[str, Any], identity: str, settings: DataSettings
+) -> Document | Rejected:
+    """The document that fields describe, or why they describe none; an optional field `split` holds
+    train, validation or test.
+    """
+    text, label = fields.get(settings.text_column), fields.get(settings.label_column)
+    if text is None:
+        return Rejected(id=identity, reason="text missing")
+    if not isinstance(text, str):
+        return Rejected(id=identity, reason=f"text is {type(text).__name__}, not a string")
+    name = _label(label)
+    if not name:
+        return Rejected(id=identity, reason="label missing")
+    if not name.isprintable():
+        return Rejected(id=identity, reason="label has characters that cannot be printed")
+    split, problem = read_split(fields.get("split"))
+    if problem is not None:
+        return Rejected(id=identity, reason=problem)
+    try:
+        check_size(len(text.encode("utf-8", "surrogatepass")), settings.max_bytes)
+    except RejectedText as reason:
+        return Rejected(id=identity, reason=str(reason))
+    return Document(id=identity, content=text, label=name, split=split)
+
+
+def _label(value: Any) -> str:
+    """A class by its name; numbers that are whole without a fraction."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return (
+        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+    )

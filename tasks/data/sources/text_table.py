@@ -1,0 +1,116 @@
+"""Texts as rows of a table: CSV, TSV or Parquet with a column of texts and one of classes. Rows are
+read one by one, so the table need not fit into memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tasks.data.sources.base import Document, Rejected, Texts
+from tasks.data.sources.text_records import read_fields
+from tasks.data.texts import check_encoding
+from tasks.errors import DataNotFound, UnreadableSource, did_you_mean
+from tasks.settings import DataSettings
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_ROWS = 256
+_BLOCK = 1 << 20
+
+
+def scan(settings: DataSettings) -> Texts:
+    """Read the table at `data.path`; an optional column `split` holds train, validation or test.
+
+    Raises:
+      DataNotFound: there is no such file.
+      UnreadableSource: it is no table of this kind, or lacks a column.
+    """
+    path = Path(settings.path)
+    if not path.is_file():
+        raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
+    check_encoding(settings.encoding)
+    if path.suffix == ".parquet":
+        return _scan_parquet(path, settings)
+    if path.suffix not in DELIMITERS:
+        raise UnreadableSource(
+            f"{path}: a table of texts is named .csv, .tsv or .parquet; for .jsonl and .txt set"
+            " `data.source: text_lines`"
+        )
+    return Texts(documents=_csv_rows(path, settings), total=_count_lines(path))
+
+
+def check_fields(names: list[str], settings: DataSettings, *, where: str) -> None:
+    """Refuse a table, or a first line, without a text or a label.
+
+    Raises:
+      UnreadableSource: names the column, the nearest one there is, and the key to set.
+    """
+    for key in ("text_column", "label_column"):
+        wanted = getattr(settings, key)
+        if wanted not in names:
+            raise UnreadableSource(
+                f"{where}: no column {wanted}; {did_you_mean(wanted, names)} Set data.{key}."
+            )
+
+
+def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejected]:
+    csv.field_size_limit(sys.maxsize)
+    with path.open(encoding=settings.encoding, errors="surrogateescape", newline="") as file:
+        rows = csv.reader(file, delimiter=DELIMITERS[path.suffix])
+        try:
+            header = [name.removeprefix("\ufeff") for name in next(rows, [])]
+            check_fields(header, settings, where=str(path))
+            for number, row in enumerate(rows, start=1):
+                identity = f"row {number:08d}"
+                if not row:
+                    continue  # a blank line
+                if len(row) == len(header):
+                    yield read_fields(
+                        {name: value or None for name, value in zip(header, row, strict=True)},
+                        identity,
+                        settings,
+                    )
+                else:
+                    reason = f"other fields than the header: {len(row)}, not {len(header)}"
+                    yield Rejected(id=identity, reason=reason)
+        except (csv.Error, UnicodeError) as error:
+            raise UnreadableSource(
+                f"{path}, line {rows.line_num}: is not a readable table: {error}"
+            ) from error
+
+
+def _scan_parquet(path: Path, settings: DataSettings) -> Texts:
+    try:
+        table = pq.ParquetFile(path)
+    except Exception as error:  # parsers of foreign files raise anything
+        raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
+    names = list(table.schema_arrow.names)
+    check_fields(names, settings, where=str(path))
+    needed = [settings.text_column, settings.label_column]
+    needed += ["split"] if "split" in names else []
+    return Texts(
+        documents=_parquet_rows(path, table, needed, settings), total=table.metadata.num_rows
+    )
+
+
+def _parquet_rows(
+    path: Path, table: pq.ParquetFile, columns: list[str], settings: DataSettings
+) -> Iterator[Document | Rejected]:
+    number = 0
+    try:
+        for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
+            for fields in batch.to_pylist():
+                number += 1
+                yield read_fields(fields, f"row {number:08d}", settings)
+    except OSError as error:
+        raise UnreadableSource(f"{path}, after row {number}: cannot be read: {error}") from error
+
+
+def _count_lines(path: Path) -> int:
+    """About how many rows there are: a quoted text may have several lines."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))

@@ -1,0 +1,117 @@
+"""From text to the numbers of its tokens, in TensorFlow: the same ops of one library where a
+snapshot is written and in a stream.
+
+Number 0 is padding and stands for no token. A tokenizer's file that has another token there is
+counted from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.errors import InvalidParams
+from tasks.pipelines.text_ops import Tokenize
+
+PADDING, UNKNOWN = "[PAD]", "[UNK]"
+BYTES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """`encode` turns texts (batch,) into ragged tokens (batch, tokens) int32, numbers from 1 up to
+    `vocabulary`, excluded.
+    """
+
+    encode: Callable[[tf.Tensor], tf.RaggedTensor]
+    vocabulary: int
+
+
+def tokenize(op: Tokenize, text: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+    """Tokens of a text (): (tokens,) int32; of texts (batch,): ragged (batch, tokens) int32.
+
+    Raises:
+      InvalidParams: the tokenizer's file is not one of its kind.
+    """
+    encode = tokenizer_of(op).encode
+    return encode(text[None]).values if text.shape.rank == 0 else encode(text)
+
+
+def tokenizer_of(op: Tokenize) -> Tokenizer:
+    """The tokenizer of an op that has what it takes from the data.
+
+    Raises:
+      InvalidParams: its file is not one of its kind.
+    """
+    with tf.init_scope():  # outside of any function that is being traced
+        return _load(op.kind, Path(op.model).read_bytes() if op.file else b"")
+
+
+@lru_cache(maxsize=8)
+def _load(kind: str, content: bytes) -> Tokenizer:
+    loaders = {"bytes": _bytes, "sentencepiece": _sentencepiece, "wordpiece": _wordpiece}
+    return loaders[kind](content)
+
+
+def _bytes(content: bytes) -> Tokenizer:
+    def encode(texts: tf.Tensor) -> tf.RaggedTensor:
+        values = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
+        return tf.RaggedTensor.from_row_lengths(
+            tf.cast(values, tf.int32) + 1, tf.strings.length(texts)
+        )
+
+    return Tokenizer(encode=encode, vocabulary=1 + BYTES)
+
+
+def _sentencepiece(content: bytes) -> Tokenizer:
+    import sentencepiece
+    import tensorflow_text
+
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    except RuntimeError as error:
+        raise InvalidParams(
+            [
+                "preprocess: tokenize.model is no SentencePiece model; a vocabulary file is for"
+                " `kind: wordpiece`"
+            ]
+        ) from error
+    shift = int(processor.pad_id() != 0)
+    tokenizer = tensorflow_text.SentencepieceTokenizer(model=content)
+    return Tokenizer(
+        encode=lambda texts: _shifted(tokenizer.tokenize(texts), shift),
+        vocabulary=processor.vocab_size() + shift,
+    )
+
+
+def _wordpiece(content: bytes) -> Tokenizer:
+    import tensorflow_text
+
+    try:
+        words = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        words = []
+    if UNKNOWN not in words or len(set(words)) < len(words):
+        raise InvalidParams(
+            [
+                f"preprocess: tokenize.model is no WordPiece vocabulary: a token per line in UTF-8,"
+                f" each once, {UNKNOWN} among them"
+            ]
+        )
+    shift = int(words[0] != PADDING)
+    tokenizer = tensorflow_text.FastWordpieceTokenizer(
+        vocab=words, token_out_type=tf.int32, unknown_token=UNKNOWN
+    )
+    return Tokenizer(
+        encode=lambda texts: _shifted(tokenizer.tokenize(texts), shift),
+        vocabulary=len(words) + shift,
+    )
+
+
+def _shifted(tokens: Any, shift: int) -> tf.RaggedTensor:
+    return tokens + shift if shift else tokens

@@ -1,0 +1,280 @@
+"""Texts are read from folders, tables and lines, one by one; what cannot be read says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tasks.data.documents import write_documents
+from tasks.data.manifest import map_documents
+from tasks.data.sources import scan, text_folder, text_lines, text_table
+from tasks.data.sources.base import Document, Rejected
+from tasks.data.sources.class_folders import list_class_folders
+from tasks.data.sources.text_records import read_fields
+from tasks.data.texts import RejectedText, check_encoding, inspect_text, read_document
+from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
+from tasks.settings import DataSettings
+
+SCRIPTS = {
+    "greek": "Ὁ λύκος καὶ ὁ ἀμνός",
+    "hindi": "भेड़िया और मेमना",
+    "japanese": "狼と子羊。ｶﾅ",
+    "arabic": "الذئبُ والحمَل",
+    "german": "Wolf und Lämmchen, ﬁne Maße",
+}
+
+
+def settings(source: str, path: Path, **more) -> DataSettings:
+    return DataSettings(source=source, path=str(path), **more)
+
+
+def found(source) -> list[tuple]:
+    """Id, label and text, or id and reason."""
+    return [
+        (item.id, item.reason)
+        if isinstance(item, Rejected)
+        else (item.id, item.label, item.content)
+        for item in source.documents
+    ]
+
+
+def reasons(source) -> dict[str, str]:
+    return {item.id: item.reason for item in source.documents if isinstance(item, Rejected)}
+
+
+def write_folder(root: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def test_a_folder_per_class_gives_a_document_per_file(tmp_path):
+    write_folder(tmp_path, {"ham/a.txt": b"hello", "spam/x/b.md": b"buy", "spam/x/c.bin": b"?"})
+    (tmp_path / "none").mkdir()
+    source = text_folder.scan(settings("text_folder", tmp_path))
+    assert found(source) == [("ham/a.txt", "ham", b"hello"), ("spam/x/b.md", "spam/x", b"buy")]
+    assert (source.total, source.empty_classes) == (2, ["none"])
+
+
+def test_a_folder_without_texts_says_what_it_looked_for(tmp_path):
+    with pytest.raises(DataNotFound, match=r"no class folder with texts \(\.eml.*\.txt\)"):
+        list_class_folders(tmp_path, text_folder.SUFFIXES, what="texts")
+    with pytest.raises(DataNotFound, match="is not a folder"):
+        text_folder.scan(settings("text_folder", tmp_path / "nowhere"))
+
+
+def test_files_that_are_no_documents_are_rejected_unread(tmp_path):
+    write_folder(tmp_path, {"a/ok.txt": b"fine", "b/ok.txt": b"fine, too"})
+    huge = tmp_path / "a" / "huge.txt"
+    with huge.open("wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "a" / "away.txt").symlink_to("/etc/hostname")
+    (tmp_path / "a" / "gone.txt").symlink_to(tmp_path / "a" / "missing")
+    source = text_folder.scan(settings("text_folder", tmp_path, max_bytes=10))
+    assert reasons(source) == {
+        "a/away.txt": "leads outside the data root",
+        "a/gone.txt": "cannot be read: No such file or directory",
+        "a/huge.txt": "larger than data.max_bytes: 1,099,511,627,776 bytes",
+    }
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_tables_give_a_document_per_row(tmp_path, suffix):
+    texts = [*SCRIPTS.values(), "two\nlines, 'quoted' \"twice\"", "NA", "null"]
+    frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 4, "split": ["", "test", *[""] * 6]})
+    path = tmp_path / f"table{suffix}"
+    if suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    documents = list(text_table.scan(settings("text_table", path)).documents)
+    assert [item.content for item in documents] == texts
+    assert [(item.label, item.split) for item in documents[:3]] == [
+        ("a", None),
+        ("b", "test"),
+        ("a", None),
+    ]
+
+
+def test_the_classes_of_a_table_may_be_numbers(tmp_path):
+    frame = pd.DataFrame({"body": ["one", "two", "three"], "stars": [5.0, 1.5, None]})
+    frame.to_parquet(tmp_path / "table.parquet")
+    source = text_table.scan(
+        settings(
+            "text_table",
+            tmp_path / "table.parquet",
+            text_column="body",
+            label_column="stars",
+        )
+    )
+    assert [item[1] for item in found(source)] == ["5", "1.5", "label missing"]
+
+
+def test_a_row_that_cannot_be_used_is_rejected_and_the_others_are_not(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(
+        b"text,label,split\nfine,a,\nno class,,\n,a,\n\xe9t\xe9,a,\nmore,a,,\ntyped,a,tset\n"
+        b"last,b,\n"
+    )
+    source = text_table.scan(settings("text_table", path))
+    rows, rejected = write_documents(source, tmp_path, encoding="utf-8")
+    assert rows["id"].tolist() == ["row 00000001", "row 00000007"]
+    assert {item.id[-1]: item.reason for item in rejected} == {
+        "2": "label missing",
+        "3": "text missing",
+        "4": "not utf-8: byte 0xe9 at 0",
+        "5": "other fields than the header: 4, not 3",
+        "6": "split tset is none of train, validation, test",
+    }
+
+
+def test_a_missing_column_is_named_with_the_nearest_one(tmp_path):
+    (tmp_path / "table.csv").write_text("texts,label\na,b\n")
+    with pytest.raises(
+        UnreadableSource, match=r"no column text; did you mean texts\?.*data\.text_column"
+    ):
+        list(text_table.scan(settings("text_table", tmp_path / "table.csv")).documents)
+    pd.DataFrame({"text": ["a"], "labels": ["b"]}).to_parquet(tmp_path / "table.parquet")
+    with pytest.raises(UnreadableSource, match=r"no column label; did you mean labels\?"):
+        text_table.scan(settings("text_table", tmp_path / "table.parquet"))
+    (tmp_path / "lines.jsonl").write_text('{"body": "a", "label": "b"}\n')
+    with pytest.raises(UnreadableSource, match=r"lines\.jsonl, line 1: no column text"):
+        list(text_lines.scan(settings("text_lines", tmp_path / "lines.jsonl")).documents)
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    (tmp_path / "table.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(UnreadableSource, match="is not a readable Parquet table"):
+        text_table.scan(settings("text_table", tmp_path / "table.parquet"))
+    (tmp_path / "table.jsonl").write_text("{}")
+    with pytest.raises(UnreadableSource, match=r"set `data\.source: text_lines`"):
+        text_table.scan(settings("text_table", tmp_path / "table.jsonl"))
+    with pytest.raises(DataNotFound, match="does not exist"):
+        text_table.scan(settings("text_table", tmp_path / "nowhere.csv"))
+
+
+def test_lines_of_json_have_a_key_for_the_text_and_one_for_the_class(tmp_path):
+    lines = [json.dumps({"text": text, "label": name}) for name, text in SCRIPTS.items()]
+    (tmp_path / "all.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    source = text_lines.scan(settings("text_lines", tmp_path / "all.jsonl"))
+    assert [item[1:] for item in found(source)] == list(SCRIPTS.items())
+
+
+def test_lines_that_cannot_be_used_are_rejected(tmp_path):
+    lines = [
+        b'{"text": "fine", "label": "a"}',
+        b"{text: 1}",
+        b"[1]",
+        b'{"text": 7, "label": "a"}',
+        b'{"text": "\xe9", "label": "a"}',
+        b'{"text": "\\ud800", "label": "a"}',
+        b'{"text": "", "label": "a"}',
+        b"[" * 100_000,
+    ]
+    (tmp_path / "all.jsonl").write_bytes(b"\n".join(lines))
+    source = text_lines.scan(settings("text_lines", tmp_path / "all.jsonl"))
+    rows, rejected = write_documents(source, tmp_path, encoding="utf-8")
+    assert rows["id"].tolist() == ["all.jsonl:00000001"]
+    said = [item.reason for item in rejected]
+    assert said[0].startswith("not JSON: ")
+    assert said[1:6] == [
+        "no JSON object: list",
+        "text is int, not a string",
+        "not utf-8: byte 0xe9 at 10",
+        "not Unicode: holds half of a surrogate pair",
+        "empty text",
+    ]
+    assert said[6].startswith("not JSON: ")
+
+
+def test_plain_lines_have_the_class_of_their_file(tmp_path):
+    write_folder(tmp_path, {"ham.txt": b"one\r\ntwo\n", "spam.txt": b"three", "x.csv": b"no"})
+    source = text_lines.scan(settings("text_lines", tmp_path))
+    assert found(source) == [
+        ("ham.txt:00000001", "ham", b"one"),
+        ("ham.txt:00000002", "ham", b"two"),
+        ("spam.txt:00000001", "spam", b"three"),
+    ]
+    with pytest.raises(UnreadableSource, match="plain lines have no class"):
+        text_lines.scan(settings("text_lines", tmp_path / "ham.txt"))
+    with pytest.raises(DataNotFound, match="no file of lines"):
+        text_lines.scan(settings("text_lines", tmp_path / "x.csv"))
+
+
+def test_a_line_of_a_hundred_megabytes_is_rejected_and_not_kept(tmp_path):
+    with (tmp_path / "a.txt").open("wb") as file:
+        file.write(b"before\n")
+        for _ in range(100):
+            file.write(b"x" * 1_000_000)
+        file.write(b"\nafter\n")
+    source = text_lines.scan(settings("text_lines", tmp_path, max_bytes=1_000_000))
+    assert found(source) == [
+        ("a.txt:00000001", "a", b"before"),
+        ("a.txt:00000002", "larger than data.max_bytes: 100,000,001 bytes"),
+        ("a.txt:00000003", "a", b"after"),
+    ]
+
+
+def test_fields_of_a_record_that_is_too_long_are_rejected():
+    fields = {"text": "ä" * 10, "label": "a"}
+    limits = DataSettings(source="text_table", path="x", max_bytes=19)
+    assert read_fields(fields, "1", limits) == Rejected(
+        id="1", reason="larger than data.max_bytes: 20 bytes"
+    )
+    assert isinstance(
+        read_fields(fields, "1", limits.model_copy(update={"max_bytes": 20})), Document
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "reason"),
+    [
+        ("für".encode("latin-1"), "utf-8", "not utf-8: byte 0xfc at 1"),
+        ("für".encode("utf-16"), "utf-8", "not utf-8: byte 0xff at 0, looks like utf-16"),
+        (bytes(4096), "utf-8", "binary: holds NUL characters"),
+        (b"", "utf-8", "empty text"),
+        (b" \n\t ", "utf-8", "empty text"),
+    ],
+)
+def test_a_document_that_cannot_be_used_says_why(content, encoding, reason):
+    with pytest.raises(RejectedText) as error:
+        inspect_text(content, encoding=encoding)
+    assert str(error.value) == reason
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "gb18030"])
+def test_a_document_is_kept_as_utf_8_whatever_its_encoding(encoding):
+    for text in SCRIPTS.values():
+        assert inspect_text(text.encode(encoding), encoding=encoding) == text.encode()
+
+
+def test_encodings_are_checked_before_anything_is_read(tmp_path):
+    with pytest.raises(InvalidParams, match=r"data\.encoding: utf-9 is no encoding"):
+        text_folder.scan(settings("text_folder", tmp_path, encoding="utf-9"))
+    check_encoding("utf-16")
+    with pytest.raises(InvalidParams, match="files of lines cannot be read in utf-16"):
+        check_encoding("utf-16", lines=True)
+
+
+def test_documents_lie_back_to_back_where_their_rows_say(tmp_path):
+    write_folder(
+        tmp_path / "in", {f"{name}/1.txt": text.encode() for name, text in SCRIPTS.items()}
+    )
+    source = scan(settings("text_folder", tmp_path / "in"))
+    rows, rejected = write_documents(source, tmp_path, encoding="utf-8")
+    stored = map_documents(tmp_path)
+    assert not rejected
+    assert {
+        row["label"]: bytes(stored[row["row"] : row["row"] + row["bytes"]]).decode()
+        for row in rows.to_dict("records")
+    } == SCRIPTS
+
+
+def test_a_loop_of_links_is_no_document(tmp_path):
+    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
+    with pytest.raises(RejectedText, match="cannot be read"):
+        read_document(tmp_path / "loop.txt", root=tmp_path, max_bytes=10)

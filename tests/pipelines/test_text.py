@@ -1,0 +1,339 @@
+"""Texts travel from class folders to equal tokens in every configuration, and to a model."""
+
+from __future__ import annotations
+
+import copy
+import random
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import prepared
+from project import SMALL
+
+from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.assembly.model import build_models_for
+from tasks.data.columns import column_path, map_column, read_index, verify
+from tasks.data.shards import read_shard_index
+from tasks.errors import CorruptColumn, ImpossiblePlan, InvalidParams, StaleSnapshot
+from tasks.layout import Layout
+from tasks.measurement.draws import check_epoch
+from tasks.measurement.equality import digest_examples
+from tasks.params import check
+from tasks.pipelines import text_kernels, tokenizer_fitting
+from tasks.pipelines.randomness import RandomStream
+from tasks.pipelines.sequences import pad_rows
+from tasks.pipelines.text_ops import Tokenize, Truncate
+from tasks.pipelines.tokenizers import tokenize, tokenizer_of
+from tasks.snapshot import snapshot
+from tasks.training.models import compile_model
+
+WORDS = {
+    "english": "the wolf and the lamb came to the same river to drink water one day",
+    "greek": "Ὁ λύκος καὶ ὁ ἀμνός ἦλθον εἰς τὸν αὐτὸν ποταμόν ἵνα πίωσιν ὕδωρ",
+    "hindi": "एक दिन भेड़िया और मेमना पानी पीने के लिए एक ही नदी पर आए",
+    "japanese": "ある日 狼と 子羊が 同じ川に 水を飲みに 来ました。 ｶﾅ ㍍",
+}
+CONFIGS = {
+    "naive": {"read": "shards"},
+    "vectorized": {"read": "shards", "vectorize": True, "prefetch": 2},
+    "parallel": {
+        "read": "shards",
+        "interleave": {"cycle_length": 2, "parallel": "cores"},
+        "map": {"parallel": "cores"},
+        "deterministic": False,
+    },
+    "cached": {"read": "shards", "cache": {"where": "memory", "after": "tokenize"}},
+    "on_disk": {"read": "shards", "cache": {"where": "save_load"}, "vectorize": True},
+    "gzip": {"read": "gzip_shards"},
+    "in_memory": {"read": "arrays", "vectorize": True},
+    "balanced": {"read": "shards", "sampling": "balanced"},
+    "indexed": {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": True},
+    "snapshot": {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2},
+    "snapshot_window": {"read": "snapshot", "shuffle": {"kind": "window"}},
+}
+KINDS = {
+    "bytes": {"kind": "bytes"},
+    "sentencepiece": {"kind": "sentencepiece", "vocabulary": 300},
+    "wordpiece": {"kind": "wordpiece", "vocabulary": 300},
+}
+
+
+def write_texts(folder):
+    """Some documents per language, of 1 to 60 words."""
+    draw = random.Random(0)
+    for language, sentence in WORDS.items():
+        (folder / language).mkdir(parents=True)
+        for number in range(40):
+            text = " ".join(draw.choices(sentence.split(), k=draw.randint(1, 60)))
+            (folder / language / f"{number}.txt").write_text(text + f" {number}\n", "utf-8")
+    return folder
+
+
+def document(path, kind, **data):
+    document = copy.deepcopy(SMALL)
+    document |= {
+        "preprocess": [{"tokenize": KINDS[kind]}, {"truncate": {"tokens": 50}}],
+        "augment": [],
+        "postprocess": [],
+        "model": {"name": "text_classifier", "options": {"width": 8}},
+        "pipelines": CONFIGS,
+        "batch_size": 16,
+    }
+    document["shard"] |= {"compression": "both"}
+    document["data"] |= {"source": "text_folder", "path": str(path), **data}
+    return document
+
+
+def opened(folder, params):
+    layout = Layout(folder)
+    if not layout.shards.exists():
+        prepared(params.data, folder / "data")
+    snapshot(
+        read_shard_index(layout.shards),
+        layout.shards,
+        layout.snapshot,
+        preprocess=params.preprocess,
+    )
+    return open_inputs(params, layout)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("texts") / "source")
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def stored(request, texts, tmp_path_factory):
+    """Parameters with a kind of tokenizer, and the prepared data."""
+    params = check(document(texts, request.param))
+    return params, opened(tmp_path_factory.mktemp(request.param), params)
+
+
+@pytest.fixture(scope="module")
+def plain(texts, tmp_path_factory):
+    """The same with bytes as tokens."""
+    params = check(document(texts, "bytes"))
+    return params, opened(tmp_path_factory.mktemp("plain"), params)
+
+
+def test_all_configurations_deliver_the_same_tokens(stored):
+    params, data = stored
+    digests = {
+        name: digest_examples(input_pipeline(params, name, data, split="train", purpose="compare"))
+        for name in params.pipelines
+    }
+    assert len({item.digest for item in digests.values()}) == 1, digests
+    assert digests["naive"].shape == (None,)
+    assert digests["naive"].examples == data.shards.examples("train") > 50
+
+
+def test_the_snapshot_holds_the_tokens_without_padding(stored):
+    params, data = stored
+    tokens, extent = data.snapshot.columns[:2]
+    assert (tokens.name, tokens.dtype, tokens.shape) == ("text", "uint16", (None,))
+    count = data.snapshot.splits["train"].count
+    lengths = map_column(data.snapshot_folder, "train", extent, count)[:, 1]
+    assert 1 < lengths.min() < lengths.max() == 50
+    pipeline = input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    for batch, _ in pipeline.dataset().take(3):
+        assert batch.dtype == tf.int32
+        assert (batch.numpy() != 0).any(axis=0).all()  # none is wider than its longest text
+        assert batch.numpy().max() < data.snapshot.vocabulary
+    verify(data.snapshot_folder, read_index(data.snapshot_folder))
+
+
+@pytest.mark.parametrize("name", ["snapshot", "snapshot_window", "indexed"])
+def test_any_step_can_be_started_from(plain, name):
+    params, data = plain
+    pipeline = input_pipeline(params, name, data, split="train", purpose="train")
+    whole = list(pipeline.dataset(epochs=2).as_numpy_iterator())
+    for first in (1, pipeline.steps + 1):
+        rest = list(pipeline.dataset(first_step=first, epochs=2).as_numpy_iterator())
+        assert len(rest) == len(whole) - first
+        for one, other in zip(rest, whole[first:], strict=True):
+            np.testing.assert_array_equal(one[0], other[0])
+
+
+def test_an_epoch_draws_every_text_once(plain):
+    params, data = plain
+    for name in ("naive", "snapshot", "indexed"):
+        pipeline = input_pipeline(params, name, data, split="train", purpose="train")
+        draws, _ = check_epoch(pipeline)
+        assert (draws.distinct, draws.most_often) == (data.shards.examples("train"), 1)
+
+
+def test_a_model_learns_to_tell_languages_apart(stored):
+    params, data = stored
+    models = build_models_for(params, data)
+    assert models.full_model.inputs[0].name == "text"
+    compile_model(models.network, params.train, target=models.target, steps=1)
+    pipeline = input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    history = models.network.fit(pipeline.dataset(epochs=40), verbose=0)
+    assert history.history["accuracy"][-1] > 0.6
+
+
+def test_padding_changes_nothing_for_the_model(plain):
+    models = build_models_for(*plain)
+    tokens = tf.constant([[5, 6, 7]])
+    padded = tf.constant([[5, 6, 7, 0, 0]])
+    np.testing.assert_allclose(models.network(tokens), models.network(padded), rtol=1e-5)
+
+
+def test_one_text_and_a_batch_have_the_same_tokens_in_a_graph_and_without(stored):
+    params, data = stored
+    op = data.bind_to_data(params.preprocess)[1]
+    lines = list(WORDS.values())
+    expected = [tokenize(op, tf.constant(line)).numpy().tolist() for line in lines]
+    assert tokenize(op, tf.constant(lines)).to_list() == expected
+    mapped = tf.data.Dataset.from_tensor_slices(lines).map(lambda line: tokenize(op, line))
+    assert [item.tolist() for item in mapped.as_numpy_iterator()] == expected
+    assert min(map(min, expected)) > 0
+
+
+def test_bytes_are_tokens_from_one_on():
+    op = Tokenize(kind="bytes")
+    assert tokenize(op, tf.constant("aß")).numpy().tolist() == [98, 196, 160]
+    assert tokenize(op, tf.constant(["", "b"])).to_list() == [[], [99]]
+    assert tokenizer_of(op).vocabulary == 257
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece"])
+def test_the_same_texts_give_the_same_tokenizer(stored, kind, monkeypatch):
+    _, data = stored
+    shards = [(data.path(one), one.compression) for one in data.shards.for_split("train")]
+    op = Tokenize(**KINDS[kind])
+    first = tokenizer_fitting.fit(op, shards)
+    assert tokenizer_fitting.fit(op, shards) == first
+    monkeypatch.setattr(tokenizer_fitting, "SAMPLE_BYTES", 2000)
+    assert tokenizer_fitting.fit(op, shards) != first
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece"])
+def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path, kind):
+    _, data = plain
+    shards = [(data.path(one), one.compression) for one in data.shards.for_split("train")]
+    given = tmp_path / "given"
+    given.write_bytes(tokenizer_fitting.fit(Tokenize(**KINDS[kind]), shards))
+    chosen = document(texts, kind)
+    chosen["preprocess"] = [{"tokenize": {"kind": kind, "model": str(given)}}]
+    params = check(chosen)
+    shutil.copytree(data.shards_folder.parent, tmp_path / "data")
+    opened(tmp_path, params)
+    moved = given.rename(tmp_path / "moved")
+    chosen["preprocess"] = [{"tokenize": {"kind": kind, "model": str(moved)}}]
+    assert open_inputs(check(chosen), Layout(tmp_path)).snapshot.vocabulary > 100
+    path = tmp_path / "data" / "snapshot" / Tokenize(kind=kind).file
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(CorruptColumn, match=f"{path.name} is not the file that the index"):
+        open_inputs(check(chosen), Layout(tmp_path))
+    moved.write_bytes(moved.read_bytes().replace(b"wolf", b"lamb") + b"\n")
+    with pytest.raises(StaleSnapshot):
+        open_inputs(check(chosen), Layout(tmp_path))
+
+
+def test_a_vocabulary_without_padding_is_counted_from_one(tmp_path):
+    (tmp_path / "with.txt").write_text("[PAD]\n[UNK]\nwolf\nlamb\n")
+    (tmp_path / "without.txt").write_text("[UNK]\r\nwolf\r\nlamb\r\n")
+    for name in ("with.txt", "without.txt"):
+        op = Tokenize(kind="wordpiece", model=str(tmp_path / name))
+        assert tokenize(op, tf.constant("lamb eats wolf")).numpy().tolist() == [3, 1, 2]
+        assert tokenizer_of(op).vocabulary == 4
+
+
+@pytest.mark.parametrize(("kind", "said"), [("sentencepiece", "no Sent"), ("wordpiece", "no Word")])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, kind, said):
+    (tmp_path / "file").write_bytes(b"\xff\x00 no tokenizer")
+    with pytest.raises(InvalidParams, match=said):
+        tokenizer_of(Tokenize(kind=kind, model=str(tmp_path / "file")))
+
+
+def test_a_vocabulary_smaller_than_the_alphabet_says_what_to_change(plain):
+    _, data = plain
+    shards = [(data.path(one), one.compression) for one in data.shards.for_split("train")]
+    with pytest.raises(InvalidParams, match=r"SentencePiece cannot be fitted.*vocabulary"):
+        tokenizer_fitting.fit(Tokenize(kind="sentencepiece", vocabulary=20), shards)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"service": {"workers": 1}}, "service: its workers' batches differ in length"),
+        (
+            {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot_on": "device"},
+            "snapshot_on: texts differ in length",
+        ),
+    ],
+)
+def test_what_needs_one_length_is_refused(plain, texts, change, message):
+    chosen = document(texts, "bytes")
+    chosen["pipelines"] = {"odd": {"read": "shards", **change}}
+    with pytest.raises(ImpossiblePlan, match=message):
+        input_pipeline(check(chosen), "odd", plain[1], split="train", purpose="train")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"preprocess": []}, "preprocess: text needs one `tokenize`"),
+        (
+            {"preprocess": [{"truncate": {"tokens": 9}}, "tokenize"]},
+            "truncate counts tokens; put it after `tokenize`",
+        ),
+        (
+            {"preprocess": [{"tokenize": {"model": "no/such/file"}}]},
+            r"tokenize\.model: no/such/file does not exist",
+        ),
+        (
+            {"preprocess": [{"tokenize": {"kind": "bytes", "model": "file"}}]},
+            "bytes need no file",
+        ),
+        ({"augment": ["flip"]}, "augment: flip does not work on text"),
+        ({"postprocess": ["rescale"]}, "postprocess: rescale does not work on text"),
+        ({"model": {"name": "small_cnn"}}, "small_cnn takes numbers, the source is text"),
+    ],
+)
+def test_parameters_that_cannot_be_right_for_text_are_refused(texts, change, message):
+    with pytest.raises(InvalidParams, match=message):
+        check(document(texts, "bytes") | change)
+
+
+def test_ops_and_models_of_text_are_refused_for_images():
+    with pytest.raises(InvalidParams) as error:
+        check(SMALL | {"preprocess": ["tokenize"], "model": {"name": "text_classifier"}})
+    assert "preprocess: tokenize works on text, not on images" in str(error.value)
+    assert "model.name: text_classifier takes text, the source is images" in str(error.value)
+
+
+def test_text_needs_no_list_of_postprocess(texts):
+    chosen = document(texts, "bytes")
+    del chosen["postprocess"]
+    assert check(chosen).postprocess == ()
+
+
+def test_truncate_keeps_the_first_tokens_of_one_text_and_of_each_of_a_batch():
+    op, draw = Truncate(tokens=2), RandomStream(seed=0, epoch=tf.constant(0, tf.int64), salts=())
+    one = text_kernels.compute(op, {"text": tf.constant([3, 4, 5])}, draw)["text"]
+    batch = tf.ragged.constant([[3, 4, 5], [6], []], dtype=tf.int32)
+    assert one.numpy().tolist() == [3, 4]
+    assert text_kernels.compute(op, {"text": batch}, draw)["text"].to_list() == [[3, 4], [6], []]
+
+
+def test_sequences_are_padded_to_a_length():
+    values = tf.constant([9, 8, 7, 6, 5], tf.uint16)
+    begins, lengths = tf.constant([3, 0], tf.int64), tf.constant([2, 3], tf.int64)
+    rows = pad_rows(values, begins, lengths, tf.constant(4))
+    assert rows.numpy().tolist() == [[6, 5, 0, 0], [9, 8, 7, 0]]
+    assert rows.dtype == tf.int32
+
+
+def test_damage_to_tokens_is_named(plain, tmp_path):
+    _, data = plain
+    shutil.copytree(data.snapshot_folder, tmp_path / "snapshot")
+    path = column_path(tmp_path / "snapshot", "train", "text")
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptColumn, match=r"text\.bin: chunk 0"):
+        verify(tmp_path / "snapshot", read_index(tmp_path / "snapshot"))
