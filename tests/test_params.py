@@ -5,13 +5,18 @@ path.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tasks.data.records import RecordSchema
 from tasks.errors import InvalidParams
 from tasks.params import apply_overrides, check, load_params, model_names
-from tasks.pipelines.ops import Flip, Resize
+from tasks.pipelines.augmentations import ResizedCenterCrop
+from tasks.pipelines.ops import Flip, Op, Resize
+from tasks.pipelines.plan import make_plan
+from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
 
 ROOT = Path(__file__).parent.parent
@@ -245,3 +250,33 @@ def test_every_field_of_a_configuration_has_a_description():
         field.description or name in ("map", "shuffle", "decode")
         for name, field in PipelineConfig.model_fields.items()
     )
+
+
+def test_the_imagenet_recipe_trains_on_random_rectangles_and_evaluates_the_center(monkeypatch):
+    from flows.parameters import Changes
+    from flows.resolution import resolve
+
+    monkeypatch.chdir(ROOT)
+    params = resolve(ROOT, Changes(preset="infra/demo/imagenet.yaml")).params
+    photos = RecordSchema(payload="encoded", shape=None, channels=3)
+
+    def plan(augment: Sequence[Op], name: str) -> str:
+        spec = InputSpec(
+            schema=photos,
+            preprocess=params.preprocess,
+            augment=augment,
+            postprocess=params.postprocess,
+            batch_size=params.batch_size,
+        )
+        return str(make_plan(params.pipelines[name], spec))
+
+    center = [steady for op in params.augment if (steady := op.in_evaluation())]
+    assert center == [ResizedCenterCrop(height=224, width=224, shorter=256)]
+    assert "map:load+decode+resize+random_resized_crop+flip+standardize → batch[64]" in plan(
+        params.augment, "naive"
+    )
+    gather, crop = "gather:snapshot[global shuffle,64]+", "fetched[cores] → prefetch[2] ⇒ device"
+    assert plan(params.augment, "optimized") == (
+        f"{gather}random_resized_crop fetched+flip {crop}:standardize"
+    )
+    assert plan(center, "optimized") == f"{gather}resized_center_crop {crop}:standardize"
