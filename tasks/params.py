@@ -41,6 +41,13 @@ PARAMS_FILE = Path("params.yaml")
 RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
 TEXT_MODELS = ("text_classifier",)
 BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, "emulated")
+# What `model: {name: auto}` is, and what else there is without writing one, by what examples are.
+MODELS_FOR = {
+    "images": ("small_cnn", "mlp"),
+    "table": ("mlp",),
+    "time series": ("mlp",),
+    "text": TEXT_MODELS,
+}
 LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
 OpSpec = str | dict[str, Any]
 # Keys of earlier versions, by their place, and what they are called now.
@@ -241,11 +248,11 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
                 "window",
                 "batch_size",
                 "pipelines",
-                "model",
                 "train",
                 "measure",
             )
         },
+        model=_model_for(parsed),
         preprocess=tuple(preprocess or ()),
         augment=tuple(ops["augment"] or ()),
         postprocess=tuple(postprocess or ()),
@@ -254,6 +261,14 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     if problems:
         raise InvalidParams([f"{name}: {problem}" for problem in problems])
     return params
+
+
+def _model_for(document: Document) -> ModelSettings:
+    """The model of a document; `auto` is the one that takes what the source gives."""
+    if document.model.name != "auto":
+        return document.model
+    fitting = MODELS_FOR[SOURCES[document.data.source].content]
+    return document.model.model_copy(update={"name": fitting[0]})
 
 
 def _default_postprocess(document: Document) -> list[OpSpec]:
@@ -410,11 +425,13 @@ def _model_problems(name: str, content: str) -> list[str]:
                 f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
                 " package.module:function"
             ]
-        if name != "emulated" and (name in TEXT_MODELS) != (content == "text"):
-            takes = "text" if name in TEXT_MODELS else "numbers"
+        fitting = MODELS_FOR[content]
+        takes_images = content == "images" and name not in TEXT_MODELS
+        if name not in (*fitting, "emulated") and not takes_images:
+            takes = "text" if name in TEXT_MODELS else "images"
             return [
-                f"model.name: {name} takes {takes}, the source is {content}; for text:"
-                f" {', '.join(TEXT_MODELS)}, or your own"
+                f"model.name: {name} takes {takes}, the source is {content}; use auto,"
+                f" {', '.join(fitting)}, or your own"
             ]
         return []
     module = name.partition(":")[0]

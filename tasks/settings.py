@@ -415,10 +415,12 @@ class ModelSettings(Settings):
     """What is trained."""
 
     name: str = Field(
-        default="small_cnn",
+        default="auto",
         description=(
-            "small_cnn, mlp, text_classifier, emulated (an accelerator that is not there: `options:"
-            " {step_ms: 58}`), a keras.applications name, or package.module:function of your own"
+            "auto (what fits the data: small_cnn for images, mlp for tables and series,"
+            " text_classifier for text), one of these, emulated (an accelerator that is not there:"
+            " `options: {step_ms: 58}`), a keras.applications name, or package.module:function of"
+            " your own"
         ),
     )
     options: dict[str, Any] = Field(

@@ -245,6 +245,37 @@ def test_keras_applications_are_known_without_importing_keras():
     assert {"small_cnn", "mlp", "ResNet50", "MobileNetV2"} <= set(model_names())
 
 
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [
+        ("image_folder", "small_cnn"),
+        ("table", "mlp"),
+        ("time_series", "mlp"),
+        ("text_lines", "text_classifier"),
+    ],
+)
+def test_the_model_fits_the_data_unless_it_is_named(source, model):
+    changed = {
+        "data": {"source": source, "path": "x"},
+        "pipelines": {"naive": {"shuffle": {"kind": "none"}}},
+        "model": {"options": {"width": 8}},
+    }
+    if source == "text_lines":
+        changed["preprocess"] = [{"tokenize": {"kind": "bytes"}}]
+    found = check(changed).model
+    assert (found.name, found.options) == (model, {"width": 8})
+
+
+def test_a_model_of_images_is_refused_for_a_table_before_anything_runs():
+    changed = {
+        "data": {"source": "table", "path": "x"},
+        "pipelines": {"naive": {}},
+        "model": {"name": "ResNet50"},
+    }
+    with pytest.raises(InvalidParams, match="ResNet50 takes images, the source is table; use auto"):
+        check(changed)
+
+
 def test_every_field_of_a_configuration_has_a_description():
     assert all(
         field.description or name in ("map", "shuffle", "decode")

@@ -250,7 +250,7 @@ def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
     """Call the builder.
 
     Raises:
-      UnknownModel: it does not take these options.
+      UnknownModel: it does not take these options, or inputs of this shape.
     """
     builder = _builder(settings.name)
     try:
@@ -260,6 +260,13 @@ def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
             raise  # from within a builder of one's own: its traceback says more
         raise UnknownModel(
             f"model.options: {settings.name} does not take {settings.options}: {error}"
+        ) from error
+    except ValueError as error:
+        if ":" in settings.name:
+            raise
+        raise UnknownModel(
+            f"model.name: {settings.name} cannot be built for inputs of shape {input_shape}"
+            f" ({str(error).splitlines()[0]}); use mlp, or your own: package.module:function"
         ) from error
 
 

@@ -291,7 +291,7 @@ def test_what_needs_one_length_is_refused(plain, texts, change, message):
         ),
         ({"augment": ["flip"]}, "augment: flip does not work on text"),
         ({"postprocess": ["rescale"]}, "postprocess: rescale does not work on text"),
-        ({"model": {"name": "small_cnn"}}, "small_cnn takes numbers, the source is text"),
+        ({"model": {"name": "small_cnn"}}, "small_cnn takes images, the source is text; use auto"),
     ],
 )
 def test_parameters_that_cannot_be_right_for_text_are_refused(texts, change, message):

@@ -12,9 +12,11 @@ import mlflow
 import numpy as np
 import pytest
 
-from tasks.errors import UnsavableModel
+from tasks.errors import UnknownModel, UnsavableModel
+from tasks.settings import ModelSettings
 from tasks.tracking.recorder import STORE_HOME, Recorder, RunKey
 from tasks.training.model_files import check_savable, load_model, save_model
+from tasks.training.models import Target, build_models
 
 HEAD = "import keras\nfrom keras import layers\n\n\n"
 SCALE = """class Scale(layers.Layer):
@@ -208,3 +210,14 @@ def test_a_run_that_was_deleted_is_followed_by_a_new_one(store):
     assert recorder.run_id != first and mlflow.get_run(recorder.run_id).data.metrics == {
         "after": 1.0
     }
+
+
+def test_a_model_of_images_is_refused_for_vectors_with_what_to_use():
+    with pytest.raises(UnknownModel, match=r"small_cnn cannot be built for inputs.*use mlp"):
+        build_models(
+            ModelSettings(name="small_cnn"),
+            input_shape=(8,),
+            dtype="float32",
+            target=Target(kind="class", shape=(2,)),
+            postprocess=(),
+        )
