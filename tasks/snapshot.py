@@ -36,7 +36,7 @@ from tasks.data.manifest import read_manifest
 from tasks.data.records import RecordSchema
 from tasks.data.repair import REPAIRED, Damage, find_damaged_shards, repair_shards, shard_path
 from tasks.data.shards import Shard, ShardIndex, read_shard_index
-from tasks.errors import CorruptShard
+from tasks.errors import CorruptShard, ImpossiblePlan
 from tasks.files import (
     atomic_file,
     digest_blake3,
@@ -47,6 +47,7 @@ from tasks.files import (
 )
 from tasks.layout import Layout
 from tasks.libraries import program_digest
+from tasks.pipelines.constraints import vector_problems
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import snapshot_key
 from tasks.pipelines.shapes import output_shape, resolve, stored_shape
@@ -450,7 +451,10 @@ def main() -> None:
     with stage_cli(main) as params:
         layout = Layout()
         shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
-        # Refuse now what could not be batched in the end.
+        # Refuse now what could not be computed, or not be batched in the end.
+        unfit = vector_problems(shards.schema, [("preprocess", op) for op in params.preprocess])
+        if unfit:
+            raise ImpossiblePlan("; ".join(unfit))
         output_shape((*params.preprocess, *params.augment), shards.schema)
         started_at = time.perf_counter()
         index = snapshot(

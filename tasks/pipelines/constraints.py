@@ -6,7 +6,7 @@ Each reason begins with the field it is about, and is in one place, by what deci
 * one value: its type in `tasks/settings.py`
 * one configuration, with the ops: here, a `yield`
 * several sections of params.yaml: `_cross_field_problems` in `tasks/params.py`
-* ops and the kind of data: `ops_problems` and `text_problems` here
+* ops and the kind of data: `ops_problems`, `text_problems` and `vector_problems` here
 * a configuration and the shape of the data: `variable_size_problems`, `sequence_problems` here
 * the prepared data and the machine: `tasks/assembly/inputs.py`
 """
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from tasks.data.records import RecordSchema
 from tasks.pipelines.ops import Op
 from tasks.pipelines.text_ops import Tokenize
 from tasks.settings import PipelineConfig
@@ -84,6 +85,14 @@ def ops_problems(content: str, ops: Sequence[tuple[str, Op]]) -> list[str]:
         elif content != "images":
             problems.append(f"{section}: {op.name} works on images, not on {_one_of(content)}")
     return problems
+
+
+def vector_problems(schema: RecordSchema, ops: Sequence[tuple[str, Op]]) -> list[str]:
+    """Ops of images, with the section of each, where the examples turned out to be numbers, which
+    only the records of a tfrecord or tfds source tell.
+    """
+    vectors = schema.payload == "raw" and schema.feature == "features"
+    return ops_problems("vector", ops) if vectors else []
 
 
 def text_problems(preprocess: Sequence[Op]) -> list[str]:

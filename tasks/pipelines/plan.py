@@ -15,6 +15,7 @@ from tasks.pipelines.constraints import (
     config_problems,
     sequence_problems,
     variable_size_problems,
+    vector_problems,
 )
 from tasks.pipelines.ops import Load, Op, Parse
 from tasks.pipelines.parallelism import Parallelism
@@ -132,6 +133,14 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     )
     problems += variable_size_problems(config, spec.ops_to_uniform_shape)
     problems += sequence_problems(config) if spec.schema.payload == "text" else []
+    problems += vector_problems(
+        spec.schema,
+        [
+            *(("preprocess", op) for op in spec.preprocess),
+            *(("augment", op) for op in spec.augment),
+            *(("postprocess", op) for op in spec.postprocess),
+        ],
+    )
     if problems:
         raise ImpossiblePlan("; ".join(problems))
     output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)

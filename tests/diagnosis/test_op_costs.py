@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.data.shards import read_shard_index
+from tasks.diagnosis.cost_model import load_of
 from tasks.diagnosis.op_costs import measure_costs
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Decode, Op, Rescale
@@ -66,3 +68,24 @@ def test_every_part_of_a_stream_and_reading_the_snapshot_have_a_cost(data):
     assert rest.batch_us is not None
     assert SLEEP_S / BATCH / 2 * 1e6 < rest.batch_us < rest.example_us / 2, "per example"
     assert max(costs.ops.values(), key=lambda cost: cost.example_us) is rest
+
+
+@pytest.mark.integration
+def test_a_plan_of_indexed_shards_has_a_price(data):
+    config = PipelineConfig(read="indexed_shards", shuffle={"kind": "global"}, vectorize=True)
+    spec = InputSpec(
+        schema=data.shards.schema,
+        preprocess=(Decode(),),
+        augment=(),
+        postprocess=(Rescale(),),
+        batch_size=BATCH,
+    )
+    plan = make_plan(config, spec)
+    pipeline = InputPipeline(plan=plan, data=data, split="train", seed=0)
+    costs = measure_costs(pipeline, config)
+    assert set(costs.read_us) == {"snapshot", "indexed_shards"}
+    load = load_of(plan, costs, cores=2)
+    assert load is not None
+    assert load.work_ms >= BATCH * costs.read_us["indexed_shards"] / 1e3 > 0
+    unpriced = dataclasses.replace(costs, read_us={"snapshot": 1.0})
+    assert load_of(plan, unpriced, cores=2) is None

@@ -116,7 +116,15 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
     assert found.shards.data_digest != index.data_digest
     configs = {
         name: CONFIGS[name]
-        for name in ("naive", "in_memory", "gzip", "cache_memory", "service", "snapshot")
+        for name in (
+            "naive",
+            "in_memory",
+            "gzip",
+            "cache_memory",
+            "service",
+            "shards_global",
+            "snapshot",
+        )
     }
     configs |= {"files": {"read": "files"}} if kind == "photos" else {}
     digests = {

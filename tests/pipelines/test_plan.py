@@ -306,3 +306,11 @@ def test_evaluation_keeps_storage_order():
 def test_planning_needs_no_tensorflow():
     code = "import sys, tasks.pipelines.plan, tasks.params; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ops_of_images_are_refused_for_examples_that_turn_out_to_be_vectors():
+    vectors = RecordSchema(payload="raw", shape=(6,), dtype="float32", columns=("a",) * 6)
+    with pytest.raises(ImpossiblePlan, match="augment: flip works on images, not on a vector"):
+        plan_of(schema=vectors, preprocess=(Decode(),), ops={"postprocess": ()})
+    fitting = {"augment": (), "postprocess": ()}
+    assert "decode" in str(plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting))

@@ -124,7 +124,7 @@ def test_tracing_and_validation_are_not_measured(layout, tmp_path):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("pipeline", ["optimized", "snapshot", "device_resident"])
+@pytest.mark.parametrize("pipeline", ["optimized", "snapshot", "device_resident", "shards_global"])
 def test_stopping_after_any_step_changes_nothing(layout, undisturbed, tmp_path, pipeline):
     params = params_of()
     rows, weights = undisturbed(pipeline=pipeline)
