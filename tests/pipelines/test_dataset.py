@@ -105,6 +105,19 @@ def test_whoever_crops_and_flips_does_the_same(stored, kind, crop):
     assert f"+{crop.name} fetched+flip fetched+rescale" in plan
 
 
+@pytest.mark.integration
+def test_crops_within_the_train_step_are_those_of_the_host_but_for_rounding(stored):
+    crop = {"augment": (RandomResizedCrop(height=9, width=11), Flip()), "postprocess": ()}
+    host, resident = (
+        pipeline(stored, "photos", with_keys=True, **crop, **CONFIGS[name]).batches()
+        for name in ("snapshot", "device_resident")
+    )
+    for one, other in zip(host, resident, strict=True):
+        np.testing.assert_array_equal(one["key"], other["key"])
+        apart = one["image"].numpy().astype(int) - other["image"].numpy()
+        assert abs(apart).max() <= 2
+
+
 def by_key(pipe):
     return {
         int(key): image
