@@ -264,8 +264,8 @@ class ShuffleSettings(Settings):
         default="buffer",
         description=(
             "none: order of the shards · buffer: shards in random order, and random draw from a"
-            " buffer · of a snapshot or indexed shards, window: chunks of rows in random order, mixed"
-            " within a window, for data beyond memory · global: a true permutation"
+            " buffer · of a snapshot or indexed shards, window: chunks of rows in random order,"
+            " mixed within a window, for data beyond memory · global: a true permutation"
         ),
     )
     size: ShuffleSize = Field(
