@@ -3,6 +3,7 @@
 #   make demo                       Fashion-MNIST through every configuration of params.yaml
 #   make demo DATA=photos [PHOTOS=DIR]   JPEG photos, cut from Debian's wallpapers or your own class folders
 #   make demo DATA=imagenet [PHOTOS=DIR] photos as ImageNet is trained: random resized crops, evaluated on the center
+#   make demo DATA=mails [MAILS=DIR]     6,046 mails, spam and ham, or your own class folders of texts
 #   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
 #   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
 #   make quick | test | test-all    unit tests · with one small run of the DAG and of a flow · with servers, browsers, kills
@@ -32,11 +33,13 @@ OVERLAY.fashion_mnist.full :=
 OVERLAY.fashion_mnist.small := --overlay infra/demo/small.yaml --name small
 OVERLAY.photos.full := --overlay infra/demo/photos.yaml --name photos
 OVERLAY.imagenet.full := --overlay infra/demo/imagenet.yaml --name imagenet
+OVERLAY.mails.full := --overlay infra/demo/mails.yaml --name mails
+OWN := $(PHOTOS)$(MAILS)
 demo: setup
-	python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(if $(PHOTOS),--set data.fetch=none --set data.path="$$(realpath "$(PHOTOS)")")
+	python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(if $(OWN),--set data.fetch=none --set data.path="$$(realpath "$(OWN)")")
 	@echo
 	@echo "Where to look:"
-	@echo "  report      $(if $(OVERLAY.$(DATA).$(BUDGET)),.throughline/workspaces/$(if $(filter photos imagenet,$(DATA)),$(DATA),small)/,)report/index.html"
+	@echo "  report      $(if $(OVERLAY.$(DATA).$(BUDGET)),.throughline/workspaces/$(if $(filter photos imagenet mails,$(DATA)),$(DATA),small)/,)report/index.html"
 	@echo "  UIs         make ui: Prefect, with this run and a form to start the next one, and MLflow"
 	@echo "  DVC         .venv/bin/dvc metrics show · .venv/bin/dvc dag · .venv/bin/dvc exp show"
 

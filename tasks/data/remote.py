@@ -128,9 +128,30 @@ def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
         yield folder / "files"
 
 
+def npm_package(name: str, version: str, *, scratch: Path) -> bytes:
+    """The archive of a package, from the registry that npm on this machine is set up for; nothing
+    is installed, and no script of the package runs.
+
+    Raises:
+      Unreachable: there is no npm, no registry answers, or the package is not there.
+    """
+    if not shutil.which("npm"):
+        raise Unreachable("this machine has no npm")
+    for left in scratch.glob(".npm-*"):  # by a run that was killed
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=".npm-") as folder:
+        options = ("--ignore-scripts", "--fetch-retries=0", f"--fetch-timeout={PAUSE_S * 1000:.0f}")
+        command = ("npm", "pack", f"{name}@{version}", "--pack-destination", ".", *options)
+        _run(command, cwd=Path(folder), limit_s=LISTS_S)
+        packed = sorted(Path(folder).glob("*.tgz"))
+        if not packed:
+            raise Unreachable(f"npm pack: wrote no archive of {name} {version}")
+        return packed[0].read_bytes()
+
+
 def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:
     """Run a command and end it, with what it started, after `limit_s`."""
-    verb = next((word for word in command[1:] if word in ("update", "download")), "")
+    verb = next((word for word in command[1:] if word in ("update", "download", "pack")), "")
     shown = f"{command[0]} {verb}".strip()
     with subprocess.Popen(
         command,
@@ -150,7 +171,7 @@ def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = Tru
                 os.killpg(process.pid, signal.SIGKILL)
     if check and process.returncode:
         lines = (
-            [line for line in output.splitlines() if line.startswith("E:")]
+            [line for line in output.splitlines() if line.startswith(("E:", "npm error"))]
             or output.splitlines()
             or [f"exit code {process.returncode}"]
         )

