@@ -67,7 +67,7 @@ def write_identities(root: Path, out: Path) -> None:
             "code": {
                 module: code_digest(module, roots=[root], without=PROGRAM) for module in modules
             },
-            "files": files if modules else {},
+            "files": files if modules or _reads_tokenizer(stage, document) else {},
             "libraries": installed_versions([*libraries, *brought]),
             "rules": _rules(),
         }
@@ -106,9 +106,25 @@ def own_modules(section: Any) -> Iterator[str]:
             yield from own_modules(item)
 
 
+def tokenizer_files(document: Mapping[str, Any]) -> list[str]:
+    """Files of tokenizers that params.yaml names, as they are written there."""
+    ops = document.get("preprocess")
+    named = [
+        arguments.get("model")
+        for op in (ops if isinstance(ops, list) else [])
+        if isinstance(op, Mapping) and isinstance(arguments := op.get("tokenize"), Mapping)
+    ]
+    return [name for name in named if isinstance(name, str) and name]
+
+
+def _reads_tokenizer(stage: str, document: Mapping[str, Any]) -> bool:
+    """Whether a stage runs ops of texts with a tokenizer's file."""
+    return "preprocess" in CODE.get(stage, ()) and bool(tokenizer_files(document))
+
+
 def watch_own_code(root: Path) -> Sequence[str]:
-    """List the files of own ops and models, and of what they import, in dvc.yaml; return what was
-    not there yet.
+    """List the files of own ops and models, of what they import, and of a tokenizer in dvc.yaml;
+    return what was not there yet.
 
     Python files that are listed there and are gone are taken off. Without this DVC would not see
     that they change.
@@ -121,6 +137,7 @@ def watch_own_code(root: Path) -> Sequence[str]:
     path = root / PIPELINE_FILE
     before, listed, after = _split(path.read_text())
     needed = sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
+    needed += [name for name in tokenizer_files(document) if (root / name).is_file()]
     kept = [name for name in listed if not name.endswith(".py") or (root / name).exists()]
     added = [name for name in needed if name not in kept]
     if [*kept, *added] != listed:

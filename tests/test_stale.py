@@ -314,6 +314,30 @@ def test_files_that_own_code_reads_count_where_they_are_listed(clean, tmp_path):
     }
 
 
+def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
+    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    (tmp_path / "words.txt").write_text("[UNK]\nwolf\n")
+    text = {
+        **PARAMS,
+        "data": {**PARAMS["data"], "source": "text_folder"},
+        "preprocess": [{"tokenize": {"kind": "wordpiece", "model": "words.txt"}}],
+        "augment": [],
+        "postprocess": [],
+        "model": {"name": "text_classifier"},
+    }
+    write_params(tmp_path, text)
+    assert list(watch_own_code(tmp_path)) == ["words.txt"]
+    written = []
+    for words in ("[UNK]\nwolf\n", "[UNK]\nlamb\n"):
+        (tmp_path / "words.txt").write_text(words)
+        write_identities(tmp_path, tmp_path / "out")
+        files = (tmp_path / "out").rglob("*.json")
+        written.append({path: path.read_text() for path in files})
+    changed = {path for path, text in written[0].items() if text != written[1][path]}
+    stages = {path.relative_to(tmp_path / "out").parts[0] for path in changed}
+    assert stages == {"snapshot.json", "build", "train", "profile"}
+
+
 def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(project, tmp_path):
     for name in ("dvc.yaml", "params.yaml", *OWN):
         (tmp_path / name).parent.mkdir(exist_ok=True)
