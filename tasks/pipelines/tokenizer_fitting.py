@@ -2,7 +2,7 @@
 of threads.
 
 Shards hold examples in a random order that is a function of their content, so the first texts are a
-sample. Half a second per megabyte is too long for all of a large data set, and more of it changes
+sample. Ten seconds per megabyte are too long for all of a large data set, and more of it changes
 little.
 """
 
@@ -24,7 +24,7 @@ from tasks.pipelines.text_ops import Tokenize
 from tasks.pipelines.tokenizers import PADDING, UNKNOWN, tokenizer_of
 from tasks.pipelines.undecodable import run_ops
 
-SAMPLE_BYTES = 8 << 20
+SAMPLE_BYTES = 4 << 20
 PIECE = 1000  # characters; longer lines are cut, since SentencePiece leaves them out
 MOST_WORDS = 50_000  # different ones, by how often they come
 _THREADS = 8  # of SentencePiece; it adds up by threads, so another number gives another file

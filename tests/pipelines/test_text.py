@@ -312,6 +312,27 @@ def test_text_needs_no_list_of_postprocess(texts):
     assert check(chosen).postprocess == ()
 
 
+def test_a_text_longer_than_all_others_together_is_like_any_other(texts, tmp_path):
+    shutil.copytree(texts, tmp_path / "source")
+    (tmp_path / "source" / "greek" / "long.txt").write_text("μῆνιν " * 20_000, "utf-8")
+    chosen = document(tmp_path / "source", "bytes")
+    chosen["preprocess"] = [{"tokenize": KINDS["bytes"]}]
+    chosen["pipelines"] = {name: CONFIGS[name] for name in ("naive", "vectorized", "snapshot")}
+    params = check(chosen)
+    data = opened(tmp_path, params)
+    sizes = {
+        split: data.snapshot.bytes(split) / data.shards.examples(split)
+        for split in data.shards.splits
+    }
+    split = max(sizes, key=lambda name: sizes[name])  # where the long one is
+    assert sizes[split] * data.shards.examples(split) < 500_000, "it pads no other"
+    digests = {
+        name: digest_examples(input_pipeline(params, name, data, split=split, purpose="compare"))
+        for name in params.pipelines
+    }
+    assert len({item.digest for item in digests.values()}) == 1
+
+
 def test_truncate_keeps_the_first_tokens_of_one_text_and_of_each_of_a_batch():
     op, draw = Truncate(tokens=2), RandomStream(seed=0, epoch=tf.constant(0, tf.int64), salts=())
     one = text_kernels.compute(op, {"text": tf.constant([3, 4, 5])}, draw)["text"]
