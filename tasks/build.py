@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tasks.assembly.inputs import (
     explain_read_errors,
@@ -25,6 +26,7 @@ from tasks.layout import Layout
 from tasks.measurement.draws import check_epoch
 from tasks.measurement.equality import difference, digest_examples
 from tasks.measurement.hardware import Sampler, fingerprint
+from tasks.measurement.padding import measure_sequences
 from tasks.measurement.throughput import measure_input
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
@@ -66,6 +68,7 @@ def build(
         held_out=training.data.shards.examples("validation"),
         difference=difference(plain, exact) if training.plan.approximate else None,
         epoch=draws,
+        sequences=measure_sequences(training, examples_per_s=throughput.input_examples_per_s),
         class_frequencies=(
             class_frequencies(training, rows)
             if rows is not None and training.plan.sampling != "uniform"
@@ -91,14 +94,18 @@ def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, fl
 def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSummary:
     """Everything that was resolved: the steps in order, the element and the sizes."""
     spec = pipeline.dataset().element_spec
-    value, label = spec
+    inputs, label = spec[:2]
     return PlanSummary(
         plan=str(pipeline.plan),
         steps=[{"step": str(step), "key": step.key} for step in pipeline.plan.steps],
         autotuned=pipeline.plan.autotunes,
         device_ops=[op.identity for op in pipeline.plan.device_ops],
         element={
-            "input": {"shape": value.shape.as_list(), "dtype": value.dtype.name},
+            **(
+                {name: _describe(value) for name, value in inputs.items()}
+                if isinstance(inputs, dict)
+                else {"input": _describe(inputs)}
+            ),
             "label": {"dtype": label.dtype.name},
         },
         examples=pipeline.examples,
@@ -107,6 +114,10 @@ def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSum
         batch_mib=pipeline.batch_bytes / 2**20,
         **about,
     )
+
+
+def _describe(value: tf.TensorSpec) -> dict[str, Any]:
+    return {"shape": value.shape.as_list(), "dtype": value.dtype.name}
 
 
 def main() -> None:
@@ -151,6 +162,11 @@ def main() -> None:
             echo(
                 f"  approximate: pixels differ by {apart.mean:.2f} of 256 levels on average, by"
                 f" {apart.max:.0f} at most"
+            )
+        if texts := result.sequences:
+            echo(
+                f"  {texts.tokens_per_s:,.0f} tokens/s without padding, {texts.padding_pct:.1f} %"
+                f" padding, {texts.distinct_shapes} distinct shapes of batches"
             )
         for label, share in (result.class_frequencies or {}).items():
             echo(f"  {label}: {share:.1%} of what is delivered")

@@ -21,7 +21,12 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 
 from tasks.errors import InvalidParams, did_you_mean
-from tasks.pipelines.constraints import config_problems, ops_problems, text_problems
+from tasks.pipelines.constraints import (
+    batch_problems,
+    config_problems,
+    ops_problems,
+    text_problems,
+)
 from tasks.pipelines.op_parsing import parse_op
 from tasks.pipelines.ops import Op
 from tasks.settings import (
@@ -39,7 +44,7 @@ from tasks.source_kinds import SOURCES
 
 PARAMS_FILE = Path("params.yaml")
 RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
-TEXT_MODELS = ("text_classifier",)
+TEXT_MODELS = ("text_classifier", "transformer_encoder")
 BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, "emulated")
 # What `model: {name: auto}` is, and what else there is without writing one, by what examples are.
 MODELS_FOR = {
@@ -347,6 +352,8 @@ def _cross_field_problems(params: Params) -> list[str]:
             augment=params.augment,
             postprocess=params.postprocess,
         )
+        if SOURCES[params.data.source].content != "text":
+            reasons += batch_problems(config)
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
         found += [f"pipelines.{name}.{reason}" for reason in _reading_problems(config, params)]
     return found + _model_problems(params.model.name, SOURCES[params.data.source].content)

@@ -34,13 +34,14 @@ from tasks.errors import MissingInput
 from tasks.files import atomic_folder, write_json
 from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
+from tasks.measurement.padding import padding_in_buckets
 from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, settle, time_training
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
 from tasks.reporting.plots import plot_steps, plot_timelines
-from tasks.results.build import BuildResult, InputThroughput
+from tasks.results.build import BuildResult, InputThroughput, SequenceBatches
 from tasks.results.profiling import (
     METRICS_FILE,
     Breakdown,
@@ -83,12 +84,13 @@ def profile(
     out: Path,
     *,
     alone: InputThroughput,
+    sequences: SequenceBatches | None = None,
     trained: TrainResult | None = None,
 ) -> Profile:
     """Time and trace real steps of the model on `pipeline` and judge them; results go to `out`.
 
-    `alone` is what build measured of the pipeline, `trained` what train said; None: it was not
-    trained.
+    `alone` and, of text, `sequences` are what build measured of the pipeline, `trained` what train
+    said; None: it was not trained.
     """
     params, measure = context.params, context.params.measure
     models = build_models_for(params, pipeline.data)
@@ -100,20 +102,24 @@ def profile(
         cross_check = cross_check_from(
             state,
             trained and trained.throughput,
-            batch_size=pipeline.batch_size,
+            batch_size=pipeline.examples_per_step,
             steps=pipeline.steps,
         )
         accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
         measurements = Measurements(
             state=state, breakdown=breakdown, cross_check=cross_check, accelerator=accelerator
         )
-        facts = collect_facts(context, pipeline, measurements, alone=alone, trained=trained)
+        facts = replace(
+            collect_facts(context, pipeline, measurements, alone=alone, trained=trained),
+            padding_pct=sequences and sequences.padding_pct,
+            padding_pct_in_buckets=padding_in_buckets(pipeline),
+        )
         consumer = Consumer(
             step_ms=state.model_step_ms, core_ms=state.model_core_ms, accelerator=accelerator
         )
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
-            model_examples_per_s=pipeline.batch_size / state.model_step_ms * 1e3,
+            model_examples_per_s=pipeline.examples_per_step / state.model_step_ms * 1e3,
             train_examples_per_s=(
                 trained.throughput.train_examples_per_s
                 if trained and trained.throughput
@@ -231,7 +237,7 @@ def collect_facts(
     )
 
 
-def summarize(profiled: Profile, batch_size: int) -> ProfileResult:
+def summarize(profiled: Profile, batch_size: float) -> ProfileResult:
     """What was measured and concluded, as values."""
     state, diagnosis, breakdown = profiled.state, profiled.diagnosis, profiled.breakdown
     cross_check = profiled.cross_check
@@ -383,10 +389,15 @@ def main() -> None:
             params, name, stored, split="train", purpose="train", address=address
         )
         profiled = profile(
-            context, pipeline, out / "profile", alone=built.throughput, trained=trained
+            context,
+            pipeline,
+            out / "profile",
+            alone=built.throughput,
+            sequences=built.sequences,
+            trained=trained,
         )
         print_summary(name, profiled)
-        result = summarize(profiled, params.batch_size)
+        result = summarize(profiled, pipeline.examples_per_step)
         result.write(out)
         write_json(out / METRICS_FILE, compared_metrics(built, trained, result))
         data_digest = stored.shards.data_digest

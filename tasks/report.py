@@ -281,6 +281,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         cause=result.diagnosis.cause,
         fix=result.diagnosis.fix,
         mlflow_run_id=result.run.mlflow_run_id,
+        sequences=built.sequences,
     )
 
 

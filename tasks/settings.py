@@ -19,6 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from tasks.batch_settings import BatchSettings
 from tasks.errors import did_you_mean
 from tasks.record_settings import RecordSettings
 from tasks.source_kinds import SOURCES
@@ -74,9 +75,7 @@ class Settings(BaseModel):
 
 
 class SplitSettings(Settings):
-    """How examples are dealt to splits when the source itself does not say. A pure function of the
-    content.
-    """
+    """How examples are dealt to splits where the source itself does not say: by content alone."""
 
     validation: Fraction = Field(
         default=0.1, description="share of the training examples held out for validation"
@@ -365,6 +364,7 @@ class PipelineConfig(Settings):
         ),
     )
     shuffle: ShuffleSettings = ShuffleSettings()
+    batch: BatchSettings | None = Field(default=None, description="text: batches by its length")
     prefetch: PrefetchSize = Field(
         default="none",
         description=(
@@ -413,10 +413,9 @@ class ModelSettings(Settings):
     name: str = Field(
         default="auto",
         description=(
-            "auto (what fits the data: small_cnn for images, mlp for tables and series,"
-            " text_classifier for text), one of these, emulated (an accelerator that is not there:"
-            " `options: {step_ms: 58}`), a keras.applications name, or package.module:function of"
-            " your own"
+            "auto (fits the data: small_cnn, mlp or, for text, text_classifier), one of these,"
+            " transformer_encoder (text), emulated (no accelerator: `options: {step_ms: 58}`),"
+            " a keras.applications name, or package.module:function of your own"
         ),
     )
     options: dict[str, Any] = Field(

@@ -86,7 +86,12 @@ def train(
     """
     plan = pipelines.train.plan
     gather = pipelines.train.gather_fn() if plan.on_device else None
-    model = trainable_model(models, finished_inputs=not plan.device_ops, gather=gather)
+    model = trainable_model(
+        models,
+        finished_inputs=not plan.device_ops,
+        gather=gather,
+        segments=pipelines.train.segments,
+    )
     compile_model(model, settings, target=models.target, steps=pipelines.train.steps)
     start, executions = progress.restore(model), Executions(model)
     if start != Position():

@@ -15,6 +15,7 @@ from tasks.measurement.verdict import Stall
 from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
 from tasks.pipelines.plan import make_plan
 from tasks.pipelines.spec import InputSpec
+from tasks.pipelines.text_ops import Tokenize
 from tasks.settings import PipelineConfig
 
 CORES, BATCH = 4, 64
@@ -29,6 +30,13 @@ TINY = replace(
     PHOTOS,
     schema=RecordSchema(payload="raw", shape=(28, 28, 1), channels=1, dtype="uint8"),
     preprocess=(Decode(),),
+)
+TEXT = replace(
+    PHOTOS,
+    schema=RecordSchema(payload="text", shape=(None,), dtype="int32"),
+    preprocess=(Decode(), Tokenize(kind="bytes")),
+    augment=(),
+    postprocess=(),
 )
 PHOTO_COSTS = Costs(
     call_us=20,

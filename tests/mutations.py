@@ -45,6 +45,10 @@ PARAMS = ("tests/test_params.py",)
 PINNED = ("tests/pipelines/test_pinned_draws.py",)
 PLAN = ("tests/pipelines/test_plan.py",)
 RAGGED = ("tests/data/test_ragged.py",)
+BEST_FIT = ("tests/pipelines/test_best_fit.py",)
+LENGTHS = ("tests/pipelines/test_length_batches.py",)
+PACKS = ("tests/pipelines/test_packed_batches.py",)
+SEQUENCES = ("tests/pipelines/test_sequences.py",)
 SAMPLERS = ("tests/pipelines/test_samplers.py",)
 SHARD = ("tests/test_shard.py",)
 TFRECORD = ("tests/data/test_tfrecord.py",)
@@ -72,6 +76,43 @@ STOPPING = (
 )
 
 FAULTS = (
+    # Batches by length
+    Fault(
+        "a text as long as a boundary is in the next bucket",
+        'boundaries, side="right")',
+        'boundaries, side="left")',
+        LENGTHS,
+    ),
+    Fault(
+        "the same examples meet in every epoch",
+        'fold(self.seed, epoch[:, None], "bucket", bucket[:, None])',
+        'fold(self.seed, 0 * epoch[:, None], "bucket", bucket[:, None])',
+        LENGTHS,
+    ),
+    Fault(
+        "the last batch of a bucket reads the next one",
+        "tf.gather(buckets.used, bucket) - start)",
+        "full)",
+        LENGTHS,
+    ),
+    Fault(
+        "documents go into the emptiest row",
+        "(np.flatnonzero(held[length:]) + length).tolist()",
+        "(np.flatnonzero(held[length:]) + length).tolist()[::-1]",
+        BEST_FIT,
+    ),
+    Fault(
+        "the same documents share a row in every epoch",
+        'fold(self.seed, epochs, "length", lengths)',
+        'fold(self.seed, 0 * epochs, "length", lengths)',
+        PACKS,
+    ),
+    Fault(
+        "positions go on from document to document",
+        "positions = places - tf.gather(starts, segment, batch_dims=1)",
+        "positions = places",
+        SEQUENCES,
+    ),
     # Records, shards, columns
     Fault(
         "the checksum of a record is not compared",

@@ -82,7 +82,12 @@ NOT_DECISIVE = {
 }  # fmt: skip
 # What they decide is in the files that `identities` writes, value by value; tests/test_stale.py
 # changes each.
-IN_IDENTITIES = {"tasks/record_settings.py", "tasks/settings.py", "tasks/params.py"}
+IN_IDENTITIES = {
+    "tasks/batch_settings.py",
+    "tasks/params.py",
+    "tasks/record_settings.py",
+    "tasks/settings.py",
+}
 # What tests run without naming the module.
 UNNAMED = {
     "flows.forms": "`make ui` runs it: tests/flows/test_ui_stack.py changes params.yaml meanwhile",

@@ -19,6 +19,7 @@ from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.steps import (
     Batch,
+    BucketBatch,
     Cache,
     Gather,
     Map,
@@ -176,7 +177,7 @@ def load_of(plan: Plan, costs: Costs, *, cores: int) -> Load | None:
         load = add_step_cost(step, load, context)
         if load is None:
             return None
-        context = replace(context, batched=context.batched or isinstance(step, Batch))
+        context = replace(context, batched=context.batched or isinstance(step, Batch | BucketBatch))
     return load
 
 
@@ -263,7 +264,7 @@ def _(step: Shuffle, load: Load, context: CostContext) -> Load:
 
 
 @add_step_cost.register
-def _(step: Batch, load: Load, context: CostContext) -> Load:
+def _(step: Batch | BucketBatch, load: Load, context: CostContext) -> Load:
     return load.add_work(context.batch_size * context.costs.stack_us / 1e3, 1)
 
 

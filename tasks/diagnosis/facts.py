@@ -45,6 +45,8 @@ class Facts:
     input_examples_per_s: float
     cross_check: CrossCheck | None = None
     gpu_utilization_pct: float | None = None
+    padding_pct: float | None = None  # of an epoch of sequences
+    padding_pct_in_buckets: float | None = None  # with `batch: {pad_to: auto}`
 
     @property
     def batch_size(self) -> int:

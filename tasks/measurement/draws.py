@@ -17,11 +17,14 @@ import tensorflow as tf
 
 from tasks.errors import UnequalConfigurations
 from tasks.measurement.equality import RowsByKey
+from tasks.pipelines.epoch_order import EpochOrder
 from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.length_batches import LengthBatches
 from tasks.pipelines.ops import Op, Parse
+from tasks.pipelines.packed_batches import NO_DOCUMENT, PackedBatches
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import labels_and_weights
-from tasks.pipelines.steps import Map, Step, Window
+from tasks.pipelines.steps import Batch, BucketBatch, Map, Step, Window
 from tasks.results.build import EpochDraws
 
 SURE_ERRORS = 6  # standard errors of a class's count beyond which it is no chance
@@ -62,26 +65,34 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
 
 
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
-    """The rows of all steps of the first epoch; what fills up its last batch is no draw."""
+    """The rows of all steps of the first epoch; what fills up a batch is no draw."""
     chunks = [
-        pipeline.reader.order.rows(
-            tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64)
-        ).numpy()
+        collect_rows(
+            pipeline.reader.order,
+            tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64),
+        )
         for first in range(0, pipeline.steps, STEPS_AT_ONCE)
     ]
-    return np.concatenate(chunks).reshape(-1)[: pipeline.examples]
+    return np.concatenate(chunks)
+
+
+def collect_rows(order: EpochOrder | LengthBatches | PackedBatches, steps: tf.Tensor) -> np.ndarray:
+    """The rows that `steps` (n,) consist of, one after another: (examples,) int64."""
+    rows = order.rows(steps).numpy()
+    drawn = rows[np.arange(rows.shape[1]) < order.size(steps).numpy()[:, None]]
+    return drawn[drawn != NO_DOCUMENT]
 
 
 def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
     """The rows of the snapshot whose keys come out of the first epoch of a stream."""
     keys_only = dataclasses.replace(pipeline, plan=_keys_only(pipeline.plan), with_keys=True)
-    batches = itertools.islice(keys_only.dataset().as_numpy_iterator(), pipeline.steps)
+    batches = itertools.islice(keys_only.dataset().as_numpy_iterator(), keys_only.steps)
     return RowsByKey(pipeline).find(np.concatenate([batch["key"] for batch in batches]))
 
 
 def _keys_only(plan: Plan) -> Plan:
     """The plan with nothing done to values: records are parsed for their keys, files are not even
-    opened.
+    opened, and what has no length is in batches of one size.
     """
     steps: list[Step] = []
     first = True
@@ -91,6 +102,8 @@ def _keys_only(plan: Plan) -> Plan:
             ops = (*parsing, KeysAlone()) if first else parsing
             first = False
             steps += [dataclasses.replace(step, ops=ops)] if ops else []
+        elif isinstance(step, BucketBatch):
+            steps.append(Batch(size=step.size))
         else:
             steps.append(step)
     return dataclasses.replace(plan, steps=tuple(steps), device_ops=())

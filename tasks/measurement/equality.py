@@ -8,6 +8,7 @@ configuration with the same `preprocess` must have the same digest.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -24,23 +25,36 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     """Read one epoch of a pipeline made `with_keys` and add up a 128-bit hash per example, so that
     order does not matter.
 
-    A lost, doubled or altered example changes the sum; how far a text is padded does not.
+    A lost, doubled or altered example changes the sum; how far a text is padded, and with which
+    others it is packed, does not.
     """
     total, count = 0, 0
     text = pipeline.data.shards.schema.payload == "text"
     values = np.empty((0,))
     for batch in pipeline.dataset().as_numpy_iterator():
         values = batch[input_name(batch)]
-        contents = [np.trim_zeros(value, "b") for value in values] if text else values
-        for key, label, value in zip(batch["key"], batch["label"], contents, strict=True):
+        for key, label, value in examples_of(batch):
             total = (total + digest_example(key, label, value)) % MODULUS
-        count += len(values)
+            count += 1
     return ExamplesDigest(
         digest=f"{total:032x}",
         examples=count,
         shape=(None,) if text else values.shape[1:],
         dtype=str(values.dtype),
     )
+
+
+def examples_of(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Key, label and value of each example of a batch; of a text the tokens without padding."""
+    values = batch[input_name(batch)]
+    for row, (key, label, value) in enumerate(
+        zip(batch["key"], batch["label"], values, strict=True)
+    ):
+        if "segment_ids" in batch:
+            for slot in np.flatnonzero(batch["weight"][row]):
+                yield key[slot], label[slot], value[batch["segment_ids"][row] == slot + 1]
+        else:
+            yield key, label, np.trim_zeros(value, "b") if "text" in batch else value
 
 
 def digest_example(key: np.ndarray, label: np.ndarray, value: np.ndarray) -> int:

@@ -117,4 +117,7 @@ def _time_epoch(
 
 
 def _examples(batch: tuple[tf.Tensor, ...] | dict[str, tf.Tensor]) -> int:
-    return int((batch["label"] if isinstance(batch, dict) else batch[1]).shape[0])
+    if isinstance(batch, dict):
+        return int(batch["label"].shape[0])
+    _, label, *weight = batch  # packed rows bring weights
+    return int(tf.math.count_nonzero(weight[0]) if weight else label.shape[0])

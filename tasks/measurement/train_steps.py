@@ -27,6 +27,7 @@ from tasks.settings import MeasureSettings, TrainSettings
 from tasks.training.models import Models, compile_model, trainable_model
 
 MAX_EPOCHS = 1_000_000
+BATCHES_IN_MEMORY = 64
 # Cores in use that count as none, and how long to wait for that.
 PAUSE_S, IDLE_CORES, SETTLE_TIMEOUT_S = 0.01, 0.2, 5.0
 IDLE_PAUSES = 3  # in a row: parallel calls pause, too
@@ -44,7 +45,12 @@ class TrainingLoop:
         warm_up_steps: int = WARM_UP_STEPS,
     ) -> None:
         gather = pipeline.gather_fn() if pipeline.plan.on_device else None
-        model = trainable_model(models, finished_inputs=not pipeline.plan.device_ops, gather=gather)
+        model = trainable_model(
+            models,
+            finished_inputs=not pipeline.plan.device_ops,
+            gather=gather,
+            segments=pipeline.segments,
+        )
         if pipeline.plan.on_device:
             self._batches: Iterator = iter(tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps))
         else:
@@ -74,10 +80,16 @@ class TrainingLoop:
 
 def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
     """The layers that `pipeline` trains, on one batch that is there already: what the model does
-    when input costs nothing.
+    when input costs nothing. Where batches differ in size, they are the first ones of an epoch.
     """
-    batches = repeat_batch(next(pipeline.batches()))
-    model = trainable_model(models, finished_inputs=not pipeline.plan.device_ops)
+    batches = (
+        repeat_batches(pipeline)
+        if pipeline.plan.spec.schema.payload == "text"
+        else repeat_batch(next(pipeline.batches()))
+    )
+    model = trainable_model(
+        models, finished_inputs=not pipeline.plan.device_ops, segments=pipeline.segments
+    )
     step = _train_function(model, models, settings, steps=pipeline.steps)
     return lambda: loss_of(step(batches))
 
@@ -173,6 +185,14 @@ def _train_function(
 def loss_of(logs: Any) -> float:
     """Wait until the step's loss has arrived on the host."""
     return float(next(iter(logs.values())))
+
+
+def repeat_batches(pipeline: InputPipeline) -> Iterator:
+    """The first batches of an epoch again and again, kept in memory."""
+    batches = pipeline.dataset().take(BATCHES_IN_MEMORY).cache()
+    for _ in batches:  # a cache serves when it is full
+        pass
+    return iter(batches.repeat())
 
 
 def repeat_batch(batch: Any) -> Iterator:

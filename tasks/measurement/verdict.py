@@ -85,7 +85,7 @@ def verdict_of(stall_pct: float, *, accelerator: bool) -> str:
 
 
 def cross_check_from(
-    state: SteadyState, trained: TrainThroughput | None, *, batch_size: int, steps: int
+    state: SteadyState, trained: TrainThroughput | None, *, batch_size: float, steps: int
 ) -> CrossCheck | None:
     """The cross-check from the rates of the training's epochs; None where it had one epoch only,
     which starts cold, or none was timed.

@@ -7,7 +7,8 @@ Each reason begins with the field it is about, and is in one place, by what deci
 * one configuration, with the ops: here, a `yield`
 * several sections of params.yaml: `_cross_field_problems` in `tasks/params.py`
 * ops and the kind of data: `ops_problems`, `text_problems` and `vector_problems` here
-* a configuration and the shape of the data: `variable_size_problems`, `sequence_problems` here
+* a configuration and the shape of the data: `variable_size_problems`, `sequence_problems`,
+  `batch_problems` here
 * the prepared data and the machine: `tasks/assembly/inputs.py`
 """
 
@@ -37,6 +38,8 @@ def config_problems(
             _of_caches(config, preprocess, augment),
             _of_reading(config),
             _of_residency(config),
+            _of_lengths(config),
+            _of_batches(config),
             about_ops,
         )
     )
@@ -120,6 +123,15 @@ def _problem_of_file(op: Tokenize) -> str:
 
 def _one_of(content: str) -> str:
     return content if content == "images" else f"a {content}"
+
+
+def batch_problems(config: PipelineConfig) -> list[str]:
+    """What cannot be done with batches of examples that do not differ in length."""
+    if config.batch is None:
+        return []
+    return [
+        "batch: only text differs in length; drop `batch`, the number of examples is batch_size"
+    ]
 
 
 def _of_caches(
@@ -210,6 +222,37 @@ def _of_residency(config: PipelineConfig) -> Iterator[str]:
             "service: sampling by class needs one stream over all examples; drop `sampling` or"
             " `service`"
         )
+
+
+def _of_lengths(config: PipelineConfig) -> Iterator[str]:
+    batch = config.batch
+    if batch is None:
+        return
+    if batch.pack and (batch.pad_to or batch.tokens):
+        yield "batch: packed rows have one length; use `pack` without `pad_to` and `tokens`"
+    elif not (batch.pack or batch.pad_to or batch.tokens):
+        yield "batch: needs `pad_to: [64, 128, 256]`, `tokens: 8192` or `pack: 512`"
+    if batch.pack and config.read != "snapshot":
+        yield (
+            f"batch.pack: rows are planned from all lengths, which `read: {config.read}` does not"
+            " know; use `read: snapshot`"
+        )
+
+
+def _of_batches(config: PipelineConfig) -> Iterator[str]:
+    if config.batch is None:
+        return
+    if config.read == "indexed_shards":
+        yield (
+            "batch: tf.data's buckets cannot be entered at any step, as `read: indexed_shards` is;"
+            " use `read: snapshot`, or `read: shards` without that"
+        )
+    if config.vectorize:
+        yield "vectorize: lengths are known after the ops; drop `vectorize` or `batch`"
+    if config.sampling != "uniform":
+        yield "sampling: batches by length draw every example once; drop `sampling` or `batch`"
+    if config.shuffle.kind == "window":
+        yield "shuffle.kind: batches by length are permuted as a whole; use `global` or `none`"
 
 
 def _of_ops(

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,6 +16,7 @@ from tasks.pipelines import stream_readers
 from tasks.pipelines.elements import apply_ops, select_outputs
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.kernels import Element
+from tasks.pipelines.length_batches import Buckets
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.randomness import fold
@@ -22,6 +24,7 @@ from tasks.pipelines.record_reader import STEPS_AT_ONCE, RecordReader
 from tasks.pipelines.snapshot_reader import Columns, SnapshotReader
 from tasks.pipelines.steps import (
     Batch,
+    BucketBatch,
     Cache,
     Gather,
     Map,
@@ -43,8 +46,8 @@ Dataset = tf.data.Dataset
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
     """What steps are built from besides each other: the plan, one split of the prepared data,
-    `examples` and `steps` of an epoch, the step at which to begin, and what reads records in any
-    order, where the plan does.
+    `examples` and `steps` of an epoch, the step at which to begin, the length buckets of a stream
+    that has some, and what reads records in any order, where the plan does.
     """
 
     plan: Plan
@@ -58,6 +61,7 @@ class BuildContext:
     scratch: Scratch
     host: Host
     records: RecordReader | None = None
+    buckets: Buckets | None = None
     first_step: int = 0
 
     def options(self) -> tf.data.Options:
@@ -207,6 +211,25 @@ def _(step: Batch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) ->
     if context.data.shards.schema.payload == "text":
         return dataset.padded_batch(size, name=step.trace_name)
     return dataset.batch(size, name=step.trace_name)
+
+
+@build_step.register
+def _(step: BucketBatch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    buckets, feature = context.buckets, context.data.shards.schema.feature
+    if buckets is None:
+        raise TypeError(f"{context.plan} has no length buckets")
+
+    def length(*element: Any) -> tf.Tensor:
+        value = element[0][feature] if isinstance(element[0], dict) else element[0]
+        return tf.shape(value)[0]
+
+    return dataset.bucket_by_sequence_length(
+        length,
+        bucket_boundaries=(buckets.boundaries + 1).tolist(),  # the first that is too long
+        bucket_batch_sizes=[*buckets.sizes.tolist(), 1],
+        pad_to_bucket_boundary=True,
+        name=step.trace_name,
+    )
 
 
 @build_step.register

@@ -48,14 +48,19 @@ def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> Rand
 
 
 def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -> Element | tuple:
-    """The (input, label) that a model takes, or, `with_keys`, the whole element; texts of a batch
-    are padded to the longest.
+    """The (input, label) that a model takes, of packed rows (inputs, label, weight), or,
+    `with_keys`, the whole element; texts of a batch are padded to the longest.
     """
     element = {
         name: value.to_tensor() if isinstance(value, tf.RaggedTensor) else value
         for name, value in element.items()
     }
-    return element if with_keys else (element[schema.feature], element["label"])
+    if with_keys:
+        return element
+    if "segment_ids" in element:
+        names = (schema.feature, "segment_ids", "positions")
+        return {name: element[name] for name in names}, element["label"], element["weight"]
+    return element[schema.feature], element["label"]
 
 
 def split_window(time_steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> Element:

@@ -54,7 +54,7 @@ class EpochOrder:
         return self.rows_at(positions, epoch[:, None])
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
-        """Examples that this host has of a step, a scalar."""
+        """Examples that this host has of a step, or of each of several."""
         first, stop = self._bounds(step % self.steps)
         return stop - first
 

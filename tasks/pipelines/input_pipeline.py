@@ -16,9 +16,12 @@ from tasks.data.splits import steps_per_epoch
 from tasks.pipelines.dataset import BuildContext
 from tasks.pipelines.epochs import snapshot_batches, stream_batches
 from tasks.pipelines.hosts import Host
+from tasks.pipelines.length_batches import Buckets
+from tasks.pipelines.packed_batches import PackedBatches
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.record_reader import RecordReader
+from tasks.pipelines.sequence_batches import open_buckets
 from tasks.pipelines.snapshot_reader import GatherFn, SnapshotReader
 from tasks.pipelines.steps import ReadRecords
 from tasks.scratch import Scratch
@@ -61,17 +64,36 @@ class InputPipeline:
     @property
     def steps(self) -> int:
         """Batches in an epoch."""
-        return steps_per_epoch(self.examples, self.batch_size)
+        if self.plan.reads_snapshot:
+            return self.reader.steps
+        return (
+            steps_per_epoch(self.examples, self.batch_size)
+            if self._buckets is None
+            else self._buckets.steps
+        )
+
+    @property
+    def examples_per_step(self) -> float:
+        """Examples in a batch: in a full one, or on average where that depends on their lengths."""
+        return self.examples / self.steps if self.plan.by_length else self.batch_size
+
+    @property
+    def segments(self) -> int | None:
+        """Documents that a row of packed batches has room for; None for other batches."""
+        order = self.reader.order if self.plan.reads_snapshot else None
+        return order.segments if isinstance(order, PackedBatches) else None
 
     @property
     def batch_bytes(self) -> int:
         """Size of the input of a full batch, as it leaves the host; of texts without padding."""
-        spec = self.dataset().element_spec[0]
-        if self.data.shards.schema.payload == "text":
+        specs = tf.nest.flatten(self.dataset().element_spec[0])
+        if self.data.shards.schema.payload == "text" and self.segments is None:
             rows, column = self.data.snapshot.splits[self.split], self.data.snapshot.columns[0]
             tokens = rows.bytes(column) / np.dtype(column.dtype).itemsize
-            return round(self.batch_size * spec.dtype.size * tokens / max(1, rows.count))
-        return self.batch_size * spec.dtype.size * (spec.shape[1:].num_elements() or 0)
+            return round(self.batch_size * specs[0].dtype.size * tokens / max(1, rows.count))
+        return self.batch_size * sum(
+            spec.dtype.size * (spec.shape[1:].num_elements() or 0) for spec in specs
+        )
 
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
         """The batches of steps [first_step, epochs · steps), counted over all epochs, as one
@@ -159,6 +181,13 @@ class InputPipeline:
         )
 
     @cached_property
+    def _buckets(self) -> Buckets | None:
+        """The length buckets of a stream that has some."""
+        if self.plan.by_length is None or self.plan.reads_snapshot:
+            return None
+        return open_buckets(self.plan.by_length, self.data, self.split, batch_size=self.batch_size)
+
+    @cached_property
     def _iterations(self) -> tf.Variable:
         """How many iterations `epoch_by_epoch` has had."""
         with tf.init_scope():
@@ -178,4 +207,5 @@ class InputPipeline:
             scratch=self.scratch,
             host=self.host,
             records=self.records if self.plan.reads_records else None,
+            buckets=self._buckets,
         )

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tasks.batch_settings import BatchSettings
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.constraints import (
+    batch_problems,
     config_problems,
     sequence_problems,
     variable_size_problems,
@@ -23,6 +25,7 @@ from tasks.pipelines.shapes import ops_until_uniform, output_shape, resolve
 from tasks.pipelines.spec import InputSpec
 from tasks.pipelines.steps import (
     Batch,
+    BucketBatch,
     Cache,
     Gather,
     Map,
@@ -103,6 +106,14 @@ class Plan:
         return self.gather is not None and self.gather.on == "device"
 
     @property
+    def by_length(self) -> BatchSettings | None:
+        """How batches of sequences are made, where that is by their lengths."""
+        for step in self.steps:
+            if isinstance(step, Gather | BucketBatch):
+                return step.by_length
+        return None
+
+    @property
     def service(self) -> ServiceSettings | None:
         """The tf.data service that the plan uses, if any."""
         return next((step.settings for step in self.steps if isinstance(step, Service)), None)
@@ -132,7 +143,8 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
         config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
     )
     problems += variable_size_problems(config, spec.ops_to_uniform_shape)
-    problems += sequence_problems(config) if spec.schema.payload == "text" else []
+    text = spec.schema.payload == "text"
+    problems += sequence_problems(config) if text else batch_problems(config)
     problems += vector_problems(
         spec.schema,
         [
@@ -190,6 +202,7 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[
         shuffle=config.shuffle,
         sampling=config.sampling,
         batch_size=spec.batch_size,
+        by_length=config.batch,
         on=config.snapshot_on,
         window=spec.window,
         ops=late,
@@ -265,7 +278,12 @@ def _stream_steps(
     per_example, per_batch = _split_for_batching(
         ops, early=config.vectorize, at_least=max(0, variable - done)
     )
-    steps += [_map(config, per_example), Batch(size=spec.batch_size), _map(config, per_batch)]
+    batch = (
+        BucketBatch(size=spec.batch_size, by_length=config.batch)
+        if config.batch
+        else Batch(size=spec.batch_size)
+    )
+    steps += [_map(config, per_example), batch, _map(config, per_batch)]
 
     if config.service:  # whole batches cross the network
         steps += [Service(settings=config.service, batch_size=spec.batch_size)]

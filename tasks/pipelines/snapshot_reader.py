@@ -19,9 +19,12 @@ from tasks.pipelines.elements import apply_ops, random_stream, select_outputs, s
 from tasks.pipelines.epoch_order import EpochOrder
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.kernels import Element, compute
+from tasks.pipelines.length_batches import LengthBatches
+from tasks.pipelines.packed_batches import PackedBatches
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
 from tasks.pipelines.resampling import compute_on_device
 from tasks.pipelines.samplers import class_index
+from tasks.pipelines.sequence_batches import fetch_batch, open_batches
 from tasks.pipelines.sequences import pad_rows
 from tasks.pipelines.steps import Gather
 
@@ -83,12 +86,16 @@ class SnapshotReader:
         return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
 
     @cached_property
-    def order(self) -> EpochOrder:
+    def order(self) -> EpochOrder | LengthBatches | PackedBatches:
         """Which rows the steps are made of.
 
         Raises:
-          ImpossiblePlan: the split lacks a class that is to be drawn.
+          ImpossiblePlan: the split lacks a class that is to be drawn, or has longer texts than
+            what is asked for.
         """
+        by_length = open_batches(self.gather, self.data, self.split, seed=self.seed, host=self.host)
+        if by_length is not None:
+            return by_length
         gather, rows = self.gather, self.data.snapshot.splits[self.split].count
         classes = (
             None
@@ -112,10 +119,16 @@ class SnapshotReader:
     def make_batch_fn(self) -> BatchFn:
         """The function from columns, a step (scalar) and its rows (batch,) to the batch."""
         gather, order, fetch = self.gather, self.order, self.make_fetch_fn()
+        feature = self.data.shards.schema.feature
 
         def make_batch(columns: Columns, step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
             epoch = step // order.steps
-            examples = fetch(columns, order.trim(rows, step), epoch)
+            rows = order.trim(rows, step)
+            examples = (
+                fetch(columns, rows, epoch)
+                if isinstance(order, EpochOrder)
+                else fetch_batch(order, columns, feature, step=step, rows=rows)
+            )
             batch = apply_ops(
                 gather.ops[gather.per_example :],
                 examples,

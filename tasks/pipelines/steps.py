@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from tasks.batch_settings import BatchSettings
 from tasks.pipelines.ops import Op
 from tasks.pipelines.parallelism import Parallelism
 from tasks.settings import InterleaveSettings, Sampling, ServiceSettings, ShuffleSettings
@@ -127,6 +128,7 @@ class Gather(Step):
     shuffle: ShuffleSettings
     sampling: Sampling
     batch_size: int
+    by_length: BatchSettings | None
     on: Literal["host", "device"]
     window: Window | None
     ops: tuple[Op, ...]
@@ -153,7 +155,8 @@ class Gather(Step):
             f"+{op.name}{first if number < self.per_example else ''}"
             for number, op in enumerate(self.ops)
         )
-        order = f"{_order(self.shuffle, self.sampling)},{self.batch_size}"
+        size = _lengths(self.by_length, self.batch_size)
+        order = f"{_order(self.shuffle, self.sampling)},{size}"
         return f"gather:{what}{where}[{order}]{ops}{_calls(self.parallel)}"
 
 
@@ -246,6 +249,26 @@ class Batch(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BucketBatch(Step):
+    """Batch examples of about the same length: tf.data's bucket_by_sequence_length, with the last
+    batch of each bucket at the end of the epoch.
+    """
+
+    key: ClassVar[str] = "batch"
+
+    size: int
+    by_length: BatchSettings
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "bucket_batch"
+
+    def __str__(self) -> str:
+        return f"bucket_batch[{_lengths(self.by_length, self.size)}]"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Service(Step):
     """Do everything up to here in the tf.data service's workers, then rebatch to full batches."""
 
@@ -289,6 +312,18 @@ def _order(shuffle: ShuffleSettings, sampling: Sampling) -> str:
 def _calls(parallel: Parallelism) -> str:
     """Parallel calls as a plan prints them."""
     return "" if parallel.is_sequential else f"[{parallel}]"
+
+
+def _lengths(by_length: BatchSettings | None, size: int) -> str:
+    """Size and lengths of batches as a plan prints them."""
+    if by_length is None:
+        return str(size)
+    if by_length.pack:
+        return f"{size} rows of {by_length.pack}"
+    given = by_length.pad_to
+    buckets = "|".join(map(str, given)) if isinstance(given, tuple) else "auto"
+    count = f"{by_length.tokens} tokens" if by_length.tokens else str(size)
+    return f"{count} to {buckets}"
 
 
 def _kind(sampling: Sampling) -> str:

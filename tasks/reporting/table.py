@@ -121,6 +121,7 @@ def _columns(comparison: Comparison) -> tuple[Column, ...]:
     gpu = Column(
         heading="GPU busy", unit="%", cell=lambda row: _number(row.gpu_utilization_pct_mean)
     )
+    text = any(row.sequences is not None for row in comparison.configurations)
     return (
         Column(heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)),
         Column(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
@@ -141,6 +142,7 @@ def _columns(comparison: Comparison) -> tuple[Column, ...]:
         Column(
             heading="model alone", unit=rate, cell=lambda row: _number(row.model_examples_per_s)
         ),
+        *(_TEXT_COLUMNS if text else ()),
         Column(heading="stall", unit="%", cell=_stall),
         Column(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
         Column(heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality),
@@ -164,6 +166,20 @@ def _columns(comparison: Comparison) -> tuple[Column, ...]:
         ),
         *((gpu,) if comparison.machine.get("gpus") else ()),
     )
+
+
+def _of_text(name: str, digits: int = 0) -> Callable[[Row], Cell]:
+    """The cell of a figure that only batches of sequences have."""
+    return lambda row: _number(
+        None if row.sequences is None else getattr(row.sequences, name), digits=digits
+    )
+
+
+_TEXT_COLUMNS = (
+    Column(heading="input alone", unit="tokens/s", cell=_of_text("tokens_per_s")),
+    Column(heading="padding", unit="%", cell=_of_text("padding_pct", 1)),
+    Column(heading="distinct shapes", cell=_of_text("distinct_shapes")),
+)
 
 
 def _number(value: float | None, *, digits: int = 0) -> Cell:

@@ -56,6 +56,19 @@ class EpochDraws:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceBatches:
+    """What an epoch of batches of sequences consists of: `tokens` without padding, how many of them
+    the input alone delivers per second, the share of padding, and shapes of batches that differ,
+    each of which XLA compiles for.
+    """
+
+    tokens: int
+    tokens_per_s: float
+    padding_pct: float
+    distinct_shapes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Usage:
     """What happened while a process was measured. GPU fields are None without a GPU, or where NVML
     does not report them.
@@ -83,7 +96,8 @@ class BuildResult(ResultFile):
     """A configuration's input pipeline, measured alone and proven to deliver the right examples.
 
     `held_out` counts the examples of the validation split. `difference` is only of approximate
-    configurations, `epoch` of those whose draws can be checked, `class_frequencies` of sampling.
+    configurations, `epoch` of those whose draws can be checked, `class_frequencies` of sampling,
+    `sequences` of text.
     """
 
     FILE: ClassVar[str] = "input.json"
@@ -98,6 +112,7 @@ class BuildResult(ResultFile):
     difference: Difference | None = None
     epoch: EpochDraws | None = None
     class_frequencies: Mapping[str, float] | None = None
+    sequences: SequenceBatches | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tasks.results.base import ResultFile
+from tasks.results.build import SequenceBatches
 from tasks.results.train import HeldOut
 
 
@@ -56,6 +57,7 @@ class MeasuredRow:
     cause: str
     fix: str
     mlflow_run_id: str | None
+    sequences: SequenceBatches | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from tasks.settings import ModelSettings, TrainSettings
 from tasks.training import emulation
 from tasks.training.device_ops import apply_as_layer
 from tasks.training.emulation import Emulation, emulation_of
+from tasks.training.transformers import PackedModel, packed_model, transformer_encoder
 
 Shape = tuple[int, ...]
 INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; else features
@@ -104,17 +105,28 @@ def build_models(
 
 
 def trainable_model(
-    models: Models, *, finished_inputs: bool, gather: Callable[[Any], Any] | None = None
+    models: Models,
+    *,
+    finished_inputs: bool,
+    gather: Callable[[Any], Any] | None = None,
+    segments: int | None = None,
 ) -> keras.Model:
     """What `fit` trains: the network on finished inputs or the whole on stored ones, which may
-    `gather` its own batches.
+    `gather` its own batches; on packed rows of at most `segments` documents where these are given.
 
     An emulated accelerator takes any inputs.
 
     Raises:
-      ImpossiblePlan: batches are to be gathered on an accelerator that is emulated.
+      ImpossiblePlan: batches are to be gathered on an accelerator that is emulated, or packed for
+        one.
+      UnknownModel: the network does not keep the documents of a packed row apart.
     """
     if models.emulated:
+        if segments:
+            raise ImpossiblePlan(
+                "batch.pack needs a model that keeps segments apart; with model.name: emulated use"
+                " `batch: {pad_to: auto}`"
+            )
         if gather:
             raise ImpossiblePlan(
                 "snapshot_on: device needs the memory of an accelerator, and model.name: emulated"
@@ -123,6 +135,8 @@ def trainable_model(
         return emulation.EmulatedTraining(
             models.emulated, emulation.output_of(models.network), models.target.shape
         )
+    if segments:
+        return packed_model(models.network, segments=segments)
     model = models.network if finished_inputs else models.full_model
     return DeviceResidentModel(model, gather) if gather else model
 
@@ -145,10 +159,15 @@ def compile_model(
         "soft_labels": lambda: keras.losses.CategoricalCrossentropy(from_logits=True),
         "regression": keras.losses.MeanSquaredError,
     }
+    packed = isinstance(model, PackedModel)
+    loss = losses[target.kind]()
+    if packed:  # the mean over documents, not over the room for them
+        loss.reduction = "mean_with_sample_weight"
     model.compile(
         optimizer=keras.optimizers.Adam(rate),
-        loss=losses[target.kind](),
-        metrics=[target.metric],
+        loss=loss,
+        metrics=None if packed else [target.metric],
+        weighted_metrics=[target.metric] if packed else None,
         jit_compile=settings.jit_compile,  # pyright: ignore[reportArgumentType] - Keras takes a boolean, too
         steps_per_execution=settings.steps_per_execution,
     )
@@ -275,6 +294,7 @@ def _builder(name: str) -> Any:
         "small_cnn": small_cnn,
         "mlp": mlp,
         "text_classifier": text_classifier,
+        "transformer_encoder": transformer_encoder,
         emulation.NAME: emulation.emulated,
     }
     if name in built_in:

@@ -8,7 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from facts import BATCH, COPYING, TINY, TINY_COSTS, UNEVEN, WAITING, WELL, consumer_of, facts_of
+from facts import (
+    BATCH,
+    COPYING,
+    TEXT,
+    TINY,
+    TINY_COSTS,
+    UNEVEN,
+    WAITING,
+    WELL,
+    consumer_of,
+    facts_of,
+)
 
 from tasks.diagnosis import rules
 from tasks.diagnosis.cost_model import Consumer, Load, Segment, step_ms
@@ -89,6 +100,7 @@ HOLDS = [
     ("gpu_idle", WELL, {"gpu_utilization_pct": 40.0, "model_ms": 100.0}),
     ("cold_start", WELL, {"cold_examples_per_s": 100.0, "model_ms": 100.0}),
     ("variable_cost", WELL, {"breakdown": UNEVEN}),
+    ("padding", WELL, {"padding_pct": 60.0, "padding_pct_in_buckets": 20.0, "spec": TEXT}),
 ]  # fmt: skip
 
 

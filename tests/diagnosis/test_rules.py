@@ -10,6 +10,7 @@ from facts import PHOTO_COSTS, STRAGGLING, TINY, TINY_COSTS, WAITING, WELL, fact
 from tasks.diagnosis.cost_model import Load, OpCost
 from tasks.diagnosis.rules import (
     TOPICS,
+    padding,
     parallelism,
     repetition,
     service,
@@ -84,6 +85,9 @@ LIMITS = [
      {"shard_count": 65, "shard_mib": 0.5}, "65 shards of 0.50 MiB"),
     (sizes, "allocator", {}, {"malloc_tuned": False, "batch_mib": 32.0},
      {"malloc_tuned": False, "batch_mib": 33.0}, "a batch takes 33 MiB, above malloc's 32 MiB"),
+    (padding, "padding", {}, {"padding_pct": 24.9, "padding_pct_in_buckets": 20.0},
+     {"padding_pct": 25.0, "padding_pct_in_buckets": 20.0},
+     "25 % of what the model computes on is padding, 20 % in buckets"),
     (training, "cold_start", {}, {"cold_examples_per_s": 700.0, "wait_pct": 0.0},
      {"cold_examples_per_s": 699.0, "wait_pct": 0.0},
      "699 examples/s in the first pass, 1,000 later"),

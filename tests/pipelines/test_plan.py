@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tasks.batch_settings import BatchSettings
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.ops import (
@@ -24,6 +25,7 @@ from tasks.pipelines.plan import make_plan, without_shuffling
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.spec import InputSpec
 from tasks.pipelines.steps import Batch, Cache, Shuffle
+from tasks.pipelines.text_ops import Tokenize
 from tasks.settings import PipelineConfig
 
 JPEG = RecordSchema(payload="encoded", shape=None, channels=3)
@@ -294,7 +296,73 @@ def test_where_the_snapshot_lives_changes_the_plan():
 
 def test_every_field_is_in_the_test_above():
     tested = {case[0] for case in test_every_field_changes_the_plan.pytestmark[0].args[1]}
-    assert tested | {"snapshot_on"} == set(PipelineConfig.model_fields)
+    assert tested | {"snapshot_on", "batch"} == set(PipelineConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"batch": {"pad_to": [64, 128]}, "shuffle": {"kind": "none"}},
+            "read:shards → map:parse+tokenize → bucket_batch[32 to 64|128]",
+        ),
+        (
+            {"batch": {"tokens": 4096}, "prefetch": 2},
+            (
+                "read:shuffled shards → shuffle[auto] → map:parse+tokenize →"
+                " bucket_batch[4096 tokens to auto] → prefetch[2]"
+            ),
+        ),
+        (
+            {"batch": {"pack": 512}, "read": "snapshot", "shuffle": {"kind": "global"}},
+            "gather:snapshot[global shuffle,32 rows of 512]",
+        ),
+    ],
+)
+def test_batches_of_text_by_length_are_part_of_the_plan(config, expected):
+    assert str(text_plan(**config)) == expected
+
+
+def text_plan(**config):
+    schema = RecordSchema(payload="text", shape=(None,), dtype="int32")
+    spec = InputSpec(
+        schema=schema,
+        preprocess=(Decode(), Tokenize(kind="bytes")),
+        augment=(),
+        postprocess=(),
+        batch_size=32,
+    )
+    return make_plan(PipelineConfig(**config), spec)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"batch": {}}, "batch: needs `pad_to"),
+        ({"batch": {"pack": 512, "tokens": 8192}}, "packed rows have one length"),
+        ({"batch": {"pack": 512}}, "`read: shards` does not know; use `read: snapshot`"),
+        ({"batch": {"tokens": 512}, "vectorize": True}, "vectorize: lengths are known after"),
+        ({"batch": {"tokens": 512}, "sampling": "balanced"}, "draw every example once"),
+        (
+            {"batch": {"tokens": 512}, "read": "snapshot", "shuffle": {"kind": "window"}},
+            "permuted as a whole; use `global`",
+        ),
+    ],
+)
+def test_batches_by_length_that_cannot_be_are_refused_with_what_to_do(config, reason):
+    with pytest.raises(ImpossiblePlan, match=reason):
+        text_plan(**config)
+
+
+def test_images_are_not_batched_by_length():
+    with pytest.raises(ImpossiblePlan, match="batch: only text differs in length"):
+        plan_of(batch={"pad_to": "auto"})
+
+
+@pytest.mark.parametrize("boundaries", [[128, 64], [64, 64], [0, 4], [], "long", [1.5]])
+def test_boundaries_that_do_not_increase_are_refused(boundaries):
+    with pytest.raises(ValueError, match="expected auto or increasing lengths"):
+        BatchSettings(pad_to=boundaries)
 
 
 def test_evaluation_keeps_storage_order():

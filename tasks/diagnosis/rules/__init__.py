@@ -6,6 +6,7 @@ file its name in `TOPICS`.
 from __future__ import annotations
 
 from tasks.diagnosis.rules import (
+    padding,
     parallelism,
     repetition,
     service,
@@ -19,5 +20,5 @@ from tasks.diagnosis.rules.base import Change, Effort, Rule, rules_of
 __all__ = ["RULES", "TOPICS", "Change", "Effort", "Rule"]
 
 # Their order is that of findings which gain alike.
-TOPICS = (parallelism, repetition, volume, waits, service, sizes, training)
+TOPICS = (parallelism, repetition, volume, waits, service, sizes, padding, training)
 RULES = tuple(rule for topic in TOPICS for rule in rules_of(topic))

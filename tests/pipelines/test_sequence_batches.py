@@ -1,0 +1,168 @@
+"""Batches of text by length, of the whole pipeline: every way delivers the same tokens, and says
+how much of it is padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from texts import params_of, prepare_texts
+
+from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.errors import ImpossiblePlan, InvalidParams
+from tasks.measurement.draws import check_epoch, collect_rows
+from tasks.measurement.equality import digest_examples
+from tasks.measurement.padding import measure_sequences, padding_in_buckets, sequence_lengths_of
+from tasks.pipelines.hosts import Host
+from tasks.pipelines.sequence_batches import sequence_lengths
+
+SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
+BUCKETS = [10, 20, 30, 60]
+CONFIGS = {
+    "naive": {"shuffle": {"kind": "none"}},
+    "bucket": {"batch": {"pad_to": BUCKETS}, "prefetch": 2},
+    "bucket_tokens": {"batch": {"tokens": 200}},
+    "snapshot": SNAPSHOT,
+    "pad_to": {**SNAPSHOT, "batch": {"pad_to": BUCKETS}, "map": {"parallel": 2}},
+    "auto": {**SNAPSHOT, "batch": {"pad_to": "auto"}},
+    "tokens": {**SNAPSHOT, "batch": {"tokens": 200, "pad_to": BUCKETS}},
+    "pack": {**SNAPSHOT, "batch": {"pack": 64}, "map": {"parallel": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory):
+    return prepare_texts(tmp_path_factory.mktemp("texts"))
+
+
+def open_pipeline(layout, config, purpose="train", split="train"):
+    params = params_of(config)
+    stored = open_inputs(params, layout)
+    return input_pipeline(params, "p", stored, split=split, purpose=purpose)
+
+
+def numbers_of(value):
+    return (
+        np.concatenate([part.reshape(-1) for part in value.values()])
+        if isinstance(value, dict)
+        else value.reshape(-1)
+    )
+
+
+def flat(batches):
+    """Each batch as one list of numbers."""
+    return [
+        np.concatenate([numbers_of(part) for part in batch]).tolist()
+        for batch in batches.as_numpy_iterator()
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "naive"])
+def test_every_way_delivers_the_same_texts(layout, name):
+    naive = digest_examples(open_pipeline(layout, CONFIGS["naive"], "compare"))
+    other = digest_examples(open_pipeline(layout, CONFIGS[name], "compare"))
+    assert (other.digest, other.examples) == (naive.digest, naive.examples)
+    assert naive.examples > 100
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_epoch_of_training_draws_every_text_once_and_has_its_number_of_steps(layout, name):
+    pipeline = open_pipeline(layout, CONFIGS[name])
+    draws, _ = check_epoch(pipeline)
+    assert (draws.distinct, draws.most_often) == (pipeline.examples, 1)
+    assert len(flat(pipeline.dataset())) == pipeline.steps
+
+
+@pytest.mark.parametrize("name", ["pad_to", "tokens", "pack"])
+def test_batches_by_length_are_the_same_from_any_step_on(layout, name):
+    pipeline = open_pipeline(layout, CONFIGS[name])
+    whole = flat(pipeline.dataset(epochs=2))
+    assert len(whole) == 2 * pipeline.steps and whole[: pipeline.steps] != whole[pipeline.steps :]
+    for step in (pipeline.steps - 1, pipeline.steps + 3):
+        assert flat(pipeline.dataset(first_step=step, epochs=2)) == whole[step:]
+
+
+def test_buckets_of_a_stream_and_of_the_snapshot_have_the_same_shapes(layout):
+    shapes = [
+        sorted(
+            text.shape
+            for text, _ in open_pipeline(layout, CONFIGS[name]).dataset().as_numpy_iterator()
+        )
+        for name in ("bucket", "pad_to")
+    ]
+    assert shapes[0] == shapes[1]
+    assert {length for _, length in shapes[0]} <= {*BUCKETS}
+
+
+def test_packed_rows_hold_the_tokens_of_their_documents_with_labels_and_weights(layout):
+    pipeline = open_pipeline(layout, CONFIGS["pack"])
+    tokens = 0
+    for inputs, label, weight in pipeline.dataset().as_numpy_iterator():
+        assert label.shape == weight.shape == (len(inputs["text"]), pipeline.segments)
+        assert np.array_equal(inputs["text"] > 0, inputs["segment_ids"] > 0)
+        assert np.array_equal(inputs["segment_ids"].max(axis=1), weight.sum(axis=1))
+        starts = (inputs["positions"] == 0) & (inputs["segment_ids"] > 0)
+        assert np.array_equal(starts.sum(axis=1), weight.sum(axis=1))
+        tokens += int((inputs["text"] > 0).sum())
+    assert tokens == sequence_lengths(pipeline.data, "train").sum()
+
+
+def test_padding_shapes_and_tokens_are_measured(layout):
+    measured = {
+        name: measure_sequences(open_pipeline(layout, CONFIGS[name]), examples_per_s=100.0)
+        for name in ("snapshot", "pad_to", "pack")
+    }
+    pipeline = open_pipeline(layout, CONFIGS["pad_to"])
+    lengths = sequence_lengths(pipeline.data, "train")
+    padded = np.asarray(BUCKETS)[np.searchsorted(BUCKETS, lengths)].sum()
+    assert measured["pad_to"].padding_pct == pytest.approx(100 * (1 - lengths.sum() / padded))
+    assert measured["pack"].padding_pct < measured["pad_to"].padding_pct
+    assert measured["pad_to"].padding_pct < measured["snapshot"].padding_pct
+    assert {one.tokens for one in measured.values()} == {lengths.sum()}
+    assert measured["pack"].tokens_per_s == pytest.approx(100 * lengths.mean())
+    assert measured["pack"].distinct_shapes <= 2
+    assert measured["pad_to"].distinct_shapes <= 2 * len(BUCKETS)
+    auto = measure_sequences(open_pipeline(layout, CONFIGS["auto"]), examples_per_s=1.0)
+    assert padding_in_buckets(pipeline) == pytest.approx(auto.padding_pct)
+
+
+def test_a_packed_batch_takes_the_memory_of_tokens_segments_and_positions(layout):
+    assert open_pipeline(layout, CONFIGS["pack"]).batch_bytes == 3 * 8 * 64 * 4
+
+
+def test_lengths_of_rows_end_with_the_last_token():
+    rows = np.array([[3, 0, 2, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    assert sequence_lengths_of(rows).tolist() == [3, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [
+        ({"pad_to": [10, 20]}, r"batch\.pad_to: \d+ of \d+ sequences of the train split have more"),
+        ({"pack": 30}, r"batch\.pack: .* more than 30 tokens, the longest 60; .*truncate: .*30"),
+        ({"tokens": 40}, r"batch\.tokens: 40 has no room for one example of 64 tokens"),
+    ],
+)
+def test_texts_that_are_too_long_are_refused_with_what_to_do(layout, batch, reason):
+    with pytest.raises(ImpossiblePlan, match=reason):
+        open_pipeline(layout, {**SNAPSHOT, "batch": batch})
+
+
+def test_only_text_is_batched_by_length():
+    images = {"source": "arrays", "path": "unused.npz"}
+    with pytest.raises(InvalidParams, match=r"pipelines\.p\.batch: only text differs in length"):
+        params_of({"batch": {"pack": 8}}, data=images, preprocess=["decode"], model={"name": "mlp"})
+
+
+def test_hosts_get_equal_slices_and_together_every_text(layout):
+    for name in ("pad_to", "pack"):
+        pipeline = open_pipeline(layout, CONFIGS[name])
+        readers = [replace(pipeline.reader, host=Host(index=index, count=2)) for index in range(2)]
+        assert readers[0].steps == readers[1].steps
+        drawn = [
+            collect_rows(one.order, tf.range(one.steps, dtype=tf.int64)).tolist() for one in readers
+        ]
+        assert sorted(drawn[0] + drawn[1]) == list(range(pipeline.examples))

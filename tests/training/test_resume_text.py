@@ -1,0 +1,31 @@
+"""A training on batches by length goes on after any step with the very losses and weights of one
+that never stopped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_resume import Stop, run
+from texts import params_of, prepare_texts
+
+SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2}
+TRAIN = {"epochs": 2, "checkpoint_every": "1 step", "deterministic": True, "schedule": "constant"}
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory):
+    return prepare_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [{"pad_to": "auto"}, {"tokens": 256}, {"pack": 64}], ids=str)
+def test_stopping_in_mid_epoch_changes_nothing(layout, tmp_path, batch):
+    params = params_of({**SNAPSHOT, "batch": batch}, train=TRAIN)
+    rows, weights = run(params, layout, tmp_path / "undisturbed", pipeline="p")
+    with pytest.raises(Stop):
+        run(params, layout, tmp_path / "stopped", stop_after=3, pipeline="p")
+    again, same_weights = run(params, layout, tmp_path / "stopped", pipeline="p")
+    assert again == rows
+    assert all(np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True))
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]

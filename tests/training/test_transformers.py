@@ -1,0 +1,104 @@
+"""A transformer gives a document the same outputs alone, padded and in a row with others."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from tasks.errors import UnknownModel
+from tasks.settings import TrainSettings
+from tasks.training.models import Target, compile_model
+from tasks.training.transformers import TransformerEncoder, packed_model
+
+DOCUMENTS = ([5, 3, 8], [2, 2, 7, 1, 9], [4])
+
+
+@pytest.fixture(scope="module")
+def network():
+    keras.utils.set_random_seed(3)
+    text = keras.Input((None,), dtype="int32")
+    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, heads=2, blocks=2)
+    return keras.Model(text, encoder(text))
+
+
+def packed_row(room):
+    """All documents in one row of `room` tokens, with a free slot after them."""
+    row = {name: np.zeros((1, room), np.int32) for name in ("text", "segment_ids", "positions")}
+    begin = 0
+    for number, document in enumerate(DOCUMENTS, 1):
+        part = (0, slice(begin, begin + len(document)))
+        row["text"][part], row["segment_ids"][part] = document, number
+        row["positions"][part] = np.arange(len(document))
+        begin += len(document)
+    return row
+
+
+def alone(network):
+    return np.concatenate([network(np.array([one], np.int32)) for one in DOCUMENTS])
+
+
+def test_padding_changes_nothing(network):
+    padded = np.array([[*one, *[0] * (12 - len(one))] for one in DOCUMENTS], np.int32)
+    np.testing.assert_allclose(network(padded), alone(network), atol=1e-5)
+
+
+def test_documents_in_one_row_do_not_see_each_other(network):
+    packed = packed_model(network, segments=4)
+    outputs = packed(packed_row(12))
+    assert outputs.shape == (1, 4, 4)
+    np.testing.assert_allclose(outputs[0, :3], alone(network), atol=1e-5)
+
+
+def test_order_within_a_document_matters(network):
+    one, other = (network(np.array([tokens], np.int32)) for tokens in ([5, 3, 8], [8, 3, 5]))
+    assert not np.allclose(one, other, atol=1e-3)
+
+
+def test_the_loss_of_packed_rows_is_the_mean_over_documents(network):
+    target = Target(kind="class", shape=(4,))
+    packed, labels = packed_model(network, segments=5), np.array([1, 3, 0])
+    compile_model(packed, TrainSettings(), target=target, steps=1)
+    label, weight = np.zeros((1, 5), np.int64), np.zeros((1, 5), np.float32)
+    label[0, :3], weight[0, :3] = labels, 1
+    measured = packed.evaluate(
+        packed_row(16), label, sample_weight=weight, return_dict=True, verbose=0
+    )
+    logits = alone(network)
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+    assert measured["loss"] == pytest.approx(float(expected), rel=1e-4)
+    assert measured["accuracy"] == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
+
+
+def test_training_on_packed_rows_trains_the_network(network):
+    target, before = Target(kind="class", shape=(4,)), alone(network)
+    packed = packed_model(network, segments=3)
+    compile_model(packed, TrainSettings(schedule="constant"), target=target, steps=1)
+    packed.fit(packed_row(12), np.array([[1, 3, 0]]), sample_weight=np.ones((1, 3)), verbose=0)
+    assert not np.allclose(alone(network), before)
+
+
+def test_a_saved_model_is_the_same_when_it_is_loaded(network, tmp_path):
+    network.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(alone(loaded), alone(network), atol=1e-6)
+
+
+def test_mixed_precision_computes_in_half_and_answers_in_single():
+    policy = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16)
+        outputs = encoder(np.array([[5, 3, 0], [0, 0, 0]], np.int32))
+    finally:
+        keras.mixed_precision.set_global_policy(policy)
+    assert outputs.dtype == "float32" and np.isfinite(outputs).all()
+    assert encoder.blocks[0].compute_dtype == "bfloat16"
+
+
+def test_a_model_that_mixes_documents_is_refused():
+    text = keras.Input((None,), dtype="int32")
+    pooled = layers.GlobalAveragePooling1D()(layers.Embedding(10, 4)(text))
+    with pytest.raises(UnknownModel, match="use transformer_encoder, or"):
+        packed_model(keras.Model(text, pooled, name="bag"), segments=2)
