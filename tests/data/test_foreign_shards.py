@@ -361,6 +361,13 @@ def test_tensors_are_read_in_every_encoding(tmp_path, encoding):
         ({"image": IMAGE, "label": tensor("float32")}, {}, "label holds floats"),
         ({"photo": IMAGE, "label": CLASS}, {}, r"records.input is not set.*photo \(Image uint8"),
         ({}, {}, "names no features"),
+        (
+            {"image": IMAGE, "label": CLASS},
+            {"splits": [{"shardLengths": ["many"], "name": "train"}]},
+            "is not as TensorFlow Datasets writes it",
+        ),
+        ({"image": tensor("float5", 3), "label": CLASS}, {}, "data type .float5. not understood"),
+        ({"image": [], "label": CLASS}, {}, "is not as TensorFlow Datasets writes it"),
     ],
 )
 def test_a_prepared_data_set_that_cannot_be_read_is_refused(tmp_path, features, info, said):

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tasks.data.sources.base import Arrays, StoredImages
 from tasks.data.sources.foreign import (
     ExampleLayout,
@@ -43,6 +45,18 @@ def scan(settings: DataSettings) -> StoredImages | Arrays:
       UnreadableSource: it is of another file format, or its features cannot be learned from.
     """
     root = Path(settings.path)
+    try:
+        shards, layout = _read_layout(root, settings)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableSource(
+            f"{root}: dataset_info.json or features.json is not as TensorFlow Datasets writes it"
+            f" ({type(error).__name__}: {error}); prepare the data set again"
+        ) from error
+    return read_examples(root, shards, layout)
+
+
+def _read_layout(root: Path, settings: DataSettings) -> tuple[list[ForeignShard], ExampleLayout]:
+    """The shards of the data set, and what is in them."""
     info, features = _read_metadata(root, "dataset_info.json"), _read_features(root)
     shards = list_shards(root, info)
     supervised = _supervised_keys(info)
@@ -62,7 +76,7 @@ def scan(settings: DataSettings) -> StoredImages | Arrays:
             f"{root}: the feature {label} holds floats; images are classified, so"
             " data.records.label must be a ClassLabel, an integer or text"
         )
-    return read_examples(root, shards, layout)
+    return shards, layout
 
 
 def list_shards(root: Path, info: Mapping[str, Any]) -> list[ForeignShard]:
@@ -175,7 +189,7 @@ def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFe
     form = {"none": "numbers", "bytes": "bytes", "zlib": "zlib"}.get(encoding)
     if form is None:
         raise UnreadableSource(f"{root}: {name} is encoded by {encoding}, which cannot be read")
-    return InputFeature(name=name, form=form, shape=shape, dtype=tensor["dtype"])  # type: ignore[arg-type]
+    return InputFeature(name=name, form=form, shape=shape, dtype=np.dtype(tensor["dtype"]).name)  # type: ignore[arg-type]
 
 
 def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFeature:
