@@ -299,6 +299,8 @@ def main() -> None:
             f"train {name}: {pipelines.train.plan}; {models.network.count_params():,} weights,"
             f" {pipelines.train.examples:,} examples"
         )
+        if stored.snapshot.vocabulary:
+            echo("  model.keras takes token numbers, int32 and padded with 0, not strings")
         if visible_gpus()[1]:
             echo(f"  {visible_gpus()[1]}")
         objects: dict[str, str] = {}

@@ -26,7 +26,8 @@ from tasks.pipelines.undecodable import run_ops
 
 SAMPLE_BYTES = 4 << 20
 PIECE = 1000  # characters; longer lines are cut, since SentencePiece leaves them out
-MOST_WORDS = 50_000  # different ones, by how often they come
+# WordPiece's learner is Python: it gets so many words, those that come most often, no longer ones.
+MOST_WORDS, LONGEST_WORD = 10_000, 24
 _THREADS = 8  # of SentencePiece; it adds up by threads, so another number gives another file
 _NARROW = 1 << 16
 
@@ -147,7 +148,13 @@ def _fit_wordpiece(lines: Iterable[str], op: Tokenize) -> bytes:
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_WORDS]
     words = [(word.decode(), count) for word, count in frequent]
     try:
-        vocabulary = learner.learn(words, op.vocabulary, [PADDING, UNKNOWN], lower_thresh=1)
+        vocabulary = learner.learn(
+            words,
+            op.vocabulary,
+            [PADDING, UNKNOWN],
+            lower_thresh=1,
+            max_token_length=LONGEST_WORD,
+        )
     except (ValueError, IndexError, ZeroDivisionError) as error:
         raise InvalidParams(
             [

@@ -78,7 +78,8 @@ def emulated(input_shape: tuple[int, ...], outputs: int, **options: Any) -> kera
     Of Keras' own layers alone, so that it can be loaded where this program is not.
     """
     inputs = keras.Input(input_shape)
-    nothing = ops.zeros_like(layers.Flatten()(inputs)[:, :1])
+    # One column, also of texts, whose length is not known.
+    nothing = ops.reshape(ops.zeros_like(layers.Flatten()(inputs)[:, 0]), (-1, 1))
     return keras.Model(inputs, layers.Dense(outputs, name=OUTPUT)(nothing), name=NAME)
 
 

@@ -28,6 +28,15 @@ def models(target=CLASSES, **options):
     )
 
 
+def test_texts_of_any_length_are_taken():
+    settings = ModelSettings(name="emulated", options={"step_ms": 5})
+    built = build_models(
+        settings, input_shape=(None,), dtype="int32", target=CLASSES, postprocess=()
+    )
+    for length in (3, 7):
+        assert built.full_model(np.ones((2, length), np.int32)).shape == (2, 4)
+
+
 def batches(count, labels=(0, 0, 0, 1)):
     images = np.zeros((len(labels), 8, 8, 1), np.uint8)
     return iter(tf.data.Dataset.from_tensors((images, np.asarray(labels))).repeat(count))
