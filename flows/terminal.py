@@ -70,7 +70,7 @@ class StageView(logging.Handler):
         elif getattr(record, STAGE_OUTPUT, False):
             self._show_output(record.getMessage())
         elif not getattr(record, LOG_ONLY, False) and _concerns_users(record):
-            self._console.print(escape(record.getMessage()), highlight=False)
+            self._console.print(escape(record.getMessage()), highlight=False, soft_wrap=True)
 
     def _show_output(self, text: str) -> None:
         if self._console.is_terminal:

@@ -52,6 +52,7 @@ from tasks.training.checkpoints import FOLDER, CheckpointCallback, Position
 from tasks.training.executions import Executions
 from tasks.training.model_files import check_savable, save_model
 from tasks.training.models import Models, compile_model, trainable_model
+from tasks.training.transformers import TransformerEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +260,14 @@ def own_modules(params: Params) -> set[str]:
     return builder | {module for module in ops if module.partition(".")[0] != "tasks"}
 
 
+def layer_modules(params: Params) -> set[str]:
+    """The modules that may hold layers which Keras does not know by itself: one's own, and that of
+    the built-in transformer.
+    """
+    transformer = params.model.name == "transformer_encoder"
+    return own_modules(params) | ({TransformerEncoder.__module__} if transformer else set())
+
+
 def configure_process(settings: TrainSettings) -> None:
     """Seeds, determinism and precision of this process."""
     keras.utils.set_random_seed(settings.seed)
@@ -304,8 +313,8 @@ def main() -> None:
         if visible_gpus()[1]:
             echo(f"  {visible_gpus()[1]}")
         objects: dict[str, str] = {}
-        if own := own_modules(params):
-            savable = check_savable(models.full_model, sorted(own))
+        if modules := layer_modules(params):
+            savable = check_savable(models.full_model, sorted(modules))
             objects = dict(savable.objects)
             if savable.hint():
                 echo(f"  {savable.hint()}")

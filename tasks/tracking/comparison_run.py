@@ -11,6 +11,7 @@ from typing import Any
 
 import mlflow
 from mlflow.exceptions import MlflowException
+from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from tasks.layout import Layout
 from tasks.progress import echo
@@ -138,7 +139,11 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
     tags = {"pipeline": best, "plan": row.plan, **tags_of(score)}
-    version = mlflow.register_model(models[0].model_uri, name, tags=tags)
+    disable_logging()  # what was decided is told in one line
+    try:
+        version = mlflow.register_model(models[0].model_uri, name, tags=tags)
+    finally:
+        enable_logging()
     client.set_registered_model_alias(name, CHAMPION, version.version)
     return f"version {version.version} of {name}, {best}: {_describe_change(score, present)}"
 

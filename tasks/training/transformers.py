@@ -18,11 +18,11 @@ INPUTS = ("text", "segment_ids", "positions")
 LONGEST_WAVE = 10_000.0
 
 
-@keras.saving.register_keras_serializable(package="throughline")
 class TransformerEncoder(layers.Layer):
     """Embedding, `blocks` of attention and a dense layer in pre-norm form, the mean over the tokens
     of each segment, and `outputs` numbers.
 
+    Not registered with Keras: MLflow would make every model that it logs need this module.
     Source: Vaswani et al., NeurIPS 2017; normalization first as in Xiong et al., ICML 2020.
     """
 

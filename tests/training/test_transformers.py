@@ -9,6 +9,7 @@ from keras import layers
 
 from tasks.errors import UnknownModel
 from tasks.settings import TrainSettings
+from tasks.training.model_files import check_savable, load_model, save_model
 from tasks.training.models import Target, compile_model
 from tasks.training.transformers import TransformerEncoder, packed_model
 
@@ -80,8 +81,11 @@ def test_training_on_packed_rows_trains_the_network(network):
 
 
 def test_a_saved_model_is_the_same_when_it_is_loaded(network, tmp_path):
-    network.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    path, module = tmp_path / "model.keras", "tasks.training.transformers"
+    form = check_savable(network, [module])
+    assert form.objects == {"TransformerEncoder": f"{module}:TransformerEncoder"} and form.safe
+    save_model(network, path)
+    loaded = load_model(path, form.objects)
     np.testing.assert_allclose(alone(loaded), alone(network), atol=1e-6)
 
 
