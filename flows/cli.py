@@ -64,7 +64,7 @@ def flow_command(
     debug: bool,
 ) -> Iterator[Changes]:
     """Yield the changes that a command asks for, in a block in which flows can be run: with
-    servers, their stages shown on the terminal, a failure told in one panel.
+    servers, their stages shown on the terminal, a failure reported in one panel.
     """
     configure_logging()
     project = Path.cwd()

@@ -133,8 +133,9 @@ def command(
     report/index.html.
     """
     selected = select_pipelines(pipeline or [])
-    options = {"set_": set_, "overlay": overlay, "name": name, "debug": debug}
-    with flow_command("comparison", selected, **options) as changes:
+    with flow_command(
+        "comparison", selected, set_=set_, overlay=overlay, name=name, debug=debug
+    ) as changes:
         report = comparison(pipelines=selected, changes=changes, name=name or "", promote=promote)
         if report:
             show(Comparison.read(report), report)

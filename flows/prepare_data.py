@@ -46,8 +46,9 @@ def command(
     debug: DebugOption = False,
 ) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
-    options = {"set_": set_, "overlay": overlay, "name": name, "debug": debug}
-    with flow_command("ingest-and-shard", [], **options) as changes:
+    with flow_command(
+        "ingest-and-shard", [], set_=set_, overlay=overlay, name=name, debug=debug
+    ) as changes:
         ingest_and_shard(changes=changes, name=name or "")
 
 

@@ -77,8 +77,9 @@ def command(
     debug: DebugOption = False,
 ) -> None:
     """Run one configuration through all stages."""
-    options = {"set_": set_, "overlay": overlay, "name": name, "debug": debug}
-    with flow_command("training", [pipeline], **options) as changes:
+    with flow_command(
+        "training", [pipeline], set_=set_, overlay=overlay, name=name, debug=debug
+    ) as changes:
         result = training(pipeline=pipeline, changes=changes, name=name or "")
         typer.echo(json.dumps(result, indent=2))
 

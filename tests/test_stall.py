@@ -61,16 +61,21 @@ with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
 """
 
 
-def run_stall(folder, *arguments, fit="model.fit(data, epochs=2)", code=0):
-    script = folder / "train.py"
-    script.write_text(SCRIPT.replace("FIT", fit))
-    done = subprocess.run(
-        [sys.executable, "-m", "tasks.stall", "--seconds", "3", str(script), *arguments],
+def stall(*arguments):
+    """The command on a script, ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "tasks.stall", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def run_stall(folder, *arguments, fit="model.fit(data, epochs=2)", code=0):
+    script = folder / "train.py"
+    script.write_text(SCRIPT.replace("FIT", fit))
+    done = stall("--seconds", "3", str(script), *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     assert "nobody stops it" not in done.stdout
     assert ("trained" in done.stdout) == bool(code), "it ends where the training would begin"
@@ -106,26 +111,14 @@ def test_arrays_and_generators_are_measured_too(tmp_path):
 def test_what_cannot_be_measured_is_told(tmp_path):
     _, told = run_stall(tmp_path, "0", "0", fit="pass", code=2)
     assert "ForeignScript: train.py ended without calling model.fit" in told
-    done = subprocess.run(
-        [sys.executable, "-m", "tasks.stall", "nowhere.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = stall("nowhere.py")
     assert done.returncode == 2 and "nowhere.py does not exist" in done.stderr
 
 
 @pytest.mark.slow
 def test_a_training_on_several_devices_is_refused_whatever_the_script_catches(tmp_path):
     (tmp_path / "train.py").write_text(ON_TWO_DEVICES)
-    done = subprocess.run(
-        [sys.executable, "-m", "tasks.stall", str(tmp_path / "train.py")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = stall(str(tmp_path / "train.py"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "ForeignScript: the script trains with the backend tensorflow on 2" in done.stderr
 
