@@ -143,8 +143,8 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
         "pipelines": {"faulty": case.config},
     }
     params, kept = check(document), raise_malloc_thresholds()
-    stored = open_inputs(params, workload.layout)
-    pipeline = input_pipeline(params, "faulty", stored, split="train", purpose="train")
+    data = open_inputs(params, workload.layout)
+    pipeline = input_pipeline(params, "faulty", data, split="train", purpose="train")
     alone = measure_input(pipeline, passes=2, max_seconds=1)
     context = StageContext(
         params=params, name="faulty", options=argparse.Namespace(), malloc_tuned=kept
@@ -180,9 +180,9 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
             },
         }
     )
-    after = input_pipeline(repaired, "repaired", stored, split="train", purpose="train")
+    after = input_pipeline(repaired, "repaired", data, split="train", purpose="train")
     loops = [
-        TrainingLoop(build_models_for(given, stored), fed, given.train)
+        TrainingLoop(build_models_for(given, data), fed, given.train)
         for given, fed in ((params, pipeline), (repaired, after))
     ]
     for loop in loops:

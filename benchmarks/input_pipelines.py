@@ -50,15 +50,15 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
 
     raise_malloc_thresholds()
     params, config = workload.params, workload.params.pipelines[name]
-    stored = open_inputs(params, workload.layout)
-    spec = input_spec(params, stored, "train")
+    data = open_inputs(params, workload.layout)
+    spec = input_spec(params, data, "train")
     wide = name.endswith("_float")
     if not wide and spec.window is None:
         spec = replace(spec, postprocess=())
     with input_service(config) as address:
         pipeline = InputPipeline(
             plan=make_plan(config, spec),
-            data=stored,
+            data=data,
             split="train",
             seed=0,
             service_address=address,
@@ -73,7 +73,7 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
 def warm_up(pipeline: Any, batches: Iterator[Any]) -> None:
     """A whole epoch where it fills a cache, else a moment."""
     begun = time.perf_counter()
-    for _ in itertools.islice(batches, pipeline.steps):
+    for _ in itertools.islice(batches, pipeline.steps_per_epoch):
         if not pipeline.plan.caches and time.perf_counter() - begun > TURN_S:
             break
 
@@ -99,11 +99,11 @@ def gap(pipeline: Any) -> float:
         begun = time.perf_counter()
         next(batches)
         first = time.perf_counter()
-        for _ in range(pipeline.steps - 1):
+        for _ in range(pipeline.steps_per_epoch - 1):
             next(batches)
         ended = time.perf_counter()
         # One batch's time is work, not gap.
-        usual = (ended - first) / max(1, pipeline.steps - 1)
+        usual = (ended - first) / max(1, pipeline.steps_per_epoch - 1)
         shares += [] if last is None else [max(0.0, first - last - usual) / (ended - begun)]
         last = ended
     return statistics.median(shares)
@@ -134,11 +134,11 @@ def decode_rate(workload: data.Workload) -> float:
     from tasks.assembly.inputs import open_inputs
     from tasks.pipelines.kernels import compute
     from tasks.pipelines.randomness import RandomStream
-    from tasks.pipelines.shapes import resolve
+    from tasks.pipelines.shapes import resolve_decode
 
-    stored = open_inputs(workload.params, workload.layout)
-    ops = resolve(workload.params.preprocess, stored.shards.schema)
-    encoded = [Path(path).read_bytes() for path in stored.files("train").paths[:300]]
+    data = open_inputs(workload.params, workload.layout)
+    ops = resolve_decode(workload.params.preprocess, data.shards.schema)
+    encoded = [Path(path).read_bytes() for path in data.files("train").paths[:300]]
 
     def run(image: Any) -> Any:
         element = {

@@ -38,8 +38,8 @@ def epochs(
     from tasks.tracking.recorder import Recorder, RunKey
     from tasks.training.checkpoint_store import CheckpointStore
     from tasks.training.checkpoints import CheckpointCallback
-    from tasks.training.executions import Executions
     from tasks.training.models import compile_model
+    from tasks.training.train_function import TrainFunction
 
     config = {
         "read": "snapshot",
@@ -49,20 +49,22 @@ def epochs(
     }
     train = {"epochs": 1000, "schedule": "constant", "checkpoint_every": "1000 epochs"}
     params = check({**workload.document, "pipelines": {"snapshot": config}, "train": train})
-    stored = open_inputs(params, workload.layout)
-    pipeline = input_pipeline(params, "snapshot", stored, split="train", purpose="train")
-    validation = input_pipeline(params, "snapshot", stored, split="validation", purpose="evaluate")
-    models = build_models_for(params, stored)
-    compile_model(models.network, params.train, target=models.target, steps=pipeline.steps)
+    data = open_inputs(params, workload.layout)
+    pipeline = input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    validation = input_pipeline(params, "snapshot", data, split="validation", purpose="evaluate")
+    models = build_models_for(params, data)
+    compile_model(
+        models.network, params.train, target=models.target, steps=pipeline.steps_per_epoch
+    )
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     recorder = Recorder(RunKey(data_set="overhead", pipeline="snapshot", data_digest=""))
     progress = CheckpointCallback(
         pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder
     )
-    executions = Executions(models.network)
+    train_function = TrainFunction(models.network)
 
     def epoch(callbacks: list) -> float:
-        executions.begin(pipeline.steps)
+        train_function.begin(pipeline.steps_per_epoch)
         begun = time.perf_counter()
         models.network.fit(
             pipeline.dataset(),
@@ -75,7 +77,7 @@ def epochs(
 
     def measured() -> float:
         with Sampler(paused=True) as sampler:
-            progress.attach(executions, sampler)
+            progress.attach(train_function, sampler)
             return epoch([progress])
 
     with recorder:

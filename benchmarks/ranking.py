@@ -46,9 +46,9 @@ def profiled(
 
     raise_malloc_thresholds()
     params = check({**document, "data": workload.document["data"], "pipelines": {name: config}})
-    stored = open_inputs(params, workload.layout)
-    pipeline = input_pipeline(params, name, stored, split="train", purpose="train")
-    models = build_models_for(params, stored)
+    data = open_inputs(params, workload.layout)
+    pipeline = input_pipeline(params, name, data, split="train", purpose="train")
+    models = build_models_for(params, data)
     loop = TrainingLoop(models, pipeline, params.train)
     state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)
     return Run(

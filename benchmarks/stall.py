@@ -226,12 +226,12 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
     from tasks.params import check
 
     params = check(document)
-    stored = open_inputs(params, workload.layout)
+    data = open_inputs(params, workload.layout)
     with input_service(params.pipelines["p"]) as address:
         pipeline = input_pipeline(
-            params, "p", stored, split="train", purpose="train", address=address
+            params, "p", data, split="train", purpose="train", address=address
         )
-        models = build_models_for(params, stored)
+        models = build_models_for(params, data)
         loop = TrainingLoop(models, pipeline, params.train)
         model = model_only_step(models, pipeline, params.train)
 
@@ -248,7 +248,7 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
             # Of as many variable steps the mean would be off by several percent.
             steady = {**params.model.options, "spread": 0.0}
             fixed = replace(params, model=params.model.model_copy(update={"options": steady}))
-            model = model_only_step(build_models_for(fixed, stored), pipeline, params.train)
+            model = model_only_step(build_models_for(fixed, data), pipeline, params.train)
             run_for(model, STEP_ALONE_S)  # it becomes quicker during its first second
             alone = run_for(model, STEP_ALONE_S)
             return time_training(

@@ -37,11 +37,11 @@ def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
 
     raise_malloc_thresholds()
     params = check({**workload.document, "model": MODEL})
-    stored = open_inputs(params, workload.layout)
+    data = open_inputs(params, workload.layout)
     loops = [
         TrainingLoop(
-            build_models_for(params, stored),
-            input_pipeline(params, name, stored, split="train", purpose="train"),
+            build_models_for(params, data),
+            input_pipeline(params, name, data, split="train", purpose="train"),
             params.train,
         )
         for name in (other, "optimized")

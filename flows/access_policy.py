@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.deployments import OWN_SERVICE
 from tasks.errors import InvalidParams
-from tasks.params import read_document
+from tasks.params_file import read_document
 
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
@@ -104,7 +104,7 @@ class AccessPolicy:
             changed = [name for name in ("path", key) if data.get(name) != own.get(name)]
             if not changed:
                 continue
-            root = self._root_of(file, roots)
+            root = self._find_root(file, roots)
             if root is None:
                 where = ", ".join(map(str, roots))
                 yield (
@@ -117,7 +117,7 @@ class AccessPolicy:
                     " dot); runs from the UI read no hidden files"
                 )
 
-    def _root_of(self, file: str, roots: list[Path]) -> Path | None:
+    def _find_root(self, file: str, roots: list[Path]) -> Path | None:
         try:
             path = (self.project / file).resolve()
         except (ValueError, OSError, RuntimeError):

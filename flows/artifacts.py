@@ -91,7 +91,7 @@ def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> Non
     _show_picture(
         "training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps"
     )
-    if pages := comparison_run.run_urls(recorder.run_of(folder)):
+    if pages := comparison_run.run_urls(recorder.read_run_id(folder)):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 
 

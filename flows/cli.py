@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from flows.access import use_running_servers
+from flows.credentials import use_running_servers
 from flows.parameters import Changes, check_name
 from flows.resolution import resolve, share_resolved
 from flows.temporary_server import prefect_server
 from flows.terminal import show_on_terminal
 from tasks.errors import InvalidParams, UserError
-from tasks.params import read_document
+from tasks.params_file import read_document
 
 SetOption = Annotated[
     list[str] | None,

@@ -19,9 +19,9 @@ from flows.cli import (
     flow_command,
     run_command,
 )
-from flows.flow_run import PREPARATION, Run, start_run
+from flows.flow_run import Run, start_run
 from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
-from flows.stages import MEASURED
+from flows.stages import MEASURED, PREPARATION
 from tasks.layout import Layout
 from tasks.reporting.table import EXPLANATION, comparison_table, to_text
 from tasks.results.comparison import Comparison
@@ -61,8 +61,8 @@ def comparison(
         complete = set(chosen) == set(run.params.pipelines)
         run = run.with_progress_bar(len(PREPARATION) + len(measured) + complete)
         prepared = run.chain(PREPARATION)
-        identity = comparison_run.data_set_of(run.workspace.root, run.params.data.path)
-        parent = open_parent(run, chosen, identity, prepared=prepared.ran)
+        run_key = comparison_run.read_data_set(run.workspace.root, run.params.data.path)
+        parent = open_parent(run, chosen, run_key, prepared=prepared.ran)
         run = run.with_parent_run(parent)
         profiled = [
             run.chain([f"{stage}@{pipeline}" for stage in MEASURED], after=[prepared])
@@ -81,7 +81,7 @@ def comparison(
             choose_champion = promote or not run.workspace.isolated
             comparison_run.close_comparison(
                 parent,
-                identity,
+                run_key,
                 compared,
                 report,
                 note=to_markdown(compared),
@@ -95,7 +95,7 @@ def comparison(
         return report
 
 
-def open_parent(run: Run, chosen: list[str], identity: RunKey, *, prepared: bool) -> str | None:
+def open_parent(run: Run, chosen: list[str], run_key: RunKey, *, prepared: bool) -> str | None:
     """Open the MLflow run that the configurations' runs belong to, unless all is up to date."""
     concerned = {
         *PREPARATION,
@@ -103,7 +103,7 @@ def open_parent(run: Run, chosen: list[str], identity: RunKey, *, prepared: bool
         *(f"{stage}@{pipeline}" for stage in MEASURED for pipeline in chosen),
     }
     return (
-        comparison_run.open_comparison(identity, run.name)
+        comparison_run.open_comparison(run_key, run.name)
         if prepared or concerned & run.stage_env.stale
         else None
     )

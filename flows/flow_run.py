@@ -37,7 +37,6 @@ from tasks.scratch import clear_scratch
 from tasks.tracking import recorder
 
 IDENTITIES = "identities"  # what else decides results; all stages depend on what it writes
-PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 
 
 @dataclass(frozen=True, kw_only=True)

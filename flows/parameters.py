@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.errors import UserError, WorkspaceProblem
-from tasks.params import PARAMS_FILE, Document, read_document
+from tasks.params import Document
+from tasks.params_file import PARAMS_FILE, read_document
 
 NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -47,7 +48,7 @@ def _configurations(*documents: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(str(name) for one in sections for name in _mapping(one)))
 
 
-def numbers_of(document: Mapping[str, Any]) -> dict[str, Any]:
+def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of the form in a document of params.yaml, or their defaults where it has none
     that can be shown.
     """
@@ -85,7 +86,7 @@ def form_sources() -> dict[Path, int]:
 
 
 _OWN = _read(PARAMS_FILE)
-_OWN_NUMBERS = numbers_of(_OWN)
+_OWN_NUMBERS = find_numbers(_OWN)
 OWN_PIPELINES = _configurations(_OWN)
 _PIPELINE_NAMES = _configurations(_OWN, *map(_read, _overlays()))
 PREFERRED = "optimized"  # offered first where there is one of that name
@@ -152,7 +153,7 @@ class Changes(BaseModel):
         """Everything else, as KEY=VALUE; of the numbers those that were given and differ from
         `own`, the document of params.yaml.
         """
-        present = numbers_of(own)
+        present = find_numbers(own)
         given = {name: getattr(self, name) for name in NUMBERS if name in self.model_fields_set}
         changed = {name: value for name, value in given.items() if value != present[name]}
         return [*(f"{NUMBERS[name]}={value}" for name, value in changed.items()), *self.overrides]

@@ -13,8 +13,9 @@ from flows.cli import (
     flow_command,
     run_command,
 )
-from flows.flow_run import PREPARATION, start_run
+from flows.flow_run import start_run
 from flows.parameters import UNCHANGED, Changes, RunName
+from flows.stages import PREPARATION
 
 
 @flow(

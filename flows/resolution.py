@@ -20,15 +20,9 @@ from ruamel.yaml import YAML
 from flows.access_policy import AccessPolicy, is_confined, load_limits
 from flows.parameters import Changes
 from tasks.errors import InvalidParams, did_you_mean
-from tasks.params import (
-    PARAMS_FILE,
-    RAW,
-    Params,
-    apply_overrides,
-    check,
-    parse_document,
-    read_yaml,
-)
+from tasks.params import Params, check
+from tasks.params_checks import RAW
+from tasks.params_file import PARAMS_FILE, apply_overrides, parse_document, read_yaml
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,11 +55,11 @@ def _find_odd(source: Path) -> Iterator[tuple[str, str]]:
     """Files at or below a path that DVC cannot hash, and why."""
     below = (Path(folder, name) for folder, _, names in os.walk(source) for name in names)
     for path in below if source.is_dir() else [source] if source.exists() else []:
-        if reason := _oddity(path):
+        if reason := _why_unhashable(path):
             yield str(path), reason
 
 
-def _oddity(path: Path) -> str | None:
+def _why_unhashable(path: Path) -> str | None:
     """Why DVC cannot hash a file; None where it can."""
     try:
         str(path).encode()

@@ -33,7 +33,7 @@ LAST_LINES = 25
 MEASURED = ("build", "train", "profile")
 TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it in its job variables
 # They touch networks and shared disks; measured stages are not retried.
-RETRIED = ("fetch", "ingest", "shard", "snapshot")
+PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 # TensorFlow's start-up chatter, which no setting silences, DVC's advice for people at a terminal,
 # and its report of a failure that the stage itself has told.
 _NOISE = re.compile(
@@ -242,4 +242,4 @@ def _should_retry(stage: str, error: object) -> bool:
     be repeated.
     """
     known = isinstance(error, StageFailed) and error.failure
-    return stage in RETRIED and not (known and not known.traceback)
+    return stage in PREPARATION and not (known and not known.traceback)

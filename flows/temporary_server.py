@@ -27,7 +27,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from flows.access import USER, random_secret
+from flows.credentials import USER, random_secret
 from flows.dvc_calls import SUPERVISE
 from flows.locks import hold
 from flows.services import HOST, free_port, responds

@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tasks.errors import Failure, StageFailed, failure_of
+from tasks.errors import Failure, StageFailed, describe_failure
 
 LOGS = Path(".throughline") / "logs"
 KEPT_LOGS = 50
@@ -103,7 +103,7 @@ def show_on_terminal(flow: str, project: Path, *, debug: bool = False) -> Iterat
         with nullcontext() if debug else view.progress:
             yield
     except Exception as error:  # noqa: BLE001 - of whatever kind, it is told
-        failure = failure_of(error)
+        failure = describe_failure(error)
         if failure.traceback:
             logging.getLogger("prefect").error(failure.traceback, extra={LOG_ONLY: True})
         _show_failure(console, error, failure, log.baseFilename, debug=debug)

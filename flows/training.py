@@ -18,9 +18,9 @@ from flows.cli import (
     flow_command,
     run_command,
 )
-from flows.flow_run import PREPARATION, start_run
+from flows.flow_run import start_run
 from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
-from flows.stages import MEASURED
+from flows.stages import MEASURED, PREPARATION
 from tasks.layout import Layout
 from tasks.results.profiling import ProfileResult
 from tasks.results.train import TrainResult

@@ -21,8 +21,8 @@ from typing import Annotated
 import requests
 import typer
 
-from flows.access import USER, exclusive, load_credentials, published_environment
 from flows.cli import configure_logging
+from flows.credentials import USER, exclusive, load_credentials, published_environment
 from flows.deployments import POOL, deploy, update_forms
 from flows.parameters import form_sources
 from flows.services import HOST, Service, check_free, responds, serving

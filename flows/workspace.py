@@ -25,7 +25,7 @@ from flows.resolution import ResolvedParams
 from tasks.errors import WorkspaceProblem
 from tasks.files import atomic_file
 from tasks.layout import Layout
-from tasks.params import PARAMS_FILE
+from tasks.params_file import PARAMS_FILE
 from tasks.scratch import Scratch
 
 STATE_DIR = ".throughline"

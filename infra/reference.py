@@ -77,7 +77,7 @@ def rules(kept: str) -> str:
             ", ".join(f"`{key}: {_flow_yaml(value)}`" for key, value in values.items()) or "none"
         )
         lines.append(
-            f"| `{rule.name}` | `{rule.key}` | {rule.cause} | {rule.effort.name.lower()} |"
+            f"| `{rule.name}` | `{rule.params_key}` | {rule.cause} | {rule.effort.name.lower()} |"
             f" {change} |"
         )
     before, after = kept.split(begin)[0], kept.split(end)[1]

@@ -1,7 +1,7 @@
 """Print the figures of the shape of this program: `python infra/shape.py`.
 
-Rooms with their modules, lines and imports of each other, the longest functions and files, and how
-wide lines are. docs/architecture.md shows them.
+Packages with their modules, lines and imports of each other, the longest functions and files, and
+how wide lines are. docs/architecture.md shows them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STAGES = {
 }
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """The folder that a module is in; of those directly in tasks/, what they are."""
     parts = module.split(".")
     if parts[0] != "tasks":
@@ -33,7 +33,7 @@ def room_of(module: str) -> str:
     name = parts[-1]
     return (
         "tasks: params"
-        if name == "params"
+        if name.startswith("params")
         else "tasks: stages"
         if name in STAGES
         else "tasks: shared"
@@ -63,14 +63,14 @@ def functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield (node.end_lineno or 0) - node.lineno + 1, node.name
 
 
-def floors(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """Height of each room: one above the highest that it imports."""
+def levels(arrows: dict[str, set[str]]) -> dict[str, int]:
+    """Height of each package: one above the highest that it imports."""
 
-    def height(room: str, above: tuple[str, ...] = ()) -> int:
-        below = arrows[room] - {room, *above}
-        return 1 + max((height(each, (*above, room)) for each in below), default=-1)
+    def height(package: str, above: tuple[str, ...] = ()) -> int:
+        below = arrows[package] - {package, *above}
+        return 1 + max((height(each, (*above, package)) for each in below), default=-1)
 
-    return {room: height(room) for room in list(arrows)}
+    return {package: height(package) for package in list(arrows)}
 
 
 def main() -> None:
@@ -80,19 +80,21 @@ def main() -> None:
     files: list[tuple[int, str]] = []
     wide = total = 0
     for name, text, tree in modules():
-        room = room_of(name)
-        counts[room] += 1
-        lines[room] += text.count("\n")
-        arrows[room] |= {room_of(other) for other in imported(tree)} - {room}
+        package = package_of(name)
+        counts[package] += 1
+        lines[package] += text.count("\n")
+        arrows[package] |= {package_of(other) for other in imported(tree)} - {package}
         longest += [(length, f"{name}.{function}") for length, function in functions(tree)]
         files.append((text.count("\n"), name))
         total += text.count("\n")
         wide += sum(len(line) > WIDE for line in text.splitlines())
-    table = Table("room", "floor", "modules", "lines", "imports", box=None)
-    height = floors(arrows)
-    for room in sorted(counts, key=lambda room: (-height[room], room)):
-        others = ", ".join(sorted(each.removeprefix("tasks.") for each in arrows[room]))
-        table.add_row(room, str(height[room]), str(counts[room]), f"{lines[room]:,}", others)
+    table = Table("package", "level", "modules", "lines", "imports", box=None)
+    height = levels(arrows)
+    for package in sorted(counts, key=lambda package: (-height[package], package)):
+        others = ", ".join(sorted(each.removeprefix("tasks.") for each in arrows[package]))
+        table.add_row(
+            package, str(height[package]), str(counts[package]), f"{lines[package]:,}", others
+        )
     console = Console(width=110)
     console.print(table)
     console.print(f"\n{sum(counts.values())} modules, {total:,} lines, {wide} wider than {WIDE}")

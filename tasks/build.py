@@ -65,7 +65,7 @@ def build(
         equality=equality,
         usage=sampler.measured,
         machine=fingerprint(),
-        held_out=training.data.shards.examples("validation"),
+        validation_examples=training.data.shards.examples("validation"),
         difference=difference(plain, exact) if training.plan.approximate else None,
         epoch=draws,
         sequences=measure_sequences(training, examples_per_s=throughput.input_examples_per_s),
@@ -109,7 +109,7 @@ def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSum
             "label": {"dtype": label.dtype.name},
         },
         examples=pipeline.examples,
-        steps_per_epoch=pipeline.steps,
+        steps_per_epoch=pipeline.steps_per_epoch,
         batch_size=pipeline.batch_size,
         batch_mib=pipeline.batch_bytes / 2**20,
         **about,
@@ -129,23 +129,23 @@ def main() -> None:
         input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name = context.params, context.name
-        stored = open_inputs(params, Layout())
+        data = open_inputs(params, Layout())
         training = input_pipeline(
-            params, name, stored, split="train", purpose="train", address=address
+            params, name, data, split="train", purpose="train", address=address
         )
         plain = input_pipeline(
-            params, name, stored, split="train", purpose="compare", address=address
+            params, name, data, split="train", purpose="compare", address=address
         )
         about = {
             "pipeline": name,
             "config": params.pipelines[name].model_dump(),
-            "data_digest": stored.shards.data_digest,
+            "data_digest": data.shards.data_digest,
         }
-        with explain_read_errors(stored):
+        with explain_read_errors(data):
             result = build(
                 training,
                 plain,
-                reference_pipeline(params, stored, split="train"),
+                reference_pipeline(params, data, split="train"),
                 Layout().run(name),
                 measure=params.measure,
                 about=about,

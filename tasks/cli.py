@@ -14,7 +14,8 @@ from tasks.errors import InvalidParams, did_you_mean, report_user_errors
 from tasks.files import clear_leftovers
 from tasks.layout import Layout
 from tasks.libraries import check_versions
-from tasks.params import PARAMS_FILE, Params, load_params
+from tasks.params import Params, load_params
+from tasks.params_file import PARAMS_FILE
 from tasks.scratch import clear_scratch, temporary_files_in_scratch
 
 

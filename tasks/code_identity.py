@@ -55,7 +55,7 @@ def project_files(
         left_out = name in files or any(
             name == other or name.startswith(f"{other}.") for other in without
         )
-        path = None if left_out else _file_of(name, searched)
+        path = None if left_out else _find_file(name, searched)
         if path is None:
             continue
         files[name] = path
@@ -104,7 +104,7 @@ def _parents(module: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _file_of(module: str, roots: Sequence[Path]) -> Path | None:
+def _find_file(module: str, roots: Sequence[Path]) -> Path | None:
     if not module or not all(part.isidentifier() for part in module.split(".")):
         return None
     for root in roots:

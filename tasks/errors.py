@@ -212,7 +212,7 @@ def report_user_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        failure = failure_of(error)
+        failure = describe_failure(error)
         if not _leave_to_flow(failure):
             if failure.traceback:
                 raise
@@ -230,7 +230,7 @@ def _leave_to_flow(failure: Failure) -> bool:
     return False
 
 
-def failure_of(error: Exception) -> Failure:
+def describe_failure(error: Exception) -> Failure:
     """What to say about an error: of a user's or a disk's a paragraph, of a bug its traceback."""
     if isinstance(error, UserError):
         return Failure(kind=type(error).__name__, message=str(error))

@@ -143,7 +143,7 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     """
     _recover(path)
     partial = path.with_name(path.name + PARTIAL)
-    if partial.exists() and _key_of(partial) != key:
+    if partial.exists() and _read_key(partial) != key:
         shutil.rmtree(partial)
     partial.mkdir(parents=True, exist_ok=True)
     for folder in (partial, *(one for one in partial.rglob("*") if one.is_dir())):
@@ -240,7 +240,7 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _key_of(partial: Path) -> str | None:
+def _read_key(partial: Path) -> str | None:
     key_file = partial / KEY_FILE
     return key_file.read_text() if key_file.exists() else None
 

@@ -22,8 +22,9 @@ from tasks.code_identity import code_digest, imported_packages, project_files
 from tasks.errors import InvalidParams, report_user_errors
 from tasks.files import atomic_file, digest_blake2b, digest_file, write_json
 from tasks.layout import Layout
-from tasks.libraries import LIBRARIES, check_versions, distributions_of, installed_versions
-from tasks.params import PARAMS_FILE, Document, check, read_document
+from tasks.libraries import LIBRARIES, check_versions, find_distributions, installed_versions
+from tasks.params import Document, check
+from tasks.params_file import PARAMS_FILE, read_document
 from tasks.pipelines.ops import PROGRAM
 from tasks.progress import echo
 
@@ -55,11 +56,11 @@ def write_identities(root: Path, out: Path) -> None:
             {
                 module
                 for section in CODE.get(stage, ())
-                for module in own_modules(document.get(section))
+                for module in named_modules(document.get(section))
             }
         )
         brought = (
-            distributions_of(imported_packages(*modules, roots=[root], without=PROGRAM))
+            find_distributions(imported_packages(*modules, roots=[root], without=PROGRAM))
             if modules
             else []
         )
@@ -93,17 +94,17 @@ def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidParams([str(error)]) from error
 
 
-def own_modules(section: Any) -> Iterator[str]:
+def named_modules(section: Any) -> Iterator[str]:
     """Modules of one's own that a section of params.yaml names: `my_ops:Sharpen` is of `my_ops`."""
     if isinstance(section, str):
         if ":" in section:
             yield section.partition(":")[0]
     elif isinstance(section, Mapping):
-        yield from own_modules(section.get("name"))
+        yield from named_modules(section.get("name"))
         yield from (key.partition(":")[0] for key in section if isinstance(key, str) and ":" in key)
     elif isinstance(section, list):
         for item in section:
-            yield from own_modules(item)
+            yield from named_modules(item)
 
 
 def tokenizer_files(document: Mapping[str, Any]) -> list[str]:
@@ -131,7 +132,7 @@ def watch_own_code(root: Path) -> Sequence[str]:
     """
     document = read_document(root / PARAMS_FILE)
     modules = {
-        module for section in (*OPS, "model") for module in own_modules(document.get(section))
+        module for section in (*OPS, "model") for module in named_modules(document.get(section))
     }
     found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
     path = root / PIPELINE_FILE
@@ -191,8 +192,12 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 def _rules() -> str:
     """Digest of what the settings compute from their values."""
-    tree = ast.parse(Path(settings.__file__).read_text())
-    functions = [ast.dump(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = [
+        ast.dump(node)
+        for file in sorted(Path(settings.__file__).parent.glob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
     return digest_blake2b(*(function.encode() for function in functions))
 
 

@@ -249,7 +249,7 @@ def _without_odd_classes(
     rows: pd.DataFrame, classes: Sequence[str]
 ) -> tuple[pd.DataFrame, tuple[str, ...], list[sources.Rejected]]:
     """Drop examples whose class has a name that lists of names, one per line, cannot hold."""
-    odd = {name: reason for name in classes if (reason := _oddity(name))}
+    odd = {name: reason for name in classes if (reason := _class_name_problem(name))}
     if not odd:
         return rows, tuple(classes), []
     wrong = rows["label"].isin(list(odd))
@@ -260,7 +260,7 @@ def _without_odd_classes(
     return pd.DataFrame(rows[~wrong]), tuple(name for name in classes if name not in odd), rejected
 
 
-def _oddity(name: str) -> str | None:
+def _class_name_problem(name: str) -> str | None:
     if not name.strip():
         return "label missing"
     return None if name.splitlines() == [name] else f"the class name {name!r} has a line break"
@@ -317,7 +317,7 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     rejects.to_csv(folder / "rejected.csv", index=False)
     if len(rejects) <= limit * total:
         return
-    kinds = rejects.groupby(rejects["reason"].map(_kind_of))
+    kinds = rejects.groupby(rejects["reason"].map(_group_reason))
     largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
     shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
     raise TooManyRejects(
@@ -327,7 +327,7 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     )
 
 
-def _kind_of(reason: str) -> str:
+def _group_reason(reason: str) -> str:
     """A reason without what differs from example to example."""
     return reason.partition(" of ")[0].partition(":")[0]
 
@@ -354,7 +354,9 @@ def _table(
         for given, digest in zip(rows["split"], rows["digest"], strict=True)
     ]
     labels = [number[label] for label in rows["label"]] if classes else rows["label"]
-    keys = rows["row"].tolist() if series else [example_key(identity) for identity in rows["id"]]
+    keys = (
+        rows["row"].tolist() if series else [example_key(example_id) for example_id in rows["id"]]
+    )
     _check_unique(keys, rows["id"].tolist())
     table = pd.DataFrame(rows.assign(key=keys, label=labels, split=dealt), columns=list(COLUMNS))
     return table.sort_values(by="id", ignore_index=True)
@@ -363,10 +365,10 @@ def _table(
 def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:
     """Keys identify examples; two of 63 bits meet once in billions of billions of pairs."""
     owners: dict[int, str] = {}
-    for key, identity in zip(keys, ids, strict=True):
-        if owners.setdefault(key, identity) is not identity:
+    for key, example_id in zip(keys, ids, strict=True):
+        if owners.setdefault(key, example_id) is not example_id:
             raise UnusableDataset(
-                f"the examples {owners[key]} and {identity} have the same key; rename one of them"
+                f"the examples {owners[key]} and {example_id} have the same key; rename one of them"
             )
 
 
@@ -377,7 +379,7 @@ def _stats(
     notes: Counter,
     source: object,
 ) -> dict:
-    reasons = Counter(map(_kind_of, rejects["reason"]))
+    reasons = Counter(map(_group_reason, rejects["reason"]))
     balance = {
         str(split): {
             classes[label]: count

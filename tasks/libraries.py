@@ -39,8 +39,9 @@ _PLUMBING = (
     "tasks.layout",
     "tasks.libraries",
     "tasks.params",
+    "tasks.params_checks",
+    "tasks.params_file",
     "tasks.progress",
-    "tasks.record_settings",
     "tasks.settings",
 )
 
@@ -71,7 +72,7 @@ def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-def distributions_of(packages: Iterable[str]) -> list[str]:
+def find_distributions(packages: Iterable[str]) -> list[str]:
     """Names of the installed distributions that bring these top-level packages."""
     brought = metadata.packages_distributions()
     return sorted({name for package in packages for name in brought.get(package, ())})

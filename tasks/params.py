@@ -8,25 +8,16 @@ cannot be right.
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import AliasEvent
 
 from tasks.errors import InvalidParams, did_you_mean
-from tasks.pipelines.constraints import (
-    batch_problems,
-    config_problems,
-    ops_problems,
-    text_problems,
-)
+from tasks.params_checks import MODELS_FOR, find_problems
+from tasks.params_file import PARAMS_FILE, apply_overrides, read_document
 from tasks.pipelines.op_parsing import parse_op
 from tasks.pipelines.ops import Op
 from tasks.settings import (
@@ -42,22 +33,11 @@ from tasks.settings import (
 )
 from tasks.source_kinds import SOURCES
 
-PARAMS_FILE = Path("params.yaml")
-RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
-TEXT_MODELS = ("text_classifier", "transformer_encoder")
-BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, "emulated")
-# What `model: {name: auto}` is, and what else there is without writing one, by what examples are.
-MODELS_FOR = {
-    "images": ("small_cnn", "mlp"),
-    "table": ("mlp",),
-    "time series": ("mlp",),
-    "text": TEXT_MODELS,
-}
-LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
 OpSpec = str | dict[str, Any]
 # Keys of earlier versions, by their place, and what they are called now.
 RENAMED = {
     "finish": "postprocess",
+    "measure.trace_after": "measure.warm_up_steps",
     "pipelines.*.finish": "postprocess_on",
     "pipelines.*.place": "snapshot_on",
     "pipelines.*.rewrites": "graph_rewrites",
@@ -129,85 +109,6 @@ def load_params(path: Path = PARAMS_FILE, *, overrides: Sequence[str] = ()) -> P
     return check(document, name=path.name)
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """Read params.yaml without checking more than that it is a YAML mapping with unique keys."""
-    return parse_document(read_yaml(path), path.name)
-
-
-def read_yaml(path: Path) -> str:
-    """Read the text of params.yaml.
-
-    Raises:
-      InvalidParams: it does not exist, or is no UTF-8.
-    """
-    if not path.exists():
-        raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
-    try:
-        return path.read_text()
-    except ValueError as error:
-        raise InvalidParams([f"{path.name} is not valid YAML: {error}"]) from error
-
-
-def parse_document(text: str, name: str) -> dict[str, Any]:
-    """Parse the text of params.yaml, as `read_document` does; `name` is the file's, for errors."""
-    try:
-        document = YAML(typ="safe").load(text)
-    except (
-        YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # not YAML; a date or number that cannot be; nested without end
-        raise InvalidParams(
-            [f"{name} is not valid YAML: {' '.join(str(error).split())}"]
-        ) from error
-    if not isinstance(document, dict):
-        raise InvalidParams(
-            [f"{name}: expected a mapping at the top, found {type(document).__name__}"]
-        )
-    return document
-
-
-def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Set dotted keys of the document in place; a part that is missing on the way becomes a
-    mapping.
-    """
-    problems = []
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key.strip():
-            problems.append(f"--set {override}: expected KEY=VALUE, such as train.epochs=5")
-            continue
-        try:
-            value = _read_value(text)
-        except (YAMLError, ValueError, RecursionError):
-            # Not YAML; a date or number that cannot be; nested without end.
-            problems.append(f"--set {override[:200]}: {text[:200]} is not a YAML value")
-            continue
-        target: Any = document
-        *parents, last = key.strip().split(".")
-        for part in parents:
-            target = target.setdefault(part, {}) if isinstance(target, dict) else None
-        if isinstance(target, dict):
-            target[last] = value
-        else:
-            problems.append(f"--set {override}: {'.'.join(parents)} is not a mapping")
-    if problems:
-        raise InvalidParams(problems)
-
-
-def _read_value(text: str) -> Any:
-    """Read a YAML value without aliases, which make gigabytes of a few lines, and of bounded depth,
-    which the parser pays for dearly.
-    """
-    if not text.strip():
-        return None
-    if len(text) > LONGEST_OVERRIDE or text.count("[") + text.count("{") > MOST_BRACKETS:
-        raise ValueError("too long or too deep")
-    if any(isinstance(event, AliasEvent) for event in YAML(typ="safe").parse(text)):
-        raise ValueError("aliases are not expanded here")
-    return YAML(typ="safe").load(text)
-
-
 def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Params:
     """Validate a parameter document.
 
@@ -262,7 +163,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
         augment=tuple(ops["augment"] or ()),
         postprocess=tuple(postprocess or ()),
     )
-    problems += _cross_field_problems(params)
+    problems += find_problems(params)
     if problems:
         raise InvalidParams([f"{name}: {problem}" for problem in problems])
     return params
@@ -282,17 +183,6 @@ def _default_postprocess(document: Document) -> list[OpSpec]:
     return [] if text else document.postprocess
 
 
-def model_names() -> list[str]:
-    """Names that `model.name` may have besides import paths; Keras is read, not imported."""
-    spec = importlib.util.find_spec("keras")
-    if spec is None or not spec.submodule_search_locations:
-        return list(BUILT_IN_MODELS)
-    source = Path(spec.submodule_search_locations[0], "applications", "__init__.py").read_text()
-    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
-    names = {alias.name for node in imports for alias in node.names if alias.name[0].isupper()}
-    return [*BUILT_IN_MODELS, *sorted(names)]
-
-
 def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:
     """Parse one list of ops, adding to `problems`; None where it is no list (the schema says so) or
     has problems.
@@ -306,154 +196,6 @@ def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None
         found += wrong
     problems += found
     return ops
-
-
-def _cross_field_problems(params: Params) -> list[str]:
-    """Problems that concern more than one key."""
-    names = [op.name for op in params.preprocess]
-    found = [
-        f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment"
-        for op in params.preprocess
-        if op.random
-    ]
-    found += [
-        f"augment: {op.name} is deterministic; do it once, in preprocess"
-        for op in params.augment
-        if not op.random
-    ]
-    found += [
-        f"postprocess: {op.name} is random; move it to augment"
-        for op in params.postprocess
-        if op.random
-    ]
-    if names[:1] != ["decode"] or names.count("decode") != 1:
-        found.append("preprocess: `decode` comes first, once, or is left out, which means the same")
-    if params.data.split.validation + params.data.split.test >= 1:
-        found.append("data.split: validation and test together leave nothing to train on")
-    if params.data.split.validation == 0:
-        found.append(
-            "data.split.validation: must be above 0; every epoch is judged on held-out examples"
-        )
-    found += _path_problems(params) + _source_problems(params)
-    mixing = [op.name for op in params.augment if op.mixes_labels]
-    if mixing and "one_hot" not in [op.name for op in params.postprocess]:
-        found.append(
-            f"postprocess: {mixing[0]} mixes labels, which needs them as vectors everywhere; add"
-            " `one_hot`"
-        )
-    for name, config in params.pipelines.items():
-        if not name.isidentifier():
-            found.append(
-                f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)"
-            )
-        reasons = config_problems(
-            config,
-            preprocess=params.preprocess,
-            augment=params.augment,
-            postprocess=params.postprocess,
-        )
-        if SOURCES[params.data.source].content != "text":
-            reasons += batch_problems(config)
-        found += [f"pipelines.{name}.{reason}" for reason in reasons]
-        found += [f"pipelines.{name}.{reason}" for reason in _reading_problems(config, params)]
-    return found + _model_problems(params.model.name, SOURCES[params.data.source].content)
-
-
-def _reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
-    """What a configuration asks for that the data or the training does not have."""
-    if config.read == "files" and not SOURCES[params.data.source].has_files:
-        yield (
-            f"read: the source {params.data.source} has no image files; use arrays, shards or"
-            " snapshot"
-        )
-    if config.read == "gzip_shards" and params.shard.compression == "none":
-        yield ("read: there are no compressed shards; set shard.compression to gzip or both")
-    if config.read == "indexed_shards" and params.shard.compression == "gzip":
-        yield (
-            "read: records of compressed shards cannot be read one by one; set shard.compression"
-            " to none or both"
-        )
-    if config.snapshot_on == "device" and params.train.jit_compile:
-        yield ("snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
-
-
-def _path_problems(params: Params) -> list[str]:
-    """Data of one's own must not be where `fetch` writes."""
-    raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
-    if not path.is_relative_to(raw) or (
-        params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)
-    ):
-        return []
-    fetched = (
-        ""
-        if params.data.fetch == "none"
-        else f" `fetch: {params.data.fetch}` writes {RAW}/{params.data.fetch}."
-    )
-    return [
-        f"data.path: {params.data.path} is in {RAW}, which is for what data.fetch gets.{fetched}"
-        " Move data of your own elsewhere, such as my/data, and set data.path to it"
-    ]
-
-
-def _source_problems(params: Params) -> list[str]:
-    """Problems of ops and sampling with this kind of data."""
-    content = SOURCES[params.data.source].content
-    sections = ("preprocess", "augment", "postprocess")
-    ops = [(section, op) for section in sections for op in getattr(params, section)]
-    found = ops_problems(content, ops)
-    if content == "text":
-        found += text_problems(params.preprocess)
-    if content == "time series":
-        sampled = [
-            name for name, config in params.pipelines.items() if config.sampling != "uniform"
-        ]
-        found += [f"pipelines.{name}.sampling: a time series has no classes" for name in sampled]
-        indexed = [
-            name for name, config in params.pipelines.items() if config.read == "indexed_shards"
-        ]
-        found += [
-            f"pipelines.{name}.read: a record of a time series is a block of time steps, not an"
-            " example; use snapshot or shards"
-            for name in indexed
-        ]
-        cached = [name for name, config in params.pipelines.items() if config.vectorize]
-        found += [
-            f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`"
-            for name in cached
-        ]
-    return found
-
-
-def _model_problems(name: str, content: str) -> list[str]:
-    if ":" not in name:
-        known = model_names()
-        if name not in known:
-            return [
-                f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
-                " package.module:function"
-            ]
-        fitting = MODELS_FOR[content]
-        takes_images = content == "images" and name not in TEXT_MODELS
-        if name not in (*fitting, "emulated") and not takes_images:
-            takes = "text" if name in TEXT_MODELS else "images"
-            return [
-                f"model.name: {name} takes {takes}, the source is {content}; use auto,"
-                f" {', '.join(fitting)}, or your own"
-            ]
-        return []
-    module = name.partition(":")[0]
-    try:
-        missing = importlib.util.find_spec(module) is None
-    except (ImportError, ValueError):
-        missing = True
-    return (
-        [
-            f"model.name: module {module} cannot be found; run from the folder that holds it, or"
-            " install it"
-        ]
-        if missing
-        else []
-    )
 
 
 def _format_error(item: Any) -> str:

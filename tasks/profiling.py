@@ -22,12 +22,12 @@ import tensorflow as tf
 from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.cli import StageContext, pipeline_stage_cli
-from tasks.diagnosis.cost_model import Consumer, load_of
+from tasks.diagnosis.cost_model import Consumer, estimate_load
 from tasks.diagnosis.diagnose import Ceilings, diagnose
 from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.op_costs import measure_costs
 from tasks.diagnosis.threshold import parse_threshold
-from tasks.diagnosis.timeline import timeline_of
+from tasks.diagnosis.timeline import find_timeline
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import Trace, read_trace, trace
 from tasks.errors import MissingInput
@@ -94,7 +94,7 @@ def profile(
     """
     params, measure = context.params, context.params.measure
     models = build_models_for(params, pipeline.data)
-    loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.trace_after)
+    loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.warm_up_steps)
     state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with atomic_folder(out) as folder:
         events = _record_trace(loop, state, folder / "trace", measure)
@@ -103,7 +103,7 @@ def profile(
             state,
             trained and trained.throughput,
             batch_size=pipeline.examples_per_step,
-            steps=pipeline.steps,
+            steps=pipeline.steps_per_epoch,
         )
         accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
         measurements = Measurements(
@@ -131,7 +131,7 @@ def profile(
         breakdown.write(folder)
         replace(diagnosis, costs=asdict(facts.costs)).write(folder)
         step_rounds(state).write(folder)
-        timeline = timeline_of(events)
+        timeline = find_timeline(events)
         if timeline:
             timeline.write(folder)
             plot_timelines({str(pipeline.plan): timeline.lanes}, folder / "timeline")
@@ -195,14 +195,14 @@ def collect_facts(
     trained: TrainResult | None,
 ) -> Facts:
     """Everything that the rules look at."""
-    config, stored, cores = (
+    config, data, cores = (
         context.params.pipelines[context.name],
         pipeline.data,
         len(os.sched_getaffinity(0)),
     )
     state, breakdown = measurements.state, measurements.breakdown
     costs = measure_costs(pipeline, config)
-    shards = stored.shards.for_split(pipeline.split)
+    shards = data.shards.for_split(pipeline.split)
     gap = alone.epoch_gap_s
     wait_ms = breakdown.wait_ms_mean
     return Facts(
@@ -210,7 +210,7 @@ def collect_facts(
         plan=pipeline.plan,
         breakdown=breakdown,
         costs=costs,
-        load=load_of(pipeline.plan, costs, cores=cores),
+        load=estimate_load(pipeline.plan, costs, cores=cores),
         cores=cores,
         accelerator=measurements.accelerator,
         model_step_ms=state.model_step_ms,
@@ -224,13 +224,13 @@ def collect_facts(
         stall=Stall.of(state),
         cross_check=measurements.cross_check,
         batch_mib=pipeline.batch_bytes / 2**20,
-        stored_mib=stored.snapshot.bytes(pipeline.split) / 2**20,
+        stored_mib=data.snapshot.bytes(pipeline.split) / 2**20,
         memory_mib=psutil.virtual_memory().available / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,
         malloc_tuned=context.malloc_tuned,
         epoch_gap_ms=None if gap is None else gap * 1e3,
-        epoch_ms=state.train_step_ms * pipeline.steps,
+        epoch_ms=state.train_step_ms * pipeline.steps_per_epoch,
         cold_examples_per_s=alone.cold_examples_per_s,
         input_examples_per_s=alone.input_examples_per_s,
         gpu_utilization_pct=trained and trained.usage.gpu_utilization_pct_mean,
@@ -273,12 +273,12 @@ def summarize(profiled: Profile, batch_size: float) -> ProfileResult:
     )
 
 
-def record(out: Path, identity: RunKey, diagnosis: Diagnosis, result: ProfileResult) -> None:
+def record(out: Path, run_key: RunKey, diagnosis: Diagnosis, result: ProfileResult) -> None:
     """Add the profile to the configuration's MLflow run."""
     run_id = RunRecord.read(out).mlflow_run_id
     if run_id is None:
         return
-    with Recorder(identity, run_id=run_id) as recorder:
+    with Recorder(run_key, run_id=run_id) as recorder:
         recorder.metrics(profile_metrics(result))
         recorder.tags(
             {
@@ -339,12 +339,12 @@ def profile_emulated(context: StageContext, accelerator: Accelerator, *, address
         name=EMULATED, options={"step_ms": accelerator.step_ms(params.batch_size)}
     )
     context = replace(context, params=replace(params, model=emulated))
-    stored, alone = (
+    data, alone = (
         open_inputs(params, Layout()),
         BuildResult.read(Layout().run(context.name)).throughput,
     )
     pipeline = input_pipeline(
-        params, context.name, stored, split="train", purpose="train", address=address
+        params, context.name, data, split="train", purpose="train", address=address
     )
     out = Path(".throughline") / "accelerators" / context.name
     profiled = profile(context, pipeline, out, alone=alone)
@@ -383,10 +383,10 @@ def main() -> None:
         keras.utils.set_random_seed(params.train.seed)
         if options.accelerator:
             return profile_emulated(context, find_accelerator(options.accelerator), address=address)
-        out, stored = Layout().run(name), open_inputs(params, Layout())
+        out, data = Layout().run(name), open_inputs(params, Layout())
         built, trained = BuildResult.read(out), TrainResult.read(out)
         pipeline = input_pipeline(
-            params, name, stored, split="train", purpose="train", address=address
+            params, name, data, split="train", purpose="train", address=address
         )
         profiled = profile(
             context,
@@ -400,11 +400,11 @@ def main() -> None:
         result = summarize(profiled, pipeline.examples_per_step)
         result.write(out)
         write_json(out / METRICS_FILE, compared_metrics(built, trained, result))
-        data_digest = stored.shards.data_digest
-        identity = make_run_key(
+        data_digest = data.shards.data_digest
+        run_key = make_run_key(
             Layout().manifest, params.data.path, pipeline=name, data_digest=data_digest
         )
-        record(out, identity, profiled.diagnosis, result)
+        record(out, run_key, profiled.diagnosis, result)
         if condition:
             condition.check(asdict(result))
     return None

@@ -110,7 +110,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
             plots / "histories",
         )
         pd.DataFrame([vars(row) for row in comparison.configurations]).drop(
-            columns=["relative_rates", "judged"]
+            columns=["relative_rates", "held_out"]
         ).to_csv(plots / "throughput.csv", index=False)
         (folder / "index.html").write_text(_page(comparison, results, layout, folder))
         comparison.write(folder)
@@ -271,8 +271,8 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         cpu_utilization_pct=trained.usage.cpu_utilization_pct,
         gpu_utilization_pct_mean=trained.usage.gpu_utilization_pct_mean,
         metric=trained.metric,
-        held_out=built.held_out,
-        judged=trained.held_out,
+        validation_examples=built.validation_examples,
+        held_out=trained.held_out,
         val_metric=trained.train[f"val_{trained.metric}"],
         test_metric=trained.test.get(trained.metric),
         difference_mean=difference and difference.mean,

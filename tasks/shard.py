@@ -211,19 +211,20 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
     # Serialized: two threads that read and digest small files contend for the GIL, which takes
     # longer than that. The others flush meanwhile.
     with _READ_LOCK:
-        for identity, key, label, uri, row, size, digest in job.rows[
+        for example_id, key, label, uri, row, size, digest in job.rows[
             ["id", "key", "label", "uri", "row", "bytes", "digest"]
         ].itertuples(index=False):
-            value = _file_bytes(uri, size, identity, offset=row)
+            value = _file_bytes(uri, size, example_id, offset=row)
             if digest_blake2b(value) != digest:
                 raise DataNotFound(
-                    f"{uri} (example {identity}) has other contents than at ingest; run `dvc repro`"
+                    f"{uri} (example {example_id}) has other contents than at ingest;"
+                    " run `dvc repro`"
                 )
             head, tail = encode_head_and_tail(len(value), key=key, label=label)
             yield frame(head, value, tail)
 
 
-def _file_bytes(uri: str, size: int, identity: str, *, offset: int) -> bytes:
+def _file_bytes(uri: str, size: int, example_id: str, *, offset: int) -> bytes:
     """The contents of a small file of known size, in as few calls as it takes, or a part of one
     from byte `offset` on, where that is not −1.
     """
@@ -241,13 +242,13 @@ def _file_bytes(uri: str, size: int, identity: str, *, offset: int) -> bytes:
             os.close(descriptor)
     except OSError as error:
         raise DataNotFound(
-            f"{uri} (example {identity}) was there at ingest and cannot be read now:"
+            f"{uri} (example {example_id}) was there at ingest and cannot be read now:"
             f" {error.strerror}; run `dvc repro`"
         ) from error
     if len(value) != size:
         raise DataNotFound(
-            f"{uri} (example {identity}) has another size than at ingest, {size:,} bytes then; run"
-            " `dvc repro`"
+            f"{uri} (example {example_id}) has another size than at ingest, {size:,} bytes then;"
+            " run `dvc repro`"
         )
     return value
 

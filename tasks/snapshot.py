@@ -50,8 +50,8 @@ from tasks.libraries import program_digest
 from tasks.pipelines.constraints import vector_problems
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import snapshot_key
-from tasks.pipelines.shapes import output_shape, resolve, stored_shape
-from tasks.pipelines.undecodable import find_undecodable, run_ops
+from tasks.pipelines.shapes import output_shape, resolve_decode, stored_shape
+from tasks.pipelines.undecodable import find_undecodable, process_record
 from tasks.progress import echo, in_threads, progress
 from tasks.results.snapshot import SnapshotCost
 from tasks.settings import SnapshotSettings
@@ -201,7 +201,7 @@ def _write_snapshot(
             folder=folder,
             shards_folder=shards_folder,
             columns=columns,
-            ops=(Parse(feature=schema.feature, label=schema.label), *resolve(ops, schema)),
+            ops=(Parse(feature=schema.feature, label=schema.label), *resolve_decode(ops, schema)),
             series=schema.payload == "series",
         )
         written = in_threads(
@@ -385,7 +385,7 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
     import tensorflow as tf
 
     def run(record: tf.Tensor) -> dict[str, tf.Tensor]:
-        return run_ops(context.ops, record)
+        return process_record(context.ops, record)
 
     records: tf.data.Dataset = tf.data.TFRecordDataset(
         str(path), compression_type="GZIP" if shard.compression == "gzip" else ""

@@ -26,7 +26,7 @@ from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import read_trace, trace
 from tasks.errors import ForeignScript, report_user_errors
 from tasks.measurement.steady_state import Clock, SteadyState, measure_steady_state
-from tasks.measurement.train_steps import loss_of, repeat_batch, settle
+from tasks.measurement.train_steps import repeat_batch, settle, wait_for_loss
 from tasks.measurement.verdict import COMPUTE_BOUND, Stall, judge
 from tasks.progress import echo
 from tasks.results.profiling import Breakdown, IteratorTime
@@ -77,7 +77,7 @@ class ForeignTraining:
 
     def step(self) -> float:
         """Take a batch, train on it, wait until its loss is known on the host."""
-        return loss_of(self._train(self._batches))
+        return wait_for_loss(self._train(self._batches))
 
     def pull(self) -> None:
         """Take a batch and leave it unused."""
@@ -86,7 +86,7 @@ class ForeignTraining:
     def model_only(self) -> Any:
         """A step on one batch that is there already."""
         batches = repeat_batch(self.batch)
-        return lambda: loss_of(self._train(batches))
+        return lambda: wait_for_loss(self._train(batches))
 
 
 def measure_stall(

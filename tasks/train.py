@@ -30,7 +30,7 @@ from tasks.files import digest_json
 from tasks.layout import Layout
 from tasks.measurement.gpus import used_gpus, visible_gpus
 from tasks.measurement.hardware import Sampler, fingerprint
-from tasks.measurement.held_out import held_out
+from tasks.measurement.held_out import describe_held_out
 from tasks.params import Params
 from tasks.pipelines.hosts import host_from_tf_config
 from tasks.pipelines.input_pipeline import InputPipeline
@@ -49,9 +49,9 @@ from tasks.tracking.experiments import make_run_key
 from tasks.tracking.recorder import Recorder
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.checkpoints import FOLDER, CheckpointCallback, Position
-from tasks.training.executions import Executions
 from tasks.training.model_files import check_savable, save_model
 from tasks.training.models import Models, compile_model, trainable_model
+from tasks.training.train_function import TrainFunction
 from tasks.training.transformers import TransformerEncoder
 
 
@@ -77,12 +77,12 @@ class Training:
 def train(
     models: Models,
     pipelines: SplitPipelines,
-    progress: CheckpointCallback,
+    checkpoints: CheckpointCallback,
     *,
     settings: TrainSettings,
     targets: Sequence[int] | None = None,
 ) -> Training:
-    """Train, resuming where `progress` says that an interrupted training was, and evaluate on the
+    """Train, resuming where `checkpoints` say that an interrupted training was, and evaluate on the
     held-out splits. `targets` are the columns of a series that are predicted.
     """
     plan = pipelines.train.plan
@@ -93,34 +93,34 @@ def train(
         gather=gather,
         segments=pipelines.train.segments,
     )
-    compile_model(model, settings, target=models.target, steps=pipelines.train.steps)
-    start, executions = progress.restore(model), Executions(model)
+    compile_model(model, settings, target=models.target, steps=pipelines.train.steps_per_epoch)
+    start, train_function = checkpoints.restore(model), TrainFunction(model)
     if start != Position():
         echo(
             f"train: resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
         )
     with Sampler(used_gpus(device_names(model)), paused=True) as sampler:
-        progress.attach(executions, sampler)
+        checkpoints.attach(train_function, sampler)
         if start.step:
             # Keras makes the variables of its metrics with the first batch it sees, and they are to
             # continue from their values.
             model.evaluate(pipelines.validation.dataset().take(1), verbose=0)  # pyright: ignore[reportArgumentType]
-            fit(model, pipelines, progress, start=start, until=start.epoch + 1)
+            fit(model, pipelines, checkpoints, start=start, until=start.epoch + 1)
             start = Position(epoch=start.epoch + 1)
-        fit(model, pipelines, progress, start=start, until=settings.epochs)
-    usage, timer = sampler.measured, progress.timer
+        fit(model, pipelines, checkpoints, start=start, until=settings.epochs)
+    usage, timer = sampler.measured, checkpoints.timer
     test = (
         {}
         if pipelines.test is None
         else model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
     )
-    examples_per_step = pipelines.train.examples / pipelines.train.steps
+    examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
     rates = [rate * examples_per_step for rate in timer.rates]
-    measured = progress.measured_steps * examples_per_step
+    measured = checkpoints.measured_steps * examples_per_step
     result = TrainResult(
         metric=models.target.metric,
-        held_out=held_out(pipelines.train.data, targets=targets),
-        train={name: value for name, value in progress.rows[-1].items() if name != "epoch"},
+        held_out=describe_held_out(pipelines.train.data, targets=targets),
+        train={name: value for name, value in checkpoints.rows[-1].items() if name != "epoch"},
         test={name: float(value) for name, value in test.items()},
         throughput=(
             TrainThroughput(
@@ -134,13 +134,13 @@ def train(
         cpu_seconds_per_1k_examples=usage.cpu_s / measured * 1000 if measured else None,
         usage=usage,
     )
-    return Training(rows=progress.rows, result=result)
+    return Training(rows=checkpoints.rows, result=result)
 
 
 def fit(
     model: keras.Model,
     pipelines: SplitPipelines,
-    progress: CheckpointCallback,
+    checkpoints: CheckpointCallback,
     *,
     start: Position,
     until: int,
@@ -151,10 +151,10 @@ def fit(
     if start.epoch >= until:
         return
     pipeline = pipelines.train
-    first = start.epoch * pipeline.steps + start.step
+    first = start.epoch * pipeline.steps_per_epoch + start.step
     resident = pipeline.plan.on_device
     batches = (
-        tf.data.Dataset.range(first, until * pipeline.steps)
+        tf.data.Dataset.range(first, until * pipeline.steps_per_epoch)
         if resident
         else pipeline.dataset(first_step=first, epochs=until)
     )
@@ -163,11 +163,11 @@ def fit(
         # early where the last one of an epoch is cut.
         batches.repeat(),
         # One sequence over all epochs: the next epoch's first batch is ready in time.
-        steps_per_epoch=pipeline.steps - start.step,
+        steps_per_epoch=pipeline.steps_per_epoch - start.step,
         initial_epoch=start.epoch,
         epochs=until,
         validation_data=pipelines.validation.dataset(),
-        callbacks=[progress],
+        callbacks=[checkpoints],
         verbose=0,  # pyright: ignore[reportArgumentType]
         shuffle=False,
     )
@@ -205,21 +205,21 @@ def log_inputs(
 
 
 def split_pipelines(
-    params: Params, name: str, stored: PreparedData, *, address: str
+    params: Params, name: str, data: PreparedData, *, address: str
 ) -> SplitPipelines:
     """Open the configuration for training, and the plain reading of the held-out splits."""
 
     def evaluated(split: str) -> InputPipeline:
-        return input_pipeline(params, name, stored, split=split, purpose="evaluate")
+        return input_pipeline(params, name, data, split=split, purpose="evaluate")
 
     return SplitPipelines(
-        train=input_pipeline(params, name, stored, split="train", purpose="train", address=address),
+        train=input_pipeline(params, name, data, split="train", purpose="train", address=address),
         validation=evaluated("validation"),
-        test=evaluated("test") if "test" in stored.shards.splits else None,
+        test=evaluated("test") if "test" in data.shards.splits else None,
     )
 
 
-def training_fingerprint(params: Params, name: str, stored: PreparedData) -> dict[str, str]:
+def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[str, str]:
     """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is
     not resumed from.
 
@@ -227,11 +227,11 @@ def training_fingerprint(params: Params, name: str, stored: PreparedData) -> dic
     ops and of the input pipelines, with all that they import from the project.
     """
     ops = [
-        [op.identity for op in stored.bind_to_data(getattr(params, section))]
+        [op.identity for op in data.bind_to_data(getattr(params, section))]
         for section in ("augment", "postprocess")
     ]
     parts = {
-        "data": [stored.shards.data_digest, stored.snapshot.key],
+        "data": [data.shards.data_digest, data.snapshot.key],
         "ops": ops,
         "window": params.window.model_dump(),
         "pipeline": params.pipelines[name].model_dump(),
@@ -246,10 +246,10 @@ def training_fingerprint(params: Params, name: str, stored: PreparedData) -> dic
 
 def code_modules(params: Params) -> set[str]:
     """The modules whose code decides what a training computes."""
-    return {"tasks.training.models", "tasks.pipelines.input_pipeline", *own_modules(params)}
+    return {"tasks.training.models", "tasks.pipelines.input_pipeline", *user_modules(params)}
 
 
-def own_modules(params: Params) -> set[str]:
+def user_modules(params: Params) -> set[str]:
     """Modules that are not the program's: of the model's builder and of ops."""
     builder = {params.model.name.partition(":")[0]} if ":" in params.model.name else set()
     ops = {
@@ -265,7 +265,7 @@ def layer_modules(params: Params) -> set[str]:
     the built-in transformer.
     """
     transformer = params.model.name == "transformer_encoder"
-    return own_modules(params) | ({TransformerEncoder.__module__} if transformer else set())
+    return user_modules(params) | ({TransformerEncoder.__module__} if transformer else set())
 
 
 def configure_process(settings: TrainSettings) -> None:
@@ -293,22 +293,22 @@ def main() -> None:
                 " (docs/training.md, several hosts)"
             )
         configure_process(params.train)
-        out, stored = Layout().run(name), open_inputs(params, Layout())
-        pipelines = split_pipelines(params, name, stored, address=address)
-        models = build_models_for(params, stored)
+        out, data = Layout().run(name), open_inputs(params, Layout())
+        pipelines = split_pipelines(params, name, data, address=address)
+        models = build_models_for(params, data)
         checkpoint_folder = out / FOLDER
-        store = CheckpointStore(checkpoint_folder, training_fingerprint(params, name, stored))
+        store = CheckpointStore(checkpoint_folder, training_fingerprint(params, name, data))
         identity = make_run_key(
             Layout().manifest,
             params.data.path,
             pipeline=name,
-            data_digest=stored.shards.data_digest,
+            data_digest=data.shards.data_digest,
         )
         echo(
             f"train {name}: {pipelines.train.plan}; {models.network.count_params():,} weights,"
             f" {pipelines.train.examples:,} examples"
         )
-        if stored.snapshot.vocabulary:
+        if data.snapshot.vocabulary:
             echo("  model.keras takes token numbers, int32 and padded with 0, not strings")
         if visible_gpus()[1]:
             echo(f"  {visible_gpus()[1]}")
@@ -318,15 +318,15 @@ def main() -> None:
             objects = dict(savable.objects)
             if savable.hint():
                 echo(f"  {savable.hint()}")
-        with explain_read_errors(stored), Recorder(identity, run_id=store.run_id) as recorder:
+        with explain_read_errors(data), Recorder(identity, run_id=store.run_id) as recorder:
             log_inputs(
                 recorder,
                 params,
                 name,
-                data_digest=stored.shards.data_digest,
+                data_digest=data.shards.data_digest,
                 pipeline=pipelines.train,
             )
-            windows = series_windows(params, stored)
+            windows = series_windows(params, data)
             training = train(
                 models,
                 pipelines,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tasks.data.records import RecordSchema
-from tasks.diagnosis.cost_model import Consumer, Costs, OpCost, load_of, step_ms
+from tasks.diagnosis.cost_model import Consumer, Costs, OpCost, estimate_load, step_ms
 from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.trace_breakdown import Breakdown, IteratorTime
 from tasks.measurement.verdict import Stall
@@ -72,7 +72,7 @@ def facts_of(
     """What is known about a configuration; `more` are other facts than the usual ones."""
     checked = PipelineConfig.model_validate(config)
     plan = make_plan(checked, spec)
-    load = load_of(plan, costs, cores=CORES)
+    load = estimate_load(plan, costs, cores=CORES)
     consumer = consumer_of(model_ms, accelerator=accelerator)
     train_ms = step_ms(load, consumer, CORES) if load else 2 * model_ms
     stall = 100 * (1 - model_ms / train_ms)

@@ -55,7 +55,7 @@ TFRECORD = ("tests/data/test_tfrecord.py",)
 UNDECODABLE = ("tests/faults/test_undecodable.py",)
 RESOLUTION = ("tests/flows/test_resolution.py",)
 WORKSPACES = ("tests/faults/test_workspaces.py",)
-ACCESS = ("tests/flows/test_access.py",)
+ACCESS = ("tests/flows/test_credentials.py",)
 CHAMPION = ("tests/tracking/test_champion.py",)
 CHECKPOINTS = ("tests/faults/test_checkpoints.py",)
 CODE_IDENTITY = ("tests/test_code_identity.py",)
@@ -349,8 +349,8 @@ FAULTS = (
     ),
     Fault(
         "the epoch of a step is counted wrong",
-        "epoch = step // order.steps",
-        "epoch = step // (order.steps + 1)",
+        "epoch = step // order.steps_per_epoch",
+        "epoch = step // (order.steps_per_epoch + 1)",
         PINNED,
     ),
     Fault(
@@ -361,8 +361,8 @@ FAULTS = (
     ),
     Fault(
         "a stream begins behind the epoch that it is to begin in",
-        "first_epoch = first_step // self.steps",
-        "first_epoch = -(-first_step // self.steps)",
+        "first_epoch = first_step // self.steps_per_epoch",
+        "first_epoch = -(-first_step // self.steps_per_epoch)",
         (DATASET + "test_a_stream_begins_with_the_epoch_of_the_step_that_is_asked_for",),
     ),
     Fault(
@@ -599,7 +599,7 @@ FAULTS = (
         INGEST,
     ),
     Fault("kept duplicates may be listed twice", ' | rows.duplicated("id").to_numpy()', "", LEAKS),
-    Fault("examples may share a key", "is not identity:", "is None:", LEAKS),
+    Fault("examples may share a key", "is not example_id:", "is None:", LEAKS),
     Fault(
         "images may be outside the data root",
         "if not path.resolve().is_relative_to(root.resolve()):",
@@ -641,8 +641,8 @@ FAULTS = (
     Fault("a folder takes its place before it is flushed", "    flush_folder(new)\n", "", FILES),
     Fault(
         "other work goes on in an interrupted folder",
-        "_key_of(partial) != key",
-        "_key_of(partial) is None",
+        "_read_key(partial) != key",
+        "_read_key(partial) is None",
         FILES,
     ),
     Fault(
@@ -815,7 +815,7 @@ FAULTS = (
         "an execution's time counts as a step's",
         "np.diff(self.moments) * 1e3 / self.steps",
         "np.diff(self.moments) * 1e3",
-        ("tests/training/test_executions.py",),
+        ("tests/training/test_train_function.py",),
     ),
     Fault(
         "spans end with the later one",
@@ -949,8 +949,8 @@ FAULTS = (
     ),
     Fault(
         "a resumed epoch begins with its first batch",
-        "start.epoch * pipeline.steps + start.step",
-        "start.epoch * pipeline.steps",
+        "start.epoch * pipeline.steps_per_epoch + start.step",
+        "start.epoch * pipeline.steps_per_epoch",
         STOPPING,
     ),
     Fault(
@@ -970,7 +970,7 @@ FAULTS = (
         "self._most if self._left >= self._most else 1",
         "self._most",
         (
-            "tests/training/test_executions.py::test_the_same_steps_losses_and_weights_whatever_the_number_per_execution[4-sizes1]",
+            "tests/training/test_train_function.py::test_the_same_steps_losses_and_weights_whatever_the_number_per_execution[4-sizes1]",
         ),
     ),
     Fault(

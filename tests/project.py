@@ -73,7 +73,7 @@ SMALL = {
         "max_seconds": 0.2,
         "passes": 2,
         "rounds": 3,
-        "trace_after": 2,
+        "warm_up_steps": 2,
         "trace_steps": 3,
         "stall_max_seconds": 3,
     },

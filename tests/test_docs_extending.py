@@ -46,7 +46,7 @@ import numpy as np
 from facts import PHOTO_COSTS
 from test_plan import plan_of
 
-from tasks.diagnosis.cost_model import load_of
+from tasks.diagnosis.cost_model import estimate_load
 from tasks.ingest import ingest
 from tasks.settings import DataSettings
 
@@ -63,7 +63,7 @@ def test_npy_files_become_classes(tmp_path):
 
 
 def test_reading_ahead_overlaps_with_the_step():
-    plain, ahead = (load_of(plan_of(read_ahead=n), PHOTO_COSTS, cores=4) for n in (0, 9))
+    plain, ahead = (estimate_load(plan_of(read_ahead=n), PHOTO_COSTS, cores=4) for n in (0, 9))
     assert ahead.work_ms == plain.work_ms and ahead.serial_ms < plain.serial_ms
 """
 

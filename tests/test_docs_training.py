@@ -23,7 +23,7 @@ def test_every_example_of_the_training_guide_runs(finished, monkeypatch):
     for number, block in enumerate(blocks):
         exec(compile(block, f"docs/training.md, example {number + 1}", "exec"), names)
     assert np.isfinite(float(names["loss"]))
-    assert names["next_step"] == 2 * names["mapped"].steps
+    assert names["next_step"] == 2 * names["mapped"].steps_per_epoch
     alone, whole = names["resident"], names["mapped"]
     assert all(
         np.array_equal(one[0], other[0])

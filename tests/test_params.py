@@ -12,7 +12,9 @@ import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.errors import InvalidParams
-from tasks.params import apply_overrides, check, load_params, model_names
+from tasks.params import check, load_params
+from tasks.params_checks import model_names
+from tasks.params_file import apply_overrides
 from tasks.pipelines.augmentations import ResizedCenterCrop
 from tasks.pipelines.ops import Flip, Op, Resize
 from tasks.pipelines.plan import make_plan

@@ -173,34 +173,49 @@ def test_other_modules_of_the_project_concern_nothing(clean):
 DCT_ACCURATE = 'dct: Literal["fast", "accurate"] = Field(\n        default="accurate"'
 DEFAULTS = [
     (
+        "data",
         '"reject", "keep"] = Field(\n        default="reject"',
         '"reject", "keep"] = Field(\n        default="keep"',
         each("ingest"),
     ),
     (
+        "pipeline",
         'dct: Literal["fast", "accurate"] = Field(\n        default="fast"',
         DCT_ACCURATE,
         each("build", "train", "profile", "report"),
     ),
     (
+        "training",
         "mixed_precision: bool = Field(\n        default=False",
         "mixed_precision: bool = Field(\n        default=True",
         each("train"),
     ),
     # params.yaml says 1
-    ("writers: int = Field(\n        default=4", "writers: int = Field(\n        default=5", set()),
-    ("passes over the training split", "how often the training split is read", set()),
+    (
+        "data",
+        "writers: int = Field(\n        default=4",
+        "writers: int = Field(\n        default=5",
+        set(),
+    ),
+    (
+        "training",
+        "passes over the training split",
+        "how often the training split is read",
+        set(),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "expected"), DEFAULTS)
-def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(clean, old, new, expected):
-    assert stale_after(clean, "tasks/settings.py", old, new) == expected
+@pytest.mark.parametrize(("section", "old", "new", "expected"), DEFAULTS)
+def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(
+    clean, section, old, new, expected
+):
+    assert stale_after(clean, f"tasks/settings/{section}.py", old, new) == expected
 
 
 def test_what_settings_compute_concerns_every_stage(clean):
     assert stale_after(
-        clean, "tasks/settings.py", "return self != JpegDecoding()", "return True"
+        clean, "tasks/settings/pipeline.py", "return self != JpegDecoding()", "return True"
     ) == each(*LIBRARIES)
 
 

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from flows.access import USER, exclusive, exports, published_environment, write_private
 from flows.cli import configure_logging
+from flows.credentials import USER, exclusive, exports, published_environment, write_private
 from flows.deployments import OWN_SERVICE
 from flows.services import HOST, Service, check_free, is_listening, serving
 from flows.ui import (

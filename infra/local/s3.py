@@ -10,7 +10,7 @@ from pathlib import Path
 from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
-from flows.access import private_folder
+from flows.credentials import private_folder
 from flows.services import Service, is_listening, serving
 from infra.local.stack_config import StackConfig
 

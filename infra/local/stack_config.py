@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from flows.access import USER, random_secret, write_private
+from flows.credentials import USER, random_secret, write_private
 from flows.services import HOST
 from tasks.errors import ServiceFailed
 

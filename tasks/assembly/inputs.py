@@ -17,7 +17,7 @@ from tasks.layout import Layout
 from tasks.params import Params
 from tasks.pipelines.hosts import Host, host_from_tf_config
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.plan import Plan, make_plan, without_shuffling
+from tasks.pipelines.plan import Plan, in_storage_order, make_plan
 from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
 from tasks.pipelines.service import check_listens, local_service
 from tasks.pipelines.shapes import output_shape
@@ -39,20 +39,20 @@ def open_inputs(params: Params, layout: Layout) -> PreparedData:
     )
 
 
-def input_spec(params: Params, stored: PreparedData, purpose: Purpose) -> InputSpec:
+def input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpec:
     """What is to be computed. train: everything. evaluate: nothing random. compare: the
     preprocessing, and no more than batches need besides.
     """
-    augment = stored.bind_to_data(params.augment)
+    augment = data.bind_to_data(params.augment)
     if purpose != "train":
         augment = tuple(steady for op in augment if (steady := op.in_evaluation()) is not None)
     spec = InputSpec(
-        schema=stored.shards.schema,
-        preprocess=stored.bind_to_data(params.preprocess),
+        schema=data.shards.schema,
+        preprocess=data.bind_to_data(params.preprocess),
         augment=augment,
-        postprocess=stored.bind_to_data(params.postprocess),
+        postprocess=data.bind_to_data(params.postprocess),
         batch_size=params.batch_size,
-        window=series_windows(params, stored),
+        window=series_windows(params, data),
     )
     return (
         replace(spec, augment=spec.ops_to_uniform_shape, postprocess=())
@@ -61,13 +61,13 @@ def input_spec(params: Params, stored: PreparedData, purpose: Purpose) -> InputS
     )
 
 
-def series_windows(params: Params, stored: PreparedData) -> Window | None:
+def series_windows(params: Params, data: PreparedData) -> Window | None:
     """The windows of a time series, None for other data.
 
     Raises:
       InvalidParams: a target is no column, or a split is shorter than one window.
     """
-    schema, window = stored.shards.schema, params.window
+    schema, window = data.shards.schema, params.window
     if schema.payload != "series":
         return None
     unknown = [name for name in window.targets if name not in schema.columns]
@@ -79,8 +79,8 @@ def series_windows(params: Params, stored: PreparedData) -> Window | None:
     windows = Window(
         length=window.length, horizon=window.horizon, stride=window.stride, targets=targets
     )
-    for split in stored.shards.splits:
-        steps = stored.shards.examples(split)
+    for split in data.shards.splits:
+        steps = data.shards.examples(split)
         if windows.count(steps) == 0:
             needed = f"window.length + window.horizon = {window.length + window.horizon}"
             raise InvalidParams(
@@ -92,16 +92,16 @@ def series_windows(params: Params, stored: PreparedData) -> Window | None:
     return windows
 
 
-def input_shape(params: Params, stored: PreparedData) -> tuple[int | None, ...]:
+def input_shape(params: Params, data: PreparedData) -> tuple[int | None, ...]:
     """Shape of one example as it reaches the model, before the postprocessing that may happen
     there.
     """
-    spec = input_spec(params, stored, "evaluate")
+    spec = input_spec(params, data, "evaluate")
     return output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
 
 
 @contextmanager
-def explain_read_errors(stored: PreparedData) -> Iterator[None]:
+def explain_read_errors(data: PreparedData) -> Iterator[None]:
     """Say which record of which shard is damaged, or which file is not there, where TensorFlow's
     reader stumbled over one.
 
@@ -113,7 +113,7 @@ def explain_read_errors(stored: PreparedData) -> Iterator[None]:
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        problems = [problem for shard in stored.shards.shards for problem in stored.damage(shard)]
+        problems = [problem for shard in data.shards.shards for problem in data.damage(shard)]
         if not problems:
             raise
         raise CorruptShard("\n".join(problems)) from error
@@ -146,7 +146,7 @@ def input_service(config: PipelineConfig) -> Iterator[str]:
 def input_pipeline(
     params: Params,
     name: str,
-    stored: PreparedData,
+    data: PreparedData,
     *,
     split: str,
     purpose: Purpose,
@@ -164,12 +164,12 @@ def input_pipeline(
     """
     config = params.pipelines[name]
     if purpose == "evaluate":
-        config = without_shuffling(config).model_copy(update={"service": None})
+        config = in_storage_order(config).model_copy(update={"service": None})
     plan = make_plan(
-        without_shuffling(config) if purpose == "compare" else config,
-        input_spec(params, stored, purpose),
+        in_storage_order(config) if purpose == "compare" else config,
+        input_spec(params, data, purpose),
     )
-    _check_memory(plan, stored, split)
+    _check_memory(plan, data, split)
     host = host_from_tf_config(os.environ) if purpose == "train" else Host()
     if host.count > 1 and not plan.seekable:
         raise ImpossiblePlan(
@@ -178,7 +178,7 @@ def input_pipeline(
         )
     pipeline = InputPipeline(
         plan=plan,
-        data=stored,
+        data=data,
         split=split,
         seed=params.train.seed,
         with_keys=purpose == "compare",
@@ -189,20 +189,18 @@ def input_pipeline(
     return pipeline
 
 
-def reference_pipeline(params: Params, stored: PreparedData, *, split: str) -> InputPipeline:
+def reference_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
     """The examples of a split as the snapshot holds them, in order, to compare others with."""
     plan = make_plan(
-        without_shuffling(PipelineConfig(read="snapshot")), input_spec(params, stored, "compare")
+        in_storage_order(PipelineConfig(read="snapshot")), input_spec(params, data, "compare")
     )
-    return InputPipeline(
-        plan=plan, data=stored, split=split, seed=params.train.seed, with_keys=True
-    )
+    return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
-def _check_memory(plan: Plan, stored: PreparedData, split: str) -> None:
+def _check_memory(plan: Plan, data: PreparedData, split: str) -> None:
     """Refuse to keep more in memory than there is."""
-    records = sum(shard.bytes for shard in stored.shards.for_split(split))
-    rows = stored.snapshot.bytes(split)
+    records = sum(shard.bytes for shard in data.shards.for_split(split))
+    rows = data.snapshot.bytes(split)
     kept = [rows for step in plan.steps if isinstance(step, Cache) and step.where == "memory"]
     kept += [records for step in plan.steps if isinstance(step, Read) and step.source == "arrays"]
     available = psutil.virtual_memory().available

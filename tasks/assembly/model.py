@@ -11,29 +11,29 @@ from tasks.training import emulation
 from tasks.training.models import Models, Target, build_models
 
 
-def build_models_for(params: Params, stored: PreparedData) -> Models:
+def build_models_for(params: Params, data: PreparedData) -> Models:
     """Build the model that `params` names for the inputs and labels that are stored; one for text
     learns how many tokens there are.
     """
-    settings, vocabulary = params.model, stored.snapshot.vocabulary
+    settings, vocabulary = params.model, data.snapshot.vocabulary
     if vocabulary and settings.name != emulation.NAME:
         options = {"vocabulary": vocabulary, **settings.options}
         settings = settings.model_copy(update={"options": options})
     return build_models(
         settings,
-        input_shape=input_shape(params, stored),
-        dtype=stored.shards.schema.dtype,
-        target=infer_target(params, stored),
-        postprocess=input_spec(params, stored, "train").postprocess,
+        input_shape=input_shape(params, data),
+        dtype=data.shards.schema.dtype,
+        target=infer_target(params, data),
+        postprocess=input_spec(params, data, "train").postprocess,
     )
 
 
-def infer_target(params: Params, stored: PreparedData) -> Target:
+def infer_target(params: Params, data: PreparedData) -> Target:
     """What is predicted: a class, the number that labels a row, or the horizon of a series."""
-    windows = series_windows(params, stored)
+    windows = series_windows(params, data)
     if windows is not None:
         return Target(kind="regression", shape=(windows.horizon, len(windows.targets)))
-    if stored.shards.schema.label == "number":
+    if data.shards.schema.label == "number":
         return Target(kind="regression", shape=(1,))
     vectors = any(op.on_labels for op in params.postprocess)
-    return Target(kind="soft_labels" if vectors else "class", shape=(len(stored.shards.classes),))
+    return Target(kind="soft_labels" if vectors else "class", shape=(len(data.shards.classes),))

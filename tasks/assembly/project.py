@@ -13,7 +13,8 @@ from typing import Any
 from tasks.assembly.inputs import Purpose, input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.layout import Layout
-from tasks.params import PARAMS_FILE, load_params
+from tasks.params import load_params
+from tasks.params_file import PARAMS_FILE
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.settings import PipelineConfig
@@ -62,5 +63,7 @@ class Project:
         """
         models = build_models_for(self.params, self.data)
         for model in (models.network, models.full_model):
-            compile_model(model, self.params.train, target=models.target, steps=pipeline.steps)
+            compile_model(
+                model, self.params.train, target=models.target, steps=pipeline.steps_per_epoch
+            )
         return models

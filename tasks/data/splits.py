@@ -69,6 +69,6 @@ def shard_bounds(
     return list(itertools.pairwise(edges))
 
 
-def steps_per_epoch(examples: int, batch_size: int) -> int:
+def count_steps(examples: int, batch_size: int) -> int:
     """Number of batches in an epoch; the last may be smaller."""
     return -(-examples // batch_size)

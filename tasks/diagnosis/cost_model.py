@@ -167,7 +167,7 @@ def calibration_factor(load: Load, consumer: Consumer, cores: int, *, measured_m
     return (least + most) / 2
 
 
-def load_of(plan: Plan, costs: Costs, *, cores: int) -> Load | None:
+def estimate_load(plan: Plan, costs: Costs, *, cores: int) -> Load | None:
     """What a plan costs the host, in an epoch whose caches are full; None where this model has no
     cost for one of its steps.
     """

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.diagnosis.cost_model import Consumer, OpCost, calibration_factor, load_of, step_ms
+from tasks.diagnosis.cost_model import Consumer, OpCost, calibration_factor, estimate_load, step_ms
 from tasks.diagnosis.facts import WORTH_PCT, Facts
 from tasks.diagnosis.rules import RULES, Effort, Rule
 from tasks.errors import ImpossiblePlan
@@ -165,8 +165,8 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> F
     worst = facts.breakdown.worst()
     return Finding(
         rule=rule.name,
-        step=worst.step if worst else rule.key,
-        key=f"pipelines.{name}.{rule.key}" if rule.change.config else rule.key,
+        step=worst.step if worst else rule.params_key,
+        key=f"pipelines.{name}.{rule.params_key}" if rule.change.config else rule.params_key,
         evidence=evidence,
         cause=rule.cause,
         fix=", ".join(
@@ -195,7 +195,7 @@ def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | N
         )
         for op, cost in facts.costs.ops.items()
     }
-    after = load_of(plan, replace(facts.costs, ops=cheaper), cores=facts.cores)
+    after = estimate_load(plan, replace(facts.costs, ops=cheaper), cores=facts.cores)
     if after is None:
         return None
     stretch, before = 1.0, facts.train_step_ms
@@ -204,10 +204,12 @@ def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | N
             facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms
         )
         before = step_ms(facts.load.scale(stretch), consumer, facts.cores)
-    return before / step_ms(after.scale(stretch), _consumer_of(plan, facts, consumer), facts.cores)
+    return before / step_ms(
+        after.scale(stretch), _predict_consumer(plan, facts, consumer), facts.cores
+    )
 
 
-def _consumer_of(plan: Plan, facts: Facts, consumer: Consumer) -> Consumer:
+def _predict_consumer(plan: Plan, facts: Facts, consumer: Consumer) -> Consumer:
     """The model's step with what the plan moves into it or out of it; an accelerator does that in
     no time.
     """

@@ -82,7 +82,7 @@ def _stored_examples(pipeline: InputPipeline, config: PipelineConfig) -> tf.data
     """
     if config.read == "indexed_shards":
         first = tf.constant(0, tf.int64)
-        return pipeline.records.batches(first, first + pipeline.steps).unbatch()
+        return pipeline.records.batches(first, first + pipeline.steps_per_epoch).unbatch()
     if config.read == "snapshot":
         raise ValueError("a snapshot's rows are read as batches")
     return stream_readers.read(Read(source=config.read), pipeline.data, pipeline.split, seed=0)

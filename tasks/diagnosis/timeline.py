@@ -15,7 +15,7 @@ STEPS_SHOWN = 6
 RESOLUTION = 1500
 
 
-def timeline_of(trace: Trace) -> Timeline | None:
+def find_timeline(trace: Trace) -> Timeline | None:
     """The last traced steps; None where the trace has no step."""
     marks = [event for event in trace.host if event.step][-STEPS_SHOWN:]
     if not marks:

@@ -187,7 +187,7 @@ def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
 def _count_calls(
     spans_with_ancestors: Sequence[NestedSpan], tallies: dict[str, _Tally]
 ) -> dict[int, str]:
-    """Count the iterators' calls; returns for whom each producing span (by identity) produces."""
+    """Count the iterators' calls; returns for whom each producing span (by id) produces."""
     produced: dict[int, str] = {}
     for event, ancestor in spans_with_ancestors:
         if not event.iterator:

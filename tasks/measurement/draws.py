@@ -27,7 +27,7 @@ from tasks.pipelines.prepared_data import labels_and_weights
 from tasks.pipelines.steps import Batch, BucketBatch, Map, Step, Window
 from tasks.results.build import EpochDraws
 
-SURE_ERRORS = 6  # standard errors of a class's count beyond which it is no chance
+SIGNIFICANT_STDERRS = 6  # standard errors of a class's count beyond which it is no chance
 STEPS_AT_ONCE = 1024
 
 
@@ -69,9 +69,9 @@ def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
     chunks = [
         collect_rows(
             pipeline.reader.order,
-            tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps), dtype=tf.int64),
+            tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps_per_epoch), dtype=tf.int64),
         )
-        for first in range(0, pipeline.steps, STEPS_AT_ONCE)
+        for first in range(0, pipeline.steps_per_epoch, STEPS_AT_ONCE)
     ]
     return np.concatenate(chunks)
 
@@ -86,7 +86,7 @@ def collect_rows(order: EpochOrder | LengthBatches | PackedBatches, steps: tf.Te
 def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
     """The rows of the snapshot whose keys come out of the first epoch of a stream."""
     keys_only = dataclasses.replace(pipeline, plan=_keys_only(pipeline.plan), with_keys=True)
-    batches = itertools.islice(keys_only.dataset().as_numpy_iterator(), keys_only.steps)
+    batches = itertools.islice(keys_only.dataset().as_numpy_iterator(), keys_only.steps_per_epoch)
     return RowsByKey(pipeline).find(np.concatenate([batch["key"] for batch in batches]))
 
 
@@ -138,7 +138,7 @@ def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
     labels, weights = labels_and_weights(pipeline.plan.sampling, pipeline.data, pipeline.split)
     drawn = np.bincount(np.asarray(labels)[rows], minlength=len(weights))
     shares = np.asarray(weights) / np.sum(weights)
-    allowed = 1 + SURE_ERRORS * np.sqrt(len(rows) * shares * (1 - shares))
+    allowed = 1 + SIGNIFICANT_STDERRS * np.sqrt(len(rows) * shares * (1 - shares))
     far = np.flatnonzero(np.abs(drawn - len(rows) * shares) > allowed)
     if len(far):
         name = pipeline.data.shards.classes[far[0]]

@@ -33,7 +33,7 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     values = np.empty((0,))
     for batch in pipeline.dataset().as_numpy_iterator():
         values = batch[input_name(batch)]
-        for key, label, value in examples_of(batch):
+        for key, label, value in iterate_examples(batch):
             total = (total + digest_example(key, label, value)) % MODULUS
             count += 1
     return ExamplesDigest(
@@ -44,7 +44,7 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     )
 
 
-def examples_of(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
+def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
     """Key, label and value of each example of a batch; of a text the tokens without padding."""
     values = batch[input_name(batch)]
     for row, (key, label, value) in enumerate(

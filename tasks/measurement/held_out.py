@@ -13,13 +13,13 @@ from tasks.pipelines.prepared_data import PreparedData
 from tasks.results.train import HeldOut
 
 
-def held_out(stored: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
+def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
     """Describe the test split, or the validation split where there is none. `targets` are the
     columns of a series that are predicted.
     """
-    split = "test" if "test" in stored.shards.splits else "validation"
-    if targets is None and stored.shards.schema.label != "number":
-        labels = np.asarray(stored.memmap(split, "label"))
+    split = "test" if "test" in data.shards.splits else "validation"
+    if targets is None and data.shards.schema.label != "number":
+        labels = np.asarray(data.memmap(split, "label"))
         share = float(np.bincount(labels).max() / len(labels))
         return HeldOut(
             split=split,
@@ -27,10 +27,10 @@ def held_out(stored: PreparedData, *, targets: Sequence[int] | None = None) -> H
             constant=share,
             error=standard_error(share, len(labels)),
         )
-    column = "label" if targets is None else stored.shards.schema.feature
+    column = "label" if targets is None else data.shards.schema.feature
 
     def values(of: str) -> np.ndarray:
-        numbers = np.asarray(stored.memmap(of, column), np.float64)
+        numbers = np.asarray(data.memmap(of, column), np.float64)
         return numbers.reshape(len(numbers), -1)[
             :, list(targets) if targets is not None else slice(None)
         ]

@@ -20,8 +20,8 @@ def measure_sequences(pipeline: InputPipeline, *, examples_per_s: float) -> Sequ
         return None
     tokens, room, shapes = 0, 0, set()
     for batch in pipeline.dataset().as_numpy_iterator():
-        text = _text_of(batch)
-        tokens += int(sequence_lengths_of(text).sum())
+        text = _find_text(batch)
+        tokens += int(lengths_in_batch(text).sum())
         room += text.size
         shapes.add(text.shape)
     return SequenceBatches(
@@ -42,12 +42,12 @@ def padding_in_buckets(pipeline: InputPipeline) -> float | None:
     return 100 * (1 - float(lengths.sum()) / float((buckets.used * buckets.boundaries).sum()))
 
 
-def sequence_lengths_of(text: np.ndarray) -> np.ndarray:
+def lengths_in_batch(text: np.ndarray) -> np.ndarray:
     """Tokens of each row of a batch (rows, length), up to the last that is no padding: (rows,)."""
     filled = text[:, ::-1] != 0
     return np.where(filled.any(axis=1), text.shape[1] - filled.argmax(axis=1), 0)
 
 
-def _text_of(batch: Any) -> np.ndarray:
+def _find_text(batch: Any) -> np.ndarray:
     inputs = batch[0]
     return inputs["text"] if isinstance(inputs, dict) else inputs

@@ -60,7 +60,7 @@ def _time_epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> It
     from there on.
     """
     requested_at, previous_end = time.perf_counter(), None
-    batches, steps_left = pipeline.batches(epochs=passes), pipeline.steps
+    batches, steps_left = pipeline.batches(epochs=passes), pipeline.steps_per_epoch
     for number in range(passes):
         limit = math.inf if number == 0 and pipeline.plan.caches else max_seconds
         timing, steps, now = _time_epoch(
@@ -72,8 +72,8 @@ def _time_epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> It
             max_seconds=limit,
         )
         yield timing
-        steps_left = steps_left - steps or pipeline.steps
-        requested_at, previous_end = now, now if steps_left == pipeline.steps else None
+        steps_left = steps_left - steps or pipeline.steps_per_epoch
+        requested_at, previous_end = now, now if steps_left == pipeline.steps_per_epoch else None
 
 
 def _time_epoch(

@@ -52,12 +52,14 @@ class TrainingLoop:
             segments=pipeline.segments,
         )
         if pipeline.plan.on_device:
-            self._batches: Iterator = iter(tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps))
+            self._batches: Iterator = iter(
+                tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps_per_epoch)
+            )
         else:
             self._batches = iter(pipeline.dataset(epochs=MAX_EPOCHS))
-        self._fill = pipeline.steps if pipeline.plan.caches else 0
-        self._warm_up_steps = min(warm_up_steps, pipeline.steps)
-        self._step = _train_function(model, models, settings, steps=pipeline.steps)
+        self._fill = pipeline.steps_per_epoch if pipeline.plan.caches else 0
+        self._warm_up_steps = min(warm_up_steps, pipeline.steps_per_epoch)
+        self._step = _train_function(model, models, settings, steps=pipeline.steps_per_epoch)
 
     def start(self) -> None:
         """Fill a cache, and take the steps in which the graph is traced and AUTOTUNE finds its
@@ -71,7 +73,7 @@ class TrainingLoop:
 
     def step(self) -> float:
         """Take a batch, train on it, wait until its loss is known on the host."""
-        return loss_of(self._step(self._batches))
+        return wait_for_loss(self._step(self._batches))
 
     def pull(self) -> None:
         """Take a batch and leave it unused."""
@@ -90,8 +92,8 @@ def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSett
     model = trainable_model(
         models, finished_inputs=not pipeline.plan.device_ops, segments=pipeline.segments
     )
-    step = _train_function(model, models, settings, steps=pipeline.steps)
-    return lambda: loss_of(step(batches))
+    step = _train_function(model, models, settings, steps=pipeline.steps_per_epoch)
+    return lambda: wait_for_loss(step(batches))
 
 
 def reference_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
@@ -108,9 +110,12 @@ def reference_step(models: Models, pipeline: InputPipeline, settings: TrainSetti
     )
     batches = repeat_batch((finished[feature], labels))
     step = _train_function(
-        trainable_model(models, finished_inputs=True), models, settings, steps=pipeline.steps
+        trainable_model(models, finished_inputs=True),
+        models,
+        settings,
+        steps=pipeline.steps_per_epoch,
     )
-    return lambda: loss_of(step(batches))
+    return lambda: wait_for_loss(step(batches))
 
 
 def time_training(
@@ -182,7 +187,7 @@ def _train_function(
     return model.train_function
 
 
-def loss_of(logs: Any) -> float:
+def wait_for_loss(logs: Any) -> float:
     """Wait until the step's loss has arrived on the host."""
     return float(next(iter(logs.values())))
 

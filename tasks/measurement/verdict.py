@@ -72,7 +72,7 @@ class Verdict:
     remedy: str = ""
 
 
-def verdict_of(stall_pct: float, *, accelerator: bool) -> str:
+def decide_verdict(stall_pct: float, *, accelerator: bool) -> str:
     """The verdict that belongs to a stall."""
     least = NOT_BOUND_PCT["accelerator" if accelerator else "shared cores"]
     return (
@@ -124,10 +124,10 @@ def judge(stall: Stall, cross_check: CrossCheck | None, *, accelerator: bool) ->
         )
         why = f"the stall lies anywhere from {span}{sides}, on both sides of {across[0]:.0f} %"
         return Verdict(name=UNDECIDED, why=why, remedy=f"measure longer: {seconds}")
-    name = verdict_of(stall.pct, accelerator=accelerator)
+    name = decide_verdict(stall.pct, accelerator=accelerator)
     if (
         cross_check is not None
-        and verdict_of(_within_drift(stall, cross_check), accelerator=accelerator) != name
+        and decide_verdict(_within_drift(stall, cross_check), accelerator=accelerator) != name
     ):
         why = (
             f"the epochs of this training took {cross_check.step_ms:.2f} ms a step, a stall of"

@@ -3,7 +3,7 @@ with its reason.
 
 Each reason begins with the field it is about, and is in one place, by what decides it:
 
-* one value: its type in `tasks/settings.py`
+* one value: its type in `tasks/settings/`
 * one configuration, with the ops: here, a `yield`
 * several sections of params.yaml: `_cross_field_problems` in `tasks/params.py`
 * ops and the kind of data: `ops_problems`, `text_problems` and `vector_problems` here

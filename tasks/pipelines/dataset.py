@@ -56,7 +56,7 @@ class BuildContext:
     seed: int
     with_keys: bool
     examples: int
-    steps: int
+    steps_per_epoch: int
     service_address: str
     scratch: Scratch
     host: Host
@@ -144,8 +144,8 @@ def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dat
 def _(step: ReadRecords, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     if context.records is None:
         raise ValueError("a plan of records without a reader")
-    first = tf.maximum(epoch * context.steps, context.first_step)
-    batches = context.records.batches(first, (epoch + 1) * context.steps)
+    first = tf.maximum(epoch * context.steps_per_epoch, context.first_step)
+    batches = context.records.batches(first, (epoch + 1) * context.steps_per_epoch)
     return batches if step.whole_batches else batches.unbatch(name=step.trace_name)
 
 
@@ -255,7 +255,7 @@ def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
         # is nowhere set.
         warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
         batches = dataset.with_options(context.options()).apply(distribute).rebatch(step.batch_size)
-    return batches.repeat().take(context.steps, name=step.trace_name)
+    return batches.repeat().take(context.steps_per_epoch, name=step.trace_name)
 
 
 @build_step.register

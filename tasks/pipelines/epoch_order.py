@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tasks.data.splits import steps_per_epoch
+from tasks.data.splits import count_steps
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.samplers import ClassIndex, permute, sample_by_class, window_shuffle
 from tasks.pipelines.steps import shuffle_buffer_size
@@ -37,9 +37,9 @@ class EpochOrder:
         return self.host.shared(self.count, self.batch_size)
 
     @property
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
-        return steps_per_epoch(self.examples, self.batch_size)
+        return count_steps(self.examples, self.batch_size)
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows (steps, batch on this host) that `steps` (n,) are made of.
@@ -47,7 +47,7 @@ class EpochOrder:
         Where the last batch of an epoch is smaller, what is beyond it repeats its last row; `trim`
         leaves that out.
         """
-        epoch, step_of_epoch = steps // self.steps, steps % self.steps
+        epoch, step_of_epoch = steps // self.steps_per_epoch, steps % self.steps_per_epoch
         first, _ = self._bounds(step_of_epoch)
         width = -(-self.batch_size // self.host.count)
         positions = tf.minimum(first[:, None] + tf.range(width, dtype=tf.int64), self.examples - 1)
@@ -55,7 +55,7 @@ class EpochOrder:
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
         """Examples that this host has of a step, or of each of several."""
-        first, stop = self._bounds(step % self.steps)
+        first, stop = self._bounds(step % self.steps_per_epoch)
         return stop - first
 
     def trim(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

@@ -29,7 +29,9 @@ def snapshot_batches(
 
     def one_range(first: tf.Tensor, stop: tf.Tensor, columns: Columns) -> tf.data.Dataset:
         batches = build_gather(reader.gather, reader, first=first, stop=stop, columns=columns)
-        return build_steps(context.plan.steps[1:], batches, context, first // context.steps)
+        return build_steps(
+            context.plan.steps[1:], batches, context, first // context.steps_per_epoch
+        )
 
     return opened.flat_map(one_range, name="epochs")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.data.splits import steps_per_epoch
+from tasks.data.splits import count_steps
 from tasks.pipelines.dataset import BuildContext
 from tasks.pipelines.epochs import snapshot_batches, stream_batches
 from tasks.pipelines.hosts import Host
@@ -62,20 +62,20 @@ class InputPipeline:
         return self.plan.window.count(stored) if self.plan.window else stored
 
     @property
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
         if self.plan.reads_snapshot:
-            return self.reader.steps
+            return self.reader.steps_per_epoch
         return (
-            steps_per_epoch(self.examples, self.batch_size)
+            count_steps(self.examples, self.batch_size)
             if self._buckets is None
-            else self._buckets.steps
+            else self._buckets.steps_per_epoch
         )
 
     @property
     def examples_per_step(self) -> float:
         """Examples in a batch: in a full one, or on average where that depends on their lengths."""
-        return self.examples / self.steps if self.plan.by_length else self.batch_size
+        return self.examples / self.steps_per_epoch if self.plan.by_length else self.batch_size
 
     @property
     def segments(self) -> int | None:
@@ -104,19 +104,19 @@ class InputPipeline:
         """
         if self.plan.reads_snapshot:
             step_range = tf.data.Dataset.from_tensors(
-                (np.int64(first_step), np.int64(epochs * self.steps))
+                (np.int64(first_step), np.int64(epochs * self.steps_per_epoch))
             )
             batches, count = (
                 snapshot_batches(self._context, self.reader, step_range),
-                epochs * self.steps - first_step,
+                epochs * self.steps_per_epoch - first_step,
             )
         else:
-            first_epoch = first_step // self.steps
+            first_epoch = first_step // self.steps_per_epoch
             numbers = tf.data.Dataset.range(first_epoch, epochs, name="epochs")
-            begin = first_step if self.plan.seekable else first_epoch * self.steps
+            begin = first_step if self.plan.seekable else first_epoch * self.steps_per_epoch
             batches, count = (
                 stream_batches(replace(self._context, first_step=begin), numbers, open_early=True),
-                epochs * self.steps - begin,
+                epochs * self.steps_per_epoch - begin,
             )
         return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(
             self._context.options()
@@ -131,14 +131,15 @@ class InputPipeline:
         )
         if self.plan.reads_snapshot:
             step_range = numbers.map(
-                lambda epoch: (epoch * self.steps, (epoch + 1) * self.steps), name="epochs"
+                lambda epoch: (epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch),
+                name="epochs",
             )
             batches = snapshot_batches(self._context, self.reader, step_range)
         else:
             batches = stream_batches(self._context, numbers, open_early=False)
-        return batches.apply(tf.data.experimental.assert_cardinality(self.steps)).with_options(
-            self._context.options()
-        )
+        return batches.apply(
+            tf.data.experimental.assert_cardinality(self.steps_per_epoch)
+        ).with_options(self._context.options())
 
     def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
         """Iterate over the batches that `dataset` has; those of a plan on the device are gathered
@@ -147,7 +148,8 @@ class InputPipeline:
         if not self.plan.on_device:
             return iter(self.dataset(first_step=first_step, epochs=epochs))
         return map(
-            tf.function(self.gather_fn()), tf.data.Dataset.range(first_step, epochs * self.steps)
+            tf.function(self.gather_fn()),
+            tf.data.Dataset.range(first_step, epochs * self.steps_per_epoch),
         )
 
     def gather_fn(self) -> GatherFn:
@@ -202,7 +204,7 @@ class InputPipeline:
             seed=self.seed,
             with_keys=self.with_keys,
             examples=self.examples,
-            steps=self.steps,
+            steps_per_epoch=self.steps_per_epoch,
             service_address=self.service_address,
             scratch=self.scratch,
             host=self.host,

@@ -48,7 +48,7 @@ class Buckets:
         return int(self.used.sum())
 
     @property
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
         return int((-(-self.used // self.sizes)).sum())
 
@@ -134,9 +134,9 @@ class LengthBatches:
         return self.buckets.examples
 
     @property
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
-        return self.buckets.steps
+        return self.buckets.steps_per_epoch
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Rows (steps, width) that `steps` (n,) are made of on this host; after the last of a step,
@@ -177,10 +177,10 @@ class LengthBatches:
         all int64 of the shape of `steps`.
         """
         buckets = self.buckets
-        epoch, number = steps // self.steps, steps % self.steps
+        epoch, number = steps // self.steps_per_epoch, steps % self.steps_per_epoch
         if self.shuffled:
             key = fold(self.seed, epoch, "batches")
-            number = swap_or_not(number, tf.constant(self.steps, tf.int64), key)
+            number = swap_or_not(number, tf.constant(self.steps_per_epoch, tf.int64), key)
         first_steps = tf.constant(buckets.first_steps, tf.int64)
         bucket = tf.math.count_nonzero(first_steps <= number[..., None], axis=-1) - 1
         full = tf.gather(buckets.sizes, bucket)

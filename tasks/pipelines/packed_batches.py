@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import tensorflow as tf
 
-from tasks.data.splits import steps_per_epoch
+from tasks.data.splits import count_steps
 from tasks.pipelines.best_fit import PackPlan
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.randomness import fold
@@ -43,9 +43,9 @@ class PackedBatches:
         return len(self.plan.documents)
 
     @property
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
-        return steps_per_epoch(self._all_rows, self.batch_size)
+        return count_steps(self._all_rows, self.batch_size)
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Documents (steps, width, segments) of the rows of `steps` (n,) on this host; NO_DOCUMENT
@@ -100,7 +100,7 @@ class PackedBatches:
 
     def _slices(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Epoch, and this host's first row in it and the one after its last, all int64."""
-        epoch, start = steps // self.steps, steps % self.steps * self.batch_size
+        epoch, start = steps // self.steps_per_epoch, steps % self.steps_per_epoch * self.batch_size
         size = tf.minimum(tf.constant(self.batch_size, tf.int64), self._all_rows - start)
         index, count = self.host.index, self.host.count
         return epoch, start + size * index // count, start + size * (index + 1) // count

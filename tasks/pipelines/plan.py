@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.batch_settings import BatchSettings
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.constraints import (
     batch_problems,
@@ -21,7 +20,7 @@ from tasks.pipelines.constraints import (
 )
 from tasks.pipelines.ops import Load, Op, Parse
 from tasks.pipelines.parallelism import Parallelism
-from tasks.pipelines.shapes import ops_until_uniform, output_shape, resolve
+from tasks.pipelines.shapes import ops_until_uniform, output_shape, resolve_decode
 from tasks.pipelines.spec import InputSpec
 from tasks.pipelines.steps import (
     Batch,
@@ -39,7 +38,7 @@ from tasks.pipelines.steps import (
     StreamSource,
     Window,
 )
-from tasks.settings import PipelineConfig, Sampling, ServiceSettings, ShuffleSettings
+from tasks.settings import BatchSettings, PipelineConfig, Sampling, ServiceSettings, ShuffleSettings
 
 Ops = tuple[Op, ...]
 
@@ -173,7 +172,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     )
 
 
-def without_shuffling(config: PipelineConfig) -> PipelineConfig:
+def in_storage_order(config: PipelineConfig) -> PipelineConfig:
     """Return the configuration that delivers every example once, in storage order, for evaluation
     and equality.
     """
@@ -214,7 +213,7 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[
 
 def _record_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
     """As a stream, but of records that come in the order of the epoch already."""
-    early = (*_opening_ops(config, spec), *resolve(spec.preprocess, spec.schema, config))
+    early = (*_opening_ops(config, spec), *resolve_decode(spec.preprocess, spec.schema, config))
     ops = early + late
     per_example, per_batch = _split_for_batching(
         ops, early=config.vectorize, at_least=ops_until_uniform(ops, spec.schema) or 0
@@ -239,7 +238,10 @@ def _stream_steps(
     """The training pipeline of a configuration that streams its examples, in the order in which
     they pass through it.
     """
-    ops = early = (*_opening_ops(config, spec), *resolve(spec.preprocess, spec.schema, config))
+    ops = early = (
+        *_opening_ops(config, spec),
+        *resolve_decode(spec.preprocess, spec.schema, config),
+    )
     # So many ops see images of variable size, which cannot be batched.
     variable = ops_until_uniform(early + late, spec.schema) or 0
 

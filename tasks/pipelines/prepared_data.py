@@ -20,7 +20,7 @@ from tasks.errors import ImpossiblePlan, did_you_mean
 from tasks.files import digest_json
 from tasks.libraries import installed_versions
 from tasks.pipelines.ops import DataFacts, Op
-from tasks.pipelines.shapes import resolve
+from tasks.pipelines.shapes import resolve_decode
 from tasks.settings import Sampling
 
 
@@ -115,7 +115,7 @@ def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
     """Identity of a snapshot: the contents of the shards, every op with its version and arguments,
     and the versions of the libraries that compute them.
     """
-    ops = resolve(preprocess, shards.schema)
+    ops = resolve_decode(preprocess, shards.schema)
     libraries = sorted({"tensorflow", *(name for op in ops for name in op.libraries)})
     return digest_json(
         {

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from tasks.batch_settings import BatchSettings
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.best_fit import PackPlan, plan_packs
 from tasks.pipelines.hosts import Host
@@ -25,6 +24,7 @@ from tasks.pipelines.packed_batches import NO_DOCUMENT, PackedBatches
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.sequences import pack_rows, pad_rows
 from tasks.pipelines.steps import Gather
+from tasks.settings import BatchSettings
 
 Columns = Mapping[str, tf.Tensor]
 

@@ -13,7 +13,7 @@ from tasks.pipelines.steps import Window
 from tasks.settings import PipelineConfig
 
 
-def resolve(
+def resolve_decode(
     preprocess: Sequence[Op], schema: RecordSchema, config: PipelineConfig | None = None
 ) -> tuple[Op, ...]:
     """Replace `decode` by decoding of encoded images or reinterpretation of raw values, as schema

@@ -58,9 +58,9 @@ class SnapshotReader:
         return self.order.examples
 
     @property
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
-        return self.order.steps
+        return self.order.steps_per_epoch
 
     @cached_property
     def variables(self) -> Mapping[str, tf.Tensor | tf.Variable]:
@@ -122,7 +122,7 @@ class SnapshotReader:
         feature = self.data.shards.schema.feature
 
         def make_batch(columns: Columns, step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
-            epoch = step // order.steps
+            epoch = step // order.steps_per_epoch
             rows = order.trim(rows, step)
             examples = (
                 fetch(columns, rows, epoch)

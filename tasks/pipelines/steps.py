@@ -12,10 +12,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from tasks.batch_settings import BatchSettings
 from tasks.pipelines.ops import Op
 from tasks.pipelines.parallelism import Parallelism
-from tasks.settings import InterleaveSettings, Sampling, ServiceSettings, ShuffleSettings
+from tasks.settings import (
+    BatchSettings,
+    InterleaveSettings,
+    Sampling,
+    ServiceSettings,
+    ShuffleSettings,
+)
 
 AUTO_BUFFER_DIVISOR = 20
 StreamSource = Literal["files", "arrays", "shards", "gzip_shards"]

@@ -17,7 +17,7 @@ from tasks.errors import MissingInput
 from tasks.pipelines.elements import apply_ops, split_window
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
-from tasks.pipelines.shapes import resolve
+from tasks.pipelines.shapes import resolve_decode
 from tasks.pipelines.steps import Read, Window
 from tasks.settings import Sampling
 
@@ -91,7 +91,7 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
         _read_shards(Read(source="shards"), data, split).batch(max(1, count)).get_single_element()
     )
     ops: list[Op] = [Parse(feature=schema.feature, label=schema.label)]
-    ops += resolve(data.preprocess[:1], schema) if schema.payload == "raw" else ()
+    ops += resolve_decode(data.preprocess[:1], schema) if schema.payload == "raw" else ()
     element = apply_ops(ops, {"record": records}, seed=0, epoch=tf.constant(0, tf.int64))
     return tf.data.Dataset.from_tensor_slices(element, name="read")
 

@@ -21,8 +21,8 @@ from tasks.errors import InvalidParams
 from tasks.files import atomic_file, digest_file
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.text_ops import Tokenize
-from tasks.pipelines.tokenizers import PADDING, UNKNOWN, tokenizer_of
-from tasks.pipelines.undecodable import run_ops
+from tasks.pipelines.tokenizers import PADDING, UNKNOWN, open_tokenizer
+from tasks.pipelines.undecodable import process_record
 
 SAMPLE_BYTES = 4 << 20
 PIECE = 1000  # characters; longer lines are cut, since SentencePiece leaves them out
@@ -59,14 +59,14 @@ def prepare_tokenizer(
     """
     op = next(op for op in preprocess if isinstance(op, Tokenize))
     if not op.file:
-        return PreparedTokenizer(op=op, vocabulary=tokenizer_of(op).vocabulary, files={})
+        return PreparedTokenizer(op=op, vocabulary=open_tokenizer(op).vocabulary, files={})
     path = folder / op.file
     if not path.exists():
         with atomic_file(path) as temporary:
             temporary.write_bytes(Path(op.model).read_bytes() if op.model else fit(op, shards))
     bound = op.model_copy(update={"model": str(path)})
     return PreparedTokenizer(
-        op=bound, vocabulary=tokenizer_of(bound).vocabulary, files={op.file: digest_file(path)}
+        op=bound, vocabulary=open_tokenizer(bound).vocabulary, files={op.file: digest_file(path)}
     )
 
 
@@ -85,7 +85,7 @@ def _texts(shards: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
         records: tf.data.Dataset = tf.data.TFRecordDataset(
             str(path), compression_type="GZIP" if compression == "gzip" else ""
         )
-        texts = records.map(lambda record: run_ops((Parse(feature="text"),), record)["text"])
+        texts = records.map(lambda record: process_record((Parse(feature="text"),), record)["text"])
         yield from texts.as_numpy_iterator()
 
 

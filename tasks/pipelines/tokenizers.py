@@ -38,11 +38,11 @@ def tokenize(op: Tokenize, text: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
     Raises:
       InvalidParams: the tokenizer's file is not one of its kind.
     """
-    encode = tokenizer_of(op).encode
+    encode = open_tokenizer(op).encode
     return encode(text[None]).values if text.shape.rank == 0 else encode(text)
 
 
-def tokenizer_of(op: Tokenize) -> Tokenizer:
+def open_tokenizer(op: Tokenize) -> Tokenizer:
     """The tokenizer of an op that has what it takes from the data.
 
     Raises:

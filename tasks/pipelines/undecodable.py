@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def run_ops(ops: Sequence[Op], record: tf.Tensor) -> dict[str, tf.Tensor]:
+def process_record(ops: Sequence[Op], record: tf.Tensor) -> dict[str, tf.Tensor]:
     """Parse and preprocess a record, or a batch of them where all ops can; nothing is drawn."""
     import tensorflow as tf
 
@@ -42,7 +42,8 @@ def find_undecodable(
     import tensorflow as tf
 
     run = tf.function(
-        lambda record: run_ops(ops, record), input_signature=[tf.TensorSpec((), tf.string)]
+        lambda record: process_record(ops, record),
+        input_signature=[tf.TensorSpec((), tf.string)],
     )
     problems = {name: list(problem) for name, problem in damage.problems.items()}
     unusable = dict(damage.unusable)
@@ -68,7 +69,7 @@ def _name(parse: Op, record: bytes, names: Mapping[int, str]) -> str:
     import tensorflow as tf
 
     try:
-        key = int(run_ops((parse,), tf.constant(record))["key"])
+        key = int(process_record((parse,), tf.constant(record))["key"])
     except tf.errors.OpError:
         return ""
     return f" (example {names.get(key, f'with key {key}')})"

@@ -172,12 +172,12 @@ def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
     scores = {row.pipeline: row.val_metric for row in rows if row.metric == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
         return None
-    middle, held_out = statistics.median(scores.values()), rows[0].held_out
-    allowed = MAX_STANDARD_ERRORS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / held_out)
+    middle, examples = statistics.median(scores.values()), rows[0].validation_examples
+    allowed = MAX_STANDARD_ERRORS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / examples)
     far = [f"{name} {score:.4f}" for name, score in scores.items() if abs(score - middle) > allowed]
     return (
         f"validation accuracy differs by more than chance (± {allowed:.4f} around {middle:.4f},"
-        f" {held_out:,} held-out examples): {', '.join(far)}"
+        f" {examples:,} held-out examples): {', '.join(far)}"
         if far
         else None
     )

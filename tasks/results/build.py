@@ -95,7 +95,7 @@ class Usage:
 class BuildResult(ResultFile):
     """A configuration's input pipeline, measured alone and proven to deliver the right examples.
 
-    `held_out` counts the examples of the validation split. `difference` is only of approximate
+    `validation_examples` counts the validation split. `difference` is only of approximate
     configurations, `epoch` of those whose draws can be checked, `class_frequencies` of sampling,
     `sequences` of text.
     """
@@ -108,7 +108,7 @@ class BuildResult(ResultFile):
     equality: ExamplesDigest
     usage: Usage
     machine: Mapping[str, Any]
-    held_out: int
+    validation_examples: int
     difference: Difference | None = None
     epoch: EpochDraws | None = None
     class_frequencies: Mapping[str, float] | None = None

@@ -15,8 +15,8 @@ from tasks.results.train import HeldOut
 class MeasuredRow:
     """What was measured of one configuration, and concluded from that alone.
 
-    `held_out` counts the examples of the validation split, `judged` describes the split of the
-    final metric. None: not measured, or there is no such thing.
+    `validation_examples` counts the validation split, `held_out` describes the split of the final
+    metric. None: not measured, or there is no such thing.
     """
 
     pipeline: str
@@ -47,8 +47,8 @@ class MeasuredRow:
     cpu_utilization_pct: float | None
     gpu_utilization_pct_mean: float | None
     metric: str
-    held_out: int
-    judged: HeldOut
+    validation_examples: int
+    held_out: HeldOut
     val_metric: float
     test_metric: float | None
     difference_mean: float | None

@@ -48,13 +48,13 @@ class Score:
         return f"{self.split} {self.metric} {self.value:.4f} on {self.examples:,} examples"
 
 
-def score_of(row: MeasuredRow) -> Score:
+def read_score(row: MeasuredRow) -> Score:
     """The score of a configuration of a comparison."""
     value = row.val_metric if row.test_metric is None else row.test_metric
-    return Score(metric=row.metric, value=value, **asdict(row.judged))
+    return Score(metric=row.metric, value=value, **asdict(row.held_out))
 
 
-def tags_of(score: Score) -> dict[str, str]:
+def make_tags(score: Score) -> dict[str, str]:
     """The score as tags of a model's version."""
     return {f"{PREFIX}{name}": str(value) for name, value in asdict(score).items()}
 

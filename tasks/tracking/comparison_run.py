@@ -16,7 +16,7 @@ from mlflow.utils.logging_utils import disable_logging, enable_logging
 from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.results.comparison import Comparison, Row
-from tasks.tracking.champion import Score, rejection_reason, score_from, score_of, tags_of
+from tasks.tracking.champion import Score, make_tags, read_score, rejection_reason, score_from
 from tasks.tracking.experiments import PREFIX, RunKey, experiment_id, make_run_key
 from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use_store
 from tasks.tracking.saved_view import save_view, view_url
@@ -44,12 +44,12 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
     )
 
 
-def data_set_of(root: Path, path: str) -> RunKey:
+def read_data_set(root: Path, path: str) -> RunKey:
     """What a comparison in the project `root` is about, once its data at `path` is prepared."""
     return make_run_key(Layout(root).manifest, path, pipeline="comparison")
 
 
-def open_comparison(identity: RunKey, name: str) -> str | None:
+def open_comparison(run_key: RunKey, name: str) -> str | None:
     """Start the parent run of a comparison and return its id, or None where the store cannot be
     reached.
     """
@@ -59,7 +59,7 @@ def open_comparison(identity: RunKey, name: str) -> str | None:
         tags = {"pipeline": "comparison", **lineage()}
         return (
             mlflow.MlflowClient()
-            .create_run(experiment_id(identity), run_name=name, tags=tags)
+            .create_run(experiment_id(run_key), run_name=name, tags=tags)
             .info.run_id
         )
     except STORE_ERRORS as error:
@@ -72,7 +72,7 @@ def open_comparison(identity: RunKey, name: str) -> str | None:
 
 def close_comparison(
     run_id: str,
-    identity: RunKey,
+    run_key: RunKey,
     comparison: Comparison,
     report: Path,
     *,
@@ -87,7 +87,7 @@ def close_comparison(
     (Markdown) is shown on the run's first page.
     """
     rows = comparison.configurations
-    with Recorder(identity, run_id=run_id) as parent:
+    with Recorder(run_key, run_id=run_id) as parent:
         parent.metrics({f"speedup_vs_naive/{row.pipeline}": row.speedup_vs_naive for row in rows})
         parent.tags(
             {
@@ -99,7 +99,7 @@ def close_comparison(
         )
         parent.artifact(report, folder="report")
         parent.call(lambda: _complete_children(run_id, rows))
-        parent.call(lambda: _save_view_of(run_id, comparison.metric))
+        parent.call(lambda: _save_view(run_id, comparison.metric))
 
         def decide() -> None:
             decision = (
@@ -118,8 +118,8 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     against it; returns what was decided, and why.
     """
     client = mlflow.MlflowClient()
-    name = PREFIX.replace("/", "-") + _experiment_of(run_id).name.removeprefix(PREFIX)
-    scores = {row.pipeline: score_of(row) for row in rows}
+    name = PREFIX.replace("/", "-") + _find_experiment(run_id).name.removeprefix(PREFIX)
+    scores = {row.pipeline: read_score(row) for row in rows}
     row, score = next(row for row in rows if row.pipeline == best), scores[best]
     present = _current_champion(name)
     if present is not None and present.run_id == row.mlflow_run_id:
@@ -138,7 +138,7 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     )
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
-    tags = {"pipeline": best, "plan": row.plan, **tags_of(score)}
+    tags = {"pipeline": best, "plan": row.plan, **make_tags(score)}
     disable_logging()  # what was decided is told in one line
     try:
         version = mlflow.register_model(models[0].model_uri, name, tags=tags)
@@ -163,11 +163,11 @@ def _current_champion(name: str) -> Any:
         raise
 
 
-def _experiment_of(run_id: str) -> Any:
+def _find_experiment(run_id: str) -> Any:
     return mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
 
 
-def _save_view_of(parent: str, metric: str) -> None:
+def _save_view(parent: str, metric: str) -> None:
     info = mlflow.get_run(parent).info
     save_view(info.experiment_id, parent, str(info.run_name), metric=metric)
 

@@ -93,20 +93,20 @@ def _share(one: Sequence[str], other: Sequence[str]) -> float:
     return len({*within} & {*other}) / len(within) if within else 0.0
 
 
-def experiment_id(identity: RunKey) -> str:
+def experiment_id(run_key: RunKey) -> str:
     """The experiment of a data set, made if there is none yet, brought up to date if the data has
     changed.
     """
-    if not identity.sketch:
-        return _named(PREFIX + identity.data_set)
-    client, sketch = mlflow.MlflowClient(), json.dumps(list(identity.sketch))
+    if not run_key.sketch:
+        return _named(PREFIX + run_key.data_set)
+    client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
     for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{PREFIX}%'"):
         known = json.loads(experiment.tags.get(SKETCH_TAG, "[]"))
-        if known and same_data(known, identity.sketch):
-            if known != list(identity.sketch):
+        if known and same_data(known, run_key.sketch):
+            if known != list(run_key.sketch):
                 client.set_experiment_tag(experiment.experiment_id, SKETCH_TAG, sketch)
             return experiment.experiment_id
-    made = _named(f"{PREFIX}{identity.data_set}-{identity.data_digest[:8]}")
+    made = _named(f"{PREFIX}{run_key.data_set}-{run_key.data_digest[:8]}")
     client.set_experiment_tag(made, SKETCH_TAG, sketch)
     return made
 

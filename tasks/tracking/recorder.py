@@ -65,10 +65,10 @@ class Recorder:
     instead, for `sync`.
     """
 
-    def __init__(self, identity: RunKey, *, run_id: str | None = None) -> None:
+    def __init__(self, run_key: RunKey, *, run_id: str | None = None) -> None:
         self.run_id = run_id
         self.sent = True
-        self._identity = identity
+        self._run_key = run_key
         self._unsent: list[list[Any]] = []
 
     def __enter__(self) -> Recorder:
@@ -94,7 +94,7 @@ class Recorder:
             enqueue(
                 store_home() / UNSENT,
                 PendingRun(
-                    identity=asdict(self._identity),
+                    identity=asdict(self._run_key),
                     run_id=self.run_id,
                     status=status,
                     tags=lineage(),
@@ -159,8 +159,8 @@ class Recorder:
         logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)
         use_store()
         tags = {
-            "pipeline": self._identity.pipeline,
-            "data.digest": self._identity.data_digest,
+            "pipeline": self._run_key.pipeline,
+            "data.digest": self._run_key.data_digest,
             **lineage(),
         }
         if self.run_id is not None and not _gone(self.run_id):
@@ -168,7 +168,7 @@ class Recorder:
             return
         if parent := os.environ.get(PARENT_RUN):
             tags["mlflow.parentRunId"] = parent
-        experiment, name = experiment_id(self._identity), self._identity.pipeline
+        experiment, name = experiment_id(self._run_key), self._run_key.pipeline
         self.run_id = mlflow.start_run(
             experiment_id=experiment, run_name=name, tags=tags, log_system_metrics=True
         ).info.run_id
@@ -295,7 +295,7 @@ def sync() -> tuple[int, int]:
     return sent, len(waiting) - sent
 
 
-def run_of(folder: Path) -> str | None:
+def read_run_id(folder: Path) -> str | None:
     """The MLflow run of the results in runs/NAME; None where there is none."""
     return RunRecord.read(folder).mlflow_run_id if RunRecord.path(folder).exists() else None
 

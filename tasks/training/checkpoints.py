@@ -21,8 +21,8 @@ from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
 from tasks.settings import TrainSettings
 from tasks.training.checkpoint_store import CheckpointStore
-from tasks.training.executions import Executions
 from tasks.training.step_timer import StepTimer
+from tasks.training.train_function import TrainFunction
 
 FOLDER = ".checkpoint"
 LOG_EVERY_S = 10.0
@@ -67,8 +67,8 @@ class CheckpointCallback(keras.callbacks.Callback):
     """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any
     instant.
 
-    `measured_steps` are those that the sampler has measured: without the executions that trace a
-    graph first, and without validation.
+    `measured_steps` are those that the sampler has measured: without executions that trace a graph
+    first, and without validation.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.measured_steps = 0
         self._pipeline, self._store = pipeline, store
         self._settings, self._recorder = settings, recorder
-        self._executions: Executions | None = None
+        self._train_function: TrainFunction | None = None
         self._sampler: Pausable | None = None
         self._start = Position()
         self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to resume from
         self._logged_at = 0.0
         self._step = 0  # of the current epoch, that have been run
 
-    def attach(self, executions: Executions, sampler: Pausable) -> None:
-        """Follow these executions, and have the sampler pause while a graph is traced and while the
-        model is validated.
+    def attach(self, train_function: TrainFunction, sampler: Pausable) -> None:
+        """Follow the executions of this function, and have the sampler pause while a graph is
+        traced and while the model is validated.
         """
-        self._executions, self._sampler = executions, sampler
+        self._train_function, self._sampler = train_function, sampler
 
     def restore(self, model: keras.Model) -> Position:
         """Load the last usable checkpoint of the same work into the model and say how far it was;
@@ -112,7 +112,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         """In an epoch that was interrupted, let its metrics continue."""
         resumed = epoch == self._start.epoch
         self._step = self._start.step if resumed else 0
-        self._active_executions.begin(self._pipeline.steps - self._step)
+        self._active_train_function.begin(self._pipeline.steps_per_epoch - self._step)
         self._logged_at = time.monotonic()
         if self._metrics and resumed:
             for variable, value in zip(
@@ -123,7 +123,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Measure the execution, unless it traces a graph first."""
-        if self._sampler and self._active_executions.traces:
+        if self._sampler and self._active_train_function.traces:
             self._sampler.pause()
         elif self._sampler:
             self._sampler.resume()
@@ -133,7 +133,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         where one is due.
         """
         # Keras' number of the batch may run past the end of the epoch.
-        steps = self._active_executions.steps
+        steps = self._active_train_function.steps
         self.timer.tick(steps)
         before, self._step = self._step, self._step + steps
         if self._sampler and self._sampler.running:
@@ -141,7 +141,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if time.monotonic() - self._logged_at >= LOG_EVERY_S:
             self._logged_at = time.monotonic()
             echo(
-                f"  step {self._step:,} of {self._pipeline.steps:,}: loss"
+                f"  step {self._step:,} of {self._pipeline.steps_per_epoch:,}: loss"
                 f" {(logs or {}).get('loss', float('nan')):.4f}"
             )
         count, unit = self._settings.checkpoint_period
@@ -150,7 +150,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             unit == "steps"
             and due
             and self._pipeline.plan.seekable
-            and self._step < self._pipeline.steps
+            and self._step < self._pipeline.steps_per_epoch
         ):
             self._save(self._step)
 
@@ -174,7 +174,9 @@ class CheckpointCallback(keras.callbacks.Callback):
             f"train_{metric}": float(values[metric]),
             "val_loss": float(values["val_loss"]),
             f"val_{metric}": float(values[f"val_{metric}"]),
-            "examples_per_s": self.timer.rates[-1] * self._pipeline.examples / self._pipeline.steps,
+            "examples_per_s": self.timer.rates[-1]
+            * self._pipeline.examples
+            / self._pipeline.steps_per_epoch,
             "learning_rate": float(self._training_model.optimizer.learning_rate),
         }
         self.rows.append(row)
@@ -202,10 +204,10 @@ class CheckpointCallback(keras.callbacks.Callback):
         return self.model
 
     @property
-    def _active_executions(self) -> Executions:
-        if self._executions is None:
-            raise RuntimeError("attach() the executions of the model first")
-        return self._executions
+    def _active_train_function(self) -> TrainFunction:
+        if self._train_function is None:
+            raise RuntimeError("attach() the train_function of the model first")
+        return self._train_function
 
     def _save(self, step: int) -> None:
         """Write a checkpoint. Where that fails, training continues, and the earlier checkpoint

@@ -41,7 +41,7 @@ class Emulation:
             yield self.step_ms / 1e3 * (1 + self.spread * (2 * draw.random() - 1))
 
 
-def emulation_of(options: dict[str, Any]) -> Emulation:
+def parse_emulation(options: dict[str, Any]) -> Emulation:
     """Check `model.options` of an emulated accelerator.
 
     Raises:
@@ -83,7 +83,7 @@ def emulated(input_shape: tuple[int, ...], outputs: int, **options: Any) -> kera
     return keras.Model(inputs, layers.Dense(outputs, name=OUTPUT)(nothing), name=NAME)
 
 
-def output_of(network: keras.Model) -> Any:
+def find_output(network: keras.Model) -> Any:
     """The layer of `emulated` that is trained, also where its outputs are reshaped to a target."""
     return next(layer for layer in network._flatten_layers() if layer.name == OUTPUT)
 

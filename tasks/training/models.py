@@ -24,7 +24,7 @@ from tasks.pipelines.ops import Op
 from tasks.settings import ModelSettings, TrainSettings
 from tasks.training import emulation
 from tasks.training.device_ops import apply_as_layer
-from tasks.training.emulation import Emulation, emulation_of
+from tasks.training.emulation import Emulation, parse_emulation
 from tasks.training.transformers import PackedModel, packed_model, transformer_encoder
 
 Shape = tuple[int, ...]
@@ -95,7 +95,7 @@ def build_models(
         network = keras.Model(
             inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name
         )
-    emulated = emulation_of(settings.options) if settings.name == emulation.NAME else None
+    emulated = parse_emulation(settings.options) if settings.name == emulation.NAME else None
     return Models(
         network=network,
         full_model=keras.Model(stored, network(value), name="whole"),
@@ -133,7 +133,7 @@ def trainable_model(
                 " has none; use snapshot_on: host"
             )
         return emulation.EmulatedTraining(
-            models.emulated, emulation.output_of(models.network), models.target.shape
+            models.emulated, emulation.find_output(models.network), models.target.shape
         )
     if segments:
         return packed_model(models.network, segments=segments)

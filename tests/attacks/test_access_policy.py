@@ -20,7 +20,7 @@ from flows.deployments import OWN_SERVICE
 from flows.parameters import Changes
 from tasks.data.sources import arrays, table
 from tasks.errors import InvalidParams, UserError
-from tasks.params import apply_overrides
+from tasks.params_file import apply_overrides
 from tasks.settings import DataSettings
 
 OWN = {

@@ -17,8 +17,7 @@ from test_example_features import example
 from tasks.data.sources import base, foreign, tfds, tfrecord
 from tasks.data.tfrecord import frame
 from tasks.errors import DataNotFound, UnreadableSource
-from tasks.record_settings import RecordSettings
-from tasks.settings import DataSettings
+from tasks.settings import DataSettings, RecordSettings
 
 LABELED = {"label": [0]}
 
@@ -56,7 +55,7 @@ def vectors(count: int, **more) -> list[bytes]:
     ],
 )
 def test_the_split_is_read_from_the_words_of_a_path(name, split):
-    assert tfrecord.split_of(name) == split
+    assert tfrecord.find_split(name) == split
 
 
 def test_encoded_images_stay_where_they_are(tmp_path):

@@ -10,7 +10,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.splits import assign_split, shard_bounds, shard_order, steps_per_epoch
+from tasks.data.splits import assign_split, count_steps, shard_bounds, shard_order
 
 SHARES = {"validation": 0.15, "test": 0.1}
 contents = st.lists(st.binary(max_size=8), min_size=1, max_size=60)
@@ -71,4 +71,4 @@ def test_shards_of_equal_examples_are_of_equal_size():
 
 
 def test_the_last_batch_of_an_epoch_counts():
-    assert [steps_per_epoch(examples, 32) for examples in (1, 32, 33)] == [1, 1, 2]
+    assert [count_steps(examples, 32) for examples in (1, 32, 33)] == [1, 1, 2]

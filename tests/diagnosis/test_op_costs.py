@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.data.shards import read_shard_index
-from tasks.diagnosis.cost_model import load_of
+from tasks.diagnosis.cost_model import estimate_load
 from tasks.diagnosis.op_costs import measure_costs
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Decode, Op, Rescale
@@ -84,8 +84,8 @@ def test_a_plan_of_indexed_shards_has_a_price(data):
     pipeline = InputPipeline(plan=plan, data=data, split="train", seed=0)
     costs = measure_costs(pipeline, config)
     assert set(costs.read_us) == {"snapshot", "indexed_shards"}
-    load = load_of(plan, costs, cores=2)
+    load = estimate_load(plan, costs, cores=2)
     assert load is not None
     assert load.work_ms >= BATCH * costs.read_us["indexed_shards"] / 1e3 > 0
     unpriced = dataclasses.replace(costs, read_us={"snapshot": 1.0})
-    assert load_of(plan, unpriced, cores=2) is None
+    assert estimate_load(plan, unpriced, cores=2) is None

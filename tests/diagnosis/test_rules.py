@@ -19,7 +19,7 @@ from tasks.diagnosis.rules import (
     volume,
     waits,
 )
-from tasks.diagnosis.rules.base import Change, Effort, rule, rules_of
+from tasks.diagnosis.rules.base import Change, Effort, list_rules, rule
 
 STEP_MS = 10.0  # of training: 0.5 ms of it, 7.8125 µs per example, are worth a change
 ELSEWHERE = {"address": "grpc://input.example.org:5050"}
@@ -102,7 +102,7 @@ LIMITS = [
     ids=[name for _, name, *_ in LIMITS],
 )
 def test_a_rule_holds_from_its_limit_on(topic, name, config, before, at_limit, evidence):
-    detect = {rule.name: rule for rule in rules_of(topic)}[name].detect
+    detect = {rule.name: rule for rule in list_rules(topic)}[name].detect
 
     def said(known: dict) -> str | None:
         changes = known.get("config", {})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import tensorflow as tf
 
-from tasks.diagnosis.timeline import timeline_of
+from tasks.diagnosis.timeline import find_timeline
 from tasks.diagnosis.trace_breakdown import break_down
 from tasks.diagnosis.xspace import STEP, WAIT, Event, Trace, read_trace
 from tasks.errors import MissingInput
@@ -142,7 +142,7 @@ def test_a_trace_of_keras_own_callback_is_read_as_well(tmp_path):
 
 
 def test_the_timeline_shows_the_burn_where_it_was(tmp_path):
-    timeline = timeline_of(traced(tmp_path, Planted("decode", prefetch=True)))
+    timeline = find_timeline(traced(tmp_path, Planted("decode", prefetch=True)))
     lengths = {
         lane: sum(end - begin for begin, end in intervals)
         for lane, intervals in timeline.lanes.items()
@@ -164,7 +164,7 @@ def test_what_a_trace_does_not_show_is_absent():
         (),
         None,
     )
-    assert timeline_of(Trace(host=[], device=[])) is None
+    assert find_timeline(Trace(host=[], device=[])) is None
 
 
 def test_missing_and_truncated_traces_are_reported(tmp_path):

@@ -17,7 +17,7 @@ from flows.dvc_calls import DVC, dvc_environment, run_supervised
 from flows.parameters import Changes
 from flows.resolution import resolve
 from flows.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
-from tasks.params import read_document
+from tasks.params_file import read_document
 
 CHEAP = (
     "stages:\n  cheap:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"

@@ -26,9 +26,9 @@ COUNT_RESOLVING = """
 import sys
 from collections import Counter
 from flows import prepare_data
-from tasks import params
+from tasks import params, params_file
 
-COUNTED = {one.__code__ for one in (params.apply_overrides, params.check)}
+COUNTED = {one.__code__ for one in (params_file.apply_overrides, params.check)}
 calls = Counter()
 
 def count(frame, event, argument):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from project import SMALL, write_params
 
-from flows.parameters import Changes, numbers_of
+from flows.parameters import Changes, find_numbers
 from flows.resolution import resolve, share_resolved
 from tasks.errors import InvalidParams
-from tasks.params import read_document
+from tasks.params_file import read_document
 
-UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **numbers_of(SMALL)}
+UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **find_numbers(SMALL)}
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_an_override_is_a_change_even_if_it_names_the_present_value(project):
     ],
 )
 def test_a_form_shows_the_numbers_of_params_yaml_or_their_defaults(document, numbers):
-    assert tuple(numbers_of(document).values()) == numbers
+    assert tuple(find_numbers(document).values()) == numbers
 
 
 def test_of_the_configurations_those_asked_for_are_in_a_changed_run_and_all_in_any_other(project):

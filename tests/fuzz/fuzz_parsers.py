@@ -41,7 +41,7 @@ from tasks.errors import UserError
 from tasks.ingest import ingest
 from tasks.params import load_params
 from tasks.pipelines.ops import Parse
-from tasks.pipelines.undecodable import run_ops
+from tasks.pipelines.undecodable import process_record
 from tasks.settings import DataSettings, ShardSettings
 from tasks.shard import shard
 
@@ -119,7 +119,7 @@ def parse_record(data: bytes, folder: Path) -> None:
     import tensorflow as tf
 
     try:
-        run_ops((Parse(feature="image", label="class"),), tf.constant(data))
+        process_record((Parse(feature="image", label="class"),), tf.constant(data))
     except tf.errors.OpError as error:
         str(error)
 

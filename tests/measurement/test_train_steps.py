@@ -49,9 +49,9 @@ def document(config, *, input_ms=30.0, model_ms=1.0, model=None):
 
 def measured(layout, config, **more):
     params = check(document(config, **more))
-    stored = open_inputs(params, layout)
-    pipeline = input_pipeline(params, "p", stored, split="train", purpose="train")
-    models = build_models_for(params, stored)
+    data = open_inputs(params, layout)
+    pipeline = input_pipeline(params, "p", data, split="train", purpose="train")
+    models = build_models_for(params, data)
     loop = TrainingLoop(models, pipeline, params.train)
     return time_training(loop, models, pipeline, train=params.train, measure=params.measure)
 
@@ -91,9 +91,9 @@ def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finish
                 model={"name": "mlp", "options": {"width": 4}},
             )
         )
-        stored = open_inputs(params, layout)
-        pipeline = input_pipeline(params, "p", stored, split="train", purpose="train")
-        models = build_models_for(params, stored)
+        data = open_inputs(params, layout)
+        pipeline = input_pipeline(params, "p", data, split="train", purpose="train")
+        models = build_models_for(params, data)
         loss = reference_step(models, pipeline, params.train)()
         shapes[finish] = (loss, pipeline.dataset().element_spec[0].dtype)
     assert [str(dtype)[9:14] for _, dtype in shapes.values()] == ["float", "uint8"]

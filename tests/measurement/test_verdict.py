@@ -12,8 +12,8 @@ from tasks.measurement.verdict import (
     Stall,
     Verdict,
     cross_check_from,
+    decide_verdict,
     judge,
-    verdict_of,
 )
 from tasks.results.train import TrainThroughput
 
@@ -78,7 +78,7 @@ def test_epochs_within_the_drift_or_of_the_same_verdict_contradict_nothing(low):
     measured = stall(70, 66, 74) if low > 20 else stall(0, 0, 2)
     assert judge(
         measured, CrossCheck(low_pct=low, high_pct=low, step_ms=1.0), accelerator=False
-    ).name == verdict_of(measured.pct, accelerator=False)
+    ).name == decide_verdict(measured.pct, accelerator=False)
 
 
 def state(model_ms, train_ms, prepared):

@@ -10,7 +10,7 @@ from tasks.data.shards import read_shard_index
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import CenterCrop, Decode, Rescale, Resize
-from tasks.pipelines.plan import make_plan, without_shuffling
+from tasks.pipelines.plan import in_storage_order, make_plan
 from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
@@ -77,7 +77,7 @@ def pipeline(
         batch_size=BATCH,
     )
     return InputPipeline(
-        plan=make_plan(without_shuffling(chosen) if plain else chosen, spec),
+        plan=make_plan(in_storage_order(chosen) if plain else chosen, spec),
         data=stored[kind],
         split="train",
         seed=seed,

@@ -149,7 +149,7 @@ def test_shapes_dtypes_and_cardinality_are_known(stored, request, name):
         tf.uint8 if CONFIGS[name].get("postprocess_on") == "device" else tf.float32
     )
     assert label.dtype == tf.int64
-    assert pipe.dataset().cardinality().numpy() == pipe.steps == len(batches(pipe))
+    assert pipe.dataset().cardinality().numpy() == pipe.steps_per_epoch == len(batches(pipe))
 
 
 @pytest.mark.integration
@@ -160,8 +160,8 @@ def test_every_epoch_is_another_permutation_of_all_examples(stored, service, nam
     pipe = pipeline(stored, with_keys=True, address=service, **CONFIGS[name])
     keys = [batch["key"] for batch in pipe.dataset(epochs=3).as_numpy_iterator()]
     epochs = [
-        np.concatenate(keys[start : start + pipe.steps])
-        for start in range(0, 3 * pipe.steps, pipe.steps)
+        np.concatenate(keys[start : start + pipe.steps_per_epoch])
+        for start in range(0, 3 * pipe.steps_per_epoch, pipe.steps_per_epoch)
     ]
     assert all(len(set(epoch)) == pipe.examples for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
@@ -180,10 +180,10 @@ def test_starting_at_any_step_gives_the_same_rest(stored, name):
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in MAPPED])
 def test_any_epoch_of_a_stream_can_be_started_from(stored, service, name):
     pipe = pipeline(stored, augment=(Flip(), Brightness()), address=service, **CONFIGS[name])
-    rest = batches(pipe, first_step=pipe.steps, epochs=3)
-    assert len(rest) == 2 * pipe.steps
+    rest = batches(pipe, first_step=pipe.steps_per_epoch, epochs=3)
+    assert len(rest) == 2 * pipe.steps_per_epoch
     if pipe.plan.deterministic and name not in ("service", "autotune", "rewrites"):
-        assert same(batches(pipe, epochs=3)[pipe.steps :], rest)
+        assert same(batches(pipe, epochs=3)[pipe.steps_per_epoch :], rest)
 
 
 @pytest.mark.integration
@@ -205,7 +205,7 @@ def test_what_is_gathered_on_the_device_is_what_the_data_set_delivers(stored, na
     gather = tf.function(pipe.gather_fn())
     gathered = [
         tuple(part.numpy() for part in gather(tf.constant(step, tf.int64)))
-        for step in range(2 * pipe.steps)
+        for step in range(2 * pipe.steps_per_epoch)
     ]
     assert same(gathered, batches(pipe, epochs=2))
 
@@ -245,7 +245,10 @@ def test_every_epoch_of_a_stream_is_shuffled_anew(stored, service):
     for name in ("naive", "service"):
         pipe = pipeline(stored, address=service, **CONFIGS[name])
         labels = [label for _, label in batches(pipe, epochs=2)]
-        one, two = np.concatenate(labels[: pipe.steps]), np.concatenate(labels[pipe.steps :])
+        one, two = (
+            np.concatenate(labels[: pipe.steps_per_epoch]),
+            np.concatenate(labels[pipe.steps_per_epoch :]),
+        )
         assert len(one) == len(two) == pipe.examples
         assert not np.array_equal(one, two), name
 
@@ -263,7 +266,7 @@ def test_equal_seeds_give_equal_batches_and_others_do_not(stored):
 @pytest.mark.integration
 def test_seed_and_epoch_are_a_pair_not_a_sum(stored):
     one, zero = (pipeline(stored, seed=seed, **CONFIGS["snapshot"]) for seed in (1, 0))
-    assert not same(batches(one), batches(zero, epochs=2)[zero.steps :])
+    assert not same(batches(one), batches(zero, epochs=2)[zero.steps_per_epoch :])
 
 
 @pytest.mark.integration
@@ -276,7 +279,7 @@ def test_augmentation_is_the_same_whatever_the_configuration(stored):
             with_keys=True,
             **config,
         )
-        found = list(pipe.dataset(epochs=3).as_numpy_iterator())[-pipe.steps :]
+        found = list(pipe.dataset(epochs=3).as_numpy_iterator())[-pipe.steps_per_epoch :]
         return {
             int(key): image.tobytes()
             for batch in found
@@ -323,14 +326,15 @@ def test_augmentation_differs_from_epoch_to_epoch(stored):
         stored, augment=(Flip(),), **CONFIGS["cache_memory"] | {"shuffle": {"kind": "none"}}
     )
     two = batches(pipe, epochs=2)
-    assert not same(two[: pipe.steps], two[pipe.steps :])
+    assert not same(two[: pipe.steps_per_epoch], two[pipe.steps_per_epoch :])
     assert same(two, batches(pipe, epochs=2))
 
 
 def test_a_stream_begins_with_the_epoch_of_the_step_that_is_asked_for(stored):
     pipe = pipeline(stored, **CONFIGS["naive"])
     assert same(
-        batches(pipe, first_step=pipe.steps + 3, epochs=2), batches(pipe, epochs=2)[pipe.steps :]
+        batches(pipe, first_step=pipe.steps_per_epoch + 3, epochs=2),
+        batches(pipe, epochs=2)[pipe.steps_per_epoch :],
     )
 
 

@@ -31,7 +31,9 @@ def batches_of(lengths, boundaries, sizes, *, host=Host(), shuffled=True):  # no
 
 
 def steps_of(batches, epoch):
-    return tf.range(epoch * batches.steps, (epoch + 1) * batches.steps, dtype=tf.int64)
+    return tf.range(
+        epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch, dtype=tf.int64
+    )
 
 
 def rows_of(batches, epoch):
@@ -99,8 +101,8 @@ def test_no_example_is_padded_further_than_to_its_boundary(lengths, size):
 
 def test_a_step_is_the_same_wherever_the_epoch_is_entered():
     batches = batches_of(LENGTHS, [4, 8, 16], [2, 3, 2])
-    together = batches.rows(tf.range(3 * batches.steps, dtype=tf.int64)).numpy()
-    for step in range(3 * batches.steps):
+    together = batches.rows(tf.range(3 * batches.steps_per_epoch, dtype=tf.int64)).numpy()
+    for step in range(3 * batches.steps_per_epoch):
         assert np.array_equal(batches.rows(tf.constant([step], tf.int64))[0], together[step])
 
 

@@ -34,7 +34,9 @@ def batches_of(lengths, room, *, size=2, host=Host(), shuffled=True):  # noqa: B
 
 def rows_of(batches, epoch):
     """The documents of each row of each step of an epoch."""
-    steps = tf.range(epoch * batches.steps, (epoch + 1) * batches.steps, dtype=tf.int64)
+    steps = tf.range(
+        epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch, dtype=tf.int64
+    )
     return [
         [[int(one) for one in row if one != NO_DOCUMENT] for row in rows[:size]]
         for rows, size in zip(batches.rows(steps).numpy(), batches.size(steps).numpy(), strict=True)
@@ -70,8 +72,8 @@ def test_every_document_comes_once_in_an_epoch(lengths, each, hosts, epoch, shuf
 
 def test_a_step_is_the_same_wherever_the_epoch_is_entered():
     batches = batches_of(LENGTHS, 12, size=3)
-    together = batches.rows(tf.range(3 * batches.steps, dtype=tf.int64)).numpy()
-    for step in range(3 * batches.steps):
+    together = batches.rows(tf.range(3 * batches.steps_per_epoch, dtype=tf.int64)).numpy()
+    for step in range(3 * batches.steps_per_epoch):
         assert np.array_equal(batches.rows(tf.constant([step], tf.int64))[0], together[step])
 
 

@@ -192,7 +192,9 @@ def rows_of(stored: PreparedData, keys: np.ndarray) -> list[int]:
 def first_batch(pipe: InputPipeline) -> dict[str, np.ndarray]:
     return {
         name: value.numpy()
-        for name, value in next(iter(pipe.dataset(first_step=pipe.steps, epochs=2))).items()
+        for name, value in next(
+            iter(pipe.dataset(first_step=pipe.steps_per_epoch, epochs=2))
+        ).items()
     }
 
 

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from tasks.batch_settings import BatchSettings
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.ops import (
@@ -21,12 +20,12 @@ from tasks.pipelines.ops import (
     Rescale,
     Resize,
 )
-from tasks.pipelines.plan import make_plan, without_shuffling
+from tasks.pipelines.plan import in_storage_order, make_plan
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.spec import InputSpec
 from tasks.pipelines.steps import Batch, Cache, Shuffle
 from tasks.pipelines.text_ops import Tokenize
-from tasks.settings import PipelineConfig
+from tasks.settings import BatchSettings, PipelineConfig
 
 JPEG = RecordSchema(payload="encoded", shape=None, channels=3)
 RAW = RecordSchema(payload="raw", shape=(28, 28, 1), channels=1)
@@ -367,7 +366,7 @@ def test_boundaries_that_do_not_increase_are_refused(boundaries):
 
 def test_evaluation_keeps_storage_order():
     assert "shuffle" not in str(
-        make_plan(without_shuffling(PipelineConfig()), InputSpec(schema=JPEG, **SPEC))
+        make_plan(in_storage_order(PipelineConfig()), InputSpec(schema=JPEG, **SPEC))
     )
 
 

@@ -76,7 +76,7 @@ def test_every_order_and_sampling_is_that_of_the_snapshot(stored, config):
 def test_starting_at_any_step_gives_the_same_rest(stored, name):
     pipe = indexed(stored, **CONFIGS[name])
     whole = batches(pipe, epochs=2)
-    for step in (1, pipe.steps, pipe.steps + 3):
+    for step in (1, pipe.steps_per_epoch, pipe.steps_per_epoch + 3):
         assert same(whole[step:], batches(pipe, first_step=step, epochs=2)), step
         assert pipe.dataset(first_step=step, epochs=2).cardinality() == len(whole) - step
 
@@ -138,7 +138,7 @@ def test_hosts_share_the_order_of_an_epoch():
         )
         for index in range(2)
     ]
-    assert {(order.examples, order.steps) for order in hosts} == {(10, 3)}
+    assert {(order.examples, order.steps_per_epoch) for order in hosts} == {(10, 3)}
     steps = tf.range(3, 6, dtype=tf.int64)  # the second epoch
     parts = [
         [

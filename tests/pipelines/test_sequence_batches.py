@@ -15,7 +15,7 @@ from tasks.assembly.inputs import input_pipeline, open_inputs
 from tasks.errors import ImpossiblePlan, InvalidParams
 from tasks.measurement.draws import check_epoch, collect_rows
 from tasks.measurement.equality import digest_examples
-from tasks.measurement.padding import measure_sequences, padding_in_buckets, sequence_lengths_of
+from tasks.measurement.padding import lengths_in_batch, measure_sequences, padding_in_buckets
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.sequence_batches import sequence_lengths
 
@@ -40,8 +40,8 @@ def layout(tmp_path_factory):
 
 def open_pipeline(layout, config, purpose="train", split="train"):
     params = params_of(config)
-    stored = open_inputs(params, layout)
-    return input_pipeline(params, "p", stored, split=split, purpose=purpose)
+    data = open_inputs(params, layout)
+    return input_pipeline(params, "p", data, split=split, purpose=purpose)
 
 
 def numbers_of(value):
@@ -73,15 +73,18 @@ def test_an_epoch_of_training_draws_every_text_once_and_has_its_number_of_steps(
     pipeline = open_pipeline(layout, CONFIGS[name])
     draws, _ = check_epoch(pipeline)
     assert (draws.distinct, draws.most_often) == (pipeline.examples, 1)
-    assert len(flat(pipeline.dataset())) == pipeline.steps
+    assert len(flat(pipeline.dataset())) == pipeline.steps_per_epoch
 
 
 @pytest.mark.parametrize("name", ["pad_to", "tokens", "pack"])
 def test_batches_by_length_are_the_same_from_any_step_on(layout, name):
     pipeline = open_pipeline(layout, CONFIGS[name])
     whole = flat(pipeline.dataset(epochs=2))
-    assert len(whole) == 2 * pipeline.steps and whole[: pipeline.steps] != whole[pipeline.steps :]
-    for step in (pipeline.steps - 1, pipeline.steps + 3):
+    assert (
+        len(whole) == 2 * pipeline.steps_per_epoch
+        and whole[: pipeline.steps_per_epoch] != whole[pipeline.steps_per_epoch :]
+    )
+    for step in (pipeline.steps_per_epoch - 1, pipeline.steps_per_epoch + 3):
         assert flat(pipeline.dataset(first_step=step, epochs=2)) == whole[step:]
 
 
@@ -135,7 +138,7 @@ def test_a_packed_batch_takes_the_memory_of_tokens_segments_and_positions(layout
 
 def test_lengths_of_rows_end_with_the_last_token():
     rows = np.array([[3, 0, 2, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
-    assert sequence_lengths_of(rows).tolist() == [3, 0, 4]
+    assert lengths_in_batch(rows).tolist() == [3, 0, 4]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +164,9 @@ def test_hosts_get_equal_slices_and_together_every_text(layout):
     for name in ("pad_to", "pack"):
         pipeline = open_pipeline(layout, CONFIGS[name])
         readers = [replace(pipeline.reader, host=Host(index=index, count=2)) for index in range(2)]
-        assert readers[0].steps == readers[1].steps
+        assert readers[0].steps_per_epoch == readers[1].steps_per_epoch
         drawn = [
-            collect_rows(one.order, tf.range(one.steps, dtype=tf.int64)).tolist() for one in readers
+            collect_rows(one.order, tf.range(one.steps_per_epoch, dtype=tf.int64)).tolist()
+            for one in readers
         ]
         assert sorted(drawn[0] + drawn[1]) == list(range(pipeline.examples))

@@ -25,7 +25,7 @@ from tasks.pipelines import text_kernels, tokenizer_fitting
 from tasks.pipelines.randomness import RandomStream
 from tasks.pipelines.sequences import pad_rows
 from tasks.pipelines.text_ops import Tokenize, Truncate
-from tasks.pipelines.tokenizers import tokenize, tokenizer_of
+from tasks.pipelines.tokenizers import open_tokenizer, tokenize
 from tasks.snapshot import snapshot
 from tasks.training.models import compile_model
 
@@ -149,7 +149,7 @@ def test_any_step_can_be_started_from(plain, name):
     params, data = plain
     pipeline = input_pipeline(params, name, data, split="train", purpose="train")
     whole = list(pipeline.dataset(epochs=2).as_numpy_iterator())
-    for first in (1, pipeline.steps + 1):
+    for first in (1, pipeline.steps_per_epoch + 1):
         rest = list(pipeline.dataset(first_step=first, epochs=2).as_numpy_iterator())
         assert len(rest) == len(whole) - first
         for one, other in zip(rest, whole[first:], strict=True):
@@ -196,7 +196,7 @@ def test_bytes_are_tokens_from_one_on():
     op = Tokenize(kind="bytes")
     assert tokenize(op, tf.constant("aß")).numpy().tolist() == [98, 196, 160]
     assert tokenize(op, tf.constant(["", "b"])).to_list() == [[], [99]]
-    assert tokenizer_of(op).vocabulary == 257
+    assert open_tokenizer(op).vocabulary == 257
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece"])
@@ -239,14 +239,14 @@ def test_a_vocabulary_without_padding_is_counted_from_one(tmp_path):
     for name in ("with.txt", "without.txt"):
         op = Tokenize(kind="wordpiece", model=str(tmp_path / name))
         assert tokenize(op, tf.constant("lamb eats wolf")).numpy().tolist() == [3, 1, 2]
-        assert tokenizer_of(op).vocabulary == 4
+        assert open_tokenizer(op).vocabulary == 4
 
 
 @pytest.mark.parametrize(("kind", "said"), [("sentencepiece", "no Sent"), ("wordpiece", "no Word")])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, kind, said):
     (tmp_path / "file").write_bytes(b"\xff\x00 no tokenizer")
     with pytest.raises(InvalidParams, match=said):
-        tokenizer_of(Tokenize(kind=kind, model=str(tmp_path / "file")))
+        open_tokenizer(Tokenize(kind=kind, model=str(tmp_path / "file")))
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_says_what_to_change(plain):

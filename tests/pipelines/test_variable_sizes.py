@@ -16,7 +16,7 @@ from tasks.measurement.equality import digest_examples
 from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Brightness, CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
-from tasks.pipelines.plan import make_plan, without_shuffling
+from tasks.pipelines.plan import in_storage_order, make_plan
 from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
@@ -67,7 +67,7 @@ def pipeline(stored, config, *, augment=CROP, postprocess=(), plain=False) -> In
         postprocess=postprocess,
         batch_size=BATCH,
     )
-    plan = make_plan(without_shuffling(chosen) if plain else chosen, spec)
+    plan = make_plan(in_storage_order(chosen) if plain else chosen, spec)
     return InputPipeline(plan=plan, data=stored, split="train", seed=3, with_keys=True)
 
 
@@ -133,7 +133,7 @@ def test_random_crops_are_the_same_whoever_makes_them(stored, augment):
 def test_any_step_can_be_started_from(stored, name):
     pipe = pipeline(stored, CONFIGS[name], postprocess=(Rescale(),))
     whole = list(pipe.dataset(epochs=2).as_numpy_iterator())
-    for first in (1, pipe.steps - 1, pipe.steps + 1):
+    for first in (1, pipe.steps_per_epoch - 1, pipe.steps_per_epoch + 1):
         rest = list(pipe.dataset(first_step=first, epochs=2).as_numpy_iterator())
         assert len(rest) == len(whole) - first
         assert all(

@@ -113,11 +113,11 @@ def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
 
 def test_results_that_differ_by_more_than_chance_are_warned_of():
     scores = [
-        row(name, val_metric=score, held_out=5000)
+        row(name, val_metric=score, validation_examples=5000)
         for name, score in (("a", 0.9), ("b", 0.905), ("c", 0.9))
     ]
     assert accuracy_warning(scores) is None
-    warning = accuracy_warning([*scores, row("broken", val_metric=0.7, held_out=5000)])
+    warning = accuracy_warning([*scores, row("broken", val_metric=0.7, validation_examples=5000)])
     assert "broken 0.7000" in warning
 
 

@@ -17,12 +17,12 @@ from tasks.assembly.inputs import open_inputs
 from tasks.data.shards import read_shard_index
 from tasks.ingest import ingest
 from tasks.layout import Layout
-from tasks.measurement.held_out import held_out, standard_error
+from tasks.measurement.held_out import describe_held_out, standard_error
 from tasks.params import check
 from tasks.results.train import HeldOut
 from tasks.settings import DataSettings
 from tasks.snapshot import snapshot
-from tasks.tracking.champion import Score, rejection_reason, score_from, score_of, tags_of
+from tasks.tracking.champion import Score, make_tags, read_score, rejection_reason, score_from
 from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
 from tasks.tracking.experiments import STORE_HOME, experiment_id, make_run_key, same_data
 from tasks.tracking.recorder import Recorder, RunKey
@@ -144,13 +144,13 @@ def test_of_an_error_less_is_better(change, present, said):
 
 
 def test_a_score_is_that_of_the_test_split_where_there_is_one():
-    fast = row("fast", val_metric=0.9, test_metric=0.8, judged=JUDGED)
-    assert score_of(fast) == GOOD
-    assert score_of(replace(fast, test_metric=None)).value == 0.9
+    fast = row("fast", val_metric=0.9, test_metric=0.8, held_out=JUDGED)
+    assert read_score(fast) == GOOD
+    assert read_score(replace(fast, test_metric=None)).value == 0.9
 
 
 def test_a_score_survives_its_tags():
-    assert score_from(tags_of(GOOD)) == GOOD and score_from({"plan": "x"}) is None
+    assert score_from(make_tags(GOOD)) == GOOD and score_from({"plan": "x"}) is None
 
 
 DATA = RunKey(
@@ -169,7 +169,7 @@ def compare(store, accuracy, *, choose_champion=True, data=DATA):
     recorder = Recorder(replace(data, pipeline="fast"))
     with recorder:
         recorder.model(store / "model.keras")
-    run = {"mlflow_run_id": recorder.run_id, "judged": JUDGED}
+    run = {"mlflow_run_id": recorder.run_id, "held_out": JUDGED}
     (store / "report").mkdir(exist_ok=True)
     close_comparison(
         parent,
@@ -239,7 +239,7 @@ def test_a_constant_prediction_is_the_most_frequent_class_or_the_median(tmp_path
         y=np.arange(400) % 8 // 5,
     )
     stored = opened(tmp_path, {"source": "arrays", "path": str(tmp_path / "data.npz")})
-    found = held_out(stored)
+    found = describe_held_out(stored)
     assert found.split == "test" and found.examples == stored.shards.examples("test")
     assert found.constant == pytest.approx(5 / 8, abs=0.15) and found.error == standard_error(
         found.constant, found.examples
@@ -252,7 +252,7 @@ def test_of_numbers_it_is_the_mean_distance_from_the_median(tmp_path):
     stored = opened(
         tmp_path, {"source": "table", "path": str(tmp_path / "table.csv"), "label_column": "price"}
     )
-    found = held_out(stored)
+    found = describe_held_out(stored)
     assert (
         found.constant == pytest.approx(3 * np.sqrt(2 / np.pi), rel=0.2) and 0 < found.error < 0.3
     )

@@ -15,7 +15,7 @@ from tasks.errors import ImpossiblePlan, UnknownModel
 from tasks.measurement.accelerators import ACCELERATORS, find_accelerator
 from tasks.pipelines.ops import Rescale
 from tasks.settings import ModelSettings, TrainSettings
-from tasks.training.emulation import Emulation, emulation_of
+from tasks.training.emulation import Emulation, parse_emulation
 from tasks.training.models import Target, build_models, compile_model, trainable_model
 
 CLASSES = Target(kind="class", shape=(4,))
@@ -127,7 +127,7 @@ def test_several_steps_per_execution_take_several_batches_and_their_time():
 )
 def test_options_are_checked(options, problem):
     with pytest.raises(UnknownModel, match=problem):
-        emulation_of(options)
+        parse_emulation(options)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tasks.assembly.inputs import open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.data.shards import read_shard_index
 from tasks.layout import Layout
-from tasks.params import apply_overrides, check
+from tasks.params import check
+from tasks.params_file import apply_overrides
 from tasks.snapshot import snapshot
 from tasks.tracking.recorder import Recorder, RunKey
 from tasks.train import configure_process, split_pipelines, train, training_fingerprint
@@ -81,14 +82,14 @@ def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
     """Train until the end or so many steps; returns the rows and the weights."""
     keras.utils.clear_session()
     configure_process(params.train)
-    stored = open_inputs(params, layout)
+    data = open_inputs(params, layout)
     pipelines, models = (
-        split_pipelines(params, pipeline, stored, address=""),
-        build_models_for(params, stored),
+        split_pipelines(params, pipeline, data, address=""),
+        build_models_for(params, data),
     )
     recorder = Recorder(RunKey(data_set="arrays", pipeline=pipeline, data_digest="d"))
     recorder.sent = False  # no store is needed here
-    store = CheckpointStore(folder, training_fingerprint(params, pipeline, stored))
+    store = CheckpointStore(folder, training_fingerprint(params, pipeline, data))
     progress = Stopping(pipelines.train, store, params.train, recorder)
     progress.steps_left = stop_after
     trained = train(models, pipelines, progress, settings=params.train)
@@ -200,17 +201,17 @@ CHANGES = (
     "change", [*CHANGES, "model.options.width=9", "pipelines.optimized.prefetch=3"]
 )
 def test_other_work_never_goes_on_from_a_checkpoint(layout, change):
-    stored = open_inputs(params_of(), layout)
-    assert training_fingerprint(params_of(change), "optimized", stored) != training_fingerprint(
-        params_of(), "optimized", stored
+    data = open_inputs(params_of(), layout)
+    assert training_fingerprint(params_of(change), "optimized", data) != training_fingerprint(
+        params_of(), "optimized", data
     )
 
 
 def test_how_often_checkpoints_are_kept_is_no_other_work(layout):
-    stored = open_inputs(params_of(), layout)
+    data = open_inputs(params_of(), layout)
     assert training_fingerprint(
-        params_of("train.checkpoint_every=2 epochs"), "optimized", stored
-    ) == training_fingerprint(params_of(), "optimized", stored)
+        params_of("train.checkpoint_every=2 epochs"), "optimized", data
+    ) == training_fingerprint(params_of(), "optimized", data)
 
 
 def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
@@ -226,21 +227,21 @@ def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
     (tmp_path / "own_blocks.py").write_text(blocks)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    params, stored = (
+    params, data = (
         params_of("model.name=own_model:build", "model.options={}"),
         open_inputs(params_of(), layout),
     )
-    before = training_fingerprint(params, "optimized", stored)
+    before = training_fingerprint(params, "optimized", data)
     (tmp_path / "own_blocks.py").write_text(blocks.replace("relu", "sigmoid"))
-    after = training_fingerprint(params, "optimized", stored)
+    after = training_fingerprint(params, "optimized", data)
     assert [part for part in before if before[part] != after[part]] == ["code"]
 
 
 def test_another_version_of_keras_is_other_work(layout, monkeypatch):
-    stored = open_inputs(params_of(), layout)
-    before = training_fingerprint(params_of(), "optimized", stored)
+    data = open_inputs(params_of(), layout)
+    before = training_fingerprint(params_of(), "optimized", data)
     monkeypatch.setattr(keras, "__version__", "0.0")
-    after = training_fingerprint(params_of(), "optimized", stored)
+    after = training_fingerprint(params_of(), "optimized", data)
     assert [part for part in before if before[part] != after[part]] == ["versions"]
 
 

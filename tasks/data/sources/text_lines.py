@@ -53,30 +53,30 @@ def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document |
     for path in files:
         plain = path.suffix.lower() in PLAIN
         for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
-            identity = f"{path.name}:{number:08d}"
+            example_id = f"{path.name}:{number:08d}"
             if isinstance(line, int):
-                yield Rejected(id=identity, reason=f"larger than data.max_bytes: {line:,} bytes")
+                yield Rejected(id=example_id, reason=f"larger than data.max_bytes: {line:,} bytes")
             elif plain:
-                yield Document(id=identity, content=line, label=path.stem)
+                yield Document(id=example_id, content=line, label=path.stem)
             else:
-                yield _read_json(line, identity, path, settings)
+                yield _read_json(line, example_id, path, settings)
 
 
 def _read_json(
-    line: bytes, identity: str, path: Path, settings: DataSettings
+    line: bytes, example_id: str, path: Path, settings: DataSettings
 ) -> Document | Rejected:
     try:
         fields: Any = json.loads(line.decode(settings.encoding).removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         reason = f"not {settings.encoding}: byte 0x{line[error.start]:02x} at {error.start:,}"
-        return Rejected(id=identity, reason=reason)
+        return Rejected(id=example_id, reason=reason)
     except (ValueError, RecursionError) as error:
-        return Rejected(id=identity, reason=f"not JSON: {error}")
+        return Rejected(id=example_id, reason=f"not JSON: {error}")
     if not isinstance(fields, dict):
-        return Rejected(id=identity, reason=f"no JSON object: {type(fields).__name__}")
-    if identity.endswith(":00000001"):
+        return Rejected(id=example_id, reason=f"no JSON object: {type(fields).__name__}")
+    if example_id.endswith(":00000001"):
         check_fields(list(fields), settings, where=f"{path}, line 1")
-    return read_fields(fields, identity, settings)
+    return read_fields(fields, example_id, settings)
 
 
 def _lines(path: Path, max_bytes: int) -> Iterator[bytes | int]:

@@ -15,29 +15,29 @@ from tasks.settings import DataSettings
 
 
 def read_fields(
-    fields: Mapping[str, Any], identity: str, settings: DataSettings
+    fields: Mapping[str, Any], example_id: str, settings: DataSettings
 ) -> Document | Rejected:
     """The document that fields describe, or why they describe none; an optional field `split` holds
     train, validation or test.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_column)
     if text is None:
-        return Rejected(id=identity, reason="text missing")
+        return Rejected(id=example_id, reason="text missing")
     if not isinstance(text, str):
-        return Rejected(id=identity, reason=f"text is {type(text).__name__}, not a string")
+        return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
     name = _label(label)
     if not name:
-        return Rejected(id=identity, reason="label missing")
+        return Rejected(id=example_id, reason="label missing")
     if not name.isprintable():
-        return Rejected(id=identity, reason="label has characters that cannot be printed")
+        return Rejected(id=example_id, reason="label has characters that cannot be printed")
     split, problem = read_split(fields.get("split"))
     if problem is not None:
-        return Rejected(id=identity, reason=problem)
+        return Rejected(id=example_id, reason=problem)
     try:
         check_size(len(text.encode("utf-8", "surrogatepass")), settings.max_bytes)
     except RejectedText as reason:
-        return Rejected(id=identity, reason=str(reason))
-    return Document(id=identity, content=text, label=name, split=split)
+        return Rejected(id=example_id, reason=str(reason))
+    return Document(id=example_id, content=text, label=name, split=split)
 
 
 def _label(value: Any) -> str:

@@ -65,18 +65,18 @@ def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejecte
             header = [name.removeprefix("\ufeff") for name in next(rows, [])]
             check_fields(header, settings, where=str(path))
             for number, row in enumerate(rows, start=1):
-                identity = f"row {number:08d}"
+                example_id = f"row {number:08d}"
                 if not row:
                     continue  # a blank line
                 if len(row) == len(header):
                     yield read_fields(
                         {name: value or None for name, value in zip(header, row, strict=True)},
-                        identity,
+                        example_id,
                         settings,
                     )
                 else:
                     reason = f"other fields than the header: {len(row)}, not {len(header)}"
-                    yield Rejected(id=identity, reason=reason)
+                    yield Rejected(id=example_id, reason=reason)
         except (csv.Error, UnicodeError) as error:
             raise UnreadableSource(
                 f"{path}, line {rows.line_num}: is not a readable table: {error}"

@@ -121,11 +121,11 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ForeignShard]:
 
 def describe(feature: Mapping[str, Any]) -> str:
     """A feature in a few words: its kind, and its shape and type."""
-    kind = _kind_of(feature)
+    kind = _read_kind(feature)
     if kind == "ClassLabel":
         return f"ClassLabel of {feature.get('classLabel', {}).get('numClasses', '?')} classes"
     tensor = feature.get("image") or feature.get("tensor") or {}
-    shape = "×".join("any" if size < 0 else str(size) for size in _shape_of(tensor))
+    shape = "×".join("any" if size < 0 else str(size) for size in _read_shape(tensor))
     return " ".join(part for part in (kind, str(tensor.get("dtype", "")), shape) if part)
 
 
@@ -175,10 +175,10 @@ def _supervised_keys(info: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFeature:
-    kind = _kind_of(feature)
+    kind = _read_kind(feature)
     if kind == "Image":
         return InputFeature(name=name, form="encoded")
-    shape = _shape_of(feature.get("tensor", {}))
+    shape = _read_shape(feature.get("tensor", {}))
     if kind != "Tensor" or any(size < 0 for size in shape) or not shape:
         raise UnreadableSource(
             f"{root}: data.records.input: {name} is {describe(feature)}; an Image or a Tensor of"
@@ -193,7 +193,7 @@ def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFe
 
 
 def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFeature:
-    kind = _kind_of(feature)
+    kind = _read_kind(feature)
     names, named_by = read_class_names(root, name)
     if kind == "ClassLabel":
         count = int(feature.get("classLabel", {}).get("numClasses", len(names)))
@@ -209,7 +209,7 @@ def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFe
     tensor = feature.get("tensor", {})
     if kind == "Text" or tensor.get("dtype") in ("string", "object"):
         return LabelFeature(name=name, kind="bytes", names=names, named_by=named_by)
-    if kind in ("Tensor", "Scalar") and not _shape_of(tensor):
+    if kind in ("Tensor", "Scalar") and not _read_shape(tensor):
         if "float" in tensor.get("dtype", ""):
             return LabelFeature(name=name, kind="float")
         return LabelFeature(name=name, kind="int64", names=names, named_by=named_by)
@@ -219,10 +219,10 @@ def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFe
     )
 
 
-def _kind_of(feature: Mapping[str, Any]) -> str:
+def _read_kind(feature: Mapping[str, Any]) -> str:
     return str(feature.get("pythonClassName", "?")).rpartition(".")[2]
 
 
-def _shape_of(tensor: Mapping[str, Any]) -> tuple[int, ...]:
+def _read_shape(tensor: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape of a tensor or an image; −1 is any size."""
     return tuple(int(size) for size in tensor.get("shape", {}).get("dimensions", ()))

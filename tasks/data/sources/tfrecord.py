@@ -128,19 +128,19 @@ def find_shards(root: Path) -> list[ForeignShard]:
     base = root if root.is_dir() else root.parent
     names = [path.relative_to(base).as_posix() for path in paths]
     shards = [
-        ForeignShard(path=path, name=name, split=split_of(name))
+        ForeignShard(path=path, name=name, split=find_split(name))
         for path, name in zip(paths, names, strict=True)
     ]
     return deal_validation(shards)
 
 
-def split_of(name: str) -> str | None:
+def find_split(name: str) -> str | None:
     """The split that the path of a shard names, by its last part that names one; None where none
     does.
 
-    >>> split_of("imagenet/train-00012-of-01024"), split_of("val/part-7.tfrecord")
+    >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
     ('train', 'validation')
-    >>> split_of("training_data.tfrecord"), split_of("contest.tfrecord")
+    >>> find_split("training_data.tfrecord"), find_split("contest.tfrecord")
     ('train', None)
     """
     for part in reversed(name.lower().split("/")):

@@ -15,10 +15,10 @@ from tasks.diagnosis.rules import (
     volume,
     waits,
 )
-from tasks.diagnosis.rules.base import Change, Effort, Rule, rules_of
+from tasks.diagnosis.rules.base import Change, Effort, Rule, list_rules
 
 __all__ = ["RULES", "TOPICS", "Change", "Effort", "Rule"]
 
 # Their order is that of findings which gain alike.
 TOPICS = (parallelism, repetition, volume, waits, service, sizes, padding, training)
-RULES = tuple(rule for topic in TOPICS for rule in rules_of(topic))
+RULES = tuple(rule for topic in TOPICS for rule in list_rules(topic))

@@ -44,12 +44,12 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing that can be wrong. `key` is the field that is to blame, `cause` why that costs
-    time.
+    """One thing that can be wrong. `params_key` is the field that is to blame, `cause` why that
+    costs time.
     """
 
     name: str
-    key: str
+    params_key: str
     cause: str
     detect: Detector
     change: Change
@@ -74,7 +74,7 @@ SNAPSHOT = Change(
 
 def rule(
     *,
-    key: str,
+    params_key: str,
     cause: str,
     change: Change,
     effort: Effort = Effort.SETTING,
@@ -85,7 +85,7 @@ def rule(
     def to_rule(detect: Detector) -> Rule:
         return Rule(
             name=detect.__name__.removeprefix("_"),
-            key=key,
+            params_key=params_key,
             cause=cause,
             detect=detect,
             change=change,
@@ -96,6 +96,6 @@ def rule(
     return to_rule
 
 
-def rules_of(topic: ModuleType) -> list[Rule]:
+def list_rules(topic: ModuleType) -> list[Rule]:
     """List the rules that a module defines, in its order."""
     return [value for value in vars(topic).values() if isinstance(value, Rule)]

@@ -13,7 +13,7 @@ def _saved_ms(facts: Facts) -> float:
 
 
 @rule(
-    key="batch.pad_to",
+    params_key="batch.pad_to",
     cause="each batch is as long as its longest sequence, so steps differ, too",
     change=Change(config={"batch": {"pad_to": "auto"}}, saved_ms=_saved_ms),
 )

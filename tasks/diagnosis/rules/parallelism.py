@@ -8,7 +8,7 @@ from tasks.pipelines.steps import Gather, Map, Read
 
 
 @rule(
-    key="prefetch",
+    params_key="prefetch",
     cause="nothing is prepared while the model computes",
     change=Change(config={"prefetch": 2}),
 )
@@ -24,7 +24,7 @@ def _no_prefetch(facts: Facts) -> str | None:
 
 
 @rule(
-    key="map.parallel",
+    params_key="map.parallel",
     cause="one call runs at a time",
     change=Change(config={"map": {"parallel": "cores"}}),
 )
@@ -46,7 +46,7 @@ def _sequential_map(facts: Facts) -> str | None:
 
 
 @rule(
-    key="vectorize",
+    params_key="vectorize",
     cause="the functions are cheaper than calling them for single examples",
     change=Change(config={"vectorize": True, "map": {"parallel": "none"}}),
 )
@@ -70,7 +70,7 @@ def _costly_calls(facts: Facts) -> str | None:
 
 
 @rule(
-    key="interleave",
+    params_key="interleave",
     cause="shards are read one after another",
     change=Change(
         config={"interleave": {"cycle_length": 4, "block_length": 16, "parallel": "cores"}}

@@ -7,7 +7,7 @@ from tasks.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
 
 
 @rule(
-    key="read",
+    params_key="read",
     cause="every epoch unpacks the shards again",
     change=Change(config={"read": "shards"}),
 )
@@ -26,7 +26,7 @@ def _compressed_reads(facts: Facts) -> str | None:
 
 
 @rule(
-    key="read",
+    params_key="read",
     cause="every epoch repeats the preprocessing",
     change=SNAPSHOT,
     effort=Effort.DISK,
@@ -44,7 +44,7 @@ def _repeated_work(facts: Facts) -> str | None:
 
 
 @rule(
-    key="cache",
+    params_key="cache",
     cause="every epoch repeats the preprocessing",
     change=Change(config={"cache": {"where": "memory", "after": "preprocess"}}),
     effort=Effort.MEMORY,

@@ -7,7 +7,7 @@ from tasks.diagnosis.rules.base import Change, rule
 
 
 @rule(
-    key="service",
+    params_key="service",
     cause="tf.data service brings cores of other hosts; on one host it only adds copies",
     change=Change(config={"service": None}),
 )
@@ -21,7 +21,7 @@ def _service_on_one_host(facts: Facts) -> str | None:
 
 
 @rule(
-    key="service.address",
+    params_key="service.address",
     cause="the service's workers do not keep up with the training",
     change=Change(),
     advice="more workers on other hosts, or `service: null`",

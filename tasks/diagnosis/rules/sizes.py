@@ -10,7 +10,7 @@ MMAP_MIB = 32  # glibc maps larger blocks again each time, unless configured oth
 
 
 @rule(
-    key="map.parallel",
+    params_key="map.parallel",
     cause="more calls than cores only compete",
     change=Change(config={"map": {"parallel": "cores"}}),
 )
@@ -20,7 +20,7 @@ def _too_parallel(facts: Facts) -> str | None:
 
 
 @rule(
-    key="threads",
+    params_key="threads",
     cause="the private pool is smaller than the machine",
     change=Change(config={"threads": "shared"}),
 )
@@ -34,7 +34,7 @@ def _few_threads(facts: Facts) -> str | None:
 
 
 @rule(
-    key="shuffle",
+    params_key="shuffle",
     cause="examples are shuffled by holding them",
     change=Change(config=SNAPSHOT.config),
     effort=Effort.DISK,
@@ -61,7 +61,7 @@ def _buffer_memory(facts: Facts) -> str | None:
 
 
 @rule(
-    key="shard.min_shards",
+    params_key="shard.min_shards",
     cause="there are fewer files than readers",
     change=Change(other={"shard.min_shards": 16}),
 )
@@ -73,7 +73,7 @@ def _few_shards(facts: Facts) -> str | None:
 
 
 @rule(
-    key="shard.target_size_mib",
+    params_key="shard.target_size_mib",
     cause="shards are too small",
     change=Change(other={"shard.target_size_mib": 128, "shard.min_shards": 8}),
 )
@@ -87,7 +87,7 @@ def _small_shards(facts: Facts) -> str | None:
 
 
 @rule(
-    key="MALLOC_MMAP_THRESHOLD_",
+    params_key="MALLOC_MMAP_THRESHOLD_",
     cause="large batches are given back to the kernel and asked for again",
     change=Change(other={"MALLOC_MMAP_THRESHOLD_": 1 << 30, "MALLOC_TRIM_THRESHOLD_": 1 << 30}),
 )

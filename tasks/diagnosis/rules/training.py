@@ -7,7 +7,7 @@ from tasks.diagnosis.rules.base import Change, rule
 
 
 @rule(
-    key="train.epochs",
+    params_key="train.epochs",
     cause="only the first epoch is slow",
     change=Change(),
 )
@@ -22,7 +22,7 @@ def _cold_start(facts: Facts) -> str | None:
 
 
 @rule(
-    key="train.steps_per_execution",
+    params_key="train.steps_per_execution",
     cause="the GPU waits for Python and for kernels to be launched",
     change=Change(other={"train.steps_per_execution": 8, "train.jit_compile": True}),
 )

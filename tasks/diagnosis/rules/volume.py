@@ -8,7 +8,7 @@ from tasks.pipelines.steps import Gather, Map
 
 
 @rule(
-    key="decode.scale",
+    params_key="decode.scale",
     cause="images are decoded at full size and then made smaller",
     change=Change(config={"decode": {"scale": 2}}, factors={"decode": 0.6}),
     effort=Effort.RESULTS,
@@ -33,7 +33,7 @@ def _decode_bound(facts: Facts) -> str | None:
 
 
 @rule(
-    key="postprocess_on",
+    params_key="postprocess_on",
     cause="numbers are widened on the host, where they cost cores, memory and the way to the"
     " device",
     change=Change(config={"postprocess_on": "device"}),
@@ -62,7 +62,7 @@ def _host_widening(facts: Facts) -> str | None:
 
 
 @rule(
-    key="postprocess_on",
+    params_key="postprocess_on",
     cause="more bytes cross to the device than the model needs",
     change=Change(
         config={"postprocess_on": "device"},

@@ -7,7 +7,7 @@ from tasks.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
 
 
 @rule(
-    key="read",
+    params_key="read",
     cause="every epoch starts its iterator, buffers and readers again",
     change=Change(
         config=SNAPSHOT.config,
@@ -30,7 +30,7 @@ def _epoch_gap(facts: Facts) -> str | None:
 
 
 @rule(
-    key="deterministic",
+    params_key="deterministic",
     cause="a parallel map that keeps the order waits for its slowest call",
     change=Change(config={"deterministic": False}),
 )

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 
-class Executions:
+class TrainFunction:
     """The train function of a compiled Keras model, cut at the end of each epoch. `fit` calls it
     instead of the model's own.
 

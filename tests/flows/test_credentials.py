@@ -15,7 +15,7 @@ from prefect.settings import (
 )
 from skips import need
 
-from flows.access import (
+from flows.credentials import (
     ENVIRONMENT,
     exclusive,
     exports,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from tasks.settings.base import Settings
 
 
 def _check_boundaries(value: Any) -> str | tuple[int, ...] | None:
@@ -27,12 +29,10 @@ Boundaries = Annotated[
 Tokens = Annotated[int, Field(ge=1, le=1 << 30)]
 
 
-class BatchSettings(BaseModel):
+class BatchSettings(Settings):
     """Batches of texts by their length: `pad_to`, `tokens` or `pack`; absent: padded to the longest
     text of each batch.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     pad_to: Boundaries = Field(
         default=None,

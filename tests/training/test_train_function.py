@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.training.executions import Executions
 from tasks.training.step_timer import StepTimer
+from tasks.training.train_function import TrainFunction
 
 STEPS, EPOCHS = 5, 3
 
 
 class Seen(keras.callbacks.Callback):
-    """What a training that follows its executions sees; epochs begin as in the train stage."""
+    """What a training that follows its train_function sees; epochs begin as in the train stage."""
 
-    def __init__(self, executions):
+    def __init__(self, train_function):
         super().__init__()
-        self.executions, self.timer = executions, StepTimer()
+        self.train_function, self.timer = train_function, StepTimer()
         self.losses = []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.executions.begin(STEPS)
+        self.train_function.begin(STEPS)
         self.timer.begin()
 
     def on_train_batch_end(self, batch, logs=None):
-        self.timer.tick(self.executions.steps)
+        self.timer.tick(self.train_function.steps)
 
     def on_epoch_end(self, epoch, logs=None):
         self.timer.end()
@@ -63,7 +63,7 @@ def train(count):
     batches = batches.map(
         lambda value, label: (tf.ensure_shape(value, (4, 2)), tf.ensure_shape(label, (4, 1)))
     )
-    seen = Seen(Executions(model))
+    seen = Seen(TrainFunction(model))
     model.fit(batches.repeat(), steps_per_epoch=STEPS, epochs=EPOCHS, callbacks=[seen], verbose=0)
     return seen, order, model
 

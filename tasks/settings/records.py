@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from tasks.settings.base import Settings
 
 
-class RecordSettings(BaseModel):
+class RecordSettings(Settings):
     """Sources tfrecord and tfds: which features of the records are the model's input and label."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     input: str = Field(
         default="",

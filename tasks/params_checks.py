@@ -1,0 +1,194 @@
+"""What is wrong with parameters that are right one by one: combinations of keys, and models that do
+not exist or do not fit.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.errors import did_you_mean
+from tasks.pipelines.constraints import (
+    batch_problems,
+    config_problems,
+    ops_problems,
+    text_problems,
+)
+from tasks.settings import PipelineConfig
+from tasks.source_kinds import SOURCES
+
+if TYPE_CHECKING:
+    from tasks.params import Params
+
+RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
+TEXT_MODELS = ("text_classifier", "transformer_encoder")
+BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, "emulated")
+# What `model: {name: auto}` is, and what else there is without writing one, by what examples are.
+MODELS_FOR = {
+    "images": ("small_cnn", "mlp"),
+    "table": ("mlp",),
+    "time series": ("mlp",),
+    "text": TEXT_MODELS,
+}
+
+
+def find_problems(params: Params) -> list[str]:
+    """Problems that concern more than one key."""
+    names = [op.name for op in params.preprocess]
+    found = [
+        f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment"
+        for op in params.preprocess
+        if op.random
+    ]
+    found += [
+        f"augment: {op.name} is deterministic; do it once, in preprocess"
+        for op in params.augment
+        if not op.random
+    ]
+    found += [
+        f"postprocess: {op.name} is random; move it to augment"
+        for op in params.postprocess
+        if op.random
+    ]
+    if names[:1] != ["decode"] or names.count("decode") != 1:
+        found.append("preprocess: `decode` comes first, once, or is left out, which means the same")
+    if params.data.split.validation + params.data.split.test >= 1:
+        found.append("data.split: validation and test together leave nothing to train on")
+    if params.data.split.validation == 0:
+        found.append(
+            "data.split.validation: must be above 0; every epoch is judged on held-out examples"
+        )
+    found += _path_problems(params) + _source_problems(params)
+    mixing = [op.name for op in params.augment if op.mixes_labels]
+    if mixing and "one_hot" not in [op.name for op in params.postprocess]:
+        found.append(
+            f"postprocess: {mixing[0]} mixes labels, which needs them as vectors everywhere; add"
+            " `one_hot`"
+        )
+    for name, config in params.pipelines.items():
+        if not name.isidentifier():
+            found.append(
+                f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)"
+            )
+        reasons = config_problems(
+            config,
+            preprocess=params.preprocess,
+            augment=params.augment,
+            postprocess=params.postprocess,
+        )
+        if SOURCES[params.data.source].content != "text":
+            reasons += batch_problems(config)
+        found += [f"pipelines.{name}.{reason}" for reason in reasons]
+        found += [f"pipelines.{name}.{reason}" for reason in _reading_problems(config, params)]
+    return found + _model_problems(params.model.name, SOURCES[params.data.source].content)
+
+
+def _reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
+    """What a configuration asks for that the data or the training does not have."""
+    if config.read == "files" and not SOURCES[params.data.source].has_files:
+        yield (
+            f"read: the source {params.data.source} has no image files; use arrays, shards or"
+            " snapshot"
+        )
+    if config.read == "gzip_shards" and params.shard.compression == "none":
+        yield ("read: there are no compressed shards; set shard.compression to gzip or both")
+    if config.read == "indexed_shards" and params.shard.compression == "gzip":
+        yield (
+            "read: records of compressed shards cannot be read one by one; set shard.compression"
+            " to none or both"
+        )
+    if config.snapshot_on == "device" and params.train.jit_compile:
+        yield ("snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
+
+
+def _path_problems(params: Params) -> list[str]:
+    """Data of one's own must not be where `fetch` writes."""
+    raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
+    if not path.is_relative_to(raw) or (
+        params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)
+    ):
+        return []
+    fetched = (
+        ""
+        if params.data.fetch == "none"
+        else f" `fetch: {params.data.fetch}` writes {RAW}/{params.data.fetch}."
+    )
+    return [
+        f"data.path: {params.data.path} is in {RAW}, which is for what data.fetch gets.{fetched}"
+        " Move data of your own elsewhere, such as my/data, and set data.path to it"
+    ]
+
+
+def _source_problems(params: Params) -> list[str]:
+    """Problems of ops and sampling with this kind of data."""
+    content = SOURCES[params.data.source].content
+    sections = ("preprocess", "augment", "postprocess")
+    ops = [(section, op) for section in sections for op in getattr(params, section)]
+    found = ops_problems(content, ops)
+    if content == "text":
+        found += text_problems(params.preprocess)
+    if content == "time series":
+        sampled = [
+            name for name, config in params.pipelines.items() if config.sampling != "uniform"
+        ]
+        found += [f"pipelines.{name}.sampling: a time series has no classes" for name in sampled]
+        indexed = [
+            name for name, config in params.pipelines.items() if config.read == "indexed_shards"
+        ]
+        found += [
+            f"pipelines.{name}.read: a record of a time series is a block of time steps, not an"
+            " example; use snapshot or shards"
+            for name in indexed
+        ]
+        cached = [name for name, config in params.pipelines.items() if config.vectorize]
+        found += [
+            f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`"
+            for name in cached
+        ]
+    return found
+
+
+def _model_problems(name: str, content: str) -> list[str]:
+    if ":" not in name:
+        known = model_names()
+        if name not in known:
+            return [
+                f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
+                " package.module:function"
+            ]
+        fitting = MODELS_FOR[content]
+        takes_images = content == "images" and name not in TEXT_MODELS
+        if name not in (*fitting, "emulated") and not takes_images:
+            takes = "text" if name in TEXT_MODELS else "images"
+            return [
+                f"model.name: {name} takes {takes}, the source is {content}; use auto,"
+                f" {', '.join(fitting)}, or your own"
+            ]
+        return []
+    module = name.partition(":")[0]
+    try:
+        missing = importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):
+        missing = True
+    return (
+        [
+            f"model.name: module {module} cannot be found; run from the folder that holds it, or"
+            " install it"
+        ]
+        if missing
+        else []
+    )
+
+
+def model_names() -> list[str]:
+    """Names that `model.name` may have besides import paths; Keras is read, not imported."""
+    spec = importlib.util.find_spec("keras")
+    if spec is None or not spec.submodule_search_locations:
+        return list(BUILT_IN_MODELS)
+    source = Path(spec.submodule_search_locations[0], "applications", "__init__.py").read_text()
+    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    names = {alias.name for node in imports for alias in node.names if alias.name[0].isupper()}
+    return [*BUILT_IN_MODELS, *sorted(names)]

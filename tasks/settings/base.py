@@ -1,0 +1,33 @@
+"""What the sections of params.yaml are made of: their common class, and fields that are a word or
+a count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema
+
+
+class Settings(BaseModel):
+    """A section of params.yaml: immutable, and closed to keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def word_or_count(*words: str) -> PlainValidator:
+    """Check a field that is one of a few words or a whole number from 1, with one plain message for
+    anything else.
+    """
+
+    def check(value: Any) -> str | int:
+        if value in words or (type(value) is int and value >= 1):
+            return value
+        raise ValueError(f"expected {', '.join(words)} or a whole number from 1; found {value!r}")
+
+    return PlainValidator(check)
+
+
+def json_word_or_count(*words: str) -> WithJsonSchema:
+    """The JSON schema of such a field."""
+    return WithJsonSchema({"anyOf": [{"enum": list(words)}, {"type": "integer", "minimum": 1}]})
