@@ -118,7 +118,7 @@ def test_every_topic_has_limits():
 
 
 def test_a_detector_becomes_a_rule_of_its_name():
-    @rule(key="prefetch", cause="no reason", change=Change(config={"prefetch": 2}))
+    @rule(params_key="prefetch", cause="no reason", change=Change(config={"prefetch": 2}))
     def _never(facts) -> None:
         return None
 

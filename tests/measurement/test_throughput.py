@@ -27,7 +27,7 @@ class Slow:
     split: str = "train"
 
     @property
-    def steps(self):
+    def steps_per_epoch(self):
         return max(1, self.count)
 
     def batches(self, *, epochs=1):
