@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,11 +14,9 @@ from tasks.pipelines import (  # noqa: F401 - they add kernels
     host_kernels,
     text_kernels,
 )
-from tasks.pipelines.kernels import Element, compute
+from tasks.pipelines.kernels import Element, compute, find_kernel
 from tasks.pipelines.ops import Op
 from tasks.pipelines.randomness import RandomStream
-
-Kernel = Callable[[Op, Element, RandomStream], Element]
 
 
 def apply_ops(
@@ -27,10 +26,10 @@ def apply_ops(
     seed: int,
     epoch: tf.Tensor,
     first: int = 0,
-    kernel: Kernel = compute,
+    kernels: Any = compute,
 ) -> Element:
     """Run ops on an element, an example or a batch; in a trace their names stand before those of
-    the kernels they call. `kernel` runs one: `compute`, or what does so within the train step.
+    the kernels they call. `kernels` is `compute`, or what runs them within the train step.
 
     `first` is the position in `augment` of the first of them. What an op draws depends on its name
     and position, not on its arguments: equal ops draw independently, and a stronger one draws as
@@ -38,7 +37,8 @@ def apply_ops(
     """
     for position, op in enumerate(ops, first):
         with tf.name_scope(op.name):
-            element = kernel(op, element, random_stream(op, position, seed=seed, epoch=epoch))
+            run = find_kernel(kernels, op)
+            element = run(op, element, random_stream(op, position, seed=seed, epoch=epoch))
     return element
 
 

@@ -8,7 +8,9 @@ depend on order or parallelism.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import singledispatch
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +41,7 @@ from tasks.pipelines.ops import (
 from tasks.pipelines.randomness import RandomStream
 
 Element = dict[str, tf.Tensor]
+Kernel = Callable[[Op, Element, RandomStream], Element]
 _PIXELS = (-3, -2, -1)
 _TABLE = 1025  # points of a tabulated distribution
 
@@ -54,6 +57,14 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
             f"{type(op).__name__} has no kernel; give it a method compute(element, draw)"
         )
     return own(element, draw)
+
+
+@tf.autograph.experimental.do_not_convert
+def find_kernel(kernels: Any, op: Op) -> Kernel:
+    """What runs an op: `kernels` is `compute`, or what does so within the train step. Apart, since
+    AutoGraph would convert how Python looks for it, and warn of an op that inherits its kernel.
+    """
+    return kernels.dispatch(type(op))
 
 
 @compute.register

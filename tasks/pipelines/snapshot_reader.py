@@ -135,7 +135,7 @@ class SnapshotReader:
                 seed=self.seed,
                 epoch=epoch,
                 first=gather.per_example,
-                kernel=compute_on_device if gather.on == "device" else compute,
+                kernels=compute_on_device if gather.on == "device" else compute,
             )
             return select_outputs(batch, self.data.shards.schema, with_keys=self.with_keys)
 

@@ -45,6 +45,23 @@ def test_ops_run_in_their_order():
     assert result.numpy().tolist() == [[[1.0]]]
 
 
+class Inherited(Rescale):
+    """An op with the kernel of another one."""
+
+
+def test_an_op_that_inherits_its_kernel_runs_in_a_data_set_without_a_warning(caplog):
+    tf.get_logger().addHandler(caplog.handler)
+    element = {"image": tf.constant([[[10]]], tf.uint8), "key": tf.constant(1, tf.int64)}
+    dataset = tf.data.Dataset.from_tensors(element).map(
+        lambda one: apply_ops((Inherited(scale=0.5),), one, seed=0, epoch=EPOCH)
+    )
+    try:
+        assert next(iter(dataset))["image"].numpy().tolist() == [[[5.0]]]
+    finally:
+        tf.get_logger().removeHandler(caplog.handler)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_a_model_takes_the_input_and_its_label(dtype):
     schema = RecordSchema(payload="raw", shape=(2,), dtype=dtype)
