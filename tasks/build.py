@@ -65,7 +65,7 @@ def build(
         equality=equality,
         usage=sampler.measured,
         machine=fingerprint(),
-        validation_examples=training.data.shards.examples("validation"),
+        validation_examples=training.data.count_examples("validation", training.plan.window),
         difference=difference(plain, exact) if training.plan.approximate else None,
         epoch=draws,
         sequences=measure_sequences(training, examples_per_s=throughput.input_examples_per_s),

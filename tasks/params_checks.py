@@ -16,8 +16,9 @@ from tasks.pipelines.constraints import (
     config_problems,
     ops_problems,
     text_problems,
+    token_window_problems,
 )
-from tasks.settings import PipelineConfig
+from tasks.settings import DataSettings, PipelineConfig, WindowSettings
 from tasks.source_kinds import SOURCES
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
 TEXT_MODELS = ("text_classifier", "transformer_encoder")
-BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, "emulated")
+NEXT_TOKEN_MODELS = ("transformer_decoder",)
+BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")
 # What `model: {name: auto}` is, and what else there is without writing one, by what examples are.
 MODELS_FOR = {
     "images": ("small_cnn", "mlp"),
@@ -33,6 +35,13 @@ MODELS_FOR = {
     "time series": ("mlp",),
     "text": TEXT_MODELS,
 }
+
+
+def fitting_models(data: DataSettings, window: WindowSettings) -> tuple[str, ...]:
+    """Built-in models for what is trained, the first of which is `auto`."""
+    if window.tokens is not None:
+        return NEXT_TOKEN_MODELS
+    return MODELS_FOR[SOURCES[data.source].content]
 
 
 def find_problems(params: Params) -> list[str]:
@@ -81,9 +90,26 @@ def find_problems(params: Params) -> list[str]:
         )
         if SOURCES[params.data.source].content != "text":
             reasons += batch_problems(config)
+        if params.window.tokens is not None:
+            reasons += token_window_problems(config)
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
         found += [f"pipelines.{name}.{reason}" for reason in _reading_problems(config, params)]
-    return found + _model_problems(params.model.name, SOURCES[params.data.source].content)
+    return [*found, *_task_problems(params), *_model_problems(params)]
+
+
+def _task_problems(params: Params) -> Iterator[str]:
+    """What is to be predicted, where the data have no such thing."""
+    text = SOURCES[params.data.source].content == "text"
+    if params.window.tokens is not None and not text:
+        yield (
+            f"window.tokens: the source {params.data.source} is not text; drop it, or set"
+            " data.source to text_folder, text_table or text_lines"
+        )
+    if params.data.label_kind == "none" and (not text or params.window.tokens is None):
+        yield (
+            "data.label_kind: none leaves nothing to predict but the next token of a text; set"
+            " window.tokens, such as 256, or another label_kind"
+        )
 
 
 def _reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
@@ -151,7 +177,8 @@ def _source_problems(params: Params) -> list[str]:
     return found
 
 
-def _model_problems(name: str, content: str) -> list[str]:
+def _model_problems(params: Params) -> list[str]:
+    name, content = params.model.name, SOURCES[params.data.source].content
     if ":" not in name:
         known = model_names()
         if name not in known:
@@ -159,7 +186,15 @@ def _model_problems(name: str, content: str) -> list[str]:
                 f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
                 " package.module:function"
             ]
-        fitting = MODELS_FOR[content]
+        fitting = fitting_models(params.data, params.window)
+        if params.window.tokens is not None or name in NEXT_TOKEN_MODELS:
+            if params.window.tokens is not None and name in fitting:
+                return []
+            verb = "predicts" if name in NEXT_TOKEN_MODELS else "does not predict"
+            return [
+                f"model.name: {name} {verb} next tokens, and window.tokens is"
+                f" {params.window.tokens or 'absent'}; use auto, or your own"
+            ]
         takes_images = content == "images" and name not in TEXT_MODELS
         if name not in (*fitting, "emulated") and not takes_images:
             takes = "text" if name in TEXT_MODELS else "images"

@@ -6,9 +6,10 @@ the same work resumes from the last one. Results are written to files first, the
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import keras
@@ -30,11 +31,12 @@ from tasks.files import digest_json
 from tasks.layout import Layout
 from tasks.measurement.gpus import used_gpus, visible_gpus
 from tasks.measurement.hardware import Sampler, fingerprint
-from tasks.measurement.held_out import describe_held_out
+from tasks.measurement.held_out import describe_held_out, describe_next_tokens
 from tasks.params import Params
 from tasks.pipelines.hosts import host_from_tf_config
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.prepared_data import PreparedData
+from tasks.pipelines.steps import TokenWindow
 from tasks.progress import echo
 from tasks.results.build import BuildResult
 from tasks.results.train import (
@@ -50,7 +52,7 @@ from tasks.tracking.recorder import Recorder
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.checkpoints import FOLDER, CheckpointCallback, Position
 from tasks.training.model_files import check_savable, save_model
-from tasks.training.models import Models, compile_model, trainable_model
+from tasks.training.models import Models, Target, compile_model, trainable_model
 from tasks.training.train_function import TrainFunction
 from tasks.training.transformers import TransformerEncoder
 
@@ -119,9 +121,16 @@ def train(
     measured = checkpoints.measured_steps * examples_per_step
     result = TrainResult(
         metric=models.target.metric,
-        held_out=describe_held_out(pipelines.train.data, targets=targets),
-        train={name: value for name, value in checkpoints.rows[-1].items() if name != "epoch"},
-        test={name: float(value) for name, value in test.items()},
+        held_out=(
+            describe_next_tokens(pipelines.train.data, plan.window)
+            if isinstance(plan.window, TokenWindow)
+            else describe_held_out(pipelines.train.data, targets=targets)
+        ),
+        train=with_perplexity(
+            {name: value for name, value in checkpoints.rows[-1].items() if name != "epoch"},
+            models.target,
+        ),
+        test=with_perplexity({name: float(value) for name, value in test.items()}, models.target),
         throughput=(
             TrainThroughput(
                 train_examples_per_s=float(np.median(rates[1:] or rates)),
@@ -135,6 +144,15 @@ def train(
         usage=usage,
     )
     return Training(rows=checkpoints.rows, result=result)
+
+
+def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, float]:
+    """Values by their names and, of next tokens, the perplexity for each loss among them."""
+    losses = [name for name in values if name.endswith("loss") and target.kind == "next_token"]
+    return {
+        **values,
+        **{f"{name.removesuffix('loss')}perplexity": math.exp(values[name]) for name in losses},
+    }
 
 
 def fit(
@@ -262,9 +280,9 @@ def user_modules(params: Params) -> set[str]:
 
 def layer_modules(params: Params) -> set[str]:
     """The modules that may hold layers which Keras does not know by itself: one's own, and that of
-    the built-in transformer.
+    the built-in transformers.
     """
-    transformer = params.model.name == "transformer_encoder"
+    transformer = params.model.name in ("transformer_encoder", "transformer_decoder")
     return user_modules(params) | ({TransformerEncoder.__module__} if transformer else set())
 
 
@@ -347,7 +365,11 @@ def main() -> None:
         speed = result.throughput.train_examples_per_s if result.throughput else float("nan")
         echo(
             f"  {speed:,.0f} examples/s"
-            + (f", test {result.metric} {result.test[result.metric]:.4f}" if result.test else "")
+            + "".join(
+                f", test {name} {result.test[name]:.4f}"
+                for name in (result.metric, "perplexity")
+                if name in result.test
+            )
         )
 
 

@@ -213,9 +213,27 @@ FAULTS = (
     ),
     Fault(
         "the end of ragged values is not aligned",
-        "return -(-size // ALIGNMENT) * ALIGNMENT",
+        "return -(-size // aligned) * aligned",
         "return size",
         RAGGED,
+    ),
+    Fault(
+        "gaps between the tokens of documents",
+        "return 1 if rank == 1 else ALIGNMENT",
+        "return ALIGNMENT",
+        RAGGED,
+    ),
+    Fault(
+        "windows of text leave tokens out between them",
+        'split_tokens(tf.gather(columns["text"], places)) | {"key": rows}',
+        'split_tokens(tf.gather(columns["text"], places + rows[:, None])) | {"key": rows}',
+        ("tests/pipelines/test_next_token.py",),
+    ),
+    Fault(
+        "a decoder sees the token that it is to predict",
+        "causal = positions[:, :, None] >= positions[:, None, :]",
+        "causal = positions[:, :, None] >= positions[:, None, :] - 1",
+        ("tests/training/test_transformers.py",),
     ),
     # The snapshot
     Fault(

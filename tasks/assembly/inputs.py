@@ -22,7 +22,7 @@ from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
 from tasks.pipelines.service import check_listens, local_service
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.spec import InputSpec
-from tasks.pipelines.steps import Cache, Read, Window
+from tasks.pipelines.steps import Cache, Read, TokenWindow, Window
 from tasks.settings import PipelineConfig
 
 Purpose = Literal["train", "evaluate", "compare"]
@@ -52,7 +52,7 @@ def input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpe
         augment=augment,
         postprocess=data.bind_to_data(params.postprocess),
         batch_size=params.batch_size,
-        window=series_windows(params, data),
+        window=series_windows(params, data) or token_windows(params, data),
     )
     return (
         replace(spec, augment=spec.ops_to_uniform_shape, postprocess=())
@@ -90,6 +90,28 @@ def series_windows(params: Params, data: PreparedData) -> Window | None:
                 ]
             )
     return windows
+
+
+def token_windows(params: Params, data: PreparedData) -> TokenWindow | None:
+    """The windows of text whose next tokens are predicted, None for other data and tasks.
+
+    Raises:
+      InvalidParams: a split has fewer tokens than one window.
+    """
+    if params.window.tokens is None or data.shards.schema.payload != "text":
+        return None
+    window = TokenWindow(length=params.window.tokens)
+    for split in data.shards.splits:
+        tokens = data.tokens(split)
+        if window.count(tokens) == 0:
+            raise InvalidParams(
+                [
+                    f"window.tokens: the {split} split has {tokens:,} tokens, fewer than"
+                    f" {window.length:,} and one to predict; shorten the window or give the split"
+                    " more text"
+                ]
+            )
+    return window
 
 
 def input_shape(params: Params, data: PreparedData) -> tuple[int | None, ...]:

@@ -5,7 +5,8 @@ second column. No TensorFlow.
     that a slice of the file needs no copy data/snapshot/train/image.extent.bin    examples × (1 +
     rank), int64: where the value begins [elements], and its shape
 
-Images have three dimensions, a document's tokens have one.
+Images have three dimensions, a document's tokens have one. Tokens have no gaps between documents,
+so that all of a split can be read as one long document.
 
 The position of a value in the file depends on all values before it. So every shard's values are
 first written into a part of their own, and the parts are concatenated in order.
@@ -27,7 +28,7 @@ def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
     """Offsets of values of `shapes` (values, rank) that are stored back to back: (values, 1 + rank)
     int64, begin [elements] and shape.
     """
-    aligned = ALIGNMENT // itemsize
+    aligned = _alignment(shapes.shape[1]) // itemsize or 1
     sizes = -(-shapes.prod(axis=1) // aligned) * aligned
     return np.column_stack([np.cumsum(sizes) - sizes, shapes]).astype(np.int64)
 
@@ -39,12 +40,15 @@ def end_offset(offsets: np.ndarray, itemsize: int) -> int:
     if len(offsets) == 0:
         return 0
     size = int(offsets[-1, 0] + offsets[-1, 1:].prod()) * itemsize
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    aligned = _alignment(offsets.shape[1] - 1)
+    return -(-size // aligned) * aligned
 
 
 def pack(values: Sequence[np.ndarray]) -> bytes:
-    """The bytes of values of one dtype, each filled up to a multiple of the alignment."""
-    return b"".join(value.tobytes() + bytes(-value.nbytes % ALIGNMENT) for value in values)
+    """The bytes of values of one dtype, each filled up to a multiple of its alignment."""
+    return b"".join(
+        value.tobytes() + bytes(-value.nbytes % _alignment(value.ndim)) for value in values
+    )
 
 
 def flatten_pixels(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -60,3 +64,8 @@ def concatenate_parts(parts: Sequence[Path], path: Path) -> None:
                 while os.sendfile(whole.fileno(), file.fileno(), None, COPY_BYTES):
                     pass
         os.fsync(whole.fileno())
+
+
+def _alignment(rank: int) -> int:
+    """Bytes to a multiple of which values of `rank` dimensions are filled up."""
+    return 1 if rank == 1 else ALIGNMENT

@@ -29,6 +29,7 @@ from tasks.pipelines.steps import (
     SampleByClass,
     Service,
     Shuffle,
+    TokenWindow,
     Window,
 )
 
@@ -249,7 +250,9 @@ def _(step: Map, load: Load, context: CostContext) -> Load:
 
 
 @add_step_cost.register
-def _(step: Window | SampleByClass | Service, load: Load, context: CostContext) -> None:
+def _(
+    step: Window | TokenWindow | SampleByClass | Service, load: Load, context: CostContext
+) -> None:
     """Not measured."""
 
 

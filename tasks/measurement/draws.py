@@ -24,7 +24,7 @@ from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.packed_batches import NO_DOCUMENT, PackedBatches
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import labels_and_weights
-from tasks.pipelines.steps import Batch, BucketBatch, Map, Step, Window
+from tasks.pipelines.steps import Batch, BucketBatch, Map, Step
 from tasks.results.build import EpochDraws
 
 SIGNIFICANT_STDERRS = 6  # standard errors of a class's count beyond which it is no chance
@@ -110,9 +110,7 @@ def _keys_only(plan: Plan) -> Plan:
 
 
 def _expected_rows(pipeline: InputPipeline) -> int:
-    windows: Window | None = pipeline.plan.window
-    stored = pipeline.data.shards.examples(pipeline.split)
-    return windows.count(stored) if windows else stored
+    return pipeline.data.count_examples(pipeline.split, pipeline.plan.window)
 
 
 def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray) -> None:

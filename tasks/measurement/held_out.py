@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tasks.pipelines.prepared_data import PreparedData
+from tasks.pipelines.steps import TokenWindow
 from tasks.results.train import HeldOut
 
 
@@ -42,6 +43,21 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
         constant=float(distances.mean()),
         error=float(distances.std() / math.sqrt(len(distances))),
     )
+
+
+def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
+    """Describe the windows of the test split, or of the validation split where there is none. The
+    constant is its most frequent token; tokens of a window are not independent, windows are taken
+    to be.
+    """
+    split = "test" if "test" in data.shards.splits else "validation"
+    windows = data.count_examples(split, window)
+    tokens = np.asarray(data.memmap(split, data.shards.schema.feature))
+    targets = tokens[1 : 1 + windows * window.length].reshape(windows, window.length)
+    shares = (targets == np.bincount(targets.reshape(-1)).argmax()).mean(axis=1)
+    share = float(shares.mean())
+    error = float(shares.std() / math.sqrt(windows)) or standard_error(share, targets.size)
+    return HeldOut(split=split, examples=windows, constant=share, error=error)
 
 
 def standard_error(share: float, examples: int) -> float:

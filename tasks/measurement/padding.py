@@ -33,8 +33,10 @@ def measure_sequences(pipeline: InputPipeline, *, examples_per_s: float) -> Sequ
 
 
 def padding_in_buckets(pipeline: InputPipeline) -> float | None:
-    """Percentage of padding that `batch: {pad_to: auto}` would leave; None for what is no text."""
-    if pipeline.data.shards.schema.payload != "text":
+    """Percentage of padding that `batch: {pad_to: auto}` would leave; None for windows, and for
+    what is no text.
+    """
+    if pipeline.data.shards.schema.payload != "text" or pipeline.plan.window:
         return None
     lengths = sequence_lengths(pipeline.data, pipeline.split)
     boundaries = double_until(int(lengths.max(initial=1)))

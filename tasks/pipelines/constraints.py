@@ -8,7 +8,7 @@ Each reason begins with the field it is about, and is in one place, by what deci
 * several sections of params.yaml: `_cross_field_problems` in `tasks/params.py`
 * ops and the kind of data: `ops_problems`, `text_problems` and `vector_problems` here
 * a configuration and the shape of the data: `variable_size_problems`, `sequence_problems`,
-  `batch_problems` here
+  `token_window_problems`, `batch_problems` here
 * the prepared data and the machine: `tasks/assembly/inputs.py`
 """
 
@@ -75,6 +75,33 @@ def sequence_problems(config: PipelineConfig) -> list[str]:
     return problems
 
 
+def token_window_problems(config: PipelineConfig) -> list[str]:
+    """What cannot be done with windows of text, which cross from one document into the next."""
+    refused = {
+        "batch: windows of text have one length; drop `batch`, their number is batch_size": (
+            config.batch is not None
+        ),
+        "read: a window of text is made of several records; use `read: snapshot`, or `shards`": (
+            config.read == "indexed_shards"
+        ),
+        "interleave: windows of text need the documents in their order; drop `interleave`": (
+            config.interleave is not None
+        ),
+        "deterministic: windows of text need the documents in their order; drop `deterministic`": (
+            not config.deterministic
+        ),
+        "sampling: windows of text have no class; drop `sampling`": config.sampling != "uniform",
+        "vectorize: windows are batched when they exist; drop `vectorize`": config.vectorize,
+        "service: its workers would cut windows out of different documents; drop `service`": (
+            config.service is not None
+        ),
+        "snapshot_on: windows of text are gathered on the host; use host": (
+            config.snapshot_on == "device"
+        ),
+    }
+    return [problem for problem, holds in refused.items() if holds]
+
+
 def ops_problems(content: str, ops: Sequence[tuple[str, Op]]) -> list[str]:
     """Ops, with the section of each, that do not work on this kind of data."""
     problems = []
@@ -106,8 +133,10 @@ def text_problems(preprocess: Sequence[Op]) -> list[str]:
             "preprocess: text needs one `tokenize`, such as `- tokenize: {kind: sentencepiece,"
             " vocabulary: 8000}`"
         ]
-    if "truncate" in names[: names.index("tokenize")]:
-        return ["preprocess: truncate counts tokens; put it after `tokenize`"]
+    early = [name for name in names[: names.index("tokenize")] if name != "decode"]
+    for name, what in (("truncate", "counts"), ("end_document", "follows the last of the")):
+        if name in early:
+            return [f"preprocess: {name} {what} tokens; put it after `tokenize`"]
     return [
         f"preprocess: tokenize.model: {reason}"
         for op in preprocess

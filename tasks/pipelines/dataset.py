@@ -35,6 +35,7 @@ from tasks.pipelines.steps import (
     Service,
     Shuffle,
     Step,
+    TokenWindow,
     Window,
     shuffle_buffer_size,
 )
@@ -81,11 +82,12 @@ class BuildContext:
         key = fold(self.seed, epoch, who)
         return tf.cast(tf.bitwise.right_shift(key, tf.constant(1, tf.uint64)), tf.int64)
 
-    def finish(self, element: Element, step: Map | Window) -> Element | tuple:
+    def finish(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
         """The element, or what a batch consists of where no later step of the plan changes
         elements.
         """
-        last = [each for each in self.plan.steps if isinstance(each, Map | Window)][-1]
+        kinds = Map | Window | TokenWindow
+        last = [each for each in self.plan.steps if isinstance(each, kinds)][-1]
         return (
             select_outputs(element, self.data.shards.schema, with_keys=self.with_keys)
             if step is last
@@ -190,6 +192,13 @@ def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Te
 @build_step.register
 def _(step: Window, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     return stream_readers.windows(dataset, step).map(
+        lambda element: context.finish(element, step), name="select"
+    )
+
+
+@build_step.register
+def _(step: TokenWindow, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    return stream_readers.token_windows(dataset, step).map(
         lambda element: context.finish(element, step), name="select"
     )
 

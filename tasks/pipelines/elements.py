@@ -63,6 +63,14 @@ def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -
     return element[schema.feature], element["label"]
 
 
+def split_tokens(tokens: tf.Tensor) -> Element:
+    """Split windows (…, length + 1) of any integers into text (…, length) and label (…, length),
+    the token after each, both int32.
+    """
+    tokens = tf.cast(tokens, tf.int32)
+    return {"text": tokens[..., :-1], "label": tokens[..., 1:]}
+
+
 def split_window(time_steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> Element:
     """Split windows (…, length + horizon, columns) into features (…, length, columns) and label (…,
     horizon, targets).

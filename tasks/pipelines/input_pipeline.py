@@ -58,8 +58,7 @@ class InputPipeline:
             return self.reader.examples
         if self.plan.reads_records:
             return self.records.order.examples
-        stored = self.data.shards.examples(self.split)
-        return self.plan.window.count(stored) if self.plan.window else stored
+        return self.data.count_examples(self.split, self.plan.window)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -87,7 +86,8 @@ class InputPipeline:
     def batch_bytes(self) -> int:
         """Size of the input of a full batch, as it leaves the host; of texts without padding."""
         specs = tf.nest.flatten(self.dataset().element_spec[0])
-        if self.data.shards.schema.payload == "text" and self.segments is None:
+        variable = self.segments is None and self.plan.window is None
+        if self.data.shards.schema.payload == "text" and variable:
             rows, column = self.data.snapshot.splits[self.split], self.data.snapshot.columns[0]
             tokens = rows.bytes(column) / np.dtype(column.dtype).itemsize
             return round(self.batch_size * specs[0].dtype.size * tokens / max(1, rows.count))

@@ -15,6 +15,7 @@ from tasks.pipelines.constraints import (
     batch_problems,
     config_problems,
     sequence_problems,
+    token_window_problems,
     variable_size_problems,
     vector_problems,
 )
@@ -36,6 +37,7 @@ from tasks.pipelines.steps import (
     Shuffle,
     Step,
     StreamSource,
+    TokenWindow,
     Window,
 )
 from tasks.settings import BatchSettings, PipelineConfig, Sampling, ServiceSettings, ShuffleSettings
@@ -118,8 +120,10 @@ class Plan:
         return next((step.settings for step in self.steps if isinstance(step, Service)), None)
 
     @property
-    def window(self) -> Window | None:
-        """The windows that are the examples of a series."""
+    def window(self) -> Window | TokenWindow | None:
+        """The windows that are the examples of a series, or of text whose next token is
+        predicted.
+        """
         return self.spec.window
 
     @property
@@ -142,8 +146,11 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
         config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
     )
     problems += variable_size_problems(config, spec.ops_to_uniform_shape)
-    text = spec.schema.payload == "text"
-    problems += sequence_problems(config) if text else batch_problems(config)
+    if isinstance(spec.window, TokenWindow):
+        problems += token_window_problems(config)
+    else:
+        text = spec.schema.payload == "text"
+        problems += sequence_problems(config) if text else batch_problems(config)
     problems += vector_problems(
         spec.schema,
         [
@@ -245,8 +252,8 @@ def _stream_steps(
     # So many ops see images of variable size, which cannot be batched.
     variable = ops_until_uniform(early + late, spec.schema) or 0
 
-    # Files in another order each epoch, since no buffer is large enough; but a series is in the
-    # order of time.
+    # Files in another order each epoch, since no buffer is large enough; but windows are made of
+    # what is stored in its order.
     shuffle_files = (
         config.shuffle.kind == "buffer"
         and source in ("shards", "gzip_shards")
@@ -267,7 +274,7 @@ def _stream_steps(
         )
         steps += [_map(config, labeled), SampleByClass(sampling=config.sampling)]
 
-    if spec.window:  # its examples are made of time steps that are preprocessed and still in order
+    if spec.window:  # made of time steps, or tokens, that are preprocessed and still in order
         steps += [_map(config, ops), spec.window]
         ops = ()
 

@@ -21,6 +21,7 @@ from tasks.files import digest_json
 from tasks.libraries import installed_versions
 from tasks.pipelines.ops import DataFacts, Op
 from tasks.pipelines.shapes import resolve_decode
+from tasks.pipelines.steps import TokenWindow, Window
 from tasks.settings import Sampling
 
 
@@ -64,6 +65,18 @@ class PreparedData:
         return map_column(
             self.snapshot_folder, split, self.column(name), self.snapshot.splits[split].count
         )
+
+    def tokens(self, split: str) -> int:
+        """Tokens in all documents of a split."""
+        column = self.column(self.shards.schema.feature)
+        return self.snapshot.splits[split].bytes(column) // np.dtype(column.dtype).itemsize
+
+    def count_examples(self, split: str, window: Window | TokenWindow | None) -> int:
+        """Examples of a split: what is stored, or the windows of its time steps or tokens."""
+        if window is None:
+            return self.shards.examples(split)
+        of_text = isinstance(window, TokenWindow)
+        return window.count(self.tokens(split) if of_text else self.shards.examples(split))
 
     def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
         """Ops with what they take from the data: statistics of the training split, the number of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tasks.data.records import RecordSchema
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.ops import Decode, DecodeImage, DecodeRaw, Op, Shape
-from tasks.pipelines.steps import Window
+from tasks.pipelines.steps import TokenWindow, Window
 from tasks.settings import PipelineConfig
 
 
@@ -60,7 +60,7 @@ def stored_shape(preprocess: Sequence[Op], schema: RecordSchema) -> tuple[int | 
 
 
 def output_shape(
-    ops: Sequence[Op], schema: RecordSchema, window: Window | None = None
+    ops: Sequence[Op], schema: RecordSchema, window: Window | TokenWindow | None = None
 ) -> tuple[int | None, ...]:
     """Shape of the model's input after `ops`, derived from the data: (height, width, channels),
     (columns,), (length, columns), or (None,) for the tokens of a text.

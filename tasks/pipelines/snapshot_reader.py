@@ -15,7 +15,13 @@ import tensorflow as tf
 
 from tasks.data.columns import column_path, read_ahead
 from tasks.pipelines.cutting import draw_cut, make_cut_fn
-from tasks.pipelines.elements import apply_ops, random_stream, select_outputs, split_window
+from tasks.pipelines.elements import (
+    apply_ops,
+    random_stream,
+    select_outputs,
+    split_tokens,
+    split_window,
+)
 from tasks.pipelines.epoch_order import EpochOrder
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.kernels import Element, compute
@@ -26,7 +32,7 @@ from tasks.pipelines.resampling import compute_on_device
 from tasks.pipelines.samplers import class_index
 from tasks.pipelines.sequence_batches import fetch_batch, open_batches
 from tasks.pipelines.sequences import pad_rows
-from tasks.pipelines.steps import Gather
+from tasks.pipelines.steps import Gather, TokenWindow
 
 Columns = Mapping[str, tf.Tensor]  # values of whole columns by their names
 # Columns, rows (batch,), epoch → examples that can be batched.
@@ -67,6 +73,10 @@ class SnapshotReader:
         """The columns that batches are made of: memory-mapped, or copied to the device where the
         plan says that the split lives there.
         """
+        if isinstance(self.gather.window, TokenWindow):
+            feature = self.data.shards.schema.feature
+            with tf.init_scope():
+                return {feature: mapped_variable(self.data, self.split, feature)}
         label = () if self.gather.window else ("label",)
         key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
         names = (self.data.shards.schema.feature, *label, *key)
@@ -96,14 +106,14 @@ class SnapshotReader:
         by_length = open_batches(self.gather, self.data, self.split, seed=self.seed, host=self.host)
         if by_length is not None:
             return by_length
-        gather, rows = self.gather, self.data.snapshot.splits[self.split].count
+        gather = self.gather
         classes = (
             None
             if gather.sampling == "uniform"
             else class_index(*labels_and_weights(gather.sampling, self.data, self.split))
         )
         return EpochOrder(
-            count=gather.window.count(rows) if gather.window else rows,
+            count=self.data.count_examples(self.split, gather.window),
             batch_size=gather.batch_size,
             shuffle=gather.shuffle,
             seed=self.seed,
@@ -224,6 +234,9 @@ class SnapshotReader:
                     columns[column.name], begins, lengths, tf.reduce_max(lengths)
                 )
             return examples
+        if isinstance(window, TokenWindow):
+            places = (rows * window.length)[:, None] + tf.range(window.length + 1, dtype=tf.int64)
+            return split_tokens(tf.gather(columns["text"], places)) | {"key": rows}
         starts = rows * window.stride
         time_steps = tf.gather(
             columns["features"],

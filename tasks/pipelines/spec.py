@@ -1,5 +1,5 @@
 """What an input pipeline is to compute, whatever the configuration: the data's schema, the ops, the
-batch, a series' windows.
+batch, the windows of a series or of text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import takewhile
 from tasks.data.records import RecordSchema
 from tasks.pipelines.ops import Op
 from tasks.pipelines.shapes import ops_until_uniform
-from tasks.pipelines.steps import Window
+from tasks.pipelines.steps import TokenWindow, Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class InputSpec:
     augment: Sequence[Op]
     postprocess: Sequence[Op]
     batch_size: int
-    window: Window | None = None
+    window: Window | TokenWindow | None = None
 
     @property
     def ops_to_uniform_shape(self) -> Sequence[Op]:

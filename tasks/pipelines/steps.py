@@ -63,6 +63,24 @@ class Window(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenWindow(Step):
+    """Windows of text: all documents of a split as one, in pieces of `length` tokens, and for each
+    token the one after it.
+    """
+
+    key: ClassVar[str] = "window"
+
+    length: int
+
+    def __str__(self) -> str:
+        return f"window[{self.length} tokens]"
+
+    def count(self, tokens: int) -> int:
+        """Windows in a split of so many tokens; what is left at the end is no window."""
+        return max(0, (tokens - 1) // self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Read(Step):
     """Deliver stored examples: file names, records in memory, or serialized records of shards;
     shards perhaps in another order each epoch.
@@ -135,7 +153,7 @@ class Gather(Step):
     batch_size: int
     by_length: BatchSettings | None
     on: Literal["host", "device"]
-    window: Window | None
+    window: Window | TokenWindow | None
     ops: tuple[Op, ...]
     per_example: int
     parallel: Parallelism

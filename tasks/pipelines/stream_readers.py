@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from tasks.data.tfrecord import Compression
 from tasks.errors import MissingInput
-from tasks.pipelines.elements import apply_ops, split_window
+from tasks.pipelines.elements import apply_ops, split_tokens, split_window
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
 from tasks.pipelines.shapes import resolve_decode
-from tasks.pipelines.steps import Read, Window
+from tasks.pipelines.steps import Read, TokenWindow, Window
 from tasks.settings import Sampling
 
 
@@ -153,6 +153,20 @@ def windows(dataset: tf.data.Dataset, step: Window) -> tf.data.Dataset:
         size, shift=step.stride, drop_remainder=True, name="window"
     )
     return slices.flat_map(stack, name="window").map(split, name="window")
+
+
+def token_windows(dataset: tf.data.Dataset, step: TokenWindow) -> tf.data.Dataset:
+    """Cut the documents of a stream, one after another, into windows with their numbers as keys."""
+    size = step.length + 1
+    tokens = dataset.flat_map(
+        lambda element: tf.data.Dataset.from_tensor_slices(element["text"]), name="tokens"
+    )
+    slices = tokens.window(size, shift=step.length, drop_remainder=True, name="window")
+    return (
+        slices.flat_map(lambda part: part.batch(size, drop_remainder=True), name="window")
+        .enumerate(name="window")
+        .map(lambda number, part: split_tokens(part) | {"key": number}, name="window")
+    )
 
 
 def sample_by_class(

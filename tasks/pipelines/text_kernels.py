@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.randomness import RandomStream
-from tasks.pipelines.text_ops import Tokenize, Truncate
+from tasks.pipelines.sequences import PADDING
+from tasks.pipelines.text_ops import EndDocument, Tokenize, Truncate
 from tasks.pipelines.tokenizers import tokenize
 
 
@@ -20,3 +23,12 @@ def _(op: Truncate, element: Element, draw: RandomStream) -> Element:
         **element,
         "text": tokens[: op.tokens] if tokens.shape.rank == 1 else tokens[:, : op.tokens],
     }
+
+
+@compute.register
+def _(op: EndDocument, element: Element, draw: RandomStream) -> Element:
+    tokens = element["text"]
+    if tokens.shape.rank == 1:
+        return {**element, "text": tf.pad(tokens, [[0, 1]], constant_values=PADDING)}
+    end = tf.fill([tf.shape(tokens.row_lengths())[0], 1], tf.constant(PADDING, tokens.dtype))
+    return {**element, "text": tf.concat([tokens, end], axis=1)}

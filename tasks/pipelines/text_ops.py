@@ -16,6 +16,7 @@ class Tokenize(Op):
     """Turn text into the numbers of its tokens, int32 from 1 on; 0 stands for padding."""
 
     name = "tokenize"
+    version = 2
     on_text = True
     kind: Literal["sentencepiece", "wordpiece", "bytes"] = Field(
         default="sentencepiece",
@@ -69,3 +70,13 @@ class Truncate(Op):
     name = "truncate"
     on_text = True
     tokens: int = Field(gt=0, le=1 << 20, description="tokens that are kept")
+
+
+@register
+class EndDocument(Op):
+    """Put number 0 after the last token, so that it shows where one document ends and the next
+    begins.
+    """
+
+    name = "end_document"
+    on_text = True

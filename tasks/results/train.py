@@ -100,6 +100,11 @@ def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float |
         "step/ms_p95": step and step.ms_p95,
         "step/ms_p99": step and step.ms_p99,
         **{f"test/{name}": value for name, value in trained.test.items()},
+        **{
+            f"val/{name.removeprefix('val_')}": value
+            for name, value in trained.train.items()
+            if name == "val_perplexity"
+        },
         "cpu/seconds_per_1k_examples": trained.cpu_seconds_per_1k_examples,
         "cpu/utilization_pct": usage.cpu_utilization_pct,
         "memory/rss_mb_max": usage.rss_mb_max,

@@ -70,11 +70,11 @@ class DataSettings(Settings):
     max_bytes: int = Field(
         default=50_000_000, ge=1, description="a text with more bytes is rejected, a file unread"
     )
-    label_kind: Literal["auto", "class", "number"] = Field(
+    label_kind: Literal["auto", "class", "number", "none"] = Field(
         default="auto",
         description=(
             "table: whether the label is a class or a number to predict; auto: text, booleans and"
-            " whole numbers are classes"
+            " whole numbers are classes · text: none, of documents without classes"
         ),
     )
     numeric: list[str] = Field(
@@ -154,8 +154,8 @@ class SnapshotSettings(Settings):
 
 
 class WindowSettings(Settings):
-    """Windows over a time series: what the model sees and what it is to predict. They never cross
-    from one split into another.
+    """Windows over a time series or over text: what the model sees and what it is to predict. They
+    never cross from one split into another.
     """
 
     length: int = Field(default=24, ge=1, description="time steps the model sees")
@@ -164,3 +164,10 @@ class WindowSettings(Settings):
         default=1, ge=1, description="time steps between the beginnings of neighboring windows"
     )
     targets: list[str] = Field(default=[], description="columns to predict; none named: all")
+    tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
+        default=None,
+        description=(
+            "text: predict each next token, in windows of so many of all documents in a row;"
+            " absent: the class of each document"
+        ),
+    )

@@ -19,8 +19,9 @@ class ModelSettings(Settings):
     name: str = Field(
         default="auto",
         description=(
-            "auto (fits the data: small_cnn, mlp or, for text, text_classifier), one of these,"
-            " transformer_encoder (text), emulated (no accelerator: `options: {step_ms: 58}`),"
+            "auto (fits the data: small_cnn, mlp or, for text, text_classifier; with window.tokens"
+            " transformer_decoder), one of these, transformer_encoder (text), emulated"
+            " (no accelerator: `options: {step_ms: 58}`),"
             " a keras.applications name, or package.module:function of your own"
         ),
     )

@@ -25,7 +25,12 @@ from tasks.settings import ModelSettings, TrainSettings
 from tasks.training import emulation
 from tasks.training.device_ops import apply_as_layer
 from tasks.training.emulation import Emulation, parse_emulation
-from tasks.training.transformers import PackedModel, packed_model, transformer_encoder
+from tasks.training.transformers import (
+    PackedModel,
+    packed_model,
+    transformer_decoder,
+    transformer_encoder,
+)
 
 Shape = tuple[int, ...]
 INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; else features
@@ -34,10 +39,10 @@ INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """What is predicted: one of `shape[0]` classes (labels as numbers, or as vectors where they are
-    mixed), or numbers of `shape`.
+    mixed), numbers of `shape`, or after each token one of `shape[0]` tokens.
     """
 
-    kind: Literal["class", "soft_labels", "regression"]
+    kind: Literal["class", "soft_labels", "regression", "next_token"]
     shape: Shape
 
     @property
@@ -81,14 +86,13 @@ def build_models(
         value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
     network = _build(settings, tuple(value.shape[1:]), outputs)
-    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != (
-        None,
-        outputs,
-    ):
+    each = (None,) if target.kind == "next_token" else ()  # an output for each token
+    needed = (None, *each, outputs)
+    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != needed:
         found = getattr(network, "output_shape", type(network).__name__)
         raise UnknownModel(
             f"model.name: {settings.name} returned {found}; needed is a keras.Model with outputs of"
-            f" shape (None, {outputs})"
+            f" shape {needed}"
         )
     if len(target.shape) > 1:
         inputs = keras.Input(tuple(value.shape[1:]))
@@ -156,6 +160,7 @@ def compile_model(
         )
     losses = {
         "class": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "next_token": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "soft_labels": lambda: keras.losses.CategoricalCrossentropy(from_logits=True),
         "regression": keras.losses.MeanSquaredError,
     }
@@ -294,6 +299,7 @@ def _builder(name: str) -> Any:
         "small_cnn": small_cnn,
         "mlp": mlp,
         "text_classifier": text_classifier,
+        "transformer_decoder": transformer_decoder,
         "transformer_encoder": transformer_encoder,
         emulation.NAME: emulation.emulated,
     }

@@ -1,8 +1,8 @@
-"""A small transformer over tokens, for text: alone in a row, padded with 0, or several documents in
-a row.
+"""Small transformers over tokens. The encoder classifies texts: alone in a row, padded with 0, or
+several documents in a row; the decoder predicts the next token after each.
 
-Whatever shares a row, a document's outputs are those that it has alone: attention stays within its
-segment, positions begin at 0 in each, and every segment is pooled by itself.
+Of the encoder, whatever shares a row, a document's outputs are those that it has alone: attention
+stays within its segment, positions begin at 0 in each, and every segment is pooled by itself.
 """
 
 from __future__ import annotations
@@ -97,6 +97,71 @@ class TransformerEncoder(layers.Layer):
         return outputs[:, 0] if alone else outputs
 
 
+class TransformerDecoder(layers.Layer):
+    """Embedding, `blocks` of causal attention and a dense layer in pre-norm form, and for each
+    token the logits of the next one; `tied`: by the embedding's own weights.
+
+    Sources: Radford et al., 2019; for tied weights Press and Wolf, EACL 2017.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        width: int = 64,
+        heads: int = 2,
+        blocks: int = 2,
+        dropout: float = 0.1,
+        tied: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._sizes = {
+            "vocabulary": vocabulary,
+            "width": width,
+            "heads": heads,
+            "blocks": blocks,
+            "dropout": dropout,
+            "tied": tied,
+        }
+        self.embedding = layers.Embedding(vocabulary, width)
+        self.blocks = [_Block(width, heads, dropout, name=f"block_{n}") for n in range(blocks)]
+        self.norm = layers.LayerNormalization()
+        self.head = None if tied else layers.Dense(vocabulary, dtype="float32")
+
+    def get_config(self) -> dict[str, Any]:
+        """What the layer is made of, for saved models."""
+        return {**super().get_config(), **self._sizes}
+
+    def build(self, input_shape: Any) -> None:
+        """Make all weights."""
+        width = self._sizes["width"]
+        self.embedding.build((None, None))
+        for block in self.blocks:
+            block.build((None, None, width))
+        self.norm.build((None, None, width))
+        if self.head is not None:
+            self.head.build((None, None, width))
+
+    def call(self, text: Any, training: bool | None = None) -> Any:
+        """Tokens (rows, length) int32 → logits (rows, length, vocabulary) float32, each of tokens
+        up to its own.
+        """
+        width = self._sizes["width"]
+        size: Any = ops.shape(text)
+        positions: Any = ops.arange(size[1], dtype="int32")[None]
+        value: Any = self.embedding(text) * width**0.5  # or else positions drown the tokens
+        value = value + ops.cast(encode_positions(positions, width), value.dtype)
+        causal = positions[:, :, None] >= positions[:, None, :]
+        for block in self.blocks:
+            value = block(value, causal, training=training)
+        value = self.norm(value)
+        if self.head is not None:
+            return self.head(value)
+        weights = ops.cast(self.embedding.embeddings, "float32")
+        return ops.matmul(ops.cast(value, "float32"), ops.transpose(weights))
+
+
 class _Block(layers.Layer):
     """Attention and a dense layer, each added to what comes in."""
 
@@ -139,6 +204,17 @@ def transformer_encoder(
     text = keras.Input(input_shape, dtype="int32", name="tokens")
     encoder = TransformerEncoder(vocabulary=vocabulary, outputs=outputs, **options)
     return keras.Model(text, encoder(text), name="transformer_encoder")
+
+
+def transformer_decoder(
+    input_shape: tuple[int | None, ...], outputs: int, *, vocabulary: int, **options: Any
+) -> keras.Model:
+    """A transformer of two small causal blocks that predicts the next token after each; `options`:
+    width, heads, blocks, dropout, tied. `outputs` is the `vocabulary`.
+    """
+    text = keras.Input(input_shape, dtype="int32", name="tokens")
+    decoder = TransformerDecoder(vocabulary=vocabulary, **options)
+    return keras.Model(text, decoder(text), name="transformer_decoder")
 
 
 class PackedModel(keras.Model):

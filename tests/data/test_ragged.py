@@ -26,6 +26,15 @@ def test_values_are_found_where_their_extents_say(shapes, dtype):
         np.testing.assert_array_equal(flat[begin : begin + value.size].reshape(shape), value)
 
 
+def test_tokens_have_no_gaps_between_documents():
+    documents = [np.arange(size, dtype=np.uint16) for size in (3, 0, 40, 1)]
+    data = ragged.pack(documents)
+    offsets = ragged.compute_offsets(np.array([[3], [0], [40], [1]]), 2)
+    np.testing.assert_array_equal(np.frombuffer(data, np.uint16), np.concatenate(documents))
+    assert offsets[:, 0].tolist() == [0, 3, 3, 43]
+    assert ragged.end_offset(offsets, 2) == len(data) == 88
+
+
 @pytest.mark.parametrize("sizes", [(0,), (5, 0, 7), (3_000_000, 20_000_000, 1)])
 def test_parts_are_joined_in_their_order_and_stay(tmp_path, sizes):
     parts = [tmp_path / f"part-{number}" for number in range(len(sizes))]

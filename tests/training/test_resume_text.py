@@ -21,7 +21,17 @@ def layout(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [{"pad_to": "auto"}, {"tokens": 256}, {"pack": 64}], ids=str)
 def test_stopping_in_mid_epoch_changes_nothing(layout, tmp_path, batch):
-    params = params_of({**SNAPSHOT, "batch": batch}, train=TRAIN)
+    check_resume(params_of({**SNAPSHOT, "batch": batch}, train=TRAIN), layout, tmp_path)
+
+
+@pytest.mark.slow
+def test_windows_of_text_resume_as_well(layout, tmp_path):
+    sections = {"window": {"tokens": 24}, "model": {"options": {"width": 8, "blocks": 1}}}
+    check_resume(params_of(SNAPSHOT, train=TRAIN, **sections), layout, tmp_path)
+
+
+def check_resume(params, layout, tmp_path):
+    """Train undisturbed, and with a stop in the first epoch."""
     rows, weights = run(params, layout, tmp_path / "undisturbed", pipeline="p")
     with pytest.raises(Stop):
         run(params, layout, tmp_path / "stopped", stop_after=3, pipeline="p")

@@ -11,7 +11,12 @@ from tasks.errors import UnknownModel
 from tasks.settings import TrainSettings
 from tasks.training.model_files import check_savable, load_model, save_model
 from tasks.training.models import Target, compile_model
-from tasks.training.transformers import TransformerEncoder, packed_model
+from tasks.training.transformers import (
+    TransformerDecoder,
+    TransformerEncoder,
+    packed_model,
+    transformer_decoder,
+)
 
 DOCUMENTS = ([5, 3, 8], [2, 2, 7, 1, 9], [4])
 
@@ -99,6 +104,34 @@ def test_mixed_precision_computes_in_half_and_answers_in_single():
         keras.mixed_precision.set_global_policy(policy)
     assert outputs.dtype == "float32" and np.isfinite(outputs).all()
     assert encoder.blocks[0].compute_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_decoder_sees_no_later_token_and_all_earlier_ones(tied):
+    decoder = TransformerDecoder(vocabulary=10, width=16, tied=tied)
+    one, other = (
+        decoder(np.array([tokens], np.int32)).numpy()
+        for tokens in ([5, 3, 8, 2, 7], [5, 3, 8, 9, 7])
+    )
+    assert one.shape == (1, 5, 10)
+    np.testing.assert_allclose(one[:, :3], other[:, :3], atol=1e-6)
+    assert all((np.abs(one[0, at] - other[0, at]) > 1e-4).any() for at in (3, 4))
+
+
+def test_a_decoder_answers_in_single_precision_and_is_saved(tmp_path):
+    policy, module = keras.mixed_precision.global_policy(), "tasks.training.transformers"
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = transformer_decoder((None,), 10, vocabulary=10, width=16, blocks=1)
+        logits = model(np.array([[5, 3, 8]], np.int32))
+        form = check_savable(model, [module])
+        save_model(model, tmp_path / "model.keras")
+        loaded = load_model(tmp_path / "model.keras", form.objects)
+    finally:
+        keras.mixed_precision.set_global_policy(policy)
+    assert logits.dtype == "float32"
+    assert model.layers[-1].blocks[0].compute_dtype == "bfloat16"
+    np.testing.assert_array_equal(loaded(np.array([[5, 3, 8]], np.int32)), logits)
 
 
 def test_a_model_that_mixes_documents_is_refused():

@@ -34,22 +34,27 @@ class ClassFolders:
     empty: Sequence[str]
 
 
-def list_class_folders(root: Path, suffixes: Collection[str], *, what: str) -> ClassFolders:
-    """List the files with these suffixes below `root`; `what` they are, for errors.
+def list_class_folders(
+    root: Path, suffixes: Collection[str], *, what: str, classes: bool = True
+) -> ClassFolders:
+    """List the files with these suffixes below `root`; `what` they are, for errors. Without
+    `classes` those in `root` itself are examples, too.
 
     Raises:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
     """
     if not root.is_dir():
         raise DataNotFound(
-            f"{root} is not a folder; `data.path` must be a folder with one sub-folder per class"
+            f"{root} is not a folder; `data.path` must be a folder"
+            + (" with one sub-folder per class" if classes else f" of {what}")
         )
-    listing = _Listing(root, suffixes)
+    listing = _Listing(root, suffixes, in_root=not classes)
     listing.list_all()
     if not listing.files:
         shown = "".join(f"; {item.id}: {item.reason}" for item in listing.rejected[:1])
         raise DataNotFound(
-            f"{root} holds no class folder with {what} ({', '.join(sorted(suffixes))}){shown}"
+            f"{root} holds no {'class folder with ' if classes else ''}{what}"
+            f" ({', '.join(sorted(suffixes))}){shown}"
         )
     return ClassFolders(files=listing.files, rejected=listing.rejected, empty=listing.empty)
 
@@ -57,8 +62,8 @@ def list_class_folders(root: Path, suffixes: Collection[str], *, what: str) -> C
 class _Listing:
     """What has been found below a root so far."""
 
-    def __init__(self, root: Path, suffixes: Collection[str]) -> None:
-        self.root, self.suffixes = root, suffixes
+    def __init__(self, root: Path, suffixes: Collection[str], *, in_root: bool) -> None:
+        self.root, self.suffixes, self.in_root = root, suffixes, in_root
         self.files: list[ClassFile] = []
         self.rejected: list[Rejected] = []
         self.empty: list[str] = []
@@ -102,12 +107,13 @@ class _Listing:
     def _add(self, folder: Path, names: Sequence[str]) -> None:
         label = folder.relative_to(self.root).as_posix()
         for name in names:
-            if folder == self.root:
+            if folder == self.root and not self.in_root:
                 self._reject(folder / name, "is outside any class folder")
             elif _readable(folder / name) != str(folder / name):
                 self._reject(folder / name, "the name is no UTF-8")
             else:
-                self.files.append(ClassFile(id=f"{label}/{name}", path=folder / name, label=label))
+                example_id = (folder / name).relative_to(self.root).as_posix()
+                self.files.append(ClassFile(id=example_id, path=folder / name, label=label))
 
     def _unreadable(self, error: OSError) -> None:
         self._reject(Path(error.filename), f"folder cannot be read: {error.strerror}")

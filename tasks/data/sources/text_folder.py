@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tasks.data.sources.base import Document, Rejected, Texts
 from tasks.data.sources.class_folders import ClassFolders, list_class_folders
+from tasks.data.sources.text_records import label_or_none
 from tasks.data.texts import RejectedText, check_encoding, read_document
 from tasks.settings import DataSettings
 
@@ -23,19 +24,23 @@ def scan(settings: DataSettings) -> Texts:
     """
     check_encoding(settings.encoding)
     root = Path(settings.path)
-    listed = list_class_folders(root, SUFFIXES, what="texts")
+    classes = settings.label_kind != "none"
+    listed = list_class_folders(root, SUFFIXES, what="texts", classes=classes)
     return Texts(
-        documents=_documents(listed, root, settings.max_bytes),
+        documents=_documents(listed, root, settings),
         total=len(listed.files) + len(listed.rejected),
         empty_classes=listed.empty,
     )
 
 
-def _documents(listed: ClassFolders, root: Path, max_bytes: int) -> Iterator[Document | Rejected]:
+def _documents(
+    listed: ClassFolders, root: Path, settings: DataSettings
+) -> Iterator[Document | Rejected]:
     yield from listed.rejected
     for file in listed.files:
         try:
-            content = read_document(file.path, root=root, max_bytes=max_bytes)
-            yield Document(id=file.id, content=content, label=file.label)
+            content = read_document(file.path, root=root, max_bytes=settings.max_bytes)
+            label = label_or_none(file.label, settings)
+            yield Document(id=file.id, content=content, label=label)
         except RejectedText as reason:
             yield Rejected(id=file.id, reason=str(reason))

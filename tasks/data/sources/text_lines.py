@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.sources.base import Document, Rejected, Texts
-from tasks.data.sources.text_records import read_fields
+from tasks.data.sources.text_records import label_or_none, read_fields
 from tasks.data.sources.text_table import check_fields
 from tasks.data.texts import check_encoding
 from tasks.errors import DataNotFound, UnreadableSource
@@ -41,10 +41,10 @@ def scan(settings: DataSettings) -> Texts:
             f"{root} is no file of lines ({', '.join(sorted(JSON | PLAIN))}), nor a folder of such"
             " files; set `data.path`"
         )
-    if root.is_file() and root.suffix.lower() in PLAIN:
+    if root.is_file() and root.suffix.lower() in PLAIN and settings.label_kind != "none":
         raise UnreadableSource(
             f"{root}: plain lines have no class; use a folder with a file per class"
-            " (`spam.txt`, `ham.txt`), or JSON lines with a label"
+            " (`spam.txt`, `ham.txt`), JSON lines with a label, or data.label_kind: none"
         )
     return Texts(documents=_documents(files, settings), total=sum(map(_count_lines, files)))
 
@@ -57,7 +57,8 @@ def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document |
             if isinstance(line, int):
                 yield Rejected(id=example_id, reason=f"larger than data.max_bytes: {line:,} bytes")
             elif plain:
-                yield Document(id=example_id, content=line, label=path.stem)
+                label = label_or_none(path.stem, settings)
+                yield Document(id=example_id, content=line, label=label)
             else:
                 yield _read_json(line, example_id, path, settings)
 

@@ -13,6 +13,8 @@ from tasks.data.sources.tabular import read_split
 from tasks.data.texts import RejectedText, check_size
 from tasks.settings import DataSettings
 
+UNLABELED = "text"  # the one class of documents without classes
+
 
 def read_fields(
     fields: Mapping[str, Any], example_id: str, settings: DataSettings
@@ -25,7 +27,7 @@ def read_fields(
         return Rejected(id=example_id, reason="text missing")
     if not isinstance(text, str):
         return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
-    name = _label(label)
+    name = label_or_none(_label(label), settings)
     if not name:
         return Rejected(id=example_id, reason="label missing")
     if not name.isprintable():
@@ -38,6 +40,11 @@ def read_fields(
     except RejectedText as reason:
         return Rejected(id=example_id, reason=str(reason))
     return Document(id=example_id, content=text, label=name, split=split)
+
+
+def label_or_none(name: str, settings: DataSettings) -> str:
+    """The class of a document: `name`, or the one of all documents where they have none."""
+    return UNLABELED if settings.label_kind == "none" else name
 
 
 def _label(value: Any) -> str:

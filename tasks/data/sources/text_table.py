@@ -49,12 +49,17 @@ def check_fields(names: list[str], settings: DataSettings, *, where: str) -> Non
     Raises:
       UnreadableSource: names the column, the nearest one there is, and the key to set.
     """
-    for key in ("text_column", "label_column"):
+    for key in _column_keys(settings):
         wanted = getattr(settings, key)
         if wanted not in names:
             raise UnreadableSource(
                 f"{where}: no column {wanted}; {did_you_mean(wanted, names)} Set data.{key}."
             )
+
+
+def _column_keys(settings: DataSettings) -> list[str]:
+    """Keys of params.yaml that name a column which must be there."""
+    return ["text_column", *(["label_column"] if settings.label_kind != "none" else [])]
 
 
 def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejected]:
@@ -90,7 +95,7 @@ def _scan_parquet(path: Path, settings: DataSettings) -> Texts:
         raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
     names = list(table.schema_arrow.names)
     check_fields(names, settings, where=str(path))
-    needed = [settings.text_column, settings.label_column]
+    needed = [getattr(settings, key) for key in _column_keys(settings)]
     needed += ["split"] if "split" in names else []
     return Texts(
         documents=_parquet_rows(path, table, needed, settings), total=table.metadata.num_rows
