@@ -144,11 +144,16 @@ def _(op: DecodeRaw, element: Element, draw: RandomStream) -> Element:
 def _(op: Resize, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     shape = op.shape(tuple(image.shape[-3:]))
-    if shape is None:
-        tall, wide = tf.unstack(tf.cast(image_size(image), tf.int64))
-        size = tf.cast(tf.stack(op.scaled(tall, wide)), tf.int32)
+    if op.shorter is not None:
+        known = tuple(image.shape[-3:-1])
+        if shape is None:
+            known = tf.unstack(tf.cast(image_size(image), tf.int64))
+        tall, wide = op.center(*known)
+        top, left = (known[0] - tall) // 2, (known[1] - wide) // 2
+        image = image[..., top : top + tall, left : left + wide, :]
+        size = tf.cast(tf.stack(op.scaled(tall, wide)), tf.int32) if shape is None else shape[:2]
     else:
-        size = shape[:2]
+        size = (op.height, op.width)
     resized = to_uint8(tf.image.resize(image, size, method=op.method, antialias=op.antialias))
     return {**element, "image": resized}
 

@@ -23,6 +23,9 @@ PROGRAM = ("tasks", "flows")  # packages whose code is in the versions of the op
 LARGE_CROP = 112 * 112
 OPENCV = "opencv-python-headless"  # the distribution
 LONGEST_SIDE = 16384
+# Times the shorter side: more of an image is cut off before it is scaled by its shorter side, so
+# that a strip of 20,000 pixels by 40 does not become one of 128,000 by 256. Panoramas have less.
+LONGEST_ASPECT = 8
 
 
 REGISTRY: dict[str, type[Op]] = {}
@@ -196,7 +199,8 @@ class DecodeRaw(Op):
 @register
 class Resize(Op):
     """Resample and round back to uint8, so that wide floats never travel: to (height, width), or to
-    a `shorter` side of so many pixels, which keeps every image's aspect.
+    a `shorter` side of so many pixels, which keeps every image's aspect; of one longer than 8 times
+    its shorter side, the center of that length.
     """
 
     name = "resize"
@@ -229,8 +233,11 @@ class Resize(Op):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and the arguments that are given: as before there were others."""
-        return {key: value for key, value in super().identity.items() if value is not None}
+        """Name, version and the arguments that are given: as before there were others; by the
+        shorter side, also what bounds the longer.
+        """
+        given = {key: value for key, value in super().identity.items() if value is not None}
+        return given if self.shorter is None else {**given, "longest_aspect": LONGEST_ASPECT}
 
     def shape(self, before: Shape) -> Shape:
         """Height and width of the result; of a `shorter` side, known where those before it are."""
@@ -238,16 +245,27 @@ class Resize(Op):
             return (self.height, self.width, before[-1] if before else None)
         if before is None or None in before[:2]:
             return None
-        height, width = self.scaled(before[0] or 0, before[1] or 0)
+        height, width = self.scaled(*self.center(before[0] or 0, before[1] or 0))
         return (height, width, before[-1])
+
+    def center(self, height: Any, width: Any) -> tuple[Any, Any]:
+        """Height and width of the center of an image that is scaled by its shorter side, numbers or
+        tensors: all of it, unless it is longer than `LONGEST_ASPECT` times that.
+        """
+        longest = LONGEST_ASPECT * _smaller(height, width)
+        return _smaller(height, longest), _smaller(width, longest)
 
     def scaled(self, height: Any, width: Any) -> tuple[Any, Any]:
         """Height and width of an image once its shorter side is `shorter`: numbers or tensors; the
         longer side is rounded down.
         """
-        shortest = height + width - abs(height - width)  # twice of it
-        longer = 2 * (self.shorter or 0)
-        return height * longer // shortest, width * longer // shortest
+        shortest, shorter = _smaller(height, width), self.shorter or 0
+        return height * shorter // shortest, width * shorter // shortest
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    """The smaller of two whole numbers or tensors of them."""
+    return (one + other - abs(one - other)) // 2
 
 
 @register

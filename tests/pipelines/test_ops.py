@@ -25,6 +25,7 @@ from tasks.pipelines.augmentations import (
 from tasks.pipelines.kernels import beta_quantiles, compute
 from tasks.pipelines.op_parsing import parse_op
 from tasks.pipelines.ops import (
+    LONGEST_ASPECT,
     REGISTRY,
     Brightness,
     Categories,
@@ -111,6 +112,35 @@ def test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set(op):
     assert streamed.element_spec["image"].shape == together.shape[1:], (
         "the shape is known before anything runs"
     )
+
+
+@pytest.mark.parametrize("size", [(40, 2000), (2000, 40), (3, 25), (25, 3), (3, 24), (1, 9)])
+def test_of_an_elongated_image_the_center_is_scaled_by_its_shorter_side(size):
+    op = Resize(shorter=6)
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    bounds = [min(side, LONGEST_ASPECT * min(size)) for side in size]
+    top, left = ((side - bound) // 2 for side, bound in zip(size, bounds, strict=True))
+    center = image[top : top + bounds[0], left : left + bounds[1]]
+    height, width = (6 * bound // min(size) for bound in bounds)
+    assert max(height, width) == 6 * LONGEST_ASPECT
+
+    eagerly = compute(op, {"image": tf.constant(image)}, draw())["image"].numpy()
+    expected = compute(Resize(height=height, width=width), {"image": tf.constant(center)}, draw())
+    np.testing.assert_array_equal(eagerly, expected["image"])
+    assert eagerly.shape == op.shape(image.shape)
+
+    signature = {"image": tf.TensorSpec((None, None, 3), tf.uint8)}
+    streamed = tf.data.Dataset.from_generator(
+        lambda: iter([{"image": image}]), output_signature=signature
+    ).map(lambda element: compute(op, element, draw()))
+    (found,) = streamed.as_numpy_iterator()
+    np.testing.assert_array_equal(found["image"], eagerly)
+    assert op.shape((None, None, 3)) is None
+
+
+def test_the_bound_of_the_longer_side_is_part_of_what_names_a_snapshot():
+    assert Resize(shorter=6).identity["longest_aspect"] == LONGEST_ASPECT
+    assert "longest_aspect" not in Resize(height=6, width=6).identity
 
 
 @pytest.mark.parametrize("op", RANDOM, ids=[repr(op) for op in RANDOM])
