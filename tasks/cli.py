@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks import USUAL_GC_THRESHOLDS
 from tasks.allocator import raise_malloc_thresholds
 from tasks.errors import InvalidParams, did_you_mean, report_user_errors
 from tasks.files import clear_leftovers
@@ -36,6 +38,7 @@ def stage_cli(command: Callable[[], None]) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and report user errors. Imports no
     TensorFlow.
     """
+    collect_garbage_as_usual()
     with report_user_errors():
         parse_command(command)
         check_versions(_stage_of(command), root=Path())
@@ -52,6 +55,7 @@ def pipeline_stage_cli(
     """As `stage_cli`, for a stage that runs once per configuration; `add` declares options of its
     own.
     """
+    collect_garbage_as_usual()
     with report_user_errors():
         parser = _parser(command)
         parser.add_argument(
@@ -74,6 +78,12 @@ def pipeline_stage_cli(
             yield StageContext(
                 params=params, name=name, options=options, malloc_tuned=raise_malloc_thresholds()
             )
+
+
+def collect_garbage_as_usual() -> None:
+    """Search for garbage as often as Python does by itself, and not among what is imported."""
+    gc.freeze()
+    gc.set_threshold(*USUAL_GC_THRESHOLDS)
 
 
 def parse_command(command: Callable[[], None]) -> None:

@@ -360,6 +360,20 @@ def test_keras_starts_without_what_no_stage_uses_and_others_still_find_it():
     assert done.stdout.strip().endswith("False")
 
 
+def test_garbage_is_searched_for_as_usual_but_while_a_stage_imports_its_libraries():
+    code = (
+        "import gc, sys; usual = gc.get_threshold(); import tasks;"
+        " print(gc.get_threshold() == usual);"
+        " del sys.modules['tasks']; sys.argv = ['-m']; import tasks; print(gc.get_threshold()[0]);"
+        " from tasks.cli import collect_garbage_as_usual; collect_garbage_as_usual();"
+        " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "1000000", "True", "True"]
+
+
 def test_words_that_the_glossary_replaces_do_not_come_back():
     pages = [page for page in ROOT.glob("docs/*.md") if page.name != "log.md"]
     texts = {

@@ -122,6 +122,6 @@ def test_a_detector_becomes_a_rule_of_its_name():
     def _never(facts) -> None:
         return None
 
-    assert (_never.name, _never.key, _never.effort) == ("never", "prefetch", Effort.SETTING)
+    assert (_never.name, _never.params_key, _never.effort) == ("never", "prefetch", Effort.SETTING)
     assert _never.change.config == {"prefetch": 2}
     assert _never.detect(facts_of({})) is None
