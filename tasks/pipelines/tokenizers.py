@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.errors import InvalidParams
+from tasks.files import digest_blake2b
 from tasks.pipelines.text_ops import Tokenize
 
 PADDING, UNKNOWN = "[PAD]", "[UNK]"
@@ -70,7 +71,9 @@ def _bytes(content: bytes) -> Tokenizer:
 
 def _sentencepiece(content: bytes) -> Tokenizer:
     import sentencepiece
-    import tensorflow_text
+    from tensorflow_text.python.ops.sentencepiece_tokenizer import (
+        gen_sentencepiece_tokenizer as kernels,
+    )
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
@@ -82,11 +85,17 @@ def _sentencepiece(content: bytes) -> Tokenizer:
             ]
         ) from error
     shift = int(processor.pad_id() != 0)
-    tokenizer = tensorflow_text.SentencepieceTokenizer(model=content)
-    return Tokenizer(
-        encode=lambda texts: _shifted(tokenizer.tokenize(texts), shift),
-        vocabulary=processor.vocab_size() + shift,
-    )
+    # tensorflow_text's class leaves the model to the kernel that loads it, which is gone as soon as
+    # anyone sets a seed: that clears the cache of kernels. Under a name of its own the model stays.
+    model = kernels.sentencepiece_op(model=content, shared_name=digest_blake2b(content))
+
+    def encode(texts: tf.Tensor) -> tf.RaggedTensor:
+        tokens, splits = kernels.sentencepiece_tokenize_op(
+            model, texts, nbest_size=0, alpha=1.0, add_bos=False, add_eos=False, reverse=False
+        )
+        return _shifted(tf.RaggedTensor.from_row_splits(tokens, splits, validate=False), shift)
+
+    return Tokenizer(encode=encode, vocabulary=processor.vocab_size() + shift)
 
 
 def _wordpiece(content: bytes) -> Tokenizer:

@@ -1,0 +1,158 @@
+"""A tokenizer is fitted on a sample of the texts, to the byte alike wherever that happens; one that
+others have fitted keeps its numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+from project import ROOT
+
+from tasks.data.records import encode_example
+from tasks.data.tfrecord import frame
+from tasks.errors import InvalidParams
+from tasks.pipelines import tokenizer_fitting
+from tasks.pipelines.text_ops import Tokenize
+from tasks.pipelines.tokenizer_fitting import PreparedTokenizer, fit
+from tasks.pipelines.tokenizers import open_tokenizer, tokenize
+
+WORDS = (
+    "the",
+    "wolf",
+    "and",
+    "lamb",
+    "came",
+    "to",
+    "same",
+    "river",
+    "drink",
+    "water",
+    "warm",
+    "day",
+)
+OPS = {
+    "sentencepiece": Tokenize(kind="sentencepiece", vocabulary=60),
+    "wordpiece": Tokenize(kind="wordpiece", vocabulary=60),
+}
+FIT = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import tasks
+from pathlib import Path
+from tasks.pipelines.text_ops import Tokenize
+from tasks.pipelines.tokenizer_fitting import fit
+shard, out = map(Path, sys.argv[1:])
+for kind in ("sentencepiece", "wordpiece"):
+    (out / kind).write_bytes(fit(Tokenize(kind=kind, vocabulary=60), [(shard, "none")]))
+"""
+
+
+def write_shard(path, texts):
+    """A plain shard of texts; returns what `fit` takes."""
+    records = (
+        frame(encode_example(key=key, label=0, value=text.encode(), feature="text"))
+        for key, text in enumerate(texts)
+    )
+    path.write_bytes(b"".join(part for parts in records for part in parts))
+    return [(path, "none")]
+
+
+def stories(count: int = 200) -> list[str]:
+    draw = np.random.default_rng(0)
+    return [" ".join(draw.choice(WORDS, size=draw.integers(1, 30))) for _ in range(count)]
+
+
+def words_of(shards, vocabulary: int = 60) -> set[str]:
+    """The words and parts of words of a WordPiece vocabulary that is fitted on shards."""
+    fitted = fit(Tokenize(kind="wordpiece", vocabulary=vocabulary), shards)
+    return set(fitted.decode().splitlines())
+
+
+@pytest.mark.slow
+def test_a_tokenizer_has_the_same_bytes_in_another_process_with_other_cores(tmp_path):
+    """Eight threads on one core there, on all of them here; and another order of Python's sets."""
+    shards = write_shard(tmp_path / "shard", stories())
+    subprocess.run(
+        [sys.executable, "-c", FIT, str(tmp_path / "shard"), str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        check=True,
+    )
+    for kind, op in OPS.items():
+        assert fit(op, shards) == (tmp_path / kind).read_bytes(), kind
+
+
+def test_texts_beyond_the_size_of_the_sample_teach_nothing(tmp_path, monkeypatch):
+    shards = write_shard(tmp_path / "shard", ["aab " * 20, "ccd " * 20 + "q" * 20, "eef"])
+    monkeypatch.setattr(tokenizer_fitting, "SAMPLE_BYTES", 160)
+    words = words_of(shards)
+    assert {"a", "c"} <= words
+    assert not {"q", "e"} & words, "the second text is cut, the third is left out"
+
+
+def test_long_lines_are_fitted_to_their_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_fitting, "PIECE", 8)
+    shards = write_shard(tmp_path / "shard", ["abc abc abc abc abc xyz\nabc"] * 3)
+    assert {"a", "x"} <= words_of(shards)
+
+
+def test_wordpiece_is_fitted_on_the_words_that_come_most_often(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_fitting, "MOST_WORDS", 2)
+    shards = write_shard(tmp_path / "shard", ["lamb wolf lamb wolf lamb zz"] * 4)
+    words = words_of(shards)
+    assert {"l", "w"} <= words and "z" not in words
+
+
+def test_the_type_of_stored_tokens_holds_all_their_numbers():
+    for vocabulary, dtype in ((1 << 16, "uint16"), ((1 << 16) + 1, "int32")):
+        prepared = PreparedTokenizer(op=OPS["wordpiece"], vocabulary=vocabulary, files={})
+        assert prepared.dtype == dtype
+
+
+def test_a_sentencepiece_model_without_padding_is_counted_from_one(tmp_path):
+    """As its trainer makes them where nothing else is said: number 0 is what is unknown."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(stories()),
+        model_writer=model,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    assert processor.pad_id() == -1
+    (tmp_path / "given").write_bytes(model.getvalue())
+    op = Tokenize(kind="sentencepiece", model=str(tmp_path / "given"))
+    text = "the wolf ☃ drank"
+    numbers = processor.encode(text)
+    assert 0 in numbers, "the snowman"
+    assert tokenize(op, tf.constant(text)).numpy().tolist() == [one + 1 for one in numbers]
+    assert open_tokenizer(op).vocabulary == processor.vocab_size() + 1
+
+
+@pytest.mark.parametrize("words", [["[PAD]", "[UNK]", "lamb", "lamb"], ["[PAD]", "lamb"]])
+def test_a_vocabulary_that_cannot_be_numbered_is_refused(tmp_path, words):
+    (tmp_path / "given").write_text("\n".join(words))
+    with pytest.raises(InvalidParams, match=r"no WordPiece vocabulary.*each once, \[UNK\]"):
+        open_tokenizer(Tokenize(kind="wordpiece", model=str(tmp_path / "given")))
+
+
+def test_a_tokenizer_that_is_open_outlives_a_new_seed(tmp_path):
+    """Setting one clears the kernels that TensorFlow keeps, and what belongs to them alone."""
+    shards = write_shard(tmp_path / "shard", stories())
+    for op in (*OPS.values(), Tokenize(kind="bytes")):
+        if op.file:
+            (tmp_path / op.file).write_bytes(fit(op, shards))
+            op = op.model_copy(update={"model": str(tmp_path / op.file)})
+        before = tokenize(op, tf.constant(stories(9))).to_list()
+        texts = tf.data.Dataset.from_tensors(stories(9)).map(lambda text, op=op: tokenize(op, text))
+        tf.random.set_seed(1)
+        assert tokenize(op, tf.constant(stories(9))).to_list() == before
+        assert next(iter(texts)).to_list() == before
