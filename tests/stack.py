@@ -164,7 +164,7 @@ def processes_of(folder: Path, word: str) -> list[psutil.Process]:
     return found
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
     """Wait until something is so, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

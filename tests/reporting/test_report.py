@@ -4,18 +4,22 @@ missing.
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up import made_up
 from rows import row
 
 from tasks.data.records import RecordSchema
 from tasks.data.shards import Shard, ShardIndex
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.layout import Layout
-from tasks.report import check_equal, report
+from tasks.report import RESULT_FILES, check_equal, report
 from tasks.reporting.checklist import checklist, failed
+from tasks.reporting.plots import plot_steps
 from tasks.reporting.ranking import (
     accuracy_warning,
     best,
@@ -26,10 +30,10 @@ from tasks.reporting.ranking import (
     tied,
 )
 from tasks.reporting.table import ABSENT
-from tasks.results.build import BuildResult, Difference
+from tasks.results.build import BuildResult, Difference, PlanSummary
 from tasks.results.comparison import Comparison
-from tasks.results.profiling import Breakdown
-from tasks.results.train import TrainResult
+from tasks.results.profiling import Breakdown, StepRounds, Timeline
+from tasks.results.train import TrainResult, write_history
 from tasks.settings import PipelineConfig
 
 
@@ -145,10 +149,41 @@ def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
     ]
 
 
-@pytest.mark.integration
-def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(finished):
-    folder, _ = finished
-    one = BuildResult.read(Layout(folder).run("naive"))
+def write_results(folder: Path, config: dict, rates: tuple[float, ...]) -> None:
+    """Put results of every kind, made up but for what a report reckons with, into the folder of a
+    configuration.
+    """
+    chosen = {
+        PlanSummary: {"config": PipelineConfig.model_validate(config).model_dump(mode="json")},
+        BuildResult: {"difference": None, "machine": {"gpus": []}},
+        TrainResult: {"metric": "accuracy", "train": {"val_accuracy": 0.9}, "test": {}},
+        StepRounds: {"relative_rates": rates},
+        Timeline: {"lanes": {"train step": [(0.0, 1.5)], "batch": [(0.5, 1.0)]}},
+    }
+    for kind in (*RESULT_FILES, Timeline):
+        path = kind.path(folder)
+        replace(made_up(kind), **chosen.get(kind, {})).write(path.parent)
+    write_history(folder, [{"epoch": 0.0, "val_loss": 1.0, "val_accuracy": 0.9}])
+    plot_steps((1.0, 2.0, 3.0), 1.5, folder / "profile")
+
+
+@pytest.fixture
+def layout(arrays, tmp_path) -> Layout:
+    """Shards, and results of two configurations."""
+    made = Layout(tmp_path / "project")
+    made.root.mkdir()
+    (made.root / "data").symlink_to(arrays)
+    write_results(made.run("naive"), {"read": "shards"}, (0.5, 0.51, 0.52))
+    write_results(
+        made.run("optimized"),
+        {"read": "snapshot", "shuffle": {"kind": "global"}},
+        (0.9, 0.91, 0.92),
+    )
+    return made
+
+
+def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(layout):
+    one = BuildResult.read(layout.run("naive"))
     other = replace(one, equality=replace(one.equality, digest="00bb"))
     check_equal({"a": one, "b": one})
     with pytest.raises(UnequalConfigurations, match=rf"a: {one.equality.digest[:12]}; b: 00bb"):
@@ -162,10 +197,18 @@ def test_without_any_result_there_is_no_report(tmp_path):
         report(["naive"], Layout(tmp_path), tmp_path / "report")
 
 
-@pytest.mark.integration
-def test_a_report_comes_out_without_traces_and_names_what_is_missing(first, tmp_path):
-    folder, _ = first
-    layout = Layout(folder)
+def test_the_page_shows_every_configuration_with_its_pictures(layout, tmp_path):
+    compared = report(["naive", "optimized"], layout, tmp_path / "report")
+    assert (compared.best, compared.baseline, compared.missing) == ("optimized", "naive", {})
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert html.escape(compared.headline) in page
+    for one in compared.configurations:
+        assert f'alt="step times of {one.pipeline}"' in page
+    for picture in ("timelines.svg", "throughput.svg", "histories.svg", "throughput.csv"):
+        assert (tmp_path / "report" / "plots" / picture).stat().st_size
+
+
+def test_a_report_comes_out_without_traces_and_names_what_is_missing(layout, tmp_path):
     Breakdown.path(layout.run("naive")).unlink()
     compared = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
@@ -175,12 +218,8 @@ def test_a_report_comes_out_without_traces_and_names_what_is_missing(first, tmp_
     assert Comparison.read(tmp_path / "report") == compared
 
 
-@pytest.mark.integration
-def test_a_training_that_was_only_finished_has_no_rates_and_is_compared(first, tmp_path):
-    folder, _ = first
-    layout = Layout(folder)
+def test_a_training_that_was_only_finished_has_no_rates_and_is_compared(layout, tmp_path):
     trained = TrainResult.read(layout.run("optimized"))
-    (layout.run("optimized") / TrainResult.FILE).unlink()
     replace(trained, throughput=None, step=None, cpu_seconds_per_1k_examples=None).write(
         layout.run("optimized")
     )
