@@ -29,6 +29,14 @@ class Fault:
 COLUMNS = ("tests/data/test_columns.py",)
 CUTTING = ("tests/pipelines/test_cutting.py",)
 DATASET = "tests/pipelines/test_dataset.py::"
+DOCUMENTS = ("tests/data/test_text_sources.py",)
+EXAMPLES = ("tests/data/test_example_features.py",)
+FITTING = ("tests/pipelines/test_tokenizer_fitting.py",)
+FOREIGN = ("tests/data/test_foreign_shards.py",)
+GIVEN = "tests/pipelines/test_tokenizer_fitting.py::"
+OFFSETS = ("tests/data/test_record_offsets.py",)
+RANDAUGMENT = ("tests/pipelines/test_randaugment.py",)
+TEXT = "tests/pipelines/test_text.py::"
 SNAPSHOTS = "tests/pipelines/test_snapshots.py::"
 DAMAGE = "tests/pipelines/test_damaged_shards.py::"
 FETCH = ("tests/test_fetch.py",)
@@ -1118,5 +1126,341 @@ FAULTS = (
         "timed_out.set()\n        process.terminate()",
         "timed_out.set()",
         ("tests/flows/test_stages.py",),
+    ),
+    # Text
+    Fault(
+        "a byte of a text counts as padding",
+        "tf.cast(values, tf.int32) + 1, tf.strings.length(texts)",
+        "tf.cast(values, tf.int32), tf.strings.length(texts)",
+        (TEXT + "test_bytes_are_tokens_from_one_on",),
+    ),
+    Fault(
+        "the vocabulary has no number for the last byte",
+        "vocabulary=1 + BYTES",
+        "vocabulary=BYTES",
+        (TEXT + "test_bytes_are_tokens_from_one_on",),
+    ),
+    Fault(
+        "the first piece of a SentencePiece model counts as padding",
+        "shift = int(processor.pad_id() != 0)",
+        "shift = 0",
+        (GIVEN + "test_a_sentencepiece_model_without_padding_is_counted_from_one",),
+    ),
+    Fault(
+        "a SentencePiece model is lost when a seed is set",
+        "sentencepiece_op(model=content, shared_name=digest_blake2b(content))",
+        "sentencepiece_op(model=content)",
+        (GIVEN + "test_a_tokenizer_that_is_open_outlives_a_new_seed",),
+    ),
+    Fault(
+        "the vocabulary of a shifted model lacks its last piece",
+        "vocabulary=processor.vocab_size() + shift)",
+        "vocabulary=processor.vocab_size())",
+        (GIVEN + "test_a_sentencepiece_model_without_padding_is_counted_from_one",),
+    ),
+    Fault(
+        "the first word of a vocabulary counts as padding",
+        "shift = int(words[0] != PADDING)",
+        "shift = 0",
+        (TEXT + "test_a_vocabulary_without_padding_is_counted_from_one",),
+    ),
+    Fault(
+        "a vocabulary may hold a word twice",
+        "UNKNOWN not in words or len(set(words)) < len(words)",
+        "UNKNOWN not in words",
+        (GIVEN + "test_a_vocabulary_that_cannot_be_numbered_is_refused",),
+    ),
+    Fault(
+        "a vocabulary of Windows has words that end with a carriage return",
+        'content.decode().replace("\\r\\n", "\\n")',
+        "content.decode()",
+        (TEXT + "test_a_vocabulary_without_padding_is_counted_from_one",),
+    ),
+    Fault(
+        "numbers of tokens are stored in a type that cannot hold them",
+        "_NARROW = 1 << 16",
+        "_NARROW = 1 << 17",
+        FITTING,
+    ),
+    Fault(
+        "the sample of texts has no end",
+        "left -= len(text)",
+        "left -= 0",
+        FITTING,
+    ),
+    Fault(
+        "the last text of a sample is taken whole",
+        'yield text[:left].decode(errors="ignore")',
+        'yield text.decode(errors="ignore")',
+        FITTING,
+    ),
+    Fault(
+        "of a long line only the beginning is fitted",
+        "range(0, len(line), PIECE)",
+        "range(0, min(len(line), 1), PIECE)",
+        FITTING,
+    ),
+    Fault(
+        "WordPiece is fitted on the rarest words",
+        "key=lambda item: (-item[1], item[0])",
+        "key=lambda item: (item[1], item[0])",
+        FITTING,
+    ),
+    Fault(
+        "a tokenizer depends on the cores of its machine",
+        "num_threads=_THREADS",
+        'num_threads=len(__import__("os").sched_getaffinity(0))',
+        (
+            "tests/pipelines/test_tokenizer_fitting.py"
+            "::test_a_tokenizer_has_the_same_bytes_in_another_process_with_other_cores",
+        ),
+    ),
+    Fault(
+        "another given tokenizer is the same preprocessing",
+        '{**super().identity, "model": content}',
+        '{**super().identity, "model": ""}',
+        (TEXT + "test_a_given_tokenizer_is_known_by_its_content[wordpiece]",),
+    ),
+    Fault(
+        "a tokenizer that was changed in the snapshot is used",
+        "if not path.exists() or digest_file(path) != digest:",
+        "if not path.exists():",
+        (TEXT + "test_a_given_tokenizer_is_known_by_its_content[wordpiece]",),
+    ),
+    Fault(
+        "of a batch the first texts are kept, not their first tokens",
+        "else tokens[:, : op.tokens]",
+        "else tokens[: op.tokens]",
+        (TEXT + "test_truncate_keeps_the_first_tokens_of_one_text_and_of_each_of_a_batch",),
+    ),
+    Fault(
+        "a byte order mark is part of a document",
+        'text = text.removeprefix("\\ufeff")',
+        "pass",
+        DOCUMENTS,
+    ),
+    Fault(
+        "a document may lie outside of the data root",
+        "if not target.is_relative_to(root.resolve()):",
+        "if False:",
+        DOCUMENTS,
+    ),
+    Fault(
+        "a pipe is a document",
+        'raise RejectedText("is no regular file")',
+        "pass",
+        DOCUMENTS,
+    ),
+    Fault(
+        "a document of exactly the largest size is rejected",
+        "if size > max_bytes:",
+        "if size >= max_bytes:",
+        DOCUMENTS,
+    ),
+    Fault(
+        "where a document begins is counted in characters",
+        "end += len(content)",
+        "end += len(content.decode())",
+        DOCUMENTS,
+    ),
+    Fault(
+        "a line of exactly the largest size is followed by an empty one",
+        "file.readline(max_bytes + 1)",
+        "file.readline(max_bytes)",
+        DOCUMENTS,
+    ),
+    Fault(
+        "the first column of a table has a byte order mark in its name",
+        '[name.removeprefix("\\ufeff") for name in next(rows, [])]',
+        "next(rows, [])",
+        DOCUMENTS,
+    ),
+    Fault(
+        "bytes that are not of the encoding are replaced in tables",
+        'errors="surrogateescape", newline=""',
+        'errors="replace", newline=""',
+        DOCUMENTS,
+    ),
+    Fault(
+        "a long field makes a table unreadable",
+        "csv.field_size_limit(sys.maxsize)",
+        "csv.field_size_limit(1 << 17)",
+        DOCUMENTS,
+    ),
+    Fault(
+        "the split that a Parquet table names is not read",
+        'needed += ["split"] if "split" in names else []',
+        "pass",
+        DOCUMENTS,
+    ),
+    # Shards of others
+    Fault(
+        "the first part of a path names its split",
+        'for part in reversed(name.lower().split("/")):',
+        'for part in name.lower().split("/"):',
+        FOREIGN,
+    ),
+    Fault(
+        "hidden files are shards",
+        "path.is_file() and not hidden",
+        "path.is_file()",
+        FOREIGN,
+    ),
+    Fault(
+        "a label of the class behind the last is a shift of all",
+        "count in numbers and 0 not in numbers",
+        "count in numbers",
+        FOREIGN,
+    ),
+    Fault(
+        "rejected labels shift the values of the others",
+        "values=np.stack([values[number] for number in usable])",
+        "values=np.stack(values[: len(usable)])",
+        FOREIGN,
+    ),
+    Fault(
+        "rejected labels shift the splits of the others",
+        "splits=[entries[number][0].split for number in usable]",
+        "splits=[entries[number][0].split for number in range(len(usable))]",
+        FOREIGN,
+    ),
+    Fault(
+        "a number to predict may be infinite",
+        'feature.kind == "float" and not np.isfinite(values[0])',
+        "False",
+        FOREIGN,
+    ),
+    Fault(
+        "an image is looked for from the beginning of its shard",
+        "place=(offset + start, offset + stop)",
+        "place=(start, stop)",
+        FOREIGN,
+    ),
+    Fault(
+        "a record of a foreign shard with a wrong checksum is taken",
+        "raise _Unusable(problem)",
+        "pass",
+        FOREIGN,
+    ),
+    Fault(
+        "a split of any name is trained on",
+        'kind = SPLIT_WORDS.get(split["name"])',
+        'kind = SPLIT_WORDS.get(split["name"], "train")',
+        FOREIGN,
+    ),
+    Fault(
+        "shards have the names that TFDS usually gives them",
+        'split.get("filepathTemplate") or DEFAULT_TEMPLATE',
+        "DEFAULT_TEMPLATE",
+        FOREIGN,
+    ),
+    Fault(
+        "features of an inner dict lose its name",
+        'collect(inner, f"{prefix}{name}/")',
+        'collect(inner, f"{prefix}")',
+        FOREIGN,
+    ),
+    Fault(
+        "names of another number of classes are taken",
+        "if names and len(names) != count:",
+        "if False:",
+        FOREIGN,
+    ),
+    Fault(
+        "a number of ten bytes is refused",
+        "_LONGEST_VARINT = 70",
+        "_LONGEST_VARINT = 63",
+        EXAMPLES,
+    ),
+    Fault(
+        "a field may reach beyond its message",
+        "if at > end:",
+        "if at > len(record):",
+        EXAMPLES,
+    ),
+    Fault(
+        "the last of packed numbers may be cut off",
+        "not len(ends) or ends[-1] != len(groups) - 1",
+        "not len(ends)",
+        EXAMPLES,
+    ),
+    Fault(
+        "the index of another shard is taken",
+        "if digest_file(index) != shard.offsets_digest:",
+        "if False:",
+        OFFSETS,
+    ),
+    Fault(
+        "the first record of a shard is looked for in the one before",
+        'np.searchsorted(self.firsts, rows, side="right")',
+        'np.searchsorted(self.firsts, rows, side="left")',
+        OFFSETS,
+    ),
+    Fault(
+        "a repaired shard needs an index",
+        "if shard.repaired:\n        edges, problem",
+        "if False:\n        edges, problem",
+        OFFSETS,
+    ),
+    # Boxes and RandAugment
+    Fault(
+        "the central crop of an evaluation is rounded down",
+        "(2 * shortest * (op.height, op.width) + op.shorter)",
+        "(2 * shortest * (op.height, op.width))",
+        CUTTING,
+    ),
+    Fault(
+        "a smaller image lies a pixel off the center",
+        "tf.where(room < 0, -(-room // 2), room // 2)",
+        "room // 2",
+        CUTTING,
+    ),
+    Fault(
+        "top and left are one draw",
+        "_place(draw.uniform(key, axis), room[..., axis])",
+        "_place(draw.uniform(key, 0), room[..., axis])",
+        PINNED,
+    ),
+    Fault(
+        "a picture turns about a point half a pixel off",
+        "center = np.asarray([(wide - 1) / 2, (tall - 1) / 2])",
+        "center = np.asarray([wide / 2, tall / 2])",
+        RANDAUGMENT,
+    ),
+    Fault(
+        "only the first of an image's changes is made",
+        "zip(which, reverse, strict=True)",
+        "zip(which[:1], reverse[:1], strict=True)",
+        RANDAUGMENT,
+    ),
+    Fault(
+        "pictures move to the side by a share of their height",
+        "_shift(image, by * image.shape[1], 0)",
+        "_shift(image, by * image.shape[0], 0)",
+        RANDAUGMENT,
+    ),
+    Fault(
+        "contrast changes the mean",
+        "mean = round(float(_luma(image)[..., 0].mean()))",
+        "mean = 0",
+        RANDAUGMENT,
+    ),
+    Fault(
+        "the threshold itself is not solarized",
+        "inverted = levels >= threshold",
+        "inverted = levels > threshold",
+        RANDAUGMENT,
+    ),
+    Fault(
+        "channels are stretched together",
+        "(of(image, axis=(0, 1)).astype(np.float32) for of in (np.min, np.max))",
+        "(np.float32(of(image)) for of in (np.min, np.max))",
+        RANDAUGMENT,
+    ),
+    Fault(
+        "every channel becomes the first, equalized",
+        "cv2.equalizeHist(np.ascontiguousarray(image[..., channel]))",
+        "cv2.equalizeHist(np.ascontiguousarray(image[..., 0]))",
+        RANDAUGMENT,
     ),
 )

@@ -67,6 +67,13 @@ def test_lists_that_are_not_packed_are_read_too():
     assert read_integers(record, found["i"]).tolist() == [5, 300]
 
 
+def test_a_negative_number_that_is_not_packed_is_read():
+    """Ten bytes, the most that a number takes."""
+    minus_one = b"\x08" + b"\xff" * 9 + b"\x01"
+    record = part(1, part(1, part(1, b"i") + part(2, part(3, minus_one))))
+    assert read_integers(record, parse_features(record)["i"]).tolist() == [-1]
+
+
 def part(field: int, payload: bytes) -> bytes:
     """A field of a message that holds bytes, fewer than 128."""
     return bytes((field << 3 | 2, len(payload))) + payload
@@ -96,8 +103,15 @@ def test_any_bytes_are_an_example_or_refused(record):
         (b"\x0a", "ends within the number"),
         (b"\x0a\x10abc", "ends within the field"),
         (b"plain text", "is of no field|ends within"),
+        (part(1, b"\x0a\x09abc") + b"enough bytes", "ends within the field at byte 4"),
     ],
 )
 def test_what_is_no_example_is_refused_with_what_is_wrong(record, said):
     with pytest.raises(NotAnExample, match=said):
         parse_features(record)
+
+
+def test_packed_numbers_that_are_cut_off_are_refused():
+    record = part(1, part(1, part(1, b"i") + part(2, part(3, part(1, b"\x05\xac")))))
+    with pytest.raises(NotAnExample, match="ends within a number"):
+        read_integers(record, parse_features(record)["i"])

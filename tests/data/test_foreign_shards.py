@@ -51,6 +51,7 @@ def vectors(count: int, **more) -> list[bytes]:
         ("training.tfrecords", "train"),
         ("dev_0.tfrec", "validation"),
         ("train/contest-1.tfrecord", "train"),
+        ("train/val-1.tfrecord", "validation"),
         ("contest.tfrecord", None),
     ],
 )
@@ -116,6 +117,11 @@ def test_a_float_label_is_a_number_to_predict(tmp_path):
     write(tmp_path / "a.tfrecord", [example(x=[1.0], label=[0.25]), example(x=[2.0], label=[3.0])])
     found = scan(tmp_path)
     assert (list(found.labels), found.classes, found.schema.label) == ([0.25, 3.0], [], "number")
+    write(tmp_path / "b.tfrecord", [example(x=[1.0], label=[float("nan")])])
+    assert [(item.id, item.reason) for item in scan(tmp_path).rejected] == [
+        ("b.tfrecord/00000000", "label is no finite number")
+    ]
+    (tmp_path / "b.tfrecord").unlink()
     write(tmp_path / "a.tfrecord", [example(image=[png(1)], label=[0.25])])
     with pytest.raises(UnreadableSource, match="label holds floats; images are classified"):
         scan(tmp_path)
@@ -148,6 +154,21 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
         "a.tfrecord/00000003": "label missing: -1",
     }
     assert found.values.shape == (2, 1)
+    write(
+        tmp_path / "a.tfrecord",
+        [example(x=[float(n)], label=[label]) for n, label in enumerate((2, 1, 0))],
+    )
+    write(tmp_path / "val-0.tfrecord", [example(x=[9.0], label=[1])])
+    found = scan(tmp_path)
+    assert [item.reason for item in found.rejected] == [
+        "label beyond the classes: 2, labels.txt names 2"
+    ]
+    assert (found.values.tolist(), list(found.labels), found.splits) == (
+        [[1], [2], [9]],
+        ["dog", "cat", "dog"],
+        [None, None, "validation"],
+    )
+    (tmp_path / "val-0.tfrecord").unlink()
     write(tmp_path / "a.tfrecord", [example(x=[1.0], label=[n]) for n in (1, 2)])
     with pytest.raises(UnreadableSource, match="counts from 1 to 2: every example would get"):
         scan(tmp_path)
@@ -275,6 +296,13 @@ def test_where_there_are_no_shards_it_is_said(tmp_path):
         scan(tmp_path)
 
 
+def test_hidden_files_are_no_shards(tmp_path):
+    write(tmp_path / "a.tfrecord", vectors(1))
+    write(tmp_path / ".cache" / "b.tfrecord", vectors(2))
+    write(tmp_path / ".c.tfrecord", vectors(3))
+    assert [shard.name for shard in tfrecord.find_shards(tmp_path)] == ["a.tfrecord"]
+
+
 def test_one_file_is_a_data_set_too(tmp_path):
     write(tmp_path / "one.tfrecord", vectors(2))
     write(tmp_path / "two.tfrecord", vectors(3))
@@ -322,6 +350,36 @@ def test_a_prepared_data_set_is_read_as_its_metadata_says(tmp_path):
         "label": "ClassLabel of 2 classes",
         "name": "Text",
     }
+
+
+def test_features_of_an_inner_dict_have_the_names_of_both(tmp_path):
+    inner = {"pythonClassName": "FeaturesDict", "featuresDict": {"features": {"encoded": IMAGE}}}
+    settings = prepare(
+        tmp_path,
+        {"image": inner, "encoded": tensor("int64"), "label": CLASS},
+        [example(**{"image/encoded": [png(n)], "encoded": [7], "label": [n]}) for n in range(2)],
+    )
+    found = tfds.scan(settings)
+    assert [item.label for item in found.images] == ["0", "1"]
+    assert sorted(found.features) == ["encoded", "image/encoded", "label"]
+
+
+def test_shards_are_those_of_the_splits_that_are_trained_on_by_the_names_they_say(tmp_path):
+    splits = [
+        {
+            "name": "train",
+            "shardLengths": ["2", "0", "1"],
+            "filepathTemplate": "{SPLIT}.{SHARD_INDEX}",
+        },
+        {"name": "unsupervised", "shardLengths": ["5"]},
+        {"name": "test", "shardLengths": ["1"], "filepathTemplate": ""},
+    ]
+    found = tfds.list_shards(tmp_path, {"name": "birds", "splits": splits})
+    assert [(one.name, one.split, one.records) for one in found] == [
+        ("train.00000", None, 2),
+        ("train.00002", None, 1),
+        ("birds-test.tfrecord-00000-of-00001", "test", 1),
+    ]
 
 
 @pytest.mark.parametrize("encoding", ["none", "bytes", "zlib"])
@@ -378,6 +436,13 @@ def test_a_prepared_data_set_that_cannot_be_read_is_refused(tmp_path, features, 
 def test_metadata_of_other_shards_is_refused(tmp_path):
     records = [example(image=[png(n)], label=[n]) for n in range(2)]
     settings = prepare(tmp_path, {"image": IMAGE, "label": CLASS}, records)
+    names = tmp_path / "label.labels.txt"
+    names.write_text("owl\nduck\nswan\n")
+    with pytest.raises(
+        UnreadableSource, match=r"labels\.txt names 3 classes, features\.json has 2"
+    ):
+        tfds.scan(settings)
+    names.unlink()
     shard = tmp_path / "birds-train.tfrecord-00000-of-00001"
     write(shard, records[:1])
     with pytest.raises(UnreadableSource, match=r"holds 1 records, dataset_info.json says 2"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -73,12 +74,14 @@ def test_files_that_are_no_documents_are_rejected_unread(tmp_path):
     with huge.open("wb") as file:
         file.truncate(1 << 40)
     (tmp_path / "a" / "away.txt").symlink_to("/etc/hostname")
+    os.mkfifo(tmp_path / "a" / "pipe.txt")
     (tmp_path / "a" / "gone.txt").symlink_to(tmp_path / "a" / "missing")
     source = text_folder.scan(settings("text_folder", tmp_path, max_bytes=10))
     assert reasons(source) == {
         "a/away.txt": "leads outside the data root",
         "a/gone.txt": "cannot be read: No such file or directory",
         "a/huge.txt": "larger than data.max_bytes: 1,099,511,627,776 bytes",
+        "a/pipe.txt": "is no regular file",
     }
 
 
@@ -98,6 +101,13 @@ def test_tables_give_a_document_per_row(tmp_path, suffix):
         ("b", "test"),
         ("a", None),
     ]
+
+
+def test_a_table_may_begin_with_a_byte_order_mark_and_have_long_fields(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("text,label\n" + "long " * 40_000 + ",a\n", encoding="utf-8-sig")
+    (document,) = text_table.scan(settings("text_table", path)).documents
+    assert (document.label, document.content) == ("a", "long " * 40_000)
 
 
 def test_the_classes_of_a_table_may_be_numbers(tmp_path):
@@ -219,6 +229,17 @@ def test_a_line_of_a_hundred_megabytes_is_rejected_and_not_kept(tmp_path):
     ]
 
 
+def test_a_line_of_the_largest_size_is_a_document(tmp_path):
+    write_folder(tmp_path, {"a.txt": b"12345678\n1\n123456789\n12345678"})
+    source = text_lines.scan(settings("text_lines", tmp_path, max_bytes=8))
+    assert [item[-1] for item in found(source)] == [
+        b"12345678",
+        b"1",
+        "larger than data.max_bytes: 10 bytes",
+        b"12345678",
+    ]
+
+
 def test_fields_of_a_record_that_is_too_long_are_rejected():
     fields = {"text": "ä" * 10, "label": "a"}
     limits = DataSettings(source="text_table", path="x", max_bytes=19)
@@ -250,6 +271,11 @@ def test_a_document_that_cannot_be_used_says_why(content, encoding, reason):
 def test_a_document_is_kept_as_utf_8_whatever_its_encoding(encoding):
     for text in SCRIPTS.values():
         assert inspect_text(text.encode(encoding), encoding=encoding) == text.encode()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_document():
+    for content in ("\ufeffwolf".encode(), "\ufeffwolf"):
+        assert inspect_text(content, encoding="utf-8") == b"wolf"
 
 
 def test_encodings_are_checked_before_anything_is_read(tmp_path):

@@ -92,6 +92,12 @@ def _shares(drawn: np.ndarray) -> np.ndarray:
     return np.stack([*places, height * width, np.log(width / height)])
 
 
+def test_a_crop_of_a_smaller_image_has_the_smaller_border_first():
+    crop = CenterCrop(height=8, width=9)
+    assert boxes(crop, (5, 4), KEYS[:1]).tolist() == [[-1, -2, 8, 9]]
+    assert boxes(crop, (11, 12), KEYS[:1]).tolist() == [[1, 1, 8, 9]]
+
+
 @pytest.mark.parametrize(
     "op", [CROP, RandomCrop(height=20, width=30), CenterCrop(height=20, width=51)], ids=repr
 )
@@ -110,6 +116,7 @@ def test_the_center_is_that_of_resizing_and_then_cropping():
     assert boxes(op, (256, 256), KEYS[:1]).tolist() == [[16, 16, 224, 224]]
     assert boxes(op, (256, 401), KEYS[:1]).tolist() == [[16, 88, 224, 224]]
     assert boxes(op, (768, 512), KEYS[:1]).tolist() == [[160, 32, 448, 448]]
+    assert boxes(op, (100, 100), KEYS[:1]).tolist() == [[6, 6, 88, 88]], "87.5"
     wave = np.sin(np.arange(512)[:, None, None] / 40 + np.arange(640)[None, :, None] / 70)
     image = {"image": tf.constant(np.uint8(127 + 120 * wave)), "key": tf.constant(1, tf.int64)}
     whole = compute(Resize(shorter=256, antialias=True), image, draw())

@@ -66,8 +66,36 @@ def test_places_move_to_either_side_and_what_comes_in_is_black():
     np.testing.assert_array_equal(change("shear_x")[15, 1:-1], IMAGE[15, 1:-1])
 
 
+def test_sides_move_by_shares_of_their_own_length():
+    wide = np.ascontiguousarray(IMAGE[:10])  # 31 · 150 / 331 = 14 pixels of the width, 10 · … = 5
+    np.testing.assert_array_equal(change("move_x", wide)[:, 14:], wide[:, :-14])
+    np.testing.assert_array_equal(change("move_y", wide)[5:], wide[:-5])
+
+
+def test_changes_are_made_one_after_another():
+    out = np.empty_like(IMAGE)[None]
+    both = [NAMES.index(name) for name in ("solarize", "move_x")]
+    randaugment.augment(IMAGE[None], np.asarray([[both, [0, 1]]]), out, magnitude=30)
+    expected = change("move_x", change("solarize"), reverse=1)
+    np.testing.assert_array_equal(out[0], expected)
+
+
+def test_every_channel_has_its_own_levels():
+    shifted = IMAGE // 2 + np.uint8([0, 40, 90])
+    for name in ("autocontrast", "equalize"):
+        changed = change(name, shifted)
+        assert changed.min(axis=(0, 1)).tolist() == [0] * 3, name
+        assert changed.max(axis=(0, 1)).tolist() == [255] * 3, name
+        alone = change(name, np.ascontiguousarray(shifted[..., 1:2]))
+        np.testing.assert_array_equal(changed[..., 1:2], alone)
+
+
 def test_levels_change_as_they_should():
     assert (change("solarize") == 255 - IMAGE).all()
+    threshold = np.full((3, 3, 1), 128, np.uint8)
+    assert (change("solarize", threshold, magnitude=15) == 127).all(), "from it on"
+    gray = np.ascontiguousarray(IMAGE[..., :1])
+    assert abs(change("contrast", gray, magnitude=5).mean() - gray.mean()) < 1
     assert set(np.unique(change("posterize"))) <= set(range(0, 256, 16))
     stretched = change("autocontrast")
     assert stretched.min() == 0 and stretched.max() == 255
