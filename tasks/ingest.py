@@ -34,6 +34,7 @@ from tasks.progress import echo, in_threads, progress
 from tasks.settings import DataSettings, SplitSettings
 
 REJECTS_SHOWN = 5
+COLUMNS_SHOWN = 12
 ROWS_AT_ONCE = 4096
 STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
 
@@ -434,6 +435,16 @@ def _check_usable(stats: dict, given: Collection[str]) -> None:
         )
 
 
+def _name_some(names: Sequence[str]) -> str:
+    """The first names, and how many there are where a line would not hold all.
+
+    >>> _name_some(["height", "width"]), _name_some([str(number) for number in range(784)])
+    ('height, width', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 772 more')
+    """
+    more = len(names) - COLUMNS_SHOWN
+    return ", ".join(names[:COLUMNS_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def main() -> None:
     """Look at every example of the source, refuse the unusable ones with a reason, write
     data/manifest/.
@@ -445,7 +456,7 @@ def main() -> None:
         kind = (
             f"{len(manifest.classes)} classes"
             if manifest.classes
-            else f"columns {', '.join(manifest.schema.columns)}"
+            else f"columns {_name_some(manifest.schema.columns)}"
         )
         echo(
             f"ingest: {counts}; {kind}, {stats['bytes'] / 1e6:,.1f} MB, {stats['rejected']}"

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import zlib
 from itertools import chain
 
 import numpy as np
@@ -211,6 +213,24 @@ def test_features_that_could_be_meant_are_named(tmp_path, features, settings, sa
 
 
 @pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        ({"image": [b"a", b"b"], **LABELED}, r"image holds several values .*\(bytes × 2\)"),
+        ({"image": [b"ab"]}, r"hold image \(bytes: .*\) and no other feature; an example takes"),
+        ({"x": [1.0], "label": [0.0, 1.0, 0.0]}, r"label holds several values.*one-hot"),
+        ({"x": [1.0], "label": [b"owl", b"crow"]}, r"several values.*\(bytes × 2\)"),
+    ],
+    ids=["two images", "no label", "one-hot", "two texts"],
+)
+def test_what_is_no_single_input_and_label_is_refused_before_all_records_are(
+    tmp_path, features, said
+):
+    write(tmp_path / "a.tfrecord", [example(**features)] * 3)
+    with pytest.raises(UnreadableSource, match=said):
+        scan(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("other", "said"),
     [
         ([example(x=[1.0, 2.0], label=[b"owl"])], "label is of kind bytes, in others int64"),
@@ -275,6 +295,21 @@ def test_a_compressed_shard_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(
         UnreadableSource, match=r"b\.tfrecord\.gz is compressed with GZIP; .* `gunzip"
     ):
+        scan(tmp_path)
+
+
+def test_the_command_that_unpacks_a_shard_works_whatever_its_name(tmp_path):
+    path = tmp_path / "a shard.tfrecord"
+    write(path, vectors(2))
+    plain = path.read_bytes()
+    path.write_bytes(gzip.compress(plain))
+    with pytest.raises(UnreadableSource, match="GZIP") as caught:
+        scan(tmp_path)
+    command = str(caught.value).split("`")[1]
+    subprocess.run(command, shell=True, check=True)
+    assert path.read_bytes() == plain
+    path.write_bytes(zlib.compress(plain))
+    with pytest.raises(UnreadableSource, match="unless it is compressed with ZLIB"):
         scan(tmp_path)
 
 

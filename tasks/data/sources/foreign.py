@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shlex
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from tasks.data.tfrecord import find_edges, map_file, read_frame, record_offset
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.progress import in_threads, progress
 
-GZIP = b"\x1f\x8b"
+GZIP, ZLIB = b"\x1f\x8b", b"x"
 _RANK_OF_IMAGES = 3
 _CHANNELS = (1, 3)
 
@@ -115,12 +116,15 @@ def open_shard(shard: ForeignShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
     if problem and data[:2] == GZIP:
         raise UnreadableSource(
             f"{shard.path} is compressed with GZIP; examples are read where they are, at their"
-            f" offsets, which takes plain TFRecord: unpack it, such as with `gunzip {shard.path}`"
+            f" offsets, which takes plain TFRecord: unpack it, such as with `{_unpack(shard.path)}`"
         )
     if problem:
         remedy = "get the file again, or remove it to do without it"
         if len(edges) == 1 and "checksum" in problem:
-            remedy = "it is no TFRecord file; remove it, or set data.path to the folder of shards"
+            kind = "it is no TFRecord file"
+            if data[:1] == ZLIB:
+                kind += ", unless it is compressed with ZLIB: then write it without"
+            remedy = f"{kind}; remove it, or set data.path to the folder of shards"
         raise UnreadableSource(f"{shard.path}: {problem}; {remedy}")
     if shard.records not in (None, len(edges) - 1):
         raise UnreadableSource(
@@ -128,6 +132,12 @@ def open_shard(shard: ForeignShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
             f" {shard.records:,}; they are not of the same data set, or one of them is incomplete"
         )
     return data, edges
+
+
+def _unpack(path: Path) -> str:
+    """The command that unpacks a file, which gunzip takes by its suffix alone."""
+    name = shlex.quote(str(path))
+    return f"gunzip {name}" if path.suffix == ".gz" else f"mv {name} {name}.gz && gunzip {name}.gz"
 
 
 def read_examples(

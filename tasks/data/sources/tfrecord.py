@@ -90,7 +90,13 @@ def scan(settings: DataSettings) -> StoredImages | Arrays:
         raise DataNotFound(f"{root}: none of its {len(shards)} shards holds a record")
     name = choose_feature("input", settings.records.input, features, usual=INPUTS)
     others = {other: summary for other, summary in features.items() if other != name}
+    if not others:
+        raise UnreadableSource(
+            f"{root}: the records hold {name} ({features[name]}) and no other feature; an example"
+            " takes a label, too: write the shards with one, or train from class folders"
+        )
     label = choose_feature("label", settings.records.label, others, usual=LABELS)
+    _check_label(label, features[label])
     for shard, found in summaries.items():
         _check_schema(shard, found, {name: features[name], label: features[label]})
     names, named_by = read_class_names(root if root.is_dir() else root.parent, label)
@@ -275,6 +281,17 @@ def choose_feature(
     )
 
 
+def _check_label(name: str, summary: FeatureSummary) -> None:
+    """Refuse a feature of which every record holds several values, such as one-hot vectors."""
+    several = summary.kind != "bytes" or not summary.single
+    if several and min(summary.lengths) > 1:
+        raise UnreadableSource(
+            f"data.records.label: {name} holds several values in every record ({summary}), and a"
+            " label is one: an integer or a text for a class, or a number to predict. Write the"
+            " number of the class in place of a one-hot vector, or set it to another feature"
+        )
+
+
 def infer_input(name: str, summary: FeatureSummary, shape: Sequence[int]) -> InputFeature:
     """How the model's input is stored, from what the first records hold and `data.records.shape`.
 
@@ -283,7 +300,13 @@ def infer_input(name: str, summary: FeatureSummary, shape: Sequence[int]) -> Inp
     """
     if summary.kind == "bytes" and (summary.image or name.endswith("encoded")):
         return InputFeature(name=name, form="encoded")
-    if not summary.single or len(summary.lengths) > 1:
+    if summary.kind == "bytes" and not summary.single:
+        raise UnreadableSource(
+            f"data.records.input: {name} holds several values in one record ({summary}), and an"
+            " example is one image or one array; write a record for each, or set it to another"
+            " feature"
+        )
+    if len(summary.lengths) > 1:
         raise UnreadableSource(
             f"data.records.input: {name} differs in length from record to record ({summary}); an"
             " encoded image may, but values must have one shape"
