@@ -4,6 +4,7 @@ what cannot be read is refused or rejected in words.
 
 from __future__ import annotations
 
+import doctest
 import gzip
 import json
 import subprocess
@@ -16,6 +17,7 @@ import tensorflow as tf
 from conftest import picture
 from test_example_features import example
 
+from tasks import ingest
 from tasks.data.sources import base, foreign, tfds, tfrecord
 from tasks.data.tfrecord import frame
 from tasks.errors import DataNotFound, UnreadableSource
@@ -296,6 +298,13 @@ def test_a_compressed_shard_is_refused_with_what_to_do(tmp_path):
         UnreadableSource, match=r"b\.tfrecord\.gz is compressed with GZIP; .* `gunzip"
     ):
         scan(tmp_path)
+
+
+@pytest.mark.parametrize("module", [ingest, tfrecord], ids=["ingest", "tfrecord"])
+def test_worked_examples_hold(module):
+    result = doctest.testmod(module)
+    assert result.attempted
+    assert not result.failed
 
 
 def test_the_command_that_unpacks_a_shard_works_whatever_its_name(tmp_path):
