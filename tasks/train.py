@@ -327,7 +327,10 @@ def main() -> None:
             f" {pipelines.train.examples:,} examples"
         )
         if data.snapshot.vocabulary:
-            echo("  model.keras takes token numbers, int32 and padded with 0, not strings")
+            echo(
+                "  model.keras takes token numbers, int32 and padded with 0, not strings; one that"
+                f" takes these: `python -m tasks.export --pipeline {name} --out FOLDER`"
+            )
         if visible_gpus()[1]:
             echo(f"  {visible_gpus()[1]}")
         objects: dict[str, str] = {}

@@ -58,7 +58,7 @@ LAYERS = (
     ("tasks.diagnosis",),
     ("tasks.params", "tasks.params_checks", "tasks.params_file"),
     ("tasks.cli", "tasks.assembly"),
-    (*(f"tasks.{stage}" for stage in STAGES), "tasks.verify", "tasks.stall"),
+    (*(f"tasks.{stage}" for stage in STAGES), "tasks.verify", "tasks.stall", "tasks.export"),
 )
 FLOWS_MAY_IMPORT = (
     "flows",

@@ -26,11 +26,12 @@ BYTES = 256
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
     """`encode` turns texts (batch,) into ragged tokens (batch, tokens) int32, numbers from 1 up to
-    `vocabulary`, excluded.
+    `vocabulary`, excluded. `module` holds what a SavedModel of it must hold, too; None: nothing.
     """
 
     encode: Callable[[tf.Tensor], tf.RaggedTensor]
     vocabulary: int
+    module: Any = None
 
 
 def tokenize(op: Tokenize, text: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
@@ -85,17 +86,30 @@ def _sentencepiece(content: bytes) -> Tokenizer:
             ]
         ) from error
     shift = int(processor.pad_id() != 0)
+
     # tensorflow_text's class leaves the model to the kernel that loads it, which is gone as soon as
     # anyone sets a seed: that clears the cache of kernels. Under a name of its own the model stays.
-    model = kernels.sentencepiece_op(model=content, shared_name=digest_blake2b(content))
+    # A SavedModel makes it again from its function.
+    class Model(tf.saved_model.experimental.TrackableResource):
+        def _create_resource(self) -> tf.Tensor:
+            return kernels.sentencepiece_op(model=content, shared_name=digest_blake2b(content))
+
+    model = Model()
+    handle = model.resource_handle  # made now, and not within a function that is being traced
 
     def encode(texts: tf.Tensor) -> tf.RaggedTensor:
         tokens, splits = kernels.sentencepiece_tokenize_op(
-            model, texts, nbest_size=0, alpha=1.0, add_bos=False, add_eos=False, reverse=False
+            handle,
+            texts,
+            nbest_size=0,
+            alpha=1.0,
+            add_bos=False,
+            add_eos=False,
+            reverse=False,
         )
         return _shifted(tf.RaggedTensor.from_row_splits(tokens, splits, validate=False), shift)
 
-    return Tokenizer(encode=encode, vocabulary=processor.vocab_size() + shift)
+    return Tokenizer(encode=encode, vocabulary=processor.vocab_size() + shift, module=model)
 
 
 def _wordpiece(content: bytes) -> Tokenizer:
@@ -119,6 +133,7 @@ def _wordpiece(content: bytes) -> Tokenizer:
     return Tokenizer(
         encode=lambda texts: _shifted(tokenizer.tokenize(texts), shift),
         vocabulary=len(words) + shift,
+        module=tokenizer,
     )
 
 

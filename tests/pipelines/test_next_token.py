@@ -65,7 +65,7 @@ def document(path, **sections):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Parameters, and texts in two folders and beside them, prepared."""
+    """Parameters, and texts in two folders and above them, prepared."""
     root = tmp_path_factory.mktemp("next_token")
     source = write_texts(root / "source")
     (source / "beside.txt").write_text("The quick brown fox. " * 20)

@@ -1,0 +1,64 @@
+"""Export what was trained on text as a SavedModel that takes strings, for whatever serves it.
+
+Not a stage: it reads runs/NAME/model.keras and the tokenizer in data/snapshot/, and nothing follows
+from it. Load it with `tf.saved_model.load(FOLDER).serve(texts)`; unless tokens are bytes,
+`import tensorflow_text` comes first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.assembly.inputs import open_inputs, token_windows
+from tasks.assembly.model import build_models_for
+from tasks.cli import pipeline_stage_cli
+from tasks.errors import ForeignFiles, ImpossiblePlan, MissingInput
+from tasks.layout import Layout
+from tasks.params import Params
+from tasks.pipelines.shapes import resolve_decode
+from tasks.progress import echo
+from tasks.training.serving import export_text_model
+
+
+def export(params: Params, name: str, out: Path, *, layout: Layout) -> None:
+    """Write the model of configuration `name` into the new folder `out`.
+
+    Raises:
+      ImpossiblePlan: the data are no text; a model of anything else holds its preprocessing.
+      MissingInput: the configuration has not been trained.
+      ForeignFiles: there is something at `out`.
+    """
+    trained, data = layout.run(name) / "model.keras", open_inputs(params, layout)
+    if data.shards.schema.payload != "text":
+        raise ImpossiblePlan(
+            f"{params.data.source} is no text; {trained} takes what is stored as it is: load it"
+            " with keras.saving.load_model"
+        )
+    if not trained.exists():
+        raise MissingInput(f"{trained} does not exist; run `dvc repro train@{name}`")
+    if out.exists():
+        raise ForeignFiles(f"{out} exists; name another folder with --out, or remove it")
+    model = build_models_for(params, data).full_model
+    model.load_weights(trained)
+    export_text_model(
+        model,
+        resolve_decode(data.bind_to_data(params.preprocess), data.shards.schema),
+        out,
+        classes=data.shards.classes if token_windows(params, data) is None else (),
+    )
+
+
+def main() -> None:
+    """Write a SavedModel that takes strings."""
+    with pipeline_stage_cli(
+        main,
+        lambda parser: parser.add_argument(
+            "--out", required=True, type=Path, metavar="FOLDER", help="a folder that is not there"
+        ),
+    ) as context:
+        export(context.params, context.name, context.options.out, layout=Layout())
+        echo(f"export {context.name}: {context.options.out}, serve(text: string)")
+
+
+if __name__ == "__main__":
+    main()

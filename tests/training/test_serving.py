@@ -1,0 +1,88 @@
+"""An exported model of text answers strings as the trained one answers their tokens."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from texts import params_of, prepare_texts
+
+from tasks.assembly.inputs import open_inputs
+from tasks.assembly.model import build_models_for
+from tasks.errors import ForeignFiles, MissingInput
+from tasks.export import export
+from tasks.pipelines.text_ops import Tokenize
+from tasks.pipelines.tokenizers import tokenize
+from tasks.training.model_files import save_model
+from tasks.training.serving import CLASSES, export_text_model
+
+TEXTS = ["the quick brown fox", "", "a lazy dog, üñí, jumps over the fox " * 4]
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory):
+    return prepare_texts(tmp_path_factory.mktemp("texts"))
+
+
+def test_the_model_of_a_run_is_exported(layout, tmp_path):
+    params = params_of({}, train={"seed": 1})
+    with pytest.raises(MissingInput, match="run `dvc repro train@p`"):
+        export(params, "p", tmp_path / "served", layout=layout)
+    model = build_models_for(params, open_inputs(params, layout)).full_model
+    layout.run("p").mkdir(parents=True)
+    save_model(model, layout.run("p") / "model.keras")
+    export(params, "p", tmp_path / "served", layout=layout)
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    served = loaded.serve(tf.constant(TEXTS))
+    for text, answer in zip(TEXTS, served["probabilities"].numpy(), strict=True):
+        tokens = [byte + 1 for byte in text.encode()][:60] or [0]
+        expected = tf.nn.softmax(model(np.array([tokens], np.int32)))[0]
+        np.testing.assert_allclose(answer, expected, atol=1e-5)
+    assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
+    with pytest.raises(ForeignFiles, match="name another folder"):
+        export(params, "p", tmp_path / "served", layout=layout)
+
+
+def test_a_language_model_says_which_token_follows(layout, tmp_path):
+    params = params_of({}, window={"tokens": 24}, model={"options": {"width": 8, "blocks": 1}})
+    model = build_models_for(params, open_inputs(params, layout)).full_model
+    layout.run("next").mkdir(parents=True)
+    save_model(model, layout.run("next") / "model.keras")
+    export(params, "next", tmp_path / "served", layout=layout)
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    served = loaded.serve(tf.constant(TEXTS[:1]))
+    tokens = np.array([[byte + 1 for byte in TEXTS[0].encode()]], np.int32)
+    expected = tf.nn.softmax(model(tokens)[:, -1])
+    np.testing.assert_allclose(served["probabilities"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece"])
+def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
+    pieces = tmp_path / "tokenizer"
+    if kind == "wordpiece":
+        pieces.write_text("[PAD]\n[UNK]\nthe\nquick\nfox\n##es\n")
+    else:
+        import sentencepiece
+
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the quick brown fox jumps over the lazy dog"] * 20),
+            model_prefix=str(pieces),
+            vocab_size=30,
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
+            minloglevel=2,
+        )
+        pieces = pieces.with_suffix(".model")
+    op = Tokenize(kind=kind, model=str(pieces))
+    text = keras.Input((None,), dtype="int32")
+    embedded = keras.layers.Embedding(50, 4, mask_zero=True)(text)
+    model = keras.Model(text, keras.layers.GlobalAveragePooling1D()(embedded))
+    export_text_model(model, [op], tmp_path / "served", classes=["a", "b", "c", "d"])
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    served = loaded.serve(tf.constant(["the foxes", "quick"]))
+    tokens = tokenize(op, tf.constant(["the foxes", "quick"])).to_tensor()
+    expected = tf.nn.softmax(model(tokens))
+    np.testing.assert_allclose(served["probabilities"], expected, atol=1e-6)
