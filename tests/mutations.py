@@ -1154,8 +1154,8 @@ FAULTS = (
     ),
     Fault(
         "the vocabulary of a shifted model lacks its last piece",
-        "vocabulary=processor.vocab_size() + shift)",
-        "vocabulary=processor.vocab_size())",
+        "vocabulary=processor.vocab_size() + shift, module",
+        "vocabulary=processor.vocab_size(), module",
         (GIVEN + "test_a_sentencepiece_model_without_padding_is_counted_from_one",),
     ),
     Fault(
