@@ -26,7 +26,9 @@ for _name, _value in DEFAULT_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 USUAL_GC_THRESHOLDS = gc.get_threshold()
-if sys.argv[:1] == ["-m"]:  # as Python has it while it starts a module
+HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
+# `-m` is what Python has there while it looks for the module that it starts.
+if sys.argv[:1] == ["-m"] and {f"tasks.{stage}" for stage in HEAVY_STAGES} & {*sys.orig_argv}:
     # A million objects come, and all stay: a fifth of a start is looking through them. `tasks.cli`
     # sets it back.
     gc.set_threshold(1_000_000)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tasks import HEAVY_STAGES
 from tasks.libraries import LIBRARIES
 
 ROOT = Path(__file__).parent.parent
@@ -364,14 +365,24 @@ def test_garbage_is_searched_for_as_usual_but_while_a_stage_imports_its_librarie
     code = (
         "import gc, sys; usual = gc.get_threshold(); import tasks;"
         " print(gc.get_threshold() == usual);"
-        " del sys.modules['tasks']; sys.argv = ['-m']; import tasks; print(gc.get_threshold()[0]);"
+        " del sys.modules['tasks']; sys.argv[0] = '-m'; import tasks; print(gc.get_threshold()[0]);"
         " from tasks.cli import collect_garbage_as_usual; collect_garbage_as_usual();"
         " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    stage, other = (
+        subprocess.run(
+            [sys.executable, "-c", code, module],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for module in ("tasks.train", "tasks.stall")
     )
-    assert done.stdout.split() == ["True", "1000000", "True", "True"]
+    assert stage == ["True", "1000000", "True", "True"]
+    assert other == ["True", "700", "True", "True"]
+    for name in HEAVY_STAGES:
+        assert "stage_cli(" in (ROOT / "tasks" / f"{name}.py").read_text(), "it sets it back"
 
 
 def test_words_that_the_glossary_replaces_do_not_come_back():
