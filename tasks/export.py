@@ -25,7 +25,7 @@ def export(params: Params, name: str, out: Path, *, layout: Layout) -> None:
 
     Raises:
       ImpossiblePlan: the data are no text; a model of anything else holds its preprocessing.
-      MissingInput: the configuration has not been trained.
+      MissingInput: the configuration has not been trained, or with other parameters.
       ForeignFiles: there is something at `out`.
     """
     trained, data = layout.run(name) / "model.keras", open_inputs(params, layout)
@@ -38,13 +38,20 @@ def export(params: Params, name: str, out: Path, *, layout: Layout) -> None:
         raise MissingInput(f"{trained} does not exist; run `dvc repro train@{name}`")
     if out.exists():
         raise ForeignFiles(f"{out} exists; name another folder with --out, or remove it")
-    model = build_models_for(params, data).full_model
-    model.load_weights(trained)
+    model, window = build_models_for(params, data).full_model, token_windows(params, data)
+    try:
+        model.load_weights(trained)
+    except ValueError as error:
+        raise MissingInput(
+            f"{trained} was trained with other parameters or tokens"
+            f" ({str(error).splitlines()[0]}); run `dvc repro train@{name}`"
+        ) from error
     export_text_model(
         model,
         resolve_decode(data.bind_to_data(params.preprocess), data.shards.schema),
         out,
-        classes=data.shards.classes if token_windows(params, data) is None else (),
+        classes=data.shards.classes if window is None else (),
+        context=None if window is None else window.length,
     )
 
 

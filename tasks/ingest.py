@@ -97,9 +97,8 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         examples = _table(rows, classes, settings.split, series=schema.payload == "series")
         stats = _stats(examples, classes, rejects, notes, source)
-        _check_usable(stats, set(rows["split"]))
-        if schema.label == "class" and settings.label_kind != "none":
-            _check_classes(classes)
+        classified = schema.label == "class" and settings.label_kind != "none"
+        _check_usable(stats, set(rows["split"]), classes=classes if classified else None)
         manifest = Manifest(
             examples=examples,
             classes=classes,
@@ -403,18 +402,9 @@ def _stats(
     }
 
 
-def _check_classes(classes: Sequence[str]) -> None:
-    """Refuse a single class."""
-    if len(classes) < 2:  # noqa: PLR2004
-        raise UnusableDataset(
-            f"there is a single class, {classes[0]}; a classifier needs at least two class folders"
-            " or labels"
-        )
-
-
-def _check_usable(stats: dict, given: Collection[str]) -> None:
+def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str] | None) -> None:
     """Refuse what cannot be trained on; `given` are the splits that the source itself names, empty
-    where it leaves that open.
+    where it leaves that open, `classes` those that are to be told apart, if any are.
     """
     train = stats["examples"].get("train", 0)
     own = bool(given) and "" not in given
@@ -422,6 +412,11 @@ def _check_usable(stats: dict, given: Collection[str]) -> None:
         remedy = "mark examples as train in the column `split`" if own else "see data.split"
         raise UnusableDataset(
             f"no example is left for training; {remedy} and the rejected examples"
+        )
+    if classes is not None and len(classes) < 2:  # noqa: PLR2004
+        raise UnusableDataset(
+            f"there is a single class, {classes[0]}; a classifier needs at least two class folders"
+            " or labels"
         )
     if stats["examples"].get("validation", 0) == 0:
         remedy = "raise data.split.validation or add data"

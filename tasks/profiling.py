@@ -30,7 +30,7 @@ from tasks.diagnosis.threshold import parse_threshold
 from tasks.diagnosis.timeline import find_timeline
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import Trace, read_trace, trace
-from tasks.errors import MissingInput
+from tasks.errors import MissingInput, UnknownModel
 from tasks.files import atomic_folder, write_json
 from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
@@ -335,6 +335,11 @@ def profile_emulated(context: StageContext, accelerator: Accelerator, *, address
     Nothing of runs/NAME changes; the profile goes to .throughline/accelerators/NAME.
     """
     params = context.params
+    if params.window.tokens is not None:
+        raise UnknownModel(
+            "--accelerator emulates a model with one output per example; next tokens have one per"
+            " token. Profile this configuration with its own model"
+        )
     emulated = ModelSettings(
         name=EMULATED, options={"step_ms": accelerator.step_ms(params.batch_size)}
     )

@@ -6,7 +6,6 @@ the same work resumes from the last one. Results are written to files first, the
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -149,10 +148,14 @@ def train(
 def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, float]:
     """Values by their names and, of next tokens, the perplexity for each loss among them."""
     losses = [name for name in values if name.endswith("loss") and target.kind == "next_token"]
-    return {
-        **values,
-        **{f"{name.removesuffix('loss')}perplexity": math.exp(values[name]) for name in losses},
-    }
+    with np.errstate(over="ignore"):  # of a training that has gone astray it is infinite
+        return {
+            **values,
+            **{
+                f"{name.removesuffix('loss')}perplexity": float(np.exp(values[name]))
+                for name in losses
+            },
+        }
 
 
 def fit(

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tasks.files import atomic_folder
 from tasks.pipelines.elements import apply_ops
 from tasks.pipelines.ops import Op
-from tasks.pipelines.text_ops import EndDocument, Tokenize
+from tasks.pipelines.text_ops import EndDocument, Tokenize, Truncate
 from tasks.pipelines.tokenizers import open_tokenizer
 
 CLASSES = Path("assets.extra", "classes.txt")
@@ -29,22 +29,25 @@ def export_text_model(
     folder: Path,
     *,
     classes: Sequence[str] = (),
+    context: int | None = None,
 ) -> None:
     """Write `folder`, a SavedModel with the signature `serve(text: string (batch,))`, which returns
     `probabilities` float32: (batch, classes) in the order of `classes`, which lie next to it; or
-    (batch, vocabulary) of the token after each text, where no `classes` are given.
+    (batch, vocabulary) of the token after each text, of a language model, which sees the last
+    `context` tokens of it.
 
     `model` takes tokens (batch, length) int32 and returns logits; `ops` make these tokens of a
     text.
     """
-    ops = tuple(op for op in ops if classes or not isinstance(op, EndDocument))  # a text goes on
+    if context is not None:  # a text goes on where it ends
+        ops = tuple(op for op in ops if not isinstance(op, EndDocument | Truncate))
     tokenizer = open_tokenizer(next(op for op in ops if isinstance(op, Tokenize)))
 
     def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
         element = apply_ops(ops, {"text": text}, seed=0, epoch=tf.constant(0, tf.int64))
-        tokens: Any = element["text"]
+        tokens: Any = element["text"] if context is None else element["text"][:, -context:]
         logits = tf.cast(model(_pad(tokens), training=False), tf.float32)
-        if not classes:
+        if context is not None:
             last = tf.maximum(tokens.row_lengths() - 1, 0)
             logits = tf.gather(logits, last, batch_dims=1)
         return {"probabilities": tf.nn.softmax(logits)}

@@ -167,6 +167,8 @@ class _Block(layers.Layer):
 
     def __init__(self, width: int, heads: int, dropout: float, **options: Any) -> None:
         super().__init__(**options)
+        if heads < 1 or width % heads:
+            raise ValueError(f"width {width} is no multiple of heads {heads}")
         self.attention = layers.MultiHeadAttention(heads, width // heads)
         self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
         self.widen = layers.Dense(4 * width, activation="gelu")

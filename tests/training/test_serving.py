@@ -42,6 +42,9 @@ def test_the_model_of_a_run_is_exported(layout, tmp_path):
     assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
     with pytest.raises(ForeignFiles, match="name another folder"):
         export(params, "p", tmp_path / "served", layout=layout)
+    other = params_of({}, model={"options": {"width": 3}})
+    with pytest.raises(MissingInput, match=r"other parameters.* run `dvc repro train@p`"):
+        export(other, "p", tmp_path / "other", layout=layout)
 
 
 def test_a_language_model_says_which_token_follows(layout, tmp_path):
@@ -51,8 +54,8 @@ def test_a_language_model_says_which_token_follows(layout, tmp_path):
     save_model(model, layout.run("next") / "model.keras")
     export(params, "next", tmp_path / "served", layout=layout)
     loaded = tf.saved_model.load(str(tmp_path / "served"))
-    served = loaded.serve(tf.constant(TEXTS[:1]))
-    tokens = np.array([[byte + 1 for byte in TEXTS[0].encode()]], np.int32)
+    served = loaded.serve(tf.constant(TEXTS[2:]))
+    tokens = np.array([[byte + 1 for byte in TEXTS[2].encode()][-24:]], np.int32)
     expected = tf.nn.softmax(model(tokens)[:, -1])
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-5)
 
