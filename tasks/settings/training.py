@@ -98,6 +98,6 @@ class MeasureSettings(Settings):
     warm_up_steps: int = Field(
         default=10,
         ge=1,
-        description="steps before the traced window opens, so that start-up stays out",
+        description="profile: train steps before its timing begins, so that start-up stays out",
     )
     trace_steps: int = Field(default=20, ge=1, le=1000, description="steps in the traced window")
