@@ -27,8 +27,10 @@ for _name, _value in DEFAULT_ENVIRONMENT.items():
 
 USUAL_GC_THRESHOLDS = gc.get_threshold()
 HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
-# `-m` is what Python has there while it looks for the module that it starts.
-if sys.argv[:1] == ["-m"] and {f"tasks.{stage}" for stage in HEAVY_STAGES} & {*sys.orig_argv}:
+# While Python looks for the module that it starts, `-m` stands in its place, before its arguments.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") in {
+    f"tasks.{stage}" for stage in HEAVY_STAGES
+}:
     # A million objects come, and all stay: a fifth of a start is looking through them. `tasks.cli`
     # sets it back.
     gc.set_threshold(1_000_000)

@@ -52,8 +52,8 @@ def store_home() -> Path:
 
 
 def make_run_key(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> RunKey:
-    """The identity of the data set that ingest has read from `path` and described in the folder
-    `manifest`.
+    """The key of a configuration's run on the data set that ingest has read from `path` and
+    described in the folder `manifest`.
 
     Raises:
       MissingInput: ingest has not finished.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.files import read_json, write_json
+from tasks.tracking.experiments import RunKey
 
 FILES = ("artifact", "model")  # calls whose first value is a path
 
@@ -20,7 +21,7 @@ FILES = ("artifact", "model")  # calls whose first value is a path
 class PendingRun:
     """One run's calls in their order. `tags` tie it to the code and the flow of that time."""
 
-    identity: Mapping[str, str]
+    run_key: RunKey
     run_id: str | None
     status: str
     tags: Mapping[str, str]
@@ -29,7 +30,7 @@ class PendingRun:
 
 def enqueue(folder: Path, unsent: PendingRun) -> None:
     """Keep it for later. Its files are copied: their worktree may go with the run."""
-    file = folder / f"{time.time_ns()}-{unsent.identity['pipeline']}.json"
+    file = folder / f"{time.time_ns()}-{unsent.run_key.pipeline}.json"
     calls: list[list[Any]] = []
     for kind, *values in unsent.calls:
         value = (
@@ -44,7 +45,10 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
 def pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
     """Everything that is kept, the oldest first, each with its file."""
     for file in sorted(folder.glob("*.json")):
-        yield file, PendingRun(**read_json(file))
+        values = read_json(file)
+        # Files of earlier versions name it `identity`.
+        run_key = RunKey(**values.pop("run_key" if "run_key" in values else "identity"))
+        yield file, PendingRun(run_key=run_key, **values)
 
 
 def remove(file: Path) -> None:

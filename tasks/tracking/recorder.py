@@ -16,7 +16,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -94,7 +93,7 @@ class Recorder:
             enqueue(
                 store_home() / UNSENT,
                 PendingRun(
-                    identity=asdict(self._run_key),
+                    run_key=self._run_key,
                     run_id=self.run_id,
                     status=status,
                     tags=lineage(),
@@ -283,7 +282,7 @@ def sync() -> tuple[int, int]:
     sent = 0
     waiting = list(pending(store_home() / UNSENT))
     for file, unsent in waiting:
-        recorder = Recorder(RunKey(**unsent.identity), run_id=unsent.run_id)
+        recorder = Recorder(unsent.run_key, run_id=unsent.run_id)
         with recorder:
             recorder.tags(unsent.tags)
             recorder.replay(unsent.calls)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tasks.files import read_json, write_json
+from tasks.tracking.experiments import RunKey
 from tasks.tracking.outbox import PendingRun, enqueue, pending, remove
 
 
 def unsent(pipeline: str, *calls) -> PendingRun:
-    return PendingRun(
-        identity={"pipeline": pipeline}, run_id=None, status="FINISHED", tags={}, calls=calls
-    )
+    run_key = RunKey(data_set="photos", pipeline=pipeline, data_digest="d", sketch=["1f", "a0"])
+    return PendingRun(run_key=run_key, run_id=None, status="FINISHED", tags={}, calls=calls)
 
 
 def test_runs_come_back_value_by_value_the_oldest_first(tmp_path):
@@ -18,6 +19,15 @@ def test_runs_come_back_value_by_value_the_oldest_first(tmp_path):
     assert [run for _, run in pending(tmp_path)] == [
         PendingRun(**{**vars(run), "calls": list(run.calls)}) for run in runs
     ]
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path):
+    run = unsent("naive", ["tag", "a", "b"])
+    enqueue(tmp_path, run)
+    (file,) = tmp_path.glob("*.json")
+    values = read_json(file)
+    write_json(file, {"identity": values.pop("run_key"), **values})
+    assert [read.run_key for _, read in pending(tmp_path)] == [run.run_key]
 
 
 def test_files_and_folders_are_copied_and_outlive_their_originals(tmp_path):
