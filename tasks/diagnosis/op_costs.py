@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tasks.diagnosis.cost_model import Costs, OpCost
 from tasks.pipelines import stream_readers
+from tasks.pipelines.autograph import trace_as_written
 from tasks.pipelines.elements import apply_ops
 from tasks.pipelines.hosts import Host
 from tasks.pipelines.input_pipeline import InputPipeline
@@ -31,6 +32,7 @@ SAMPLE = 256  # examples at most
 WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.08
 
 
+@trace_as_written
 def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     """Measure what this configuration's parts cost, and those of the snapshot, which any
     configuration could read instead.

@@ -105,7 +105,7 @@ def difference(
     """
     stored_rows, fetch, epoch = (
         RowsByKey(exact),
-        tf.function(exact.reader.make_fetch_fn()),
+        tf.function(exact.reader.make_fetch_fn(), autograph=False),
         tf.constant(0, tf.int64),
     )
     total, largest, pixels, seen = 0.0, 0.0, 0, 0

@@ -14,11 +14,13 @@ from tasks.pipelines import (  # noqa: F401 - they add kernels
     host_kernels,
     text_kernels,
 )
-from tasks.pipelines.kernels import Element, compute, find_kernel
+from tasks.pipelines.autograph import trace_as_written
+from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.ops import Op
 from tasks.pipelines.randomness import RandomStream
 
 
+@trace_as_written
 def apply_ops(
     ops: Sequence[Op],
     element: Element,
@@ -37,8 +39,7 @@ def apply_ops(
     """
     for position, op in enumerate(ops, first):
         with tf.name_scope(op.name):
-            run = find_kernel(kernels, op)
-            element = run(op, element, random_stream(op, position, seed=seed, epoch=epoch))
+            element = kernels(op, element, random_stream(op, position, seed=seed, epoch=epoch))
     return element
 
 

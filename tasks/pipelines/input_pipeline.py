@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.data.splits import count_steps
+from tasks.pipelines.autograph import trace_as_written
 from tasks.pipelines.dataset import BuildContext
 from tasks.pipelines.epochs import snapshot_batches, stream_batches
 from tasks.pipelines.hosts import Host
@@ -95,6 +96,7 @@ class InputPipeline:
             spec.dtype.size * (spec.shape[1:].num_elements() or 0) for spec in specs
         )
 
+    @trace_as_written
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
         """The batches of steps [first_step, epochs · steps), counted over all epochs, as one
         sequence.
@@ -122,6 +124,7 @@ class InputPipeline:
             self._context.options()
         )
 
+    @trace_as_written
     def epoch_by_epoch(self) -> tf.data.Dataset:
         """One epoch, and with every new iteration the next: for loops that iterate again and again,
         such as `fit(dataset, epochs=…)`.
@@ -148,7 +151,7 @@ class InputPipeline:
         if not self.plan.on_device:
             return iter(self.dataset(first_step=first_step, epochs=epochs))
         return map(
-            tf.function(self.gather_fn()),
+            tf.function(self.gather_fn(), autograph=False),
             tf.data.Dataset.range(first_step, epochs * self.steps_per_epoch),
         )
 

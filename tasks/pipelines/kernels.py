@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tasks.pipelines.autograph import rewrite_for_tensors
 from tasks.pipelines.boxes import draw_boxes, image_size
 from tasks.pipelines.ops import (
     Brightness,
@@ -56,15 +56,7 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
         raise NotImplementedError(
             f"{type(op).__name__} has no kernel; give it a method compute(element, draw)"
         )
-    return own(element, draw)
-
-
-@tf.autograph.experimental.do_not_convert
-def find_kernel(kernels: Any, op: Op) -> Kernel:
-    """What runs an op: `kernels` is `compute`, or what does so within the train step. Apart, since
-    AutoGraph would convert how Python looks for it, and warn of an op that inherits its kernel.
-    """
-    return kernels.dispatch(type(op))
+    return rewrite_for_tensors(own)(element, draw)
 
 
 @compute.register

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tasks.pipelines.augmentations import Blur, ResizedCrop
 from tasks.pipelines.boxes import draw_boxes, image_size
 from tasks.pipelines.host_kernels import draw_sigma
-from tasks.pipelines.kernels import Element, compute, find_kernel, to_uint8
+from tasks.pipelines.kernels import Element, compute, to_uint8
 from tasks.pipelines.ops import Op
 from tasks.pipelines.randomness import RandomStream
 
@@ -24,7 +24,7 @@ from tasks.pipelines.randomness import RandomStream
 @singledispatch
 def compute_on_device(op: Op, element: Element, draw: RandomStream) -> Element:
     """Run one op on a batch on the accelerator; most have one kernel for everywhere."""
-    return find_kernel(compute, op)(op, element, draw)
+    return compute(op, element, draw)
 
 
 @compute_on_device.register

@@ -163,7 +163,8 @@ class SnapshotReader:
         one = tf.function(
             lambda columns, row, epoch: apply_ops(
                 ops, self._fetch_one(columns, row), seed=self.seed, epoch=epoch
-            )
+            ),
+            autograph=False,
         )
         scalar = tf.TensorSpec((), tf.int64)
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.columns())

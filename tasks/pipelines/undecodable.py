@@ -44,6 +44,7 @@ def find_undecodable(
     run = tf.function(
         lambda record: process_record(ops, record),
         input_signature=[tf.TensorSpec((), tf.string)],
+        autograph=False,
     )
     problems = {name: list(problem) for name, problem in damage.problems.items()}
     unusable = dict(damage.unusable)
