@@ -217,7 +217,7 @@ def collect_facts(
         train_step_ms=state.train_step_ms,
         # Tracing itself takes time, so the share is that of the traced steps.
         wait_pct=(
-            state.stall_pct
+            None
             if wait_ms is None or not breakdown.step_ms_p50
             else min(100.0, 100 * wait_ms / breakdown.step_ms_p50)
         ),

@@ -31,7 +31,7 @@ class Facts:
     accelerator: bool
     model_step_ms: float
     train_step_ms: float
-    wait_pct: float
+    wait_pct: float | None  # of the traced steps; None: the trace shows no wait
     stall: Stall
     batch_mib: float
     stored_mib: float  # the training split, preprocessed
@@ -57,6 +57,11 @@ class Facts:
     def stall_pct(self) -> float:
         """The measured stall."""
         return self.stall.pct
+
+    @property
+    def wait_or_stall_pct(self) -> float:
+        """The wait for input; where the trace does not show it, the stall."""
+        return self.stall_pct if self.wait_pct is None else self.wait_pct
 
     @property
     def map_parallelism(self) -> Parallelism:

@@ -125,7 +125,8 @@ class Finding:
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(ResultFile):
     """The verdict on one configuration. Utilization = model-only step time / real step time; stall
-    is the rest. `costs` are those of the plan's parts [µs], by which gains are predicted.
+    is the rest; `wait_pct` is the part of a traced step that waits for input, None where the trace
+    shows no iterators. `costs` are those of the plan's parts [µs], by which gains are predicted.
     """
 
     FILE: ClassVar[str] = "diagnosis.json"
@@ -135,7 +136,7 @@ class Diagnosis(ResultFile):
     verdict: str
     utilization_pct: float
     stall_pct: float
-    wait_pct: float
+    wait_pct: float | None
     binding: str
     attainable_examples_per_s: float
     cause: str
@@ -198,7 +199,7 @@ class ProfileResult(ResultFile):
     prepared_batches: int
     relative_rate: float
     utilization_pct: float
-    wait_pct: float
+    wait_pct: float | None
     wait_ms_p50: float | None
     wait_ms_p95: float | None
     model_step_ms: float

@@ -20,6 +20,7 @@ from tasks.diagnosis.rules import (
     waits,
 )
 from tasks.diagnosis.rules.base import Change, Effort, list_rules, rule
+from tasks.measurement.verdict import Stall
 
 STEP_MS = 10.0  # of training: 0.5 ms of it, 7.8125 µs per example, are worth a change
 ELSEWHERE = {"address": "grpc://input.example.org:5050"}
@@ -94,6 +95,16 @@ LIMITS = [
     (training, "gpu_idle", {}, {"gpu_utilization_pct": 80.0, "wait_pct": 0.0},
      {"gpu_utilization_pct": 79.0, "wait_pct": 0.0}, "the GPU is busy 79 % of the time"),
 ]  # fmt: skip
+
+
+def test_where_the_trace_shows_no_wait_the_stall_says_whether_the_gpu_waits_for_input():
+    detect = {rule.name: rule for rule in list_rules(training)}["gpu_idle"].detect
+
+    def said(pct: float) -> str | None:
+        stall = Stall(pct=pct, low_pct=pct, high_pct=pct)
+        return detect(facts_of({}, wait_pct=None, stall=stall, gpu_utilization_pct=50.0))
+
+    assert said(4.0) is not None and said(60.0) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def _cold_start(facts: Facts) -> str | None:
     return (
         f"{facts.cold_examples_per_s:,.0f} examples/s in the first pass,"
         f" {facts.input_examples_per_s:,.0f} later; a longer training does not feel it"
-        if slower and facts.wait_pct < WORTH_PCT
+        if slower and facts.wait_or_stall_pct < WORTH_PCT
         else None
     )
 
@@ -28,9 +28,9 @@ def _cold_start(facts: Facts) -> str | None:
 )
 def _gpu_idle(facts: Facts) -> str | None:
     used = facts.gpu_utilization_pct
-    if used is None or used >= 80 or facts.wait_pct >= WORTH_PCT:  # noqa: PLR2004 - the usual target
+    if used is None or used >= 80 or facts.wait_or_stall_pct >= WORTH_PCT:  # noqa: PLR2004 - the usual target
         return None
     return (
         f"the GPU is busy {used:.0f} % of the time, and it is not the input that it waits for"
-        f" ({facts.wait_pct:.1f} % of a step)"
+        f" ({facts.wait_or_stall_pct:.1f} % of a step)"
     )
