@@ -57,7 +57,7 @@ def training(
         trained, profiled = TrainResult.read(folder), ProfileResult.read(folder)
         result = {
             **(asdict(trained.throughput) if trained.throughput else {}),
-            **trained.train,
+            **trained.last_epoch,
             **{f"test_{name}": value for name, value in trained.test.items()},
             **asdict(profiled),
         }

@@ -273,7 +273,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         metric=trained.metric,
         validation_examples=built.validation_examples,
         held_out=trained.held_out,
-        val_metric=trained.train[f"val_{trained.metric}"],
+        val_metric=trained.last_epoch[f"val_{trained.metric}"],
         test_metric=trained.test.get(trained.metric),
         difference_mean=difference and difference.mean,
         difference_max=difference and difference.max,

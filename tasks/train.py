@@ -125,7 +125,7 @@ def train(
             if isinstance(plan.window, TokenWindow)
             else describe_held_out(pipelines.train.data, targets=targets)
         ),
-        train=with_perplexity(
+        last_epoch=with_perplexity(
             {name: value for name, value in checkpoints.rows[-1].items() if name != "epoch"},
             models.target,
         ),

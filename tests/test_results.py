@@ -48,7 +48,7 @@ def test_a_file_without_one_of_its_values_is_named_with_what_makes_it_again(kind
 
 
 def test_values_that_are_no_numbers_survive(tmp_path):
-    value = dataclasses.replace(made_up(TrainResult), train={"val_loss": float("inf")})
+    value = dataclasses.replace(made_up(TrainResult), last_epoch={"val_loss": float("inf")})
     value.write(tmp_path)
     assert TrainResult.read(tmp_path) == value
 
@@ -90,7 +90,7 @@ def test_the_compared_metrics_are_a_dozen_named_as_in_mlflow_without_what_was_no
     trained = dataclasses.replace(
         made_up(TrainResult),
         metric="accuracy",
-        train={"val_accuracy": 0.75},
+        last_epoch={"val_accuracy": 0.75},
         test={"accuracy": 0.5, "loss": 2.0},
     )
     profiled = dataclasses.replace(profiled, stall_pct=0.0)

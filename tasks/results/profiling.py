@@ -238,7 +238,7 @@ def compared_metrics(
     """
     known = train_metrics(built, trained) | profile_metrics(profiled)
     measured = {name: value for name in COMPARED if (value := known[name]) is not None}
-    quality = {f"val/{trained.metric}": trained.train[f"val_{trained.metric}"]} | (
+    quality = {f"val/{trained.metric}": trained.last_epoch[f"val_{trained.metric}"]} | (
         {f"test/{trained.metric}": trained.test[trained.metric]} if trained.test else {}
     )
     return {"verdict": profiled.verdict, **measured, **quality}

@@ -55,7 +55,8 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(ResultFile):
-    """A training: its last epoch, the metrics on the test split (empty where there is none), rates.
+    """A training: the metrics of its last epoch by their names in Keras, those on the test split
+    (empty where there is none), rates.
 
     `throughput` and `step` are None where no epoch was timed: all had been trained before an
     interruption.
@@ -66,7 +67,7 @@ class TrainResult(ResultFile):
 
     metric: str
     held_out: HeldOut
-    train: Mapping[str, float]
+    last_epoch: Mapping[str, float]
     test: Mapping[str, float] = field(default_factory=dict)
     throughput: TrainThroughput | None
     step: StepTimes | None
@@ -102,7 +103,7 @@ def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float |
         **{f"test/{name}": value for name, value in trained.test.items()},
         **{
             f"val/{name.removeprefix('val_')}": value
-            for name, value in trained.train.items()
+            for name, value in trained.last_epoch.items()
             if name == "val_perplexity"
         },
         "cpu/seconds_per_1k_examples": trained.cpu_seconds_per_1k_examples,
