@@ -120,11 +120,6 @@ def profile(
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
             model_examples_per_s=pipeline.examples_per_step / state.model_step_ms * 1e3,
-            train_examples_per_s=(
-                trained.throughput.train_examples_per_s
-                if trained and trained.throughput
-                else float("nan")
-            ),
             accelerator=accelerator,
         )
         diagnosis = diagnose(context.name, facts, ceilings, consumer)

@@ -231,7 +231,9 @@ def _row(row: MeasuredRow, base: MeasuredRow, reference: float) -> Row:
         steady_examples_per_s=relative_rate(row) * reference,
         steady_examples_per_s_low=low * reference,
         steady_examples_per_s_high=high * reference,
-        ceiling_examples_per_s=row.model_examples_per_s / row.reference_examples_per_s * reference,
+        model_ceiling_examples_per_s=row.model_examples_per_s
+        / row.reference_examples_per_s
+        * reference,
         speedup_vs_naive=relative_rate(row) / relative_rate(base),
         speedup_vs_naive_low=speedup_low,
         speedup_vs_naive_high=speedup_high,

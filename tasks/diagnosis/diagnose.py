@@ -35,13 +35,12 @@ ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """The three throughputs [examples/s]; `accelerator` is false on a CPU, where input and model
-    share the cores.
+    """Throughput of the input alone and of the model alone [examples/s]; `accelerator` is false on
+    a CPU, where input and model share the cores.
     """
 
     input_examples_per_s: float
     model_examples_per_s: float
-    train_examples_per_s: float
     accelerator: bool
 
     @property

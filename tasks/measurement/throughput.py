@@ -22,13 +22,13 @@ class EpochTiming:
     """One pass over the data, or as much of it as the time allowed.
 
     `first_batch_s` runs from asking for the iterator, or the last batch before, to the first one
-    here; `steady_examples_per_s` is everything after it. `gap_s` is what lay between two epochs,
+    here; `examples_per_s` is everything after it. `gap_s` is what lay between two epochs,
     where the pass begins one.
     """
 
     examples: int
     first_batch_s: float
-    steady_examples_per_s: float
+    examples_per_s: float
     gap_s: float | None
 
 
@@ -43,12 +43,12 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
       EmptyDataset: nothing came out.
     """
     timings = list(_time_epochs(pipeline, passes, max_seconds))
-    warm = [timing.steady_examples_per_s for timing in timings[1:] or timings]
+    warm = [timing.examples_per_s for timing in timings[1:] or timings]
     gaps = [timing.gap_s for timing in timings if timing.gap_s is not None]
     return InputThroughput(
         input_examples_per_s=statistics.median(warm),
         spread_examples_per_s=(min(warm), max(warm)),
-        cold_examples_per_s=timings[0].steady_examples_per_s,
+        cold_examples_per_s=timings[0].examples_per_s,
         first_batch_s=timings[0].first_batch_s,
         epoch_gap_s=statistics.median(gaps) if gaps else None,
         passes=len(timings),
@@ -106,7 +106,7 @@ def _time_epoch(
     timing = EpochTiming(
         examples=first_size + count,
         first_batch_s=first_batch_at - requested_at,
-        steady_examples_per_s=(
+        examples_per_s=(
             count / (now - first_batch_at)
             if count
             else first_size / max(first_batch_at - requested_at, 1e-9)

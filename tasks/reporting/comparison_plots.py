@@ -22,7 +22,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     axes = figure.subplots()
     trained = [row.steady_examples_per_s for row in rows]
     fed = [row.input_examples_per_s for row in rows]
-    computed = [row.ceiling_examples_per_s for row in rows]
+    computed = [row.model_ceiling_examples_per_s for row in rows]
     edge = 1.3 * max(*trained, *computed)
     places = range(len(rows))
     axes.barh(places, trained, height=0.5, color=TRAIN, label="training")

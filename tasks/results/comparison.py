@@ -62,14 +62,14 @@ class MeasuredRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Row(MeasuredRow):
-    """A configuration next to the others: its rates in the machine's speed of one moment, and what
-    it gains over the baseline, with intervals.
+    """A configuration next to the others: training in the steady state and the model's ceiling at
+    the machine's speed of one moment, and what it gains over the baseline, with intervals.
     """
 
     steady_examples_per_s: float
     steady_examples_per_s_low: float
     steady_examples_per_s_high: float
-    ceiling_examples_per_s: float
+    model_ceiling_examples_per_s: float
     speedup_vs_naive: float
     speedup_vs_naive_low: float
     speedup_vs_naive_high: float

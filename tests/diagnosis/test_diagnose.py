@@ -35,7 +35,6 @@ def judged(config: dict, *, model_ms: float = 10.0, accelerator: bool = True, **
     ceilings = Ceilings(
         input_examples_per_s=1000,
         model_examples_per_s=BATCH / model_ms * 1e3,
-        train_examples_per_s=900,
         accelerator=accelerator,
     )
     facts = facts_of(config, model_ms=model_ms, accelerator=accelerator, **known)
@@ -169,7 +168,6 @@ def test_ceilings_add_up_where_the_cores_are_shared():
     alone = {
         "input_examples_per_s": 300.0,
         "model_examples_per_s": 600.0,
-        "train_examples_per_s": 190.0,
     }
     assert Ceilings(**alone, accelerator=True).attainable_examples_per_s == 300
     assert Ceilings(**alone, accelerator=False).attainable_examples_per_s == pytest.approx(200)
