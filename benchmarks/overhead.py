@@ -33,7 +33,7 @@ def epochs(
 
     from tasks.assembly.inputs import input_pipeline, open_inputs
     from tasks.assembly.model import build_models_for
-    from tasks.measurement.hardware import Sampler
+    from tasks.measurement.hardware import UsageMonitor
     from tasks.params import check
     from tasks.tracking.recorder import Recorder, RunKey
     from tasks.training.checkpoint_store import CheckpointStore
@@ -76,8 +76,8 @@ def epochs(
         return time.perf_counter() - begun
 
     def measured() -> float:
-        with Sampler(paused=True) as sampler:
-            progress.attach(train_function, sampler)
+        with UsageMonitor(paused=True) as monitor:
+            progress.attach(train_function, monitor)
             return epoch([progress])
 
     with recorder:

@@ -25,7 +25,7 @@ from tasks.cli import pipeline_stage_cli
 from tasks.layout import Layout
 from tasks.measurement.draws import check_epoch
 from tasks.measurement.equality import difference, digest_examples
-from tasks.measurement.hardware import Sampler, fingerprint
+from tasks.measurement.hardware import UsageMonitor, describe_machine
 from tasks.measurement.padding import measure_sequences
 from tasks.measurement.throughput import measure_input
 from tasks.pipelines.input_pipeline import InputPipeline
@@ -56,15 +56,15 @@ def build(
       EmptyDataset: the configuration delivers nothing.
     """
     equality, epoch = digest_examples(plain), check_epoch(training)
-    with Sampler() as sampler:
+    with UsageMonitor() as monitor:
         throughput = measure_input(training, passes=measure.passes, max_seconds=measure.max_seconds)
     draws, rows = epoch or (None, None)
     result = BuildResult(
         plan=str(training.plan),
         throughput=throughput,
         equality=equality,
-        usage=sampler.measured,
-        machine=fingerprint(),
+        usage=monitor.measured,
+        machine=describe_machine(),
         validation_examples=training.data.count_examples("validation", training.plan.window),
         difference=difference(plain, exact) if training.plan.approximate else None,
         epoch=draws,

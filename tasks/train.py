@@ -29,7 +29,7 @@ from tasks.errors import ImpossiblePlan
 from tasks.files import digest_json
 from tasks.layout import Layout
 from tasks.measurement.gpus import used_gpus, visible_gpus
-from tasks.measurement.hardware import Sampler, fingerprint
+from tasks.measurement.hardware import UsageMonitor, describe_machine
 from tasks.measurement.held_out import describe_held_out, describe_next_tokens
 from tasks.params import Params
 from tasks.pipelines.hosts import host_from_tf_config
@@ -100,8 +100,8 @@ def train(
         echo(
             f"train: resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
         )
-    with Sampler(used_gpus(device_names(model)), paused=True) as sampler:
-        checkpoints.attach(train_function, sampler)
+    with UsageMonitor(used_gpus(device_names(model)), paused=True) as monitor:
+        checkpoints.attach(train_function, monitor)
         if start.step:
             # Keras makes the variables of its metrics with the first batch it sees, and they are to
             # continue from their values.
@@ -109,7 +109,7 @@ def train(
             fit(model, pipelines, checkpoints, start=start, until=start.epoch + 1)
             start = Position(epoch=start.epoch + 1)
         fit(model, pipelines, checkpoints, start=start, until=settings.epochs)
-    usage, timer = sampler.measured, checkpoints.timer
+    usage, timer = monitor.measured, checkpoints.timer
     test = (
         {}
         if pipelines.test is None
@@ -221,7 +221,7 @@ def log_inputs(
             "plan": str(pipeline.plan),
         }
     )
-    recorder.params({"machine": fingerprint()})
+    recorder.params({"machine": describe_machine()})
     recorder.dataset(params.data.source, data_digest)
 
 

@@ -1,4 +1,4 @@
-"""The machine: its fingerprint, and what a measured process uses of it (CPU, memory, disk, GPU
+"""The machine: its description, and what a measured process uses of it (CPU, memory, disk, GPU
 through NVML).
 """
 
@@ -22,7 +22,7 @@ import pynvml
 
 from tasks.measurement.gpus import visible_gpus
 from tasks.progress import echo
-from tasks.results.build import Usage
+from tasks.results.base import Usage
 
 SAMPLE_EVERY_S = 0.2
 # What this device never measures.
@@ -44,7 +44,7 @@ class GpuSample:
     power_w: float | None
 
 
-class Sampler:
+class UsageMonitor:
     """Context manager that measures the process and samples GPUs in a thread; read `measured` after
     leaving it.
 
@@ -64,11 +64,11 @@ class Sampler:
         self._wall_s = self._cpu_s = self._since = 0.0
         self._cpu: dict[int, float] = {}
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> UsageMonitor:
         self._process = psutil.Process()
         self._read = _bytes_read(self._process)
         if self._gpus:
-            self._thread = threading.Thread(target=self._sample, daemon=True, name="gpu-sampler")
+            self._thread = threading.Thread(target=self._sample, daemon=True, name="usage-monitor")
             self._thread.start()
         if not self._paused_at_first:
             self.resume()
@@ -133,7 +133,7 @@ class Sampler:
     def measured(self) -> Usage:
         """What was used; known once the block is left."""
         if self._usage is None:
-            raise RuntimeError("the sampler is still running")
+            raise RuntimeError("the monitor is still running")
         return self._usage
 
     def _sample(self) -> None:
@@ -149,7 +149,7 @@ class Sampler:
                 self._samples.append(sample)
 
 
-def fingerprint() -> dict[str, str | int | float | list[str]]:
+def describe_machine() -> dict[str, str | int | float | list[str]]:
     """Describe the machine and the versions, so that numbers are only compared with their like."""
     handles, _ = visible_gpus()
     return {

@@ -1,12 +1,13 @@
 """What one stage writes for the others: a typed value in a JSON file, and the one way to read it.
 
-A module of this room per stage, so that DVC runs a stage again only where the form of its own
-results, or of those it reads, has changed.
+There is a module per stage, so that DVC runs a stage again only where the form of its own results,
+or of those it reads, has changed.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -54,6 +55,29 @@ class ResultFile:
     def write(self, folder: Path) -> None:
         """Write the file into the folder that it is to be in, atomically."""
         write_json(folder / self.FILE, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What happened while a process was measured. GPU fields are None without a GPU, or where NVML
+    does not report them.
+
+    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data
+    service) and the GPU's metrics leave out what happened while measuring was paused; memory and
+    reading from storage are of this process and the whole time. CPU utilization is of all cores
+    that the process may use.
+    """
+
+    wall_s: float
+    cpu_s: float
+    cpu_utilization_pct: float | None
+    rss_mb_max: float
+    disk_read_mb: float
+    gpu_utilization_pct_mean: float | None
+    gpu_utilization_pct_p10: float | None
+    gpu_utilization_pct_p50: float | None
+    gpu_memory_mb_max: float | None
+    gpu_power_w_mean: float | None
 
 
 @cache

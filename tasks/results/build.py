@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tasks.results.base import ResultFile
+from tasks.results.base import ResultFile, Usage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,29 +66,6 @@ class SequenceBatches:
     tokens_per_s: float
     padding_pct: float
     distinct_shapes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """What happened while a process was measured. GPU fields are None without a GPU, or where NVML
-    does not report them.
-
-    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data
-    service) and the GPU's metrics leave out what happened while measuring was paused; memory and
-    reading from storage are of this process and the whole time. CPU utilization is of all cores
-    that the process may use.
-    """
-
-    wall_s: float
-    cpu_s: float
-    cpu_utilization_pct: float | None
-    rss_mb_max: float
-    disk_read_mb: float
-    gpu_utilization_pct_mean: float | None
-    gpu_utilization_pct_p10: float | None
-    gpu_utilization_pct_p50: float | None
-    gpu_memory_mb_max: float | None
-    gpu_power_w_mean: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

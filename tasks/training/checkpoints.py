@@ -67,7 +67,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any
     instant.
 
-    `measured_steps` are those that the sampler has measured: without executions that trace a graph
+    `measured_steps` are those that the monitor has measured: without executions that trace a graph
     first, and without validation.
     """
 
@@ -85,17 +85,17 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._pipeline, self._store = pipeline, store
         self._settings, self._recorder = settings, recorder
         self._train_function: TrainFunction | None = None
-        self._sampler: Pausable | None = None
+        self._monitor: Pausable | None = None
         self._start = Position()
         self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to resume from
         self._logged_at = 0.0
         self._step = 0  # of the current epoch, that have been run
 
-    def attach(self, train_function: TrainFunction, sampler: Pausable) -> None:
-        """Follow the executions of this function, and have the sampler pause while a graph is
+    def attach(self, train_function: TrainFunction, monitor: Pausable) -> None:
+        """Follow the executions of this function, and have the monitor pause while a graph is
         traced and while the model is validated.
         """
-        self._train_function, self._sampler = train_function, sampler
+        self._train_function, self._monitor = train_function, monitor
 
     def restore(self, model: keras.Model) -> Position:
         """Load the last usable checkpoint of the same work into the model and say how far it was;
@@ -123,10 +123,10 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Measure the execution, unless it traces a graph first."""
-        if self._sampler and self._active_train_function.traces:
-            self._sampler.pause()
-        elif self._sampler:
-            self._sampler.resume()
+        if self._monitor and self._active_train_function.traces:
+            self._monitor.pause()
+        elif self._monitor:
+            self._monitor.resume()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Time the execution, say every few seconds how far a long epoch is, and keep a checkpoint
@@ -136,7 +136,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         steps = self._active_train_function.steps
         self.timer.tick(steps)
         before, self._step = self._step, self._step + steps
-        if self._sampler and self._sampler.running:
+        if self._monitor and self._monitor.running:
             self.measured_steps += steps
         if time.monotonic() - self._logged_at >= LOG_EVERY_S:
             self._logged_at = time.monotonic()
@@ -157,8 +157,8 @@ class CheckpointCallback(keras.callbacks.Callback):
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """The epoch's last step is done; validation is neither timed nor measured."""
         self.timer.end()
-        if self._sampler:
-            self._sampler.pause()
+        if self._monitor:
+            self._monitor.pause()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Close the epoch: row, metrics, checkpoint."""

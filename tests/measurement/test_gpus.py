@@ -17,20 +17,20 @@ from project import ROOT
 from skips import need
 
 from tasks.measurement.gpus import used_gpus
-from tasks.measurement.hardware import Sampler
+from tasks.measurement.hardware import UsageMonitor
 
 ASK = """
 import json, time
 import pynvml
 from tasks.measurement.gpus import used_gpus, visible_gpus
-from tasks.measurement.hardware import Sampler, fingerprint
+from tasks.measurement.hardware import UsageMonitor, describe_machine
 handles, reason = visible_gpus()
 used = used_gpus({"/job:localhost/replica:0/task:0/device:GPU:0", "/device:CPU:0"})
-with Sampler(used) as sampler:
+with UsageMonitor(used) as monitor:
     time.sleep(0.9)
 names = [pynvml.nvmlDeviceGetName(handle) for handle in used]
-known = {"gpus": fingerprint()["gpus"], "reason": reason, "used": names}
-print(json.dumps({**known, **vars(sampler.measured)}))
+known = {"gpus": describe_machine()["gpus"], "reason": reason, "used": names}
+print(json.dumps({**known, **vars(monitor.measured)}))
 """
 
 
@@ -141,14 +141,14 @@ def busy(seconds):
 
 
 def test_what_happens_in_a_pause_is_not_measured():
-    with Sampler([], paused=True) as sampler:
+    with UsageMonitor([], paused=True) as monitor:
         busy(0.3)
-        sampler.resume()
+        monitor.resume()
         busy(0.1)
-        sampler.pause()
+        monitor.pause()
         busy(0.3)
-    assert 0.08 <= sampler.measured.cpu_s < 0.25, "in ticks of 10 ms"
-    assert sampler.measured.wall_s >= 0.1
+    assert 0.08 <= monitor.measured.cpu_s < 0.25, "in ticks of 10 ms"
+    assert monitor.measured.wall_s >= 0.1
 
 
 CHILD = """
@@ -166,10 +166,10 @@ def test_the_work_of_child_processes_counts():
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    with Sampler([]) as sampler:
+    with UsageMonitor([]) as monitor:
         child.stdin.write("\n")
         child.stdin.flush()
         child.stdout.readline()
     spent = psutil.Process(child.pid).cpu_times()
     child.communicate()
-    assert 0.35 <= sampler.measured.cpu_s <= spent.user + spent.system + 0.2
+    assert 0.35 <= monitor.measured.cpu_s <= spent.user + spent.system + 0.2

@@ -69,7 +69,7 @@ class Stopping(CheckpointCallback):
 
     def on_test_batch_begin(self, batch, logs=None):
         Stopping.latest = self
-        assert not self._sampler.running
+        assert not self._monitor.running
 
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)
