@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.errors import UserError, WorkspaceProblem
-from tasks.params import Document
+from tasks.params import ParamsDocument
 from tasks.params_file import PARAMS_FILE, read_document
 
 NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
@@ -54,7 +54,7 @@ def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
     """
     train = _mapping(document.get("train"))
     values = {**_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
-    fields = Document.model_fields
+    fields = ParamsDocument.model_fields
     defaults = {"batch_size": fields["batch_size"].default}
     defaults |= {f"train.{key}": value for key, value in fields["train"].default}
     return {

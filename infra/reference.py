@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from tasks import errors  # noqa: E402
 from tasks.diagnosis.rules import RULES  # noqa: E402
-from tasks.params import Document  # noqa: E402
+from tasks.params import ParamsDocument  # noqa: E402
 from tasks.pipelines.ops import REGISTRY  # noqa: E402
 
 MARKER = "<!-- generated: everything below comes from the code -->"
@@ -28,7 +28,7 @@ MARKER = "<!-- generated: everything below comes from the code -->"
 def configurations(kept: str) -> str:
     """The hand-written part and the tables of all sections and ops."""
     lines = [kept.split(MARKER)[0].rstrip(), "", MARKER, "", "## Every key", ""]
-    for name, field in Document.model_fields.items():
+    for name, field in ParamsDocument.model_fields.items():
         section = _model(field.annotation)
         lines += [
             f"### `{name}`" + (" (one mapping per configuration)" if name == "pipelines" else ""),

@@ -23,7 +23,7 @@ from tasks.errors import InvalidParams, report_user_errors
 from tasks.files import atomic_file, digest_blake2b, digest_file, write_json
 from tasks.layout import Layout
 from tasks.libraries import LIBRARIES, check_versions, find_distributions, installed_versions
-from tasks.params import Document, check
+from tasks.params import ParamsDocument, check
 from tasks.params_file import PARAMS_FILE, read_document
 from tasks.pipelines.ops import PROGRAM
 from tasks.progress import echo
@@ -88,7 +88,7 @@ def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
       InvalidParams: all problems of the parameters.
     """
     try:
-        return Document.model_validate(document).model_dump()
+        return ParamsDocument.model_validate(document).model_dump()
     except ValidationError as error:
         check(document)  # says what is wrong, ops included
         raise InvalidParams([str(error)]) from error

@@ -45,7 +45,7 @@ RENAMED = {
 }
 
 
-class Document(Settings):
+class ParamsDocument(Settings):
     """The shape of params.yaml."""
 
     data: DataSettings
@@ -121,7 +121,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
         for section in ("preprocess", "augment", "postprocess")
     }
     try:
-        parsed = Document.model_validate(document)
+        parsed = ParamsDocument.model_validate(document)
     except ValidationError as error:
         problems = [
             _format_error(item)
@@ -169,7 +169,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     return params
 
 
-def _model_for(document: Document) -> ModelSettings:
+def _model_for(document: ParamsDocument) -> ModelSettings:
     """The model of a document; `auto` is the one that takes what the source gives."""
     if document.model.name != "auto":
         return document.model
@@ -177,7 +177,7 @@ def _model_for(document: Document) -> ModelSettings:
     return document.model.model_copy(update={"name": fitting[0]})
 
 
-def _default_postprocess(document: Document) -> list[OpSpec]:
+def _default_postprocess(document: ParamsDocument) -> list[OpSpec]:
     """What makes floats of images and tables; tokens stay numbers."""
     text = SOURCES[document.data.source].content == "text"
     return [] if text else document.postprocess
@@ -225,7 +225,7 @@ def _format_error(item: Any) -> str:
 
 def _fields_at(loc: Sequence[str | int]) -> list[str]:
     """Names of the fields that are valid at a path of the document."""
-    kind: Any = Document
+    kind: Any = ParamsDocument
     for part in loc:
         kind = (
             kind.model_fields[str(part)].annotation

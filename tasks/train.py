@@ -68,7 +68,7 @@ class SplitPipelines:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingOutcome:
     """What a training gave: one row per epoch, and the result of them all."""
 
     rows: list[dict[str, float]]
@@ -82,7 +82,7 @@ def train(
     *,
     settings: TrainSettings,
     targets: Sequence[int] | None = None,
-) -> Training:
+) -> TrainingOutcome:
     """Train, resuming where `checkpoints` say that an interrupted training was, and evaluate on the
     held-out splits. `targets` are the columns of a series that are predicted.
     """
@@ -142,7 +142,7 @@ def train(
         cpu_seconds_per_1k_examples=usage.cpu_s / measured * 1000 if measured else None,
         usage=usage,
     )
-    return Training(rows=checkpoints.rows, result=result)
+    return TrainingOutcome(rows=checkpoints.rows, result=result)
 
 
 def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, float]:

@@ -1,12 +1,12 @@
 """A cost model of a train step: from what the parts cost on one core to how long a step takes with
 any configuration.
 
-A plan is a chain of segments. Whatever runs on the training's own thread adds to the step; a
-prefetch or a parallel map lets what is upstream of it run concurrently with the step, on one thread
-or on several. A step then takes as long as the slowest of them, and where the model computes on the
-same cores, as long as what is left to it. It knows nothing of memory bandwidth, clocks or
-scheduling: one factor, found from the step that was measured, stands for them. Source: Kuchnik et
-al., "Plumber" (MLSys 2022), for rates per core and parallelism as the model of a tf.data pipeline.
+Whatever runs on the training's own thread adds to the step; a prefetch or a parallel map lets what
+is upstream of it run concurrently with the step, on one thread or on several. A step then takes as
+long as the slowest of them, and where the model computes on the same cores, as long as what is left
+to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor, found from the step
+that was measured, stands for them. Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per
+core and parallelism as the model of a tf.data pipeline.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Consumer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class OverlappedWork:
     """Work [ms per step, one core] that runs concurrently with the training, on at most `threads`
     threads.
     """
@@ -89,50 +89,52 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class HostLoad:
     """What a plan costs the training's own thread, and what runs concurrently with it."""
 
     serial_ms: float = 0.0
-    overlapped: tuple[Segment, ...] = field(default=())
+    overlapped: tuple[OverlappedWork, ...] = field(default=())
 
     @property
     def work_ms(self) -> float:
         """All the input's work in a step, on one core."""
-        return self.serial_ms + sum(segment.work_ms for segment in self.overlapped)
+        return self.serial_ms + sum(work.work_ms for work in self.overlapped)
 
-    def add_work(self, work_ms: float, threads: int) -> Load:
-        """Add work: to the thread that is there or, with several threads, as its own segment."""
+    def add_work(self, work_ms: float, threads: int) -> HostLoad:
+        """Add work: to the thread that is there or, with several threads, next to it."""
         if threads == 1:
-            return Load(serial_ms=self.serial_ms + work_ms, overlapped=self.overlapped)
+            return HostLoad(serial_ms=self.serial_ms + work_ms, overlapped=self.overlapped)
         # The thread that feeds the parallel calls runs concurrently, too.
-        return self.overlap(1).append(Segment(work_ms=work_ms, threads=threads))
+        return self.overlap(1).append(OverlappedWork(work_ms=work_ms, threads=threads))
 
-    def scale(self, factor: float) -> Load:
+    def scale(self, factor: float) -> HostLoad:
         """All work longer by a factor."""
         overlapped = tuple(
-            Segment(work_ms=factor * segment.work_ms, threads=segment.threads)
-            for segment in self.overlapped
+            OverlappedWork(work_ms=factor * work.work_ms, threads=work.threads)
+            for work in self.overlapped
         )
-        return Load(serial_ms=factor * self.serial_ms, overlapped=overlapped)
+        return HostLoad(serial_ms=factor * self.serial_ms, overlapped=overlapped)
 
-    def overlap(self, threads: int) -> Load:
+    def overlap(self, threads: int) -> HostLoad:
         """Overlap the serial part with the step."""
-        return Load(overlapped=(*self.overlapped, Segment(work_ms=self.serial_ms, threads=threads)))
+        return HostLoad(
+            overlapped=(*self.overlapped, OverlappedWork(work_ms=self.serial_ms, threads=threads))
+        )
 
-    def append(self, segment: Segment) -> Load:
-        """Add a segment."""
-        return Load(serial_ms=self.serial_ms, overlapped=(*self.overlapped, segment))
+    def append(self, work: OverlappedWork) -> HostLoad:
+        """Add work that runs concurrently."""
+        return HostLoad(serial_ms=self.serial_ms, overlapped=(*self.overlapped, work))
 
 
-def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
+def step_ms(load: HostLoad, consumer: Consumer, cores: int) -> float:
     """How long a step takes [ms].
 
     Where the model computes on the host, its step has a part that one core does and a part that all
     free cores share (Amdahl), and what runs concurrently leaves it fewer of them.
     """
-    overlapped = sum(segment.work_ms for segment in load.overlapped)
+    overlapped = sum(work.work_ms for work in load.overlapped)
     slowest = max(
-        (segment.work_ms / min(segment.threads, cores) for segment in load.overlapped), default=0.0
+        (work.work_ms / min(work.threads, cores) for work in load.overlapped), default=0.0
     )
     if consumer.accelerator:
         return max(consumer.step_ms + load.serial_ms, slowest, load.work_ms / cores)
@@ -150,7 +152,9 @@ def step_ms(load: Load, consumer: Consumer, cores: int) -> float:
     return most
 
 
-def calibration_factor(load: Load, consumer: Consumer, cores: int, *, measured_ms: float) -> float:
+def calibration_factor(
+    load: HostLoad, consumer: Consumer, cores: int, *, measured_ms: float
+) -> float:
     """How much more the input's work costs within a training than alone, so that the model gives
     the step that was measured.
 
@@ -168,12 +172,12 @@ def calibration_factor(load: Load, consumer: Consumer, cores: int, *, measured_m
     return (least + most) / 2
 
 
-def estimate_load(plan: Plan, costs: Costs, *, cores: int) -> Load | None:
+def estimate_load(plan: Plan, costs: Costs, *, cores: int) -> HostLoad | None:
     """What a plan costs the host, in an epoch whose caches are full; None where this model has no
     cost for one of its steps.
     """
     context = CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=False)
-    load: Load | None = Load()
+    load: HostLoad | None = HostLoad()
     for step in plan.steps:
         load = add_step_cost(step, load, context)
         if load is None:
@@ -203,13 +207,13 @@ class CostContext:
 
 
 @singledispatch
-def add_step_cost(step: object, load: Load, context: CostContext) -> Load | None:
+def add_step_cost(step: object, load: HostLoad, context: CostContext) -> HostLoad | None:
     """Add what a step of a plan costs the host; None where that is not known."""
     raise NotImplementedError(f"no cost for the step {type(step).__name__}")
 
 
 @add_step_cost.register
-def _(step: Gather, load: Load, context: CostContext) -> Load | None:
+def _(step: Gather, load: HostLoad, context: CostContext) -> HostLoad | None:
     if step.on == "device":
         return None
     work = context.batch_size * (
@@ -220,7 +224,7 @@ def _(step: Gather, load: Load, context: CostContext) -> Load | None:
 
 
 @add_step_cost.register
-def _(step: Read, load: Load, context: CostContext) -> Load | None:
+def _(step: Read, load: HostLoad, context: CostContext) -> HostLoad | None:
     if step.source not in context.costs.read_us:
         return None
     threads = step.parallel.threads(context.cores)
@@ -230,7 +234,7 @@ def _(step: Read, load: Load, context: CostContext) -> Load | None:
 
 
 @add_step_cost.register
-def _(step: ReadRecords, load: Load, context: CostContext) -> Load | None:
+def _(step: ReadRecords, load: HostLoad, context: CostContext) -> HostLoad | None:
     """Batches of records, read whole, and perhaps taken apart."""
     read_us = context.costs.read_us.get("indexed_shards")
     if read_us is None:
@@ -240,7 +244,7 @@ def _(step: ReadRecords, load: Load, context: CostContext) -> Load | None:
 
 
 @add_step_cost.register
-def _(step: Map, load: Load, context: CostContext) -> Load:
+def _(step: Map, load: HostLoad, context: CostContext) -> HostLoad:
     calls = 1 if context.batched else context.batch_size
     work = (
         context.batch_size * context.ops_us(step.ops, batched=context.batched)
@@ -251,26 +255,26 @@ def _(step: Map, load: Load, context: CostContext) -> Load:
 
 @add_step_cost.register
 def _(
-    step: Window | TokenWindow | SampleByClass | Service, load: Load, context: CostContext
+    step: Window | TokenWindow | SampleByClass | Service, load: HostLoad, context: CostContext
 ) -> None:
     """Not measured."""
 
 
 @add_step_cost.register
-def _(step: Cache, load: Load, context: CostContext) -> Load:
-    return Load(serial_ms=context.batch_size * CACHED_US[step.where] / 1e3)
+def _(step: Cache, load: HostLoad, context: CostContext) -> HostLoad:
+    return HostLoad(serial_ms=context.batch_size * CACHED_US[step.where] / 1e3)
 
 
 @add_step_cost.register
-def _(step: Shuffle, load: Load, context: CostContext) -> Load:
+def _(step: Shuffle, load: HostLoad, context: CostContext) -> HostLoad:
     return load.add_work(context.batch_size * SHUFFLE_US / 1e3, 1)
 
 
 @add_step_cost.register
-def _(step: Batch | BucketBatch, load: Load, context: CostContext) -> Load:
+def _(step: Batch | BucketBatch, load: HostLoad, context: CostContext) -> HostLoad:
     return load.add_work(context.batch_size * context.costs.stack_us / 1e3, 1)
 
 
 @add_step_cost.register
-def _(step: Prefetch, load: Load, context: CostContext) -> Load:
+def _(step: Prefetch, load: HostLoad, context: CostContext) -> HostLoad:
     return load.overlap(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.diagnosis.cost_model import Costs, Load
+from tasks.diagnosis.cost_model import Costs, HostLoad
 from tasks.measurement.verdict import CrossCheck, Stall
 from tasks.pipelines.ops import Op
 from tasks.pipelines.parallelism import Parallelism
@@ -26,7 +26,7 @@ class Facts:
     plan: Plan
     breakdown: Breakdown
     costs: Costs
-    load: Load | None  # None: the operational model does not know this kind of plan
+    load: HostLoad | None  # None: the operational model does not know this kind of plan
     cores: int
     accelerator: bool
     model_step_ms: float

@@ -44,7 +44,7 @@ MIN_STALL, MAX_LEAD_STEPS = 0.05, 40
 CLEAR_DROP = 3  # batches by which a level must change to be more than what is in flight
 TRIMMING_ROUNDS = 7  # enough rounds for an interval that a single disturbed one cannot widen
 
-Step = Callable[[], object]  # one train step; returns when its loss is known on the host
+StepFunction = Callable[[], object]  # one train step; returns when its loss is known on the host
 Side = Literal["both", "drained", "full", "undecided"]
 
 
@@ -231,7 +231,7 @@ class Clock:
         """Since this clock was made."""
         return self.now() - self.started
 
-    def block(self, step: Step, steps: int, *, lead: int = 1) -> TimedBlock:
+    def block(self, step: StepFunction, steps: int, *, lead: int = 1) -> TimedBlock:
         """Take `lead` steps that do not count, then time `steps`."""
         for _ in range(lead):
             step()
@@ -243,7 +243,7 @@ class Clock:
             times.append((self.now() - start) * 1e3)
         return TimedBlock(steps_ms=tuple(times), core_ms=(self.cpu_s() - cpu) * 1e3 / steps)
 
-    def drain(self, pull: Step, *, waited_ms: float, limit: int) -> int:
+    def drain(self, pull: StepFunction, *, waited_ms: float, limit: int) -> int:
         """Take batches until one has to be waited for; returns how many lay prepared, `limit` where
         none was waited for.
         """
@@ -257,8 +257,8 @@ class Clock:
 
 def measure_steady_state(
     training: Training,
-    model: Step,
-    reference: Step,
+    model: StepFunction,
+    reference: StepFunction,
     clock: Clock,
     *,
     max_rounds: int,
@@ -278,7 +278,12 @@ class _Measurement:
     """
 
     def __init__(
-        self, training: Training, model: Step, reference: Step, clock: Clock, max_seconds: float
+        self,
+        training: Training,
+        model: StepFunction,
+        reference: StepFunction,
+        clock: Clock,
+        max_seconds: float,
     ) -> None:
         self.max_seconds, self.settle_s = max_seconds, SETTLE_FRACTION * max_seconds
         self.training, self.model, self.reference, self.clock = training, model, reference, clock

@@ -18,7 +18,7 @@ from tasks.measurement.steady_state import (
     WARM_UP_STEPS,
     Clock,
     SteadyState,
-    Step,
+    StepFunction,
     measure_steady_state,
 )
 from tasks.pipelines.elements import apply_ops
@@ -80,7 +80,9 @@ class TrainingLoop:
         next(self._batches)
 
 
-def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
+def model_only_step(
+    models: Models, pipeline: InputPipeline, settings: TrainSettings
+) -> StepFunction:
     """The layers that `pipeline` trains, on one batch that is there already: what the model does
     when input costs nothing. Where batches differ in size, they are the first ones of an epoch.
     """
@@ -96,7 +98,9 @@ def model_only_step(models: Models, pipeline: InputPipeline, settings: TrainSett
     return lambda: wait_for_loss(step(batches))
 
 
-def reference_step(models: Models, pipeline: InputPipeline, settings: TrainSettings) -> Step:
+def reference_step(
+    models: Models, pipeline: InputPipeline, settings: TrainSettings
+) -> StepFunction:
     """The network on a finished batch: the same work for every configuration, so that they can be
     compared by it.
     """

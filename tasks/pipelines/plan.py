@@ -223,7 +223,7 @@ def _record_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[St
     early = (*_opening_ops(config, spec), *resolve_decode(spec.preprocess, spec.schema, config))
     ops = early + late
     per_example, per_batch = _split_for_batching(
-        ops, early=config.vectorize, at_least=ops_until_uniform(ops, spec.schema) or 0
+        ops, vectorize=config.vectorize, at_least=ops_until_uniform(ops, spec.schema) or 0
     )
     read = ReadRecords(
         shuffle=config.shuffle,
@@ -285,7 +285,7 @@ def _stream_steps(
     ops += late  # random from here on, so never cached
     done = len(early + late) - len(ops)
     per_example, per_batch = _split_for_batching(
-        ops, early=config.vectorize, at_least=max(0, variable - done)
+        ops, vectorize=config.vectorize, at_least=max(0, variable - done)
     )
     batch = (
         BucketBatch(size=spec.batch_size, by_length=config.batch)
@@ -322,11 +322,11 @@ def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
     return ops[:end], ops[end:]
 
 
-def _split_for_batching(ops: Ops, *, early: bool, at_least: int) -> tuple[Ops, Ops]:
+def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Ops, Ops]:
     """Split ops into those for single examples, `at_least` so many, and those for batches: all that
-    allow it where batched `early`.
+    allow it where it is to `vectorize`.
     """
-    if early:
+    if vectorize:
         end = len(ops)
         while (
             end > at_least

@@ -19,7 +19,7 @@ SMOOTHING = np.asarray([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ImageChange:
     """A change of a picture: `apply(image, strength)`, whose strength grows from `least` to `most`
     with the magnitude; one that is `signed` goes to either side, as likely.
     """
@@ -119,30 +119,30 @@ def _equalize(image: np.ndarray, strength: float) -> np.ndarray:
 
 
 CHANGES = (
-    Change(apply=lambda image, strength: image),
-    Change(apply=lambda image, by: _warp(image, [[1, by], [0, 1]]), most=0.3, signed=True),
-    Change(apply=lambda image, by: _warp(image, [[1, 0], [by, 1]]), most=0.3, signed=True),
-    Change(
+    ImageChange(apply=lambda image, strength: image),
+    ImageChange(apply=lambda image, by: _warp(image, [[1, by], [0, 1]]), most=0.3, signed=True),
+    ImageChange(apply=lambda image, by: _warp(image, [[1, 0], [by, 1]]), most=0.3, signed=True),
+    ImageChange(
         apply=lambda image, by: _shift(image, by * image.shape[1], 0), most=150 / 331, signed=True
     ),
-    Change(
+    ImageChange(
         apply=lambda image, by: _shift(image, 0, by * image.shape[0]), most=150 / 331, signed=True
     ),
-    Change(apply=_rotate, most=30.0, signed=True),
-    Change(apply=lambda image, by: _look_up(image, (1 + by) * LEVELS), most=0.9, signed=True),
-    Change(apply=lambda image, by: _blend(image, _luma(image), 1 + by), most=0.9, signed=True),
-    Change(apply=_contrast, most=0.9, signed=True),
-    Change(
+    ImageChange(apply=_rotate, most=30.0, signed=True),
+    ImageChange(apply=lambda image, by: _look_up(image, (1 + by) * LEVELS), most=0.9, signed=True),
+    ImageChange(apply=lambda image, by: _blend(image, _luma(image), 1 + by), most=0.9, signed=True),
+    ImageChange(apply=_contrast, most=0.9, signed=True),
+    ImageChange(
         apply=lambda image, by: _blend(image, cv2.filter2D(image, -1, SMOOTHING), 1 + by),
         most=0.9,
         signed=True,
     ),
-    Change(apply=_posterize, most=4.0),
-    Change(
+    ImageChange(apply=_posterize, most=4.0),
+    ImageChange(
         apply=_solarize,
         least=256.0,
         most=0.0,
     ),
-    Change(apply=_autocontrast),
-    Change(apply=_equalize),
+    ImageChange(apply=_autocontrast),
+    ImageChange(apply=_equalize),
 )

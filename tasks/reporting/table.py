@@ -29,7 +29,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TableColumn:
     """One column: its heading, the unit below it, how a row's cell is written, and whether it is
     one of those that a terminal has room for.
     """
@@ -59,7 +59,7 @@ class Line:
 class Table:
     """Columns, and a line for each configuration in the order of params.yaml."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     lines: tuple[Line, ...]
 
 
@@ -115,50 +115,56 @@ def to_records(table: Table) -> list[dict[str, str]]:
     return [dict(zip(titles, map(str, line.cells), strict=True)) for line in table.lines]
 
 
-def _columns(comparison: Comparison) -> tuple[Column, ...]:
+def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
     rate = "examples/s"
     on_test = any(row.test_metric is not None for row in comparison.configurations)
-    gpu = Column(
+    gpu = TableColumn(
         heading="GPU busy", unit="%", cell=lambda row: _number(row.gpu_utilization_pct_mean)
     )
     text = any(row.sequences is not None for row in comparison.configurations)
     return (
-        Column(heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)),
-        Column(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
-        Column(heading="training", unit=rate, cell=lambda row: _number(row.steady_examples_per_s)),
-        Column(
+        TableColumn(
+            heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)
+        ),
+        TableColumn(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
+        TableColumn(
+            heading="training", unit=rate, cell=lambda row: _number(row.steady_examples_per_s)
+        ),
+        TableColumn(
             heading=f"× {comparison.baseline}",
             cell=lambda row: _speedup(row, comparison.baseline),
         ),
-        Column(
+        TableColumn(
             heading="its epochs",
             unit=rate,
             essential=False,
             cell=lambda row: _number(row.train_examples_per_s),
         ),
-        Column(
+        TableColumn(
             heading="input alone", unit=rate, cell=lambda row: _number(row.input_examples_per_s)
         ),
-        Column(
+        TableColumn(
             heading="model alone", unit=rate, cell=lambda row: _number(row.model_examples_per_s)
         ),
         *(_TEXT_COLUMNS if text else ()),
-        Column(heading="stall", unit="%", cell=_stall),
-        Column(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
-        Column(heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality),
-        Column(
+        TableColumn(heading="stall", unit="%", cell=_stall),
+        TableColumn(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
+        TableColumn(
+            heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality
+        ),
+        TableColumn(
             heading="break-even",
             unit="epoch",
             essential=False,
             cell=lambda row: _number(row.break_even_epoch),
         ),
-        Column(
+        TableColumn(
             heading="memory",
             unit="MB",
             essential=False,
             cell=lambda row: _number(row.rss_mb_max),
         ),
-        Column(
+        TableColumn(
             heading="CPU busy",
             unit="%",
             essential=False,
@@ -176,9 +182,9 @@ def _of_text(name: str, digits: int = 0) -> Callable[[Row], Cell]:
 
 
 _TEXT_COLUMNS = (
-    Column(heading="input alone", unit="tokens/s", cell=_of_text("tokens_per_s")),
-    Column(heading="padding", unit="%", cell=_of_text("padding_pct", 1)),
-    Column(heading="distinct shapes", cell=_of_text("distinct_shapes")),
+    TableColumn(heading="input alone", unit="tokens/s", cell=_of_text("tokens_per_s")),
+    TableColumn(heading="padding", unit="%", cell=_of_text("padding_pct", 1)),
+    TableColumn(heading="distinct shapes", cell=_of_text("distinct_shapes")),
 )
 
 

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from tasks.errors import expect_current_schema
 from tasks.files import atomic_file
-from tasks.results.base import ResultFile
-from tasks.results.base import Usage
+from tasks.results.base import ResultFile, Usage
 from tasks.results.build import BuildResult
 
 HISTORY = "history.csv"

@@ -22,7 +22,7 @@ from facts import (
 )
 
 from tasks.diagnosis import rules
-from tasks.diagnosis.cost_model import Consumer, Load, Segment, step_ms
+from tasks.diagnosis.cost_model import Consumer, HostLoad, OverlappedWork, step_ms
 from tasks.diagnosis.diagnose import Ceilings, Finding, changed, diagnose, rank_findings
 from tasks.diagnosis.rules import RULES
 from tasks.diagnosis.threshold import parse_threshold
@@ -175,17 +175,24 @@ def test_ceilings_add_up_where_the_cores_are_shared():
 
 def test_the_operational_model_of_a_step():
     consumer = Consumer(step_ms=10, core_ms=10, accelerator=True)
-    assert step_ms(Load(serial_ms=5), consumer, 4) == 15, "on the training's own thread it adds"
-    assert step_ms(Load(serial_ms=5).overlap(1), consumer, 4) == 10, "behind a prefetch it hides"
-    assert step_ms(Load(serial_ms=25).overlap(1), consumer, 4) == 25, "as long as it is the shorter"
-    assert step_ms(Load(overlapped=(Segment(work_ms=60, threads=4),)), consumer, 4) == 15, (
-        "several threads share it"
+    assert step_ms(HostLoad(serial_ms=5), consumer, 4) == 15, "on the training's own thread it adds"
+    assert step_ms(HostLoad(serial_ms=5).overlap(1), consumer, 4) == 10, (
+        "behind a prefetch it hides"
     )
-    assert step_ms(Load(overlapped=(Segment(work_ms=20, threads=1),) * 3), consumer, 2) == 30, (
-        "as far as there are cores"
+    assert step_ms(HostLoad(serial_ms=25).overlap(1), consumer, 4) == 25, (
+        "as long as it is the shorter"
     )
+    assert (
+        step_ms(HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),)), consumer, 4) == 15
+    ), "several threads share it"
+    assert (
+        step_ms(HostLoad(overlapped=(OverlappedWork(work_ms=20, threads=1),) * 3), consumer, 2)
+        == 30
+    ), "as far as there are cores"
     assert step_ms(
-        Load(overlapped=(Segment(work_ms=60, threads=4),)), replace(consumer, accelerator=False), 4
+        HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),)),
+        replace(consumer, accelerator=False),
+        4,
     ) == pytest.approx(25), "the model wants cores, too"
 
 

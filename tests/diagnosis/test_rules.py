@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from facts import PHOTO_COSTS, STRAGGLING, TINY, TINY_COSTS, WAITING, WELL, facts_of
 
-from tasks.diagnosis.cost_model import Load, OpCost
+from tasks.diagnosis.cost_model import HostLoad, OpCost
 from tasks.diagnosis.rules import (
     TOPICS,
     padding,
@@ -45,8 +45,8 @@ def straggling(p95: float) -> dict:
 
 # A rule's topic and name, a configuration, what is just no fault, what is one, and the evidence.
 LIMITS = [
-    (parallelism, "no_prefetch", {}, {"load": Load(serial_ms=0.49)},
-     {"load": Load(serial_ms=0.5)}, "0.50 ms of input run on the training's own thread"),
+    (parallelism, "no_prefetch", {}, {"load": HostLoad(serial_ms=0.49)},
+     {"load": HostLoad(serial_ms=0.5)}, "0.50 ms of input run on the training's own thread"),
     (parallelism, "sequential_map", {}, {"cores": 1}, {"cores": 2}, "on one of 2 cores"),
     (parallelism, "costly_calls", {}, tiny(7.8), tiny(7.82),
      "64 calls per step, take 8 µs each, 0.50 ms, before any work of the ops (0.26 ms)"),
