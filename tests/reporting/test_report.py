@@ -156,7 +156,7 @@ def write_results(folder: Path, config: dict, rates: tuple[float, ...]) -> None:
     chosen = {
         PlanSummary: {"config": PipelineConfig.model_validate(config).model_dump(mode="json")},
         BuildResult: {"difference": None, "machine": {"gpus": []}},
-        TrainResult: {"metric": "accuracy", "train": {"val_accuracy": 0.9}, "test": {}},
+        TrainResult: {"metric": "accuracy", "last_epoch": {"val_accuracy": 0.9}, "test": {}},
         StepRounds: {"relative_rates": rates},
         Timeline: {"lanes": {"train step": [(0.0, 1.5)], "batch": [(0.5, 1.0)]}},
     }
