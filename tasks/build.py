@@ -97,7 +97,7 @@ def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSum
     inputs, label = spec[:2]
     return PlanSummary(
         plan=str(pipeline.plan),
-        steps=[{"step": str(step), "key": step.key} for step in pipeline.plan.steps],
+        steps=[{"step": str(step), "params_key": step.params_key} for step in pipeline.plan.steps],
         autotuned=pipeline.plan.autotunes,
         device_ops=[op.identity for op in pipeline.plan.device_ops],
         element={

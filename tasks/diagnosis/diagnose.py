@@ -165,7 +165,7 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> F
     return Finding(
         rule=rule.name,
         step=worst.step if worst else rule.params_key,
-        key=f"pipelines.{name}.{rule.params_key}" if rule.change.config else rule.params_key,
+        params_key=f"pipelines.{name}.{rule.params_key}" if rule.change.config else rule.params_key,
         evidence=evidence,
         cause=rule.cause,
         fix=", ".join(

@@ -25,12 +25,12 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
 class Threshold:
     """A metric's name, how it is compared, and with what."""
 
-    key: str
+    metric: str
     sign: str
     wanted: str
 
     def __str__(self) -> str:
-        return f"{self.key} {self.sign} {self.wanted}"
+        return f"{self.metric} {self.sign} {self.wanted}"
 
     def check(self, metrics: Mapping[str, Any]) -> None:
         """Compare the metric.
@@ -40,24 +40,26 @@ class Threshold:
           InvalidParams: there is no such metric, or it is of another type.
         """
         known = [name for name, value in metrics.items() if not isinstance(value, Mapping)]
-        if self.key not in known:
+        if self.metric not in known:
             raise InvalidParams(
                 [
-                    f"--fail-if: {self.key} is not a metric in profile.json;"
-                    f" {did_you_mean(self.key, known)}"
+                    f"--fail-if: {self.metric} is not a metric in profile.json;"
+                    f" {did_you_mean(self.metric, known)}"
                 ]
             )
-        value = metrics[self.key]
+        value = metrics[self.metric]
         if value is None or value != value:  # NaN compares as false with everything
             raise ThresholdExceeded(
-                f"{self.key} was not measured on this machine, so `{self}` cannot be excluded;"
+                f"{self.metric} was not measured on this machine, so `{self}` cannot be excluded;"
                 " failing `--fail-if`"
             )
         try:
             limit = type(value)(self.wanted)
         except ValueError:
             raise InvalidParams(
-                [f"--fail-if: {self.key} is a {type(value).__name__}, and {self.wanted!r} is none"]
+                [
+                    f"--fail-if: {self.metric} is a {type(value).__name__}, and {self.wanted!r} is none"
+                ]
             ) from None
         if limit != limit:
             raise InvalidParams([f"--fail-if: {self.wanted} compares with nothing; give a number"])
@@ -68,7 +70,7 @@ class Threshold:
 
 
 def parse_threshold(text: str) -> Threshold:
-    """Parse `KEY OPERATOR VALUE`.
+    """Parse `METRIC OPERATOR VALUE`.
 
     Raises:
       InvalidParams: the text is not of that form.
@@ -76,7 +78,7 @@ def parse_threshold(text: str) -> Threshold:
     match = _FORM.fullmatch(text)
     if not match:
         raise InvalidParams(
-            [f"--fail-if: {text!r} is not KEY OPERATOR VALUE, such as 'stall_pct > 10'"]
+            [f"--fail-if: {text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'"]
         )
-    key, sign, wanted = match.groups()
-    return Threshold(key=key, sign=sign, wanted=wanted.strip("'\""))
+    metric, sign, wanted = match.groups()
+    return Threshold(metric=metric, sign=sign, wanted=wanted.strip("'\""))

@@ -27,14 +27,16 @@ StreamSource = Literal["files", "arrays", "shards", "gzip_shards"]
 
 
 class Step(ABC):
-    """One transformation of the input pipeline; `key` is the field of params.yaml it comes from."""
+    """One transformation of the input pipeline; `params_key` is the field of params.yaml that it
+    comes from.
+    """
 
-    key: ClassVar[str]
+    params_key: ClassVar[str]
 
     @property
     def trace_name(self) -> str:
         """The name of its transformation."""
-        return self.key
+        return self.params_key
 
     @abstractmethod
     def __str__(self) -> str:
@@ -47,7 +49,7 @@ class Window(Step):
     (indices of columns).
     """
 
-    key: ClassVar[str] = "window"
+    params_key: ClassVar[str] = "window"
 
     length: int
     horizon: int
@@ -68,7 +70,7 @@ class TokenWindow(Step):
     token the one after it.
     """
 
-    key: ClassVar[str] = "window"
+    params_key: ClassVar[str] = "window"
 
     length: int
 
@@ -86,7 +88,7 @@ class Read(Step):
     shards perhaps in another order each epoch.
     """
 
-    key: ClassVar[str] = "read"
+    params_key: ClassVar[str] = "read"
 
     source: StreamSource
     interleave: InterleaveSettings | None = None
@@ -118,7 +120,7 @@ class ReadRecords(Step):
     batches, or one by one.
     """
 
-    key: ClassVar[str] = "read"
+    params_key: ClassVar[str] = "read"
 
     shuffle: ShuffleSettings
     sampling: Sampling
@@ -146,7 +148,7 @@ class Gather(Step):
     are part of the fetch, where they cut a rectangle and mirror it.
     """
 
-    key: ClassVar[str] = "read"
+    params_key: ClassVar[str] = "read"
 
     shuffle: ShuffleSettings
     sampling: Sampling
@@ -189,7 +191,7 @@ class Map(Step):
     negative for ops before.
     """
 
-    key: ClassVar[str] = "map"
+    params_key: ClassVar[str] = "map"
 
     ops: tuple[Op, ...]
     parallel: Parallelism
@@ -208,7 +210,7 @@ class Map(Step):
 class SampleByClass(Step):
     """Draw examples class by class, so that rare ones come more often."""
 
-    key: ClassVar[str] = "sampling"
+    params_key: ClassVar[str] = "sampling"
 
     sampling: Sampling
 
@@ -225,7 +227,7 @@ class SampleByClass(Step):
 class Cache(Step):
     """Keep the elements that arrive here for later epochs."""
 
-    key: ClassVar[str] = "cache"
+    params_key: ClassVar[str] = "cache"
 
     where: Literal["memory", "disk", "tf_snapshot", "save_load"]
 
@@ -244,7 +246,7 @@ class Shuffle(Step):
     each epoch.
     """
 
-    key: ClassVar[str] = "shuffle"
+    params_key: ClassVar[str] = "shuffle"
 
     size: str | int
 
@@ -258,7 +260,7 @@ class Batch(Step):
     example is lost.
     """
 
-    key: ClassVar[str] = "batch_size"
+    params_key: ClassVar[str] = "batch_size"
 
     size: int
 
@@ -277,7 +279,7 @@ class BucketBatch(Step):
     batch of each bucket at the end of the epoch.
     """
 
-    key: ClassVar[str] = "batch"
+    params_key: ClassVar[str] = "batch"
 
     size: int
     by_length: BatchSettings
@@ -295,7 +297,7 @@ class BucketBatch(Step):
 class Service(Step):
     """Do everything up to here in the tf.data service's workers, then rebatch to full batches."""
 
-    key: ClassVar[str] = "service"
+    params_key: ClassVar[str] = "service"
 
     settings: ServiceSettings
     batch_size: int
@@ -308,7 +310,7 @@ class Service(Step):
 class Prefetch(Step):
     """Prepare batches ahead of the consumer."""
 
-    key: ClassVar[str] = "prefetch"
+    params_key: ClassVar[str] = "prefetch"
 
     batches: str | int
 

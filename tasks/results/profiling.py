@@ -106,13 +106,14 @@ class Breakdown(ResultFile):
 class Finding:
     """One thing that is wrong: evidence, cause, the exact change, and what it is predicted to gain.
 
-    `predicted_gain` is a factor on training throughput, None where the model cannot say. `change`
+    `step` is the step of the plan that held training up most, by its name in traces, `params_key`
+    the key of params.yaml that is to blame, with its section. `predicted_gain` is a factor on training throughput, None where the model cannot say. `change`
     maps dotted keys of params.yaml to their new values.
     """
 
     rule: str
     step: str
-    key: str
+    params_key: str
     evidence: str
     cause: str
     fix: str

@@ -149,7 +149,7 @@ def test_the_smallest_change_that_suffices_comes_before_the_largest():
 
 def finding(rule: str, effort: str, gain: float | None) -> Finding:
     return Finding(
-        rule=rule, step="", key="", evidence="", cause="", fix="", change={}, effort=effort,
+        rule=rule, step="", params_key="", evidence="", cause="", fix="", change={}, effort=effort,
         predicted_gain=gain, confidence=""
     )  # fmt: skip
 
