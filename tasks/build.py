@@ -19,7 +19,7 @@ from tasks.assembly.inputs import (
     input_pipeline,
     input_service,
     open_inputs,
-    reference_pipeline,
+    exact_pipeline,
 )
 from tasks.cli import pipeline_stage_cli
 from tasks.layout import Layout
@@ -145,7 +145,7 @@ def main() -> None:
             result = build(
                 training,
                 plain,
-                reference_pipeline(params, data, split="train"),
+                exact_pipeline(params, data, split="train"),
                 Layout().run(name),
                 measure=params.measure,
                 about=about,

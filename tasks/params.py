@@ -38,6 +38,7 @@ OpSpec = str | dict[str, Any]
 RENAMED = {
     "finish": "postprocess",
     "measure.trace_after": "measure.warm_up_steps",
+    "pipelines.*.decode.scale": "ratio",
     "pipelines.*.finish": "postprocess_on",
     "pipelines.*.place": "snapshot_on",
     "pipelines.*.rewrites": "graph_rewrites",

@@ -245,7 +245,7 @@ def _columns(
     label = Column(name="label", dtype=schema.label_dtype, shape=())
     return (
         value,
-        *((value.offsets,) if value.ragged else ()),
+        *((value.extent,) if value.ragged else ()),
         *(() if schema.payload == "series" else (label,)),
         Column(name="key", dtype="int64", shape=()),
     )
@@ -365,12 +365,12 @@ def _finish_split(context: WriteContext, split: str, written: Sequence[ShardRows
         column_path(context.folder, split, column.name),
     )
     for number, chunk in enumerate(chunks):
-        values = {column.offsets.name: offsets[chunk.start : chunk.start + chunk.count]}
+        values = {column.extent.name: offsets[chunk.start : chunk.start + chunk.count]}
         placed = write_rows(
-            context.folder, split, (column.offsets,), start=chunk.start, values=values
+            context.folder, split, (column.extent,), start=chunk.start, values=values
         )
         chunks[number] = replace(chunk, digests={**chunk.digests, **placed.digests})
-    flush(context.folder, split, (column.offsets,))
+    flush(context.folder, split, (column.extent,))
     return SplitColumns(
         count=count,
         chunks=tuple(chunks),

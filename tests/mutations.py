@@ -191,8 +191,8 @@ FAULTS = (
     ),
     Fault(
         "of two twins the worse is used",
-        "best = max(replicas",
-        "best = min(replicas",
+        "best = max(twins",
+        "best = min(twins",
         (DAMAGE + "test_a_compressed_twin_makes_good_for_a_damaged_shard",),
     ),
     Fault("only the last shard's losses count", "lost += missing", "lost = missing", UNDECODABLE),
@@ -537,8 +537,8 @@ FAULTS = (
     ),
     Fault(
         "ops joined into one map draw as others",
-        "first=previous.first)",
-        "first=step.first)",
+        "first_op_position=previous.first_op_position)",
+        "first_op_position=step.first_op_position)",
         PINNED,
     ),
     Fault(

@@ -213,6 +213,7 @@ def test_a_missing_or_broken_file_is_reported(tmp_path):
         ("finish=[rescale]", "finish is now called postprocess"),
         ("pipelines.naive.finish=device", "pipelines.naive.finish is now called postprocess_on"),
         ("pipelines.naive.place=device", "pipelines.naive.place is now called snapshot_on"),
+        ("pipelines.naive.decode.scale=2", "pipelines.naive.decode.scale is now called ratio"),
         ("pipelines.naive.rewrites=true", "pipelines.naive.rewrites is now called graph_rewrites"),
         (
             "pipelines.naive.sample={kind: balanced}",

@@ -211,7 +211,7 @@ def input_pipeline(
     return pipeline
 
 
-def reference_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
+def exact_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
     """The examples of a split as the snapshot holds them, in order, to compare others with."""
     plan = make_plan(
         in_storage_order(PipelineConfig(read="snapshot")), input_spec(params, data, "compare")

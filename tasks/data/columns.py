@@ -57,7 +57,7 @@ class Column:
         return None in self.shape
 
     @property
-    def offsets(self) -> Column:
+    def extent(self) -> Column:
         """The column that says where each value of this one begins [elements], and its shape."""
         return Column(name=f"{self.name}.extent", dtype="int64", shape=(1 + len(self.shape),))
 
@@ -266,7 +266,7 @@ def _span(folder: Path, split: str, column: Column, chunk: Chunk, count: int) ->
     """Bytes [begin, end) of a chunk within a column's file."""
     if not column.ragged:
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
-    offsets = map_column(folder, split, column.offsets, count)[
+    offsets = map_column(folder, split, column.extent, count)[
         chunk.start : chunk.start + chunk.count
     ]
     itemsize = np.dtype(column.dtype).itemsize

@@ -1,9 +1,10 @@
-"""Values of variable shape in one column: back to back in a file, and their offsets and shapes in a
-second column. No TensorFlow.
+"""Values of variable shape in one column: back to back in a file, and their extent, where each
+begins and its shape, in a second column. No TensorFlow.
 
-    data/snapshot/train/image.bin           values, each beginning at a multiple of 64 bytes, so
-    that a slice of the file needs no copy data/snapshot/train/image.extent.bin    examples × (1 +
-    rank), int64: where the value begins [elements], and its shape
+    data/snapshot/train/image.bin           values, each beginning at a multiple of 64 bytes,
+                                            so that a slice of the file needs no copy
+    data/snapshot/train/image.extent.bin    examples × (1 + rank), int64: where the value
+                                            begins [elements], and its shape
 
 Images have three dimensions, a document's tokens have one. Tokens have no gaps between documents,
 so that all of a split can be read as one long document.

@@ -2,7 +2,7 @@
 the same examples.
 
 The new files are in the snapshot's folder, in `repaired/`; its index lists them. Where a plain and
-a compressed set hold the same records, a readable replica of a shard restores the damaged one.
+a compressed set hold the same records, a readable twin of a shard restores the damaged one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]
 def repair_shards(
     shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, max_lost_fraction: float
 ) -> tuple[Shard, ...]:
-    """Write the usable records of damaged shards and of their replicas into `out`.
+    """Write the usable records of damaged shards and of their twins into `out`.
 
     Raises:
       CorruptShard: more than the fraction `max_lost_fraction` of all examples is lost, or a block
@@ -53,14 +53,14 @@ def repair_shards(
     repaired: list[Shard] = []
     problems, lost = damage.problems, 0
     for split in shards.splits:
-        for replicas in zip(
+        for twins in zip(
             *(shards.for_split(split, compression) for compression in shards.compressions),
             strict=True,
         ):
-            if not any(replica.name in problems for replica in replicas):
+            if not any(twin.name in problems for twin in twins):
                 continue
-            usable = {replica.name: _count_usable(folder, replica, damage) for replica in replicas}
-            best = max(replicas, key=lambda replica: usable[replica.name])
+            usable = {twin.name: _count_usable(folder, twin, damage) for twin in twins}
+            best = max(twins, key=lambda twin: usable[twin.name])
             missing = best.records - usable[best.name]
             if missing and shards.schema.payload == "series":
                 raise CorruptShard(
@@ -69,8 +69,7 @@ def repair_shards(
                 )
             lost += missing
             repaired += [
-                _write_repaired(replica, best, missing, (folder, out), damage)
-                for replica in replicas
+                _write_repaired(twin, best, missing, (folder, out), damage) for twin in twins
             ]
     total = sum(shards.examples(split) for split in shards.splits)
     if lost > max_lost_fraction * total:

@@ -220,8 +220,8 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
         yield f"interleave: only shards can be interleaved, not `read: {config.read}`"
     if reads_snapshot and config.decode.approximate:
         yield "decode: a snapshot is decoded already; drop `decode`"
-    if config.decode.scale > 1 and config.decode.crop == "fused":
-        yield "decode: a crop cannot be fused with decoding at a smaller scale; choose one"
+    if config.decode.ratio > 1 and config.decode.crop == "fused":
+        yield "decode: a crop cannot be fused with decoding at a smaller size; choose one"
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"
     if config.sampling != "uniform" and in_any_order and config.shuffle.kind != "global":
@@ -291,9 +291,9 @@ def _of_ops(
     postprocess: Sequence[Op],
 ) -> Iterator[str]:
     sized = [op.name for op in preprocess if op.counts_pixels]
-    if config.decode.scale > 1 and sized:
+    if config.decode.ratio > 1 and sized:
         yield (
-            f"decode.scale: {sized[0]} counts pixels of the full size; decoded at another scale it"
+            f"decode.ratio: {sized[0]} counts pixels of the full size; decoded at another size it"
             " would cut something else"
         )
     if config.service:

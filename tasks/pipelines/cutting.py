@@ -64,7 +64,7 @@ def make_cut_fn(data: PreparedData, split: str, op: Op) -> CutFn:
     column = data.column(data.shards.schema.feature)
     values = np.asarray(data.memmap(split, column.name))
     starts_and_shapes = (
-        np.asarray(data.memmap(split, column.offsets.name)) if column.ragged else None
+        np.asarray(data.memmap(split, column.extent.name)) if column.ragged else None
     )
     shape = op.shape(column.shape) or ()
     height, width, channels = (int(size or 0) for size in shape)

@@ -157,7 +157,14 @@ def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> D
         # Shards deliver bare records.
         element = {"record": element} if isinstance(element, tf.Tensor) else element
         return context.finish(
-            apply_ops(step.ops, element, seed=context.seed, epoch=epoch, first=step.first), step
+            apply_ops(
+                step.ops,
+                element,
+                seed=context.seed,
+                epoch=epoch,
+                first_op_position=step.first_op_position,
+            ),
+            step,
         )
 
     return dataset.map(

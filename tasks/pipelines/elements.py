@@ -27,17 +27,17 @@ def apply_ops(
     *,
     seed: int,
     epoch: tf.Tensor,
-    first: int = 0,
+    first_op_position: int = 0,
     kernels: Any = compute,
 ) -> Element:
     """Run ops on an element, an example or a batch; in a trace their names stand before those of
     the kernels they call. `kernels` is `compute`, or what runs them within the train step.
 
-    `first` is the position in `augment` of the first of them. What an op draws depends on its name
-    and position, not on its arguments: equal ops draw independently, and a stronger one draws as
-    the weaker one did.
+    `first_op_position` is that of the first of them in `augment`. What an op draws depends on its
+    name and position, not on its arguments: equal ops draw independently, and a stronger one draws
+    as the weaker one did.
     """
-    for position, op in enumerate(ops, first):
+    for position, op in enumerate(ops, first_op_position):
         with tf.name_scope(op.name):
             element = kernels(op, element, random_stream(op, position, seed=seed, epoch=epoch))
     return element

@@ -75,7 +75,7 @@ class InputPipeline:
     @property
     def examples_per_step(self) -> float:
         """Examples in a batch: in a full one, or on average where that depends on their lengths."""
-        return self.examples / self.steps_per_epoch if self.plan.by_length else self.batch_size
+        return self.examples / self.steps_per_epoch if self.plan.batching else self.batch_size
 
     @property
     def segments(self) -> int | None:
@@ -188,9 +188,9 @@ class InputPipeline:
     @cached_property
     def _buckets(self) -> Buckets | None:
         """The length buckets of a stream that has some."""
-        if self.plan.by_length is None or self.plan.reads_snapshot:
+        if self.plan.batching is None or self.plan.reads_snapshot:
             return None
-        return open_buckets(self.plan.by_length, self.data, self.split, batch_size=self.batch_size)
+        return open_buckets(self.plan.batching, self.data, self.split, batch_size=self.batch_size)
 
     @cached_property
     def _iterations(self) -> tf.Variable:

@@ -96,7 +96,7 @@ def _(op: DecodeImage, element: Element, draw: RandomStream) -> Element:
         method = f"INTEGER_{op.dct.upper()}"
         if op.crop is None:
             return tf.io.decode_jpeg(
-                encoded, channels=op.channels, ratio=op.scale, dct_method=method
+                encoded, channels=op.channels, ratio=op.ratio, dct_method=method
             )
         size = tf.io.extract_jpeg_shape(encoded)
         window = tf.stack([(size[0] - op.crop[0]) // 2, (size[1] - op.crop[1]) // 2, *op.crop])
@@ -109,7 +109,7 @@ def _(op: DecodeImage, element: Element, draw: RandomStream) -> Element:
             generic_decode,
         )
 
-    if (op.dct, op.scale, op.crop) == ("fast", 1, None):
+    if (op.dct, op.ratio, op.crop) == ("fast", 1, None):
         return {**element, "image": generic_decode()}
     image = tf.cond(tf.io.is_jpeg(encoded), as_jpeg, generic_decode)
     image.set_shape((*(op.crop or (None, None)), op.channels))

@@ -184,7 +184,7 @@ class DecodeImage(Op):
     takes = "example"
     channels: int
     dct: Literal["fast", "accurate"] = "fast"
-    scale: Literal[1, 2, 4, 8] = 1
+    ratio: Literal[1, 2, 4, 8] = 1
     crop: tuple[int, int] | None = None
 
 

@@ -107,11 +107,11 @@ class Plan:
         return self.gather is not None and self.gather.on == "device"
 
     @property
-    def by_length(self) -> BatchSettings | None:
+    def batching(self) -> BatchSettings | None:
         """How batches of sequences are made, where that is by their lengths."""
         for step in self.steps:
             if isinstance(step, Gather | BucketBatch):
-                return step.by_length
+                return step.batching
         return None
 
     @property
@@ -208,7 +208,7 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[
         shuffle=config.shuffle,
         sampling=config.sampling,
         batch_size=spec.batch_size,
-        by_length=config.batch,
+        batching=config.batch,
         on=config.snapshot_on,
         window=spec.window,
         ops=late,
@@ -236,7 +236,7 @@ def _record_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[St
     if per_example:
         steps.append(Batch(size=spec.batch_size))
     steps.append(_map(config, per_batch))
-    return [*_fuse_maps(steps, first=-len(early)), *_prefetch(config)]
+    return [*_fuse_maps(steps, first_op_position=-len(early)), *_prefetch(config)]
 
 
 def _stream_steps(
@@ -288,7 +288,7 @@ def _stream_steps(
         ops, vectorize=config.vectorize, at_least=max(0, variable - done)
     )
     batch = (
-        BucketBatch(size=spec.batch_size, by_length=config.batch)
+        BucketBatch(size=spec.batch_size, batching=config.batch)
         if config.batch
         else Batch(size=spec.batch_size)
     )
@@ -297,7 +297,7 @@ def _stream_steps(
     if config.service:  # whole batches cross the network
         steps += [Service(settings=config.service, batch_size=spec.batch_size)]
     # Last, so that everything overlaps with training.
-    return [*_fuse_maps(steps, first=-len(early)), *_prefetch(config)]
+    return [*_fuse_maps(steps, first_op_position=-len(early)), *_prefetch(config)]
 
 
 def _prefetch(config: PipelineConfig) -> list[Step]:
@@ -311,7 +311,7 @@ def _opening_ops(config: PipelineConfig, spec: InputSpec) -> Ops:
 
 
 def _map(config: PipelineConfig, ops: Ops) -> Map:
-    return Map(ops=ops, parallel=Parallelism(config.map.parallel), first=0)
+    return Map(ops=ops, parallel=Parallelism(config.map.parallel), first_op_position=0)
 
 
 def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
@@ -341,11 +341,12 @@ def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Op
     return ops[:end], ops[end:]
 
 
-def _fuse_maps(steps: Sequence[Step], *, first: int) -> list[Step]:
+def _fuse_maps(steps: Sequence[Step], *, first_op_position: int) -> list[Step]:
     """Join neighboring maps, since a call has a fixed cost, drop empty ones, and number the ops
-    from `first`.
+    from `first_op_position`.
     """
     fused: list[Step] = []
+    position = first_op_position
     for step in steps:
         if not isinstance(step, Map):
             fused.append(step)
@@ -353,9 +354,11 @@ def _fuse_maps(steps: Sequence[Step], *, first: int) -> list[Step]:
         previous = fused[-1]
         if step.ops and isinstance(previous, Map):
             fused[-1] = Map(
-                ops=previous.ops + step.ops, parallel=previous.parallel, first=previous.first
+                ops=previous.ops + step.ops,
+                parallel=previous.parallel,
+                first_op_position=previous.first_op_position,
             )
         elif step.ops:
-            fused.append(Map(ops=step.ops, parallel=step.parallel, first=first))
-        first += len(step.ops)
+            fused.append(Map(ops=step.ops, parallel=step.parallel, first_op_position=position))
+        position += len(step.ops)
     return fused

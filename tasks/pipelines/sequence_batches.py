@@ -31,12 +31,12 @@ Columns = Mapping[str, tf.Tensor]
 
 def sequence_lengths(data: PreparedData, split: str) -> np.ndarray:
     """Tokens of each sequence of a split: (examples,) int64."""
-    offsets = data.column(data.shards.schema.feature).offsets
-    return np.asarray(data.memmap(split, offsets.name))[:, 1]
+    extent = data.column(data.shards.schema.feature).extent
+    return np.asarray(data.memmap(split, extent.name))[:, 1]
 
 
 def open_buckets(
-    by_length: BatchSettings, data: PreparedData, split: str, *, batch_size: int, hosts: int = 1
+    batching: BatchSettings, data: PreparedData, split: str, *, batch_size: int, hosts: int = 1
 ) -> Buckets:
     """The partition of a split by length.
 
@@ -45,14 +45,14 @@ def open_buckets(
     """
     lengths = sequence_lengths(data, split)
     boundaries = (
-        list(by_length.pad_to)
-        if isinstance(by_length.pad_to, tuple)
+        list(batching.pad_to)
+        if isinstance(batching.pad_to, tuple)
         else double_until(int(lengths.max(initial=1)))
     )
     _check_longest("batch.pad_to", lengths, boundaries[-1], split)
     sizes = (
-        sizes_for_tokens(by_length.tokens, boundaries, hosts=hosts)
-        if by_length.tokens
+        sizes_for_tokens(batching.tokens, boundaries, hosts=hosts)
+        if batching.tokens
         else [batch_size] * len(boundaries)
     )
     return make_buckets(lengths, boundaries, sizes, hosts=hosts)
@@ -77,15 +77,15 @@ def open_batches(
     Every split's rows get as many segments as the row of any split that has most of them, so that a
     model meets one shape.
     """
-    by_length, shuffled = gather.by_length, gather.shuffle.kind == "global"
-    if by_length is None:
+    batching, shuffled = gather.batching, gather.shuffle.kind == "global"
+    if batching is None:
         return None
-    if by_length.pack is None:
+    if batching.pack is None:
         buckets = open_buckets(
-            by_length, data, split, batch_size=gather.batch_size, hosts=host.count
+            batching, data, split, batch_size=gather.batch_size, hosts=host.count
         )
         return LengthBatches(buckets=buckets, seed=seed, host=host, shuffled=shuffled)
-    plans = {name: open_packs(by_length.pack, data, name) for name in data.snapshot.splits}
+    plans = {name: open_packs(batching.pack, data, name) for name in data.snapshot.splits}
     return PackedBatches(
         plan=plans[split],
         batch_size=gather.batch_size,

@@ -29,7 +29,7 @@ def resolve_decode(
         decode = DecodeImage(channels=schema.channels)
         if config is not None:
             decode = DecodeImage(
-                channels=schema.channels, dct=config.decode.dct, scale=config.decode.scale
+                channels=schema.channels, dct=config.decode.dct, ratio=config.decode.ratio
             )
     ops = [decode if isinstance(op, Decode) else op for op in preprocess]
     fused = config is not None and config.decode.crop == "fused" and schema.payload == "encoded"

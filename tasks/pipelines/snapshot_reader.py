@@ -80,7 +80,7 @@ class SnapshotReader:
         label = () if self.gather.window else ("label",)
         key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
         names = (self.data.shards.schema.feature, *label, *key)
-        sizes = [column.offsets.name for column in map(self.data.column, names) if column.ragged]
+        sizes = [column.extent.name for column in map(self.data.column, names) if column.ragged]
         with tf.init_scope():  # outside of any function that is being traced
             variables = {
                 name: mapped_variable(self.data, self.split, name) for name in (*names, *sizes)
@@ -103,9 +103,9 @@ class SnapshotReader:
           ImpossiblePlan: the split lacks a class that is to be drawn, or has longer texts than
             what is asked for.
         """
-        by_length = open_batches(self.gather, self.data, self.split, seed=self.seed, host=self.host)
-        if by_length is not None:
-            return by_length
+        batches = open_batches(self.gather, self.data, self.split, seed=self.seed, host=self.host)
+        if batches is not None:
+            return batches
         gather = self.gather
         classes = (
             None
@@ -144,7 +144,7 @@ class SnapshotReader:
                 examples,
                 seed=self.seed,
                 epoch=epoch,
-                first=gather.per_example,
+                first_op_position=gather.per_example,
                 kernels=compute_on_device if gather.on == "device" else compute,
             )
             return select_outputs(batch, self.data.shards.schema, with_keys=self.with_keys)
@@ -188,7 +188,7 @@ class SnapshotReader:
                 if name != column.name
             }
             sizes = (
-                tf.cast(examples.pop(column.offsets.name)[:, 1:3], tf.int32)
+                tf.cast(examples.pop(column.extent.name)[:, 1:3], tf.int32)
                 if column.ragged
                 else tf.constant(column.shape[:2], tf.int32)
             )
@@ -210,7 +210,7 @@ class SnapshotReader:
             if not self.data.column(name).ragged
         }
         for column in [column for column in map(self.data.column, columns) if column.ragged]:
-            offset = example.pop(column.offsets.name)
+            offset = example.pop(column.extent.name)
             value = tf.reshape(
                 tf.slice(columns[column.name], offset[:1], [tf.reduce_prod(offset[1:])]), offset[1:]
             )
@@ -230,7 +230,7 @@ class SnapshotReader:
                 if not self.data.column(name).ragged
             }
             for column in [column for column in map(self.data.column, columns) if column.ragged]:
-                begins, lengths = tf.unstack(examples.pop(column.offsets.name), axis=1)
+                begins, lengths = tf.unstack(examples.pop(column.extent.name), axis=1)
                 examples[column.name] = pad_rows(
                     columns[column.name], begins, lengths, tf.reduce_max(lengths)
                 )

@@ -153,7 +153,7 @@ class Gather(Step):
     shuffle: ShuffleSettings
     sampling: Sampling
     batch_size: int
-    by_length: BatchSettings | None
+    batching: BatchSettings | None
     on: Literal["host", "device"]
     window: Window | TokenWindow | None
     ops: tuple[Op, ...]
@@ -180,22 +180,22 @@ class Gather(Step):
             f"+{op.name}{first if number < self.per_example else ''}"
             for number, op in enumerate(self.ops)
         )
-        size = _lengths(self.by_length, self.batch_size)
+        size = _lengths(self.batching, self.batch_size)
         order = f"{_order(self.shuffle, self.sampling)},{size}"
         return f"gather:{what}{where}[{order}]{ops}{_calls(self.parallel)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Step):
-    """Run consecutive ops in one call; `first` is the position in `augment` of the first of them,
-    negative for ops before.
+    """Run consecutive ops in one call; `first_op_position` is that of the first of them in
+    `augment`, negative for ops before.
     """
 
     params_key: ClassVar[str] = "map"
 
     ops: tuple[Op, ...]
     parallel: Parallelism
-    first: int
+    first_op_position: int
 
     @property
     def trace_name(self) -> str:
@@ -282,7 +282,7 @@ class BucketBatch(Step):
     params_key: ClassVar[str] = "batch"
 
     size: int
-    by_length: BatchSettings
+    batching: BatchSettings
 
     @property
     def trace_name(self) -> str:
@@ -290,7 +290,7 @@ class BucketBatch(Step):
         return "bucket_batch"
 
     def __str__(self) -> str:
-        return f"bucket_batch[{_lengths(self.by_length, self.size)}]"
+        return f"bucket_batch[{_lengths(self.batching, self.size)}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,15 +339,15 @@ def _calls(parallel: Parallelism) -> str:
     return "" if parallel.is_sequential else f"[{parallel}]"
 
 
-def _lengths(by_length: BatchSettings | None, size: int) -> str:
+def _lengths(batching: BatchSettings | None, size: int) -> str:
     """Size and lengths of batches as a plan prints them."""
-    if by_length is None:
+    if batching is None:
         return str(size)
-    if by_length.pack:
-        return f"{size} rows of {by_length.pack}"
-    given = by_length.pad_to
+    if batching.pack:
+        return f"{size} rows of {batching.pack}"
+    given = batching.pad_to
     buckets = "|".join(map(str, given)) if isinstance(given, tuple) else "auto"
-    count = f"{by_length.tokens} tokens" if by_length.tokens else str(size)
+    count = f"{batching.tokens} tokens" if batching.tokens else str(size)
     return f"{count} to {buckets}"
 
 

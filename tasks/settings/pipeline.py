@@ -95,8 +95,8 @@ class JpegDecoding(Settings):
             "inverse transform: the fast integer one, TensorFlow's default, or the accurate one"
         ),
     )
-    scale: Literal[1, 2, 4, 8] = Field(
-        default=1, description="decode at 1/scale of the size, while decoding"
+    ratio: Literal[1, 2, 4, 8] = Field(
+        default=1, description="decode at 1/ratio of the size, while decoding"
     )
     crop: Literal["after", "fused"] = Field(
         default="after",

@@ -1,4 +1,4 @@
-"""Damaged shards are found and rewritten without what cannot be read; a whole replica restores all
+"""Damaged shards are found and rewritten without what cannot be read; a whole twin restores all
 of it.
 """
 
@@ -78,7 +78,7 @@ def test_what_can_be_read_is_written_and_counted(tmp_path, plain):
     assert (repaired.records, repaired.examples, repaired.repaired) == (3, 3, True)
 
 
-def test_a_whole_replica_restores_every_record(tmp_path, plain):
+def test_a_whole_twin_restores_every_record(tmp_path, plain):
     index = index_of(plain, write_shard(tmp_path, "gzip"))
     damage = Damage(problems=find_damaged_shards(index, tmp_path))
     out = tmp_path / "out"

@@ -46,7 +46,7 @@ def test_nothing_is_said_against_what_can_work(config):
         ({"snapshot_on": "device", "prefetch": 2}, ["snapshot_on", "prefetch"]),
         ({"read": "arrays", "service": {}, "sampling": {}}, ["sampling", "service", "service"]),
         (
-            {"decode": {"scale": 2, "crop": "fused"}, "shuffle": {"kind": "window"}},
+            {"decode": {"ratio": 2, "crop": "fused"}, "shuffle": {"kind": "window"}},
             ["shuffle.kind", "decode"],
         ),
     ],
@@ -57,8 +57,8 @@ def test_all_reasons_are_listed_by_their_fields(config, fields):
 
 def test_ops_that_cannot_work_are_named():
     crop = CenterCrop(height=8, width=8)
-    (scaled,) = problems_of({"decode": {"scale": 2}}, crop)
-    assert scaled.startswith("decode.scale: center_crop counts pixels")
+    (scaled,) = problems_of({"decode": {"ratio": 2}}, crop)
+    assert scaled.startswith("decode.ratio: center_crop counts pixels")
     (unknown,) = problems_of({"cache": {"after": "resize"}}, crop)
     assert unknown == "cache.after: resize is not one of the preprocess ops (decode, center_crop)"
 

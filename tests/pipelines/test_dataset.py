@@ -346,7 +346,7 @@ def test_original_files_come_in_the_order_of_the_shards(stored):
 @pytest.mark.integration
 def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
     # Refused here, where a crop counts pixels; benchmarks measure it.
-    assert APPROXIMATE["decode"] == {"scale": 2}
+    assert APPROXIMATE["decode"] == {"ratio": 2}
     exact = pipeline(
         stored, "photos", postprocess=(), with_keys=True, plain=True, **CONFIGS["snapshot"]
     )

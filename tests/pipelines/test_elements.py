@@ -21,7 +21,7 @@ def brighten(delta: float, *, first: int = 0, seed: int = 3) -> np.ndarray:
         "key": tf.range(COUNT, dtype=tf.int64),
     }
     ops = (Brightness(delta=delta),)
-    changed = apply_ops(ops, element, seed=seed, epoch=EPOCH, first=first)["image"]
+    changed = apply_ops(ops, element, seed=seed, epoch=EPOCH, first_op_position=first)["image"]
     return changed.numpy().astype(np.int64).ravel() - 128
 
 

@@ -85,7 +85,7 @@ def stored(tmp_path_factory):
 def tokens_of(data, split="train"):
     """All tokens of a split: the documents as the snapshot holds them, one after another."""
     column = data.column("text")
-    extent = np.asarray(data.memmap(split, column.offsets.name))
+    extent = np.asarray(data.memmap(split, column.extent.name))
     values = np.asarray(data.memmap(split, "text"))
     return np.concatenate([values[begin : begin + size] for begin, size in extent])
 

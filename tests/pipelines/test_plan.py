@@ -198,7 +198,7 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
         ({"read": "snapshot", "vectorize": True}, "whole batches"),
         ({"read": "snapshot", "shuffle": {"kind": "buffer"}}, "permuted as a whole"),
         (
-            {"read": "snapshot", "shuffle": {"kind": "none"}, "decode": {"scale": 2}},
+            {"read": "snapshot", "shuffle": {"kind": "none"}, "decode": {"ratio": 2}},
             "decoded already",
         ),
         ({"shuffle": {"kind": "global"}}, "needs random access"),
@@ -220,7 +220,7 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
             "use `global`",
         ),
         ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
-        ({"decode": {"scale": 2, "crop": "fused"}}, "choose one"),
+        ({"decode": {"ratio": 2, "crop": "fused"}}, "choose one"),
         ({"sampling": {}}, "need at least one class"),
         ({"read": "snapshot", "shuffle": {"kind": "none"}, "sampling": "balanced"}, "use `global`"),
         ({"snapshot_on": "device"}, "only a snapshot can live on the device"),
@@ -252,7 +252,7 @@ def test_ops_are_refused_where_they_cannot_work():
     with pytest.raises(ImpossiblePlan, match="flip cannot run on the device"):
         plan_of(ops={"postprocess": (Flip(),)}, postprocess_on="device")
     with pytest.raises(ImpossiblePlan, match="would cut something else"):
-        plan_of(preprocess=(Decode(), CenterCrop(height=8, width=8)), decode={"scale": 2})
+        plan_of(preprocess=(Decode(), CenterCrop(height=8, width=8)), decode={"ratio": 2})
     with pytest.raises(ImpossiblePlan, match="images differ in size"):
         output_shape((Decode(),), JPEG)
 
@@ -265,7 +265,7 @@ def test_ops_are_refused_where_they_cannot_work():
         ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False),
         ("postprocess_on", "device"), ("graph_rewrites", True),
         ("threads", 3),
-        ("decode", {"scale": 2}), ("sampling", "balanced"), ("service", {"workers": 3}),
+        ("decode", {"ratio": 2}), ("sampling", "balanced"), ("service", {"workers": 3}),
     ],
 )  # fmt: skip
 def test_every_field_changes_the_plan(field, value):

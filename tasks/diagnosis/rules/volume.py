@@ -8,9 +8,9 @@ from tasks.pipelines.steps import Gather, Map
 
 
 @rule(
-    params_key="decode.scale",
+    params_key="decode.ratio",
     cause="images are decoded at full size and then made smaller",
-    change=Change(config={"decode": {"scale": 2}}, factors={"decode": 0.6}),
+    change=Change(config={"decode": {"ratio": 2}}, factors={"decode": 0.6}),
     effort=Effort.RESULTS,
 )
 def _decode_bound(facts: Facts) -> str | None:
@@ -24,7 +24,7 @@ def _decode_bound(facts: Facts) -> str | None:
         None,
     )
     resized = any(op.name == "resize" for step in facts.map_steps for op in step.ops)
-    if decode is None or not resized or facts.config.decode.scale > 1 or facts.plan.caches:
+    if decode is None or not resized or facts.config.decode.ratio > 1 or facts.plan.caches:
         return None
     work = facts.work_ms(decode, batched=False)
     return (
