@@ -27,7 +27,7 @@ class Fault:
 
 
 COLUMNS = ("tests/data/test_columns.py",)
-CUTTING = ("tests/pipelines/test_cutting.py",)
+CROPPING = ("tests/pipelines/test_cropping.py",)
 DATASET = "tests/pipelines/test_dataset.py::"
 DOCUMENTS = ("tests/data/test_text_sources.py",)
 EXAMPLES = ("tests/data/test_example_features.py",)
@@ -442,19 +442,19 @@ FAULTS = (
         "a resized crop takes the last rectangle that fits",
         "first_fit = tf.argmax(",
         "first_fit = ATTEMPTS - tf.argmax(",
-        CUTTING,
+        CROPPING,
     ),
     Fault(
         "a resized crop has its area by height alone",
         "tf.round(tf.sqrt(area / aspect))",
         "tf.round(tf.sqrt(area))",
-        CUTTING,
+        CROPPING,
     ),
     Fault(
         "where no rectangle fits the image's corner is taken",
         "centered = first_fit == ATTEMPTS",
         "centered = first_fit > ATTEMPTS",
-        CUTTING,
+        CROPPING,
     ),
     Fault(
         "all draws of an example are one",
@@ -463,16 +463,16 @@ FAULTS = (
         PINNED,
     ),
     Fault(
-        "a fetched crop is never mirrored",
-        "mirrored = tf.math.logical_xor(mirrored, draw_mirrored(key, draw))",
-        "mirrored = mirrored & draw_mirrored(key, draw)",
-        CUTTING,
+        "a fetched crop is never flipped",
+        "flipped = tf.math.logical_xor(flipped, draw_flipped(key, draw))",
+        "flipped = flipped & draw_flipped(key, draw)",
+        CROPPING,
     ),
     Fault(
         "a crop beyond the image keeps what was in memory",
         "target.fill(0)",
         "pass",
-        CUTTING,
+        CROPPING,
     ),
     Fault(
         "a service is sent what OpenCV computes",
@@ -1407,13 +1407,13 @@ FAULTS = (
         "the central crop of an evaluation is rounded down",
         "(2 * shortest * (op.height, op.width) + op.shorter)",
         "(2 * shortest * (op.height, op.width))",
-        CUTTING,
+        CROPPING,
     ),
     Fault(
         "a smaller image lies a pixel off the center",
         "tf.where(room < 0, -(-room // 2), room // 2)",
         "room // 2",
-        CUTTING,
+        CROPPING,
     ),
     Fault(
         "top and left are one draw",

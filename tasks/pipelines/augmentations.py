@@ -1,5 +1,5 @@
 """The ops that photos are trained with at scale: random resized crops, changes of color, blur and
-RandAugment. No TensorFlow; `cutting.py`, `color_kernels.py` and `host_kernels.py` compute them.
+RandAugment. No TensorFlow; `cropping.py`, `color_kernels.py` and `host_kernels.py` compute them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 class ResizedCrop(Sized):
     """Cut a rectangle out of the image and resize it to (height, width), in one go."""
 
-    cuts = True
+    crops = True
     opencv = True
     method: Method = METHOD
 

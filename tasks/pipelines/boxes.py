@@ -1,4 +1,4 @@
-"""Which rectangle of an image an op cuts: pure functions of seed, epoch, key and the size of the
+"""Which rectangle of an image an op crops: pure functions of seed, epoch, key and the size of the
 image, for one image or a batch of them.
 
 A box is (top, left, height, width) in pixels of the image, int32. What of it lies outside of the
@@ -22,10 +22,10 @@ ATTEMPTS = 10
 
 @singledispatch
 def draw_boxes(op: Op, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
-    """The boxes (…, 4) int32 that an op cuts out of images of `sizes` (…, 2) int32, height and
+    """The boxes (…, 4) int32 that an op crops out of images of `sizes` (…, 2) int32, height and
     width, whose examples have the keys `key` (…); one size for all is (2,).
     """
-    raise NotImplementedError(f"{op.name} cuts no boxes; give it a case here")
+    raise NotImplementedError(f"{op.name} crops no boxes; give it a case here")
 
 
 @draw_boxes.register
@@ -47,9 +47,9 @@ def _(op: RandomCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> t
 def _(op: ResizedCenterCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     shortest = tf.reduce_min(sizes, axis=-1, keepdims=True)
     rounded = (2 * shortest * (op.height, op.width) + op.shorter) // (2 * op.shorter)
-    cut = tf.clip_by_value(rounded, 1, sizes)
-    first = (sizes - cut) // 2
-    return _boxes(key, first[..., 0], first[..., 1], cut[..., 0], cut[..., 1])
+    crop = tf.clip_by_value(rounded, 1, sizes)
+    first = (sizes - crop) // 2
+    return _boxes(key, first[..., 0], first[..., 1], crop[..., 0], crop[..., 1])
 
 
 @draw_boxes.register

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tasks.data.records import RecordSchema
 from tasks.pipelines import (  # noqa: F401 - they add kernels
     color_kernels,
-    cutting,
+    cropping,
     host_kernels,
     text_kernels,
 )

@@ -198,7 +198,7 @@ def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: Flip, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
-    heads = draw_mirrored(element["key"], draw)
+    heads = draw_flipped(element["key"], draw)
     if image.shape.rank == len(_PIXELS):
         return {**element, "image": tf.cond(heads, lambda: tf.reverse(image, [-2]), lambda: image)}
     return {**element, "image": where_per_example(heads, _flip_horizontal(image), image)}
@@ -344,7 +344,7 @@ def _(op: Categories, element: Element, draw: RandomStream) -> Element:
     return {**element, "features": tf.concat([features[..., :numeric], *coded], axis=-1)}
 
 
-def draw_mirrored(key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
+def draw_flipped(key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     """Whether each example is flipped: boolean, of the shape of `key`."""
     return draw.uniform(key) < 0.5  # noqa: PLR2004
 

@@ -55,9 +55,9 @@ class Op(BaseModel):
     `on_labels` ops stay on the host; an op that `mixes_labels` needs them as vectors; one that
     `counts_pixels` means those of the full size.
 
-    What an op that `cuts` makes of an image is a rectangle of it, perhaps resized, which
+    What an op that `crops` makes of an image is a rectangle of it, perhaps resized, which
     `draw_boxes` in `boxes.py` draws, so that a fetch from the snapshot reads nothing else; one that
-    `mirrors` can be done on the way. The pixels of an `opencv` op are computed by OpenCV, in one
+    `flips` can be done on the way. The pixels of an `opencv` op are computed by OpenCV, in one
     Python call; a `host_only` op has no other form, which an accelerator could run within the train
     step.
     """
@@ -73,8 +73,8 @@ class Op(BaseModel):
     on_labels: ClassVar[bool] = False
     mixes_labels: ClassVar[bool] = False
     counts_pixels: ClassVar[bool] = False
-    cuts: ClassVar[bool] = False
-    mirrors: ClassVar[bool] = False
+    crops: ClassVar[bool] = False
+    flips: ClassVar[bool] = False
     opencv: ClassVar[bool] = False
     host_only: ClassVar[bool] = False
 
@@ -274,7 +274,7 @@ class CenterCrop(Sized):
 
     name = "center_crop"
     counts_pixels = True
-    cuts = True
+    crops = True
 
 
 @register
@@ -300,7 +300,7 @@ class RandomCrop(Sized):
 
     name = "random_crop"
     random = True
-    cuts = True
+    crops = True
 
     @property
     def prefers_single_examples(self) -> bool:
@@ -318,7 +318,7 @@ class Flip(Op):
 
     name = "flip"
     random = True
-    mirrors = True
+    flips = True
 
 
 @register

@@ -1,4 +1,4 @@
-"""What happens to pixels outside of TensorFlow: cutting, resizing, mirroring and blurring images by
+"""What happens to pixels outside of TensorFlow: cropping, resizing, flipping and blurring images by
 NumPy and OpenCV, which let other threads run meanwhile. No TensorFlow.
 
 Images are uint8 (height, width, channels), in any memory: a slice of a mapped file is read in
@@ -15,7 +15,7 @@ import numpy as np
 from tasks.pipelines.augmentations import Method
 
 ALIGNMENT = 64  # bytes; TensorFlow takes an array of it as it is, and copies any other
-MIRROR = 1  # OpenCV's code of turning about the vertical axis
+FLIP = 1  # OpenCV's code of turning about the vertical axis
 
 cv2.setNumThreads(1)
 
@@ -28,17 +28,17 @@ def empty_images(shape: tuple[int, ...]) -> np.ndarray:
     return memory[first : first + size].reshape(shape)
 
 
-def cut(
+def crop(
     images: Iterable[np.ndarray], boxes: np.ndarray, out: np.ndarray, *, method: Method = "area"
 ) -> None:
-    """Cut a rectangle out of every image and write it to `out` (images, height, width, channels),
+    """Crop a rectangle out of every image and write it to `out` (images, height, width, channels),
     resized where its size is another.
 
-    `boxes` (images, 5): top, left, height, width, and whether the result is mirrored. What of a box
+    `boxes` (images, 5): top, left, height, width, and whether the result is flipped. What of a box
     lies outside of its image is zero; such a box must have the size of the result.
     """
     size = out.shape[1:3]
-    for image, (top, left, height, width, mirrored), target in zip(
+    for image, (top, left, height, width, flipped), target in zip(
         images, boxes.tolist(), out, strict=True
     ):
         bottom, right = top + height, left + width
@@ -55,13 +55,13 @@ def cut(
                 dst=target,
                 interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
             )
-        elif mirrored:
-            cv2.flip(image[top:bottom, left:right], MIRROR, dst=target)
+        elif flipped:
+            cv2.flip(image[top:bottom, left:right], FLIP, dst=target)
             continue
         else:
             target[...] = image[top:bottom, left:right]
-        if mirrored:
-            cv2.flip(target, MIRROR, dst=target)
+        if flipped:
+            cv2.flip(target, FLIP, dst=target)
 
 
 def blur(images: Iterable[np.ndarray], sigmas: np.ndarray, out: np.ndarray) -> None:

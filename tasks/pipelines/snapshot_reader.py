@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.data.columns import column_path, read_ahead
-from tasks.pipelines.cutting import draw_cut, make_cut_fn
+from tasks.pipelines.cropping import draw_crops, make_crop_fn
 from tasks.pipelines.elements import (
     apply_ops,
     random_stream,
@@ -155,8 +155,8 @@ class SnapshotReader:
         """The function from columns, rows (batch,) and an epoch to examples that can be batched: as
         stored, or each cropped to size.
         """
-        if self.gather.cut:
-            return self._make_cut_fetch_fn()
+        if self.gather.fetched_ops:
+            return self._make_crop_fetch_fn()
         ops = self.gather.ops[: self.gather.per_example]
         if not ops:
             return lambda columns, rows, epoch: self._fetch(columns, rows)
@@ -176,10 +176,10 @@ class SnapshotReader:
             lambda row: one(columns, row, epoch), rows, fn_output_signature=uniform
         )
 
-    def _make_cut_fetch_fn(self) -> FetchFn:
-        """A fetch that reads nothing of the images but the boxes which the first ops cut."""
-        ops, column = self.gather.cut, self.data.column(self.data.shards.schema.feature)
-        cut = make_cut_fn(self.data, self.split, ops[0])
+    def _make_crop_fetch_fn(self) -> FetchFn:
+        """A fetch that reads nothing of the images but the boxes that the first op crops."""
+        ops, column = self.gather.fetched_ops, self.data.column(self.data.shards.schema.feature)
+        crop = make_crop_fn(self.data, self.split, ops[0])
 
         def fetch(columns: Columns, rows: tf.Tensor, epoch: tf.Tensor) -> Element:
             examples = {
@@ -197,8 +197,8 @@ class SnapshotReader:
                 for position, op in enumerate(ops)
             ]
             with tf.name_scope(ops[0].name):
-                boxes = draw_cut(ops, sizes, examples.get("key", rows), draws)
-                return {**examples, column.name: cut(rows, boxes)}
+                boxes = draw_crops(ops, sizes, examples.get("key", rows), draws)
+                return {**examples, column.name: crop(rows, boxes)}
 
         return fetch
 

@@ -53,10 +53,10 @@ class InputSpec:
 
     @property
     def fetched_augment(self) -> Sequence[Op]:
-        """The first of the augmenting ops, where they cut a rectangle out of every image and
-        perhaps mirror it: a fetch from the snapshot does that itself.
+        """The first of the augmenting ops, where they crop a rectangle out of every image and
+        perhaps flip it: a fetch from the snapshot does that itself.
         """
-        cut = tuple(self.augment[:1])
-        if not cut or not cut[0].cuts:
+        crop = tuple(self.augment[:1])
+        if not crop or not crop[0].crops:
             return ()
-        return (*cut, *takewhile(lambda op: op.mirrors, self.augment[1:]))
+        return (*crop, *takewhile(lambda op: op.flips, self.augment[1:]))

@@ -145,7 +145,7 @@ class Gather(Step):
     memory-mapped columns, and run `ops` on them.
 
     The first `per_example` of the ops run on one example at a time, before they are batched, or
-    are part of the fetch, where they cut a rectangle and mirror it.
+    are part of the fetch, where they crop a rectangle and flip it.
     """
 
     params_key: ClassVar[str] = "read"
@@ -166,16 +166,16 @@ class Gather(Step):
         return "gather"
 
     @property
-    def cut(self) -> tuple[Op, ...]:
-        """The ops that are part of the fetch: one that cuts, and those that mirror its result."""
+    def fetched_ops(self) -> tuple[Op, ...]:
+        """The ops that are part of the fetch: one that crops, and those that flip its result."""
         first = self.ops[: self.per_example]
-        fetched = bool(first) and first[0].cuts and all(op.mirrors for op in first[1:])
+        fetched = bool(first) and first[0].crops and all(op.flips for op in first[1:])
         return first if fetched else ()
 
     def __str__(self) -> str:
         what = f"{self.window} of " if self.window else ""
         where = "device" if self.on == "device" else "snapshot"
-        first = " fetched" if self.cut else " each"
+        first = " fetched" if self.fetched_ops else " each"
         ops = "".join(
             f"+{op.name}{first if number < self.per_example else ''}"
             for number, op in enumerate(self.ops)

@@ -1,4 +1,4 @@
-"""Cutting rectangles out of images: as the kernels of ops, and for whole batches straight from the
+"""Cropping rectangles out of images: as the kernels of ops, and for whole batches straight from the
 mapped columns of a snapshot, of which nothing else is read then.
 
 Which rectangle is drawn by TensorFlow (`boxes.py`); its pixels are computed by one Python call for
@@ -16,13 +16,13 @@ import tensorflow as tf
 from tasks.pipelines import pixels
 from tasks.pipelines.augmentations import Method, ResizedCrop
 from tasks.pipelines.boxes import draw_boxes, image_size
-from tasks.pipelines.kernels import Element, compute, draw_mirrored
+from tasks.pipelines.kernels import Element, compute, draw_flipped
 from tasks.pipelines.ops import Op
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.randomness import RandomStream
 
 # Rows (batch,), boxes (batch, 5) → images.
-CutFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+CropFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @compute.register
@@ -34,29 +34,29 @@ def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
     def call(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
         many, channels = boxes.reshape(-1, boxes.shape[-1]), image.shape[-1]
         out = pixels.empty_images((len(many), op.height, op.width, channels))
-        pixels.cut(image if image.ndim == out.ndim else [image], many, out, method=op.method)
+        pixels.crop(image if image.ndim == out.ndim else [image], many, out, method=op.method)
         return out.reshape(*boxes.shape[:-1], *out.shape[1:])
 
-    cut = tf.numpy_function(call, [image, upright], tf.uint8, stateful=False)
-    cut.set_shape((*image.shape[:-3], op.height, op.width, image.shape[-1]))
-    return {**element, "image": cut}
+    crop = tf.numpy_function(call, [image, upright], tf.uint8, stateful=False)
+    crop.set_shape((*image.shape[:-3], op.height, op.width, image.shape[-1]))
+    return {**element, "image": crop}
 
 
-def draw_cut(
+def draw_crops(
     ops: Sequence[Op], sizes: tf.Tensor, key: tf.Tensor, draws: Sequence[RandomStream]
 ) -> tf.Tensor:
-    """What an op that cuts and those that mirror its result do to images of `sizes` (batch, 2) or
-    (2,): (batch, 5) int32, a box and whether it is mirrored.
+    """What an op that crops and those that flip its result do to images of `sizes` (batch, 2) or
+    (2,): (batch, 5) int32, a box and whether it is flipped.
     """
-    mirrored = tf.zeros_like(key, tf.bool)
+    flipped = tf.zeros_like(key, tf.bool)
     for draw in draws[1:]:
-        mirrored = tf.math.logical_xor(mirrored, draw_mirrored(key, draw))
+        flipped = tf.math.logical_xor(flipped, draw_flipped(key, draw))
     boxes = draw_boxes(ops[0], sizes, key, draws[0])
-    return tf.concat([boxes, tf.cast(mirrored, tf.int32)[..., None]], axis=-1)
+    return tf.concat([boxes, tf.cast(flipped, tf.int32)[..., None]], axis=-1)
 
 
-def make_cut_fn(data: PreparedData, split: str, op: Op) -> CutFn:
-    """The function that cuts boxes out of rows of the split's images: (batch, height, width,
+def make_crop_fn(data: PreparedData, split: str, op: Op) -> CropFn:
+    """The function that crops boxes out of rows of the split's images: (batch, height, width,
     channels) uint8.
 
     The arrays are those of the mapped files, so that nothing but the pixels in the boxes is read.
@@ -80,12 +80,12 @@ def make_cut_fn(data: PreparedData, split: str, op: Op) -> CutFn:
 
     def call(rows: np.ndarray, boxes: np.ndarray) -> np.ndarray:
         out = pixels.empty_images((len(rows), height, width, channels))
-        pixels.cut(images_of(rows), boxes, out, method=method)
+        pixels.crop(images_of(rows), boxes, out, method=method)
         return out
 
-    def cut(rows: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
+    def crop(rows: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
         images = tf.numpy_function(call, [rows, boxes], tf.uint8, stateful=False)
         images.set_shape((rows.shape[0], height, width, channels))
         return images
 
-    return cut
+    return crop

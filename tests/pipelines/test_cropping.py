@@ -15,7 +15,7 @@ from small_pipelines import CONFIGS, pipeline, prepare_snapshots
 from tasks.pipelines import pixels
 from tasks.pipelines.augmentations import RandomResizedCrop, ResizedCenterCrop
 from tasks.pipelines.boxes import draw_boxes
-from tasks.pipelines.cutting import draw_cut, make_cut_fn
+from tasks.pipelines.cropping import draw_crops, make_crop_fn
 from tasks.pipelines.kernels import compute
 from tasks.pipelines.ops import CenterCrop, Flip, Op, RandomCrop, Resize
 from tasks.pipelines.randomness import RandomStream
@@ -122,25 +122,25 @@ def test_the_center_is_that_of_resizing_and_then_cropping():
     whole = compute(Resize(shorter=256, antialias=True), image, draw())
     assert whole["image"].shape == (256, 320, 1)
     expected = compute(CenterCrop(height=224, width=224), whole, draw())["image"].numpy()
-    cut = compute(op, image, draw())["image"].numpy()
-    assert abs(cut.astype(int) - expected).max() <= 2
+    crop = compute(op, image, draw())["image"].numpy()
+    assert abs(crop.astype(int) - expected).max() <= 2
 
 
 def test_pixels_are_copied_averaged_or_interpolated_and_mirrored():
     image = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
     out = np.empty((1, 2, 2, 3), np.uint8)
-    pixels.cut([image], np.asarray([[1, 2, 2, 2, 0]]), out)
+    pixels.crop([image], np.asarray([[1, 2, 2, 2, 0]]), out)
     np.testing.assert_array_equal(out[0], image[1:3, 2:4])
-    pixels.cut([image], np.asarray([[1, 2, 2, 2, 1]]), out)
+    pixels.crop([image], np.asarray([[1, 2, 2, 2, 1]]), out)
     np.testing.assert_array_equal(out[0], image[1:3, 3:1:-1])
-    pixels.cut([image], np.asarray([[-1, 5, 2, 2, 0]]), out)
+    pixels.crop([image], np.asarray([[-1, 5, 2, 2, 0]]), out)
     np.testing.assert_array_equal(out[0], [[[0] * 3] * 2, [[15, 16, 17], [0] * 3]])
     means = image.reshape(2, 2, 3, 2, 3).astype(float).mean(axis=(1, 3))
-    pixels.cut([image], np.asarray([[0, 2, 4, 4, 1]]), out, method="area")
+    pixels.crop([image], np.asarray([[0, 2, 4, 4, 1]]), out, method="area")
     assert abs(out[0] - means[:, :0:-1]).max() <= 0.5
     flat = np.full((5, 7, 1), 93, np.uint8)
     wide = np.empty((1, 31, 2, 1), np.uint8)
-    pixels.cut([flat], np.asarray([[1, 1, 3, 5, 0]]), wide)
+    pixels.crop([flat], np.asarray([[1, 1, 3, 5, 0]]), wide)
     assert (wide == 93).all()
 
 
@@ -159,8 +159,8 @@ def stored(arrays):
 def test_rows_of_a_snapshot_are_cut_as_they_are_stored(stored):
     data = stored["arrays"]
     images, rows = data.memmap("train", "image"), np.asarray([5, 0, 5, 17])
-    cut = make_cut_fn(data, "train", RandomCrop(height=3, width=2))
-    found = cut(tf.constant(rows), tf.constant([[1, 2, 3, 2, 0]] * 3 + [[7, 1, 3, 2, 1]]))
+    crop = make_crop_fn(data, "train", RandomCrop(height=3, width=2))
+    found = crop(tf.constant(rows), tf.constant([[1, 2, 3, 2, 0]] * 3 + [[7, 1, 3, 2, 1]]))
     expected = [*(images[row, 1:4, 2:4] for row in rows[:3]), images[17, 7:10, 2:0:-1]]
     np.testing.assert_array_equal(found, expected)
 
@@ -169,12 +169,12 @@ def test_two_flips_are_drawn_apart_and_undo_each_other():
     streams = [draw(op=name) for name in ("crop", "one", "other")]
     ops = (RandomCrop(height=2, width=2), Flip(), Flip())
     keys = tf.constant(KEYS[:200])
-    mirrored = draw_cut(ops, tf.constant((9, 9)), keys, streams).numpy()[:, 4]
+    flipped = draw_crops(ops, tf.constant((9, 9)), keys, streams).numpy()[:, 4]
     each = [
-        draw_cut(ops[:2], tf.constant((9, 9)), keys, [streams[0], stream]).numpy()[:, 4]
+        draw_crops(ops[:2], tf.constant((9, 9)), keys, [streams[0], stream]).numpy()[:, 4]
         for stream in streams[1:]
     ]
-    assert (mirrored == (each[0] ^ each[1])).all() and 0 < mirrored.mean() < 1
+    assert (flipped == (each[0] ^ each[1])).all() and 0 < flipped.mean() < 1
 
 
 def test_a_box_that_is_drawn_is_the_one_that_is_fetched(stored):
