@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.assembly.inputs import (
+    exact_pipeline,
     explain_read_errors,
     input_pipeline,
     input_service,
     open_inputs,
-    exact_pipeline,
 )
 from tasks.cli import pipeline_stage_cli
 from tasks.layout import Layout

@@ -107,8 +107,9 @@ class Finding:
     """One thing that is wrong: evidence, cause, the exact change, and what it is predicted to gain.
 
     `step` is the step of the plan that held training up most, by its name in traces, `params_key`
-    the key of params.yaml that is to blame, with its section. `predicted_gain` is a factor on training throughput, None where the model cannot say. `change`
-    maps dotted keys of params.yaml to their new values.
+    the key of params.yaml that is to blame, with its section. `predicted_gain` is a factor on
+    training throughput, None where the model cannot say. `change` maps dotted keys of params.yaml
+    to their new values.
     """
 
     rule: str
