@@ -58,7 +58,8 @@ class Threshold:
         except ValueError:
             raise InvalidParams(
                 [
-                    f"--fail-if: {self.metric} is a {type(value).__name__}, and {self.wanted!r} is none"
+                    f"--fail-if: {self.metric} is a {type(value).__name__},"
+                    f" and {self.wanted!r} is none"
                 ]
             ) from None
         if limit != limit:
