@@ -17,6 +17,7 @@ from flows.resolution import resolve, share_resolved
 from flows.temporary_server import prefect_server
 from flows.terminal import show_on_terminal
 from tasks.errors import InvalidParams, UserError
+from tasks.garbage import collect_garbage_as_usual
 from tasks.params_file import read_document
 
 SetOption = Annotated[
@@ -48,6 +49,7 @@ DebugOption = Annotated[
 
 def run_command(command: Callable[..., None]) -> None:
     """Parse the command line and run the command."""
+    collect_garbage_as_usual()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     app()

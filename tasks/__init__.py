@@ -6,9 +6,10 @@ user has set stays. It also keeps Keras from importing what no stage uses, and P
 for garbage while a stage imports its libraries.
 """
 
-import gc
 import os
 import sys
+
+from tasks.garbage import pause_garbage_collection
 
 DEFAULT_ENVIRONMENT = {
     # TensorFlow: warnings and errors, no start-up chatter.
@@ -25,15 +26,8 @@ DEFAULT_ENVIRONMENT = {
 for _name, _value in DEFAULT_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
-USUAL_GC_THRESHOLDS = gc.get_threshold()
 HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
-# While Python looks for the module that it starts, `-m` stands in its place, before its arguments.
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") in {
-    f"tasks.{stage}" for stage in HEAVY_STAGES
-}:
-    # A million objects come, and all stay: a fifth of a start is looking through them. `tasks.cli`
-    # sets it back.
-    gc.set_threshold(1_000_000)
+pause_garbage_collection("tasks", HEAVY_STAGES)
 
 
 class _LeanKeras:

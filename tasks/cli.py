@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks import USUAL_GC_THRESHOLDS
 from tasks.allocator import raise_malloc_thresholds
 from tasks.errors import InvalidParams, did_you_mean, report_user_errors
 from tasks.files import clear_leftovers
+from tasks.garbage import collect_garbage_as_usual
 from tasks.layout import Layout
 from tasks.libraries import check_versions
 from tasks.params import Params, load_params
@@ -78,12 +77,6 @@ def pipeline_stage_cli(
             yield StageContext(
                 params=params, name=name, options=options, malloc_tuned=raise_malloc_thresholds()
             )
-
-
-def collect_garbage_as_usual() -> None:
-    """Search for garbage as often as Python does by itself, and not among what is imported."""
-    gc.freeze()
-    gc.set_threshold(*USUAL_GC_THRESHOLDS)
 
 
 def parse_command(command: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tasks import HEAVY_STAGES
+from tasks.garbage import USUAL_THRESHOLDS
 from tasks.libraries import LIBRARIES
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +42,7 @@ LAYERS = (
         "tasks.code_identity",
         "tasks.errors",
         "tasks.files",
+        "tasks.garbage",
         "tasks.layout",
         "tasks.libraries",
         "tasks.progress",
@@ -68,6 +70,7 @@ FLOWS_MAY_IMPORT = (
     "tasks.params_file",
     "tasks.errors",
     "tasks.files",
+    "tasks.garbage",
     "tasks.identities",
     "tasks.layout",
     "tasks.reporting.table",
@@ -78,6 +81,7 @@ FLOWS_MAY_IMPORT = (
 # They do not decide what a stage writes: messages and plumbing.
 NOT_DECISIVE = {
     "tasks/__init__.py", "tasks/cli.py", "tasks/code_identity.py", "tasks/errors.py",
+    "tasks/garbage.py",
     "tasks/layout.py", "tasks/libraries.py",
     "tasks/progress.py", "tasks/scratch.py",
     "tasks/tracking/experiments.py", "tasks/tracking/outbox.py", "tasks/tracking/recorder.py",
@@ -361,16 +365,16 @@ def test_keras_starts_without_what_no_stage_uses_and_others_still_find_it():
     assert done.stdout.strip().endswith("False")
 
 
-def test_garbage_is_searched_for_as_usual_but_while_a_stage_imports_its_libraries():
+def test_garbage_is_searched_for_as_usual_but_while_a_stage_or_a_flow_imports_its_libraries():
     code = (
         "import gc, sys; usual = gc.get_threshold(); import tasks;"
         " print(gc.get_threshold() == usual);"
-        " del sys.modules['tasks']; sys.argv[:2] = ['-m']; import tasks;"
+        " del sys.modules['tasks']; sys.argv[:2] = ['-m']; import tasks, flows;"
         " print(gc.get_threshold()[0]);"
-        " from tasks.cli import collect_garbage_as_usual; collect_garbage_as_usual();"
+        " from tasks.garbage import collect_garbage_as_usual; collect_garbage_as_usual();"
         " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
     )
-    stage, other, argument = (
+    stage, flow, other, argument = (
         subprocess.run(
             [sys.executable, "-c", code, *module],
             cwd=ROOT,
@@ -378,10 +382,15 @@ def test_garbage_is_searched_for_as_usual_but_while_a_stage_imports_its_librarie
             text=True,
             check=True,
         ).stdout.split()
-        for module in (["tasks.train", "naive"], ["tasks.stall"], ["tasks.stall", "tasks.train"])
+        for module in (
+            ["tasks.train", "naive"],
+            ["flows.comparison"],
+            ["tasks.stall"],
+            ["tasks.stall", "tasks.train"],
+        )
     )
-    assert stage == ["True", "1000000", "True", "True"]
-    assert other == argument == ["True", "700", "True", "True"]
+    assert stage == flow == ["True", "1000000", "True", "True"]
+    assert other == argument == ["True", str(USUAL_THRESHOLDS[0]), "True", "True"]
     for name in HEAVY_STAGES:
         assert "stage_cli(" in (ROOT / "tasks" / f"{name}.py").read_text(), "it sets it back"
 
