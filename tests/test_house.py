@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tasks import HEAVY_STAGES
-from tasks.garbage import USUAL_THRESHOLDS
 from tasks.libraries import LIBRARIES
 
 ROOT = Path(__file__).parent.parent
@@ -363,36 +361,6 @@ def test_keras_starts_without_what_no_stage_uses_and_others_still_find_it():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip().endswith("False")
-
-
-def test_garbage_is_searched_for_as_usual_but_while_a_stage_or_a_flow_imports_its_libraries():
-    code = (
-        "import gc, sys; usual = gc.get_threshold(); import tasks;"
-        " print(gc.get_threshold() == usual);"
-        " del sys.modules['tasks']; sys.argv[:2] = ['-m']; import tasks, flows;"
-        " print(gc.get_threshold()[0]);"
-        " from tasks.garbage import collect_garbage_as_usual; collect_garbage_as_usual();"
-        " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
-    )
-    stage, flow, other, argument = (
-        subprocess.run(
-            [sys.executable, "-c", code, *module],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for module in (
-            ["tasks.train", "naive"],
-            ["flows.comparison"],
-            ["tasks.stall"],
-            ["tasks.stall", "tasks.train"],
-        )
-    )
-    assert stage == flow == ["True", "1000000", "True", "True"]
-    assert other == argument == ["True", str(USUAL_THRESHOLDS[0]), "True", "True"]
-    for name in HEAVY_STAGES:
-        assert "stage_cli(" in (ROOT / "tasks" / f"{name}.py").read_text(), "it sets it back"
 
 
 def test_words_that_the_glossary_replaces_do_not_come_back():
