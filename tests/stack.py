@@ -164,6 +164,16 @@ def processes_of(folder: Path, word: str) -> list[psutil.Process]:
     return found
 
 
+def measuring_folders(project: Path) -> set[str]:
+    """The folders in which measured stages are at work, of a project and its worktrees."""
+    folders = set()
+    for stage in ("build", "train", "profiling"):
+        for process in processes_of(project, f"-m tasks.{stage}"):
+            with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+                folders |= {process.cwd()} if process.name().startswith("python") else set()
+    return folders
+
+
 def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
     """Wait until something is so, and return it."""
     deadline = time.monotonic() + seconds
