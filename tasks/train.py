@@ -32,8 +32,8 @@ from tasks.measurement.gpus import used_gpus, visible_gpus
 from tasks.measurement.hardware import UsageMonitor, describe_machine
 from tasks.measurement.held_out import describe_held_out, describe_next_tokens
 from tasks.params import Params
-from tasks.pipelines.hosts import host_from_tf_config
 from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.input_workers import input_worker_from_tf_config
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.steps import TokenWindow
 from tasks.progress import echo
@@ -307,11 +307,11 @@ def main() -> None:
         input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name = context.params, context.name
-        if (hosts := host_from_tf_config(os.environ).count) > 1:
+        if (workers := input_worker_from_tf_config(os.environ).count) > 1:
             raise ImpossiblePlan(
-                f"TF_CONFIG names {hosts} hosts; this stage trains on one, which would see its"
+                f"TF_CONFIG names {workers} workers; this stage is a single one, which would see its"
                 " slice of each batch alone: unset TF_CONFIG, or train with a loop of your own"
-                " (docs/training.md, several hosts)"
+                " (docs/training.md, several workers)"
             )
         configure_process(params.train)
         out, data = Layout().run(name), open_inputs(params, Layout())

@@ -71,7 +71,7 @@ DIAGNOSIS = ("tests/diagnosis/test_diagnose.py",)
 DRAWS = ("tests/measurement/test_draws.py",)
 EQUALITY = ("tests/measurement/test_equality.py",)
 FILES = ("tests/test_files.py",)
-HOSTS = ("tests/pipelines/test_hosts.py",)
+INPUT_WORKERS = ("tests/pipelines/test_input_workers.py",)
 REACH = ("tests/attacks/test_access_policy.py",)
 REPORT = ("tests/reporting/test_report.py",)
 RESULTS = ("tests/test_results.py",)
@@ -399,31 +399,34 @@ FAULTS = (
     ),
     # Hosts
     Fault(
-        "hosts share what does not divide",
+        "workers share what does not divide",
         "return examples - examples % batch_size % self.count",
         "return examples",
-        HOSTS,
+        INPUT_WORKERS,
     ),
     Fault(
-        "workers do not count the chief", '(counts["chief"] if kind == "worker" else 0)', "0", HOSTS
+        "workers do not count the chief",
+        '(counts["chief"] if kind == "worker" else 0)',
+        "0",
+        INPUT_WORKERS,
     ),
     Fault(
-        "a batch that hosts cannot share is taken",
+        "a batch that workers cannot share is taken",
         "if batch_size % self.count:",
         "if batch_size < self.count:",
-        HOSTS,
+        INPUT_WORKERS,
     ),
     Fault(
         "an index beyond the cluster is taken",
         "not 0 <= index < counts[kind]",
         "not 0 <= index <= counts[kind]",
-        HOSTS,
+        INPUT_WORKERS,
     ),
     Fault(
-        "slices of hosts overlap",
-        "size * self.host.index // self.host.count",
-        "size * max(0, self.host.index - 1) // self.host.count",
-        (DATASET + "test_hosts_get_equal_slices_of_what_one_host_would_see[3-9]",),
+        "slices of workers overlap",
+        "size * self.worker.index // self.worker.count",
+        "size * max(0, self.worker.index - 1) // self.worker.count",
+        (DATASET + "test_workers_get_equal_slices_of_what_one_worker_would_see[3-9]",),
     ),
     # Ops
     Fault(

@@ -15,8 +15,8 @@ import psutil
 from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
 from tasks.layout import Layout
 from tasks.params import Params
-from tasks.pipelines.hosts import Host, host_from_tf_config
 from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.input_workers import InputWorker, input_worker_from_tf_config
 from tasks.pipelines.plan import Plan, in_storage_order, make_plan
 from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
 from tasks.pipelines.service import check_listens, local_service
@@ -181,7 +181,7 @@ def input_pipeline(
     if there is one.
 
     Raises:
-      ImpossiblePlan: a cache would not fit into memory, or several hosts would read the same
+      ImpossiblePlan: a cache would not fit into memory, or several workers would read the same
         stream.
     """
     config = params.pipelines[name]
@@ -192,10 +192,10 @@ def input_pipeline(
         input_spec(params, data, purpose),
     )
     _check_memory(plan, data, split)
-    host = host_from_tf_config(os.environ) if purpose == "train" else Host()
-    if host.count > 1 and not plan.seekable:
+    worker = input_worker_from_tf_config(os.environ) if purpose == "train" else InputWorker()
+    if worker.count > 1 and not plan.seekable:
         raise ImpossiblePlan(
-            f"pipelines.{name}: {host.count} hosts can share a snapshot or indexed shards, not a"
+            f"pipelines.{name}: {worker.count} workers of TF_CONFIG can share a snapshot or indexed shards, not a"
             " stream; use `read: snapshot` or `indexed_shards`"
         )
     pipeline = InputPipeline(
@@ -204,10 +204,10 @@ def input_pipeline(
         split=split,
         seed=params.train.seed,
         with_keys=purpose == "compare",
-        host=host,
+        worker=worker,
         service_address=address,
     )
-    host.check(pipeline.examples, params.batch_size)
+    worker.check(pipeline.examples, params.batch_size)
     return pipeline
 
 

@@ -19,8 +19,8 @@ from tasks.diagnosis.cost_model import Costs, OpCost
 from tasks.pipelines import stream_readers
 from tasks.pipelines.autograph import trace_as_written
 from tasks.pipelines.elements import apply_ops
-from tasks.pipelines.hosts import Host
 from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan, make_plan
 from tasks.pipelines.steps import Map, Read
@@ -142,7 +142,7 @@ def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:
 
 def _with_plan(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
     """The same data by another plan, as dicts that every op can work on."""
-    return replace(pipeline, plan=plan, with_keys=True, host=Host(), scratch=Scratch())
+    return replace(pipeline, plan=plan, with_keys=True, worker=InputWorker(), scratch=Scratch())
 
 
 def _cached_in_memory(dataset: tf.data.Dataset) -> tf.data.Dataset:

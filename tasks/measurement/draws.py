@@ -122,7 +122,7 @@ def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray)
         )
     if plan.sampling != "uniform":
         _check_classes(pipeline, rows)
-    elif pipeline.host.count == 1 and (service is None or service.sharding == "static"):
+    elif pipeline.worker.count == 1 and (service is None or service.sharding == "static"):
         missing, doubled = int((counts == 0).sum()), int((counts > 1).sum())
         if missing or doubled:
             raise UnequalConfigurations(

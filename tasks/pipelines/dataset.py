@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tasks.pipelines import stream_readers
 from tasks.pipelines.elements import apply_ops, select_outputs
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.kernels import Element
 from tasks.pipelines.length_batches import Buckets
 from tasks.pipelines.plan import Plan
@@ -60,7 +60,7 @@ class BuildContext:
     steps_per_epoch: int
     service_address: str
     scratch: Scratch
-    host: Host
+    worker: InputWorker
     records: RecordReader | None = None
     buckets: Buckets | None = None
     first_step: int = 0
@@ -223,7 +223,7 @@ def _(step: Shuffle, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
 
 @build_step.register
 def _(step: Batch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    size = step.size // context.host.count
+    size = step.size // context.worker.count
     if context.data.shards.schema.payload == "text":
         return dataset.padded_batch(size, name=step.trace_name)
     return dataset.batch(size, name=step.trace_name)

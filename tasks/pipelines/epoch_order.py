@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tasks.data.splits import count_steps
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.samplers import ClassIndex, permute, sample_by_class, window_shuffle
 from tasks.pipelines.steps import shuffle_buffer_size
 from tasks.settings import ShuffleSettings
@@ -18,7 +18,7 @@ from tasks.settings import ShuffleSettings
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
     """The order of `count` rows, or windows of a series, in every epoch, cut into batches and these
-    into the slices of hosts.
+    into the slices of workers.
 
     With `classes` rows are drawn by class, else each comes once. Steps are int64, counted over all
     epochs; rows are int64.
@@ -28,13 +28,13 @@ class EpochOrder:
     batch_size: int
     shuffle: ShuffleSettings
     seed: int
-    host: Host
+    worker: InputWorker
     classes: ClassIndex | None = None
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all hosts, without those that they cannot share equally."""
-        return self.host.shared(self.count, self.batch_size)
+        """Examples in an epoch, over all workers, without those that they cannot share equally."""
+        return self.worker.shared(self.count, self.batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -42,19 +42,19 @@ class EpochOrder:
         return count_steps(self.examples, self.batch_size)
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Rows (steps, batch on this host) that `steps` (n,) are made of.
+        """Rows (steps, batch on this worker) that `steps` (n,) are made of.
 
         Where the last batch of an epoch is smaller, what is beyond it repeats its last row; `trim`
         leaves that out.
         """
         epoch, step_of_epoch = steps // self.steps_per_epoch, steps % self.steps_per_epoch
         first, _ = self._bounds(step_of_epoch)
-        width = -(-self.batch_size // self.host.count)
+        width = -(-self.batch_size // self.worker.count)
         positions = tf.minimum(first[:, None] + tf.range(width, dtype=tf.int64), self.examples - 1)
         return self.rows_at(positions, epoch[:, None])
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
-        """Examples that this host has of a step, or of each of several."""
+        """Examples that this worker has of a step, or of each of several."""
         first, stop = self._bounds(step % self.steps_per_epoch)
         return stop - first
 
@@ -63,7 +63,7 @@ class EpochOrder:
         epoch.
         """
         always_full = (
-            self.examples % self.batch_size == 0 and self.batch_size % self.host.count == 0
+            self.examples % self.batch_size == 0 and self.batch_size % self.worker.count == 0
         )
         return rows if always_full else rows[: self.size(step)]
 
@@ -81,10 +81,10 @@ class EpochOrder:
         return positions
 
     def _bounds(self, step_of_epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """First position of this host's slice of a batch, and the one after its last."""
+        """First position of this worker's slice of a batch, and the one after its last."""
         start = step_of_epoch * self.batch_size
         size = tf.minimum(tf.constant(self.batch_size, tf.int64), self.examples - start)
         return (
-            start + size * self.host.index // self.host.count,
-            start + size * (self.host.index + 1) // self.host.count,
+            start + size * self.worker.index // self.worker.count,
+            start + size * (self.worker.index + 1) // self.worker.count,
         )

@@ -16,7 +16,7 @@ from tasks.data.splits import count_steps
 from tasks.pipelines.autograph import trace_as_written
 from tasks.pipelines.dataset import BuildContext
 from tasks.pipelines.epochs import snapshot_batches, stream_batches
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.length_batches import Buckets
 from tasks.pipelines.packed_batches import PackedBatches
 from tasks.pipelines.plan import Plan
@@ -43,13 +43,13 @@ class InputPipeline:
     split: str
     seed: int
     with_keys: bool = False
-    host: Host = field(default_factory=Host)
+    worker: InputWorker = field(default_factory=InputWorker)
     service_address: str = ""
     scratch: Scratch = field(default_factory=Scratch)
 
     @property
     def batch_size(self) -> int:
-        """Examples in a full batch, over all hosts."""
+        """Examples in a full batch, over all workers."""
         return self.plan.spec.batch_size
 
     @property
@@ -171,7 +171,7 @@ class InputPipeline:
             split=self.split,
             gather=self.plan.gather,
             seed=self.seed,
-            host=self.host,
+            worker=self.worker,
             with_keys=self.with_keys,
         )
 
@@ -182,7 +182,7 @@ class InputPipeline:
         if not isinstance(step, ReadRecords):
             raise TypeError(f"{self.plan} does not read records by their offsets")
         return RecordReader(
-            data=self.data, split=self.split, step=step, seed=self.seed, host=self.host
+            data=self.data, split=self.split, step=step, seed=self.seed, worker=self.worker
         )
 
     @cached_property
@@ -210,7 +210,7 @@ class InputPipeline:
             steps_per_epoch=self.steps_per_epoch,
             service_address=self.service_address,
             scratch=self.scratch,
-            host=self.host,
+            worker=self.worker,
             records=self.records if self.plan.reads_records else None,
             buckets=self._buckets,
         )

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.randomness import fold
 from tasks.pipelines.samplers import swap_or_not
 
@@ -30,7 +30,7 @@ class Buckets:
 
     rows (examples,) int64: bucket after bucket; the rest is (buckets,) int64. boundaries: length to
     which a bucket's examples are padded; starts: where it begins in `rows`; counts: its examples;
-    used: how many of them an epoch has; sizes: examples in a full batch over all hosts;
+    used: how many of them an epoch has; sizes: examples in a full batch over all workers;
     first_steps: its first batch in an epoch that is not shuffled.
     """
 
@@ -44,7 +44,7 @@ class Buckets:
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all hosts."""
+        """Examples in an epoch, over all workers."""
         return int(self.used.sum())
 
     @property
@@ -54,14 +54,14 @@ class Buckets:
 
 
 def make_buckets(
-    lengths: np.ndarray, boundaries: Sequence[int], sizes: Sequence[int], *, hosts: int = 1
+    lengths: np.ndarray, boundaries: Sequence[int], sizes: Sequence[int], *, workers: int = 1
 ) -> Buckets:
     """Partition examples of `lengths` (examples,) by the smallest boundary that is not exceeded;
-    `sizes` are those of full batches per boundary, multiples of `hosts`.
+    `sizes` are those of full batches per boundary, multiples of `workers`.
 
-    Every batch can be cut into equal slices for the hosts: what a bucket has too much for that, its
+    Every batch can be cut into equal slices for the workers: what a bucket has too much for that, its
     longest examples, goes one bucket up, and what is left of the whole is left out: fewer examples
-    than hosts, of the largest bucket, other ones each epoch. Empty buckets are dropped.
+    than workers, of the largest bucket, other ones each epoch. Empty buckets are dropped.
 
     >>> buckets = make_buckets(np.array([3, 9, 4, 1]), [4, 8, 16], [2, 2, 2])
     >>> print(buckets.rows, buckets.boundaries, buckets.counts, buckets.first_steps)
@@ -69,11 +69,11 @@ def make_buckets(
     """
     rows = np.argsort(lengths, kind="stable")
     ends = np.searchsorted(lengths[rows], boundaries, side="right")
-    spare = len(lengths) % hosts
-    even = ends // hosts * hosts
+    spare = len(lengths) % workers
+    even = ends // workers * workers
     largest = int(np.argmax(np.diff(even, prepend=0)))
     above = np.arange(len(ends)) >= largest
-    ends = np.where(above, (ends - spare) // hosts * hosts + spare, even)
+    ends = np.where(above, (ends - spare) // workers * workers + spare, even)
     counts = np.diff(ends, prepend=0)
     used = counts - spare * (np.arange(len(ends)) == largest)
     occupied = used > 0
@@ -99,25 +99,25 @@ def double_until(longest: int) -> list[int]:
     return [SHORTEST_BOUNDARY << number for number in range(doublings + 1)]
 
 
-def sizes_for_tokens(tokens: int, boundaries: Sequence[int], *, hosts: int = 1) -> list[int]:
+def sizes_for_tokens(tokens: int, boundaries: Sequence[int], *, workers: int = 1) -> list[int]:
     """Examples in a batch of at most so many `tokens`, padding included, per boundary.
 
     Raises:
-      ImpossiblePlan: not even one example of the longest for each host.
+      ImpossiblePlan: not even one example of the longest for each worker.
     """
     longest = max(boundaries)
-    if tokens < longest * hosts:
-        each = f" for each of {hosts} hosts" if hosts > 1 else ""
+    if tokens < longest * workers:
+        each = f" for each of {workers} workers" if workers > 1 else ""
         raise ImpossiblePlan(
             f"batch.tokens: {tokens:,} has no room for one example of {longest:,} tokens{each};"
-            f" use at least {longest * hosts:,}, or cut the documents with `truncate`"
+            f" use at least {longest * workers:,}, or cut the documents with `truncate`"
         )
-    return [tokens // boundary // hosts * hosts for boundary in boundaries]
+    return [tokens // boundary // workers * workers for boundary in boundaries]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthBatches:
-    """The batches of a partition by length, on one of several hosts; in the order of storage unless
+    """The batches of a partition by length, on one of several workers; in the order of storage unless
     `shuffled`.
 
     Steps are int64, counted over all epochs.
@@ -125,12 +125,12 @@ class LengthBatches:
 
     buckets: Buckets
     seed: int
-    host: Host
+    worker: InputWorker
     shuffled: bool
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all hosts."""
+        """Examples in an epoch, over all workers."""
         return self.buckets.examples
 
     @property
@@ -139,11 +139,11 @@ class LengthBatches:
         return self.buckets.steps_per_epoch
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Rows (steps, width) that `steps` (n,) are made of on this host; after the last of a step,
+        """Rows (steps, width) that `steps` (n,) are made of on this worker; after the last of a step,
         of which `size` says how many it has, that one is repeated.
         """
         epoch, bucket, first, stop = self._slices(steps)
-        width = -(-int(self.buckets.sizes.max()) // self.host.count)
+        width = -(-int(self.buckets.sizes.max()) // self.worker.count)
         positions = first[:, None] + tf.range(width, dtype=tf.int64)
         positions = tf.minimum(positions, stop[:, None] - 1)
         if self.shuffled:
@@ -154,7 +154,7 @@ class LengthBatches:
         return tf.cast(tf.gather(self._rows, places), tf.int64)
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
-        """Examples that this host has of a step, or of each of several."""
+        """Examples that this worker has of a step, or of each of several."""
         _, _, first, stop = self._slices(step)
         return stop - first
 
@@ -173,7 +173,7 @@ class LengthBatches:
         return rows.astype(np.int32) if len(rows) < 1 << 31 else rows
 
     def _slices(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Epoch, bucket, and this host's first position in the bucket and the one after its last,
+        """Epoch, bucket, and this worker's first position in the bucket and the one after its last,
         all int64 of the shape of `steps`.
         """
         buckets = self.buckets
@@ -186,5 +186,5 @@ class LengthBatches:
         full = tf.gather(buckets.sizes, bucket)
         start = (number - tf.gather(first_steps, bucket)) * full
         size = tf.minimum(full, tf.gather(buckets.used, bucket) - start)
-        index, count = self.host.index, self.host.count
+        index, count = self.worker.index, self.worker.count
         return epoch, bucket, start + size * index // count, start + size * (index + 1) // count

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tasks.data.splits import count_steps
 from tasks.pipelines.best_fit import PackPlan
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.randomness import fold
 from tasks.pipelines.samplers import permute, swap_or_not
 
@@ -24,22 +24,22 @@ NO_DOCUMENT = -1
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatches:
-    """The batches of a plan, `batch_size` rows each over all hosts, with `segments` slots a row; in
+    """The batches of a plan, `batch_size` rows each over all workers, with `segments` slots a row; in
     the order of the plan unless `shuffled`.
 
-    So that hosts get equal slices and no document is left out, there may be a few empty rows.
+    So that workers get equal slices and no document is left out, there may be a few empty rows.
     """
 
     plan: PackPlan
     batch_size: int
     segments: int
     seed: int
-    host: Host
+    worker: InputWorker
     shuffled: bool
 
     @property
     def examples(self) -> int:
-        """Documents in an epoch, over all hosts."""
+        """Documents in an epoch, over all workers."""
         return len(self.plan.documents)
 
     @property
@@ -48,12 +48,12 @@ class PackedBatches:
         return count_steps(self._all_rows, self.batch_size)
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Documents (steps, width, segments) of the rows of `steps` (n,) on this host; NO_DOCUMENT
+        """Documents (steps, width, segments) of the rows of `steps` (n,) on this worker; NO_DOCUMENT
         in empty slots. After the last row of a step, of which `size` says how many it has, that
         one is repeated.
         """
         epoch, first, stop = self._slices(steps)
-        width = -(-self.batch_size // self.host.count)
+        width = -(-self.batch_size // self.worker.count)
         positions = first[:, None] + tf.range(width, dtype=tf.int64)
         positions = tf.minimum(positions, stop[:, None] - 1)
         if self.shuffled:
@@ -69,7 +69,7 @@ class PackedBatches:
         return tf.reshape(dense, (-1, width, self.segments))
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
-        """Rows that this host has of a step, or of each of several."""
+        """Rows that this worker has of a step, or of each of several."""
         _, first, stop = self._slices(step)
         return stop - first
 
@@ -79,7 +79,7 @@ class PackedBatches:
 
     @property
     def _all_rows(self) -> int:
-        return -(-self.plan.rows // self.host.count) * self.host.count
+        return -(-self.plan.rows // self.worker.count) * self.worker.count
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -99,8 +99,8 @@ class PackedBatches:
         return tf.gather(self.plan.documents, first + ranks)
 
     def _slices(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Epoch, and this host's first row in it and the one after its last, all int64."""
+        """Epoch, and this worker's first row in it and the one after its last, all int64."""
         epoch, start = steps // self.steps_per_epoch, steps % self.steps_per_epoch * self.batch_size
         size = tf.minimum(tf.constant(self.batch_size, tf.int64), self._all_rows - start)
-        index, count = self.host.index, self.host.count
+        index, count = self.worker.index, self.worker.count
         return epoch, start + size * index // count, start + size * (index + 1) // count

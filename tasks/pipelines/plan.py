@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def seekable(self) -> bool:
-        """Whether the plan can start at any step and be shared by hosts; a stream cannot."""
+        """Whether the plan can start at any step and be shared by workers; a stream cannot."""
         return self.reads_snapshot or self.reads_records
 
     @property

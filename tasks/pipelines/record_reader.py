@@ -3,7 +3,7 @@ from the mapped files at the offsets of their index.
 
 The records come in the order of the shards, which is that of the snapshot's rows: with the same
 seed both read the same examples in the same steps. Unlike a stream, this starts at any step, and
-hosts share its batches. One function of Python per batch picks the records, so no worker of a
+workers share its batches. One function of Python per batch picks the records, so no worker of a
 tf.data service can.
 """
 
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tasks.data.record_offsets import RecordTable, open_records
 from tasks.errors import MissingInput
 from tasks.pipelines.epoch_order import EpochOrder
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
 from tasks.pipelines.samplers import class_index
 from tasks.pipelines.steps import ReadRecords
@@ -34,7 +34,7 @@ class RecordReader:
     split: str
     step: ReadRecords
     seed: int
-    host: Host
+    worker: InputWorker
 
     @cached_property
     def order(self) -> EpochOrder:
@@ -54,7 +54,7 @@ class RecordReader:
             batch_size=step.batch_size,
             shuffle=step.shuffle,
             seed=self.seed,
-            host=self.host,
+            worker=self.worker,
             classes=classes,
         )
 
@@ -74,7 +74,7 @@ class RecordReader:
         return open_records([(self.data.path(shard), shard) for shard in shards])
 
     def batches(self, first: tf.Tensor, stop: tf.Tensor) -> tf.data.Dataset:
-        """The serialized records (batch on this host,) of the steps from `first` to `stop`
+        """The serialized records (batch on this worker,) of the steps from `first` to `stop`
         (excluded), scalars int64, counted over all epochs.
         """
         order, read = self.order, self.table.read

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.best_fit import PackPlan, plan_packs
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.kernels import Element
 from tasks.pipelines.length_batches import (
     Buckets,
@@ -36,7 +36,7 @@ def sequence_lengths(data: PreparedData, split: str) -> np.ndarray:
 
 
 def open_buckets(
-    batching: BatchSettings, data: PreparedData, split: str, *, batch_size: int, hosts: int = 1
+    batching: BatchSettings, data: PreparedData, split: str, *, batch_size: int, workers: int = 1
 ) -> Buckets:
     """The partition of a split by length.
 
@@ -51,11 +51,11 @@ def open_buckets(
     )
     _check_longest("batch.pad_to", lengths, boundaries[-1], split)
     sizes = (
-        sizes_for_tokens(batching.tokens, boundaries, hosts=hosts)
+        sizes_for_tokens(batching.tokens, boundaries, workers=workers)
         if batching.tokens
         else [batch_size] * len(boundaries)
     )
-    return make_buckets(lengths, boundaries, sizes, hosts=hosts)
+    return make_buckets(lengths, boundaries, sizes, workers=workers)
 
 
 def open_packs(room: int, data: PreparedData, split: str) -> PackPlan:
@@ -70,7 +70,7 @@ def open_packs(room: int, data: PreparedData, split: str) -> PackPlan:
 
 
 def open_batches(
-    gather: Gather, data: PreparedData, split: str, *, seed: int, host: Host
+    gather: Gather, data: PreparedData, split: str, *, seed: int, worker: InputWorker
 ) -> LengthBatches | PackedBatches | None:
     """The batches by length of a plan's `gather`; None where it has others.
 
@@ -82,16 +82,16 @@ def open_batches(
         return None
     if batching.pack is None:
         buckets = open_buckets(
-            batching, data, split, batch_size=gather.batch_size, hosts=host.count
+            batching, data, split, batch_size=gather.batch_size, workers=worker.count
         )
-        return LengthBatches(buckets=buckets, seed=seed, host=host, shuffled=shuffled)
+        return LengthBatches(buckets=buckets, seed=seed, worker=worker, shuffled=shuffled)
     plans = {name: open_packs(batching.pack, data, name) for name in data.snapshot.splits}
     return PackedBatches(
         plan=plans[split],
         batch_size=gather.batch_size,
         segments=max(plan.most_segments for plan in plans.values()),
         seed=seed,
-        host=host,
+        worker=worker,
         shuffled=shuffled,
     )
 

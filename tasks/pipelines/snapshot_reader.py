@@ -23,7 +23,7 @@ from tasks.pipelines.elements import (
     split_window,
 )
 from tasks.pipelines.epoch_order import EpochOrder
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.length_batches import LengthBatches
 from tasks.pipelines.packed_batches import PackedBatches
@@ -53,13 +53,13 @@ class SnapshotReader:
     split: str
     gather: Gather
     seed: int
-    host: Host
+    worker: InputWorker
     with_keys: bool
 
     @property
     def examples(self) -> int:
-        """Examples in an epoch, over all hosts: rows, or windows of a series; without those that
-        the hosts cannot share equally.
+        """Examples in an epoch, over all workers: rows, or windows of a series; without those that
+        the workers cannot share equally.
         """
         return self.order.examples
 
@@ -103,7 +103,9 @@ class SnapshotReader:
           ImpossiblePlan: the split lacks a class that is to be drawn, or has longer texts than
             what is asked for.
         """
-        batches = open_batches(self.gather, self.data, self.split, seed=self.seed, host=self.host)
+        batches = open_batches(
+            self.gather, self.data, self.split, seed=self.seed, worker=self.worker
+        )
         if batches is not None:
             return batches
         gather = self.gather
@@ -117,7 +119,7 @@ class SnapshotReader:
             batch_size=gather.batch_size,
             shuffle=gather.shuffle,
             seed=self.seed,
-            host=self.host,
+            worker=self.worker,
             classes=classes,
         )
 

@@ -17,7 +17,7 @@ from tasks.pipelines.steps import TokenWindow, Window
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
     """The computation that every configuration carries out. `batch_size` counts examples over all
-    hosts.
+    workers.
     """
 
     schema: RecordSchema

@@ -7,8 +7,8 @@ from project import ROOT
 from ruamel.yaml import YAML
 
 from tasks.data.shards import read_shard_index
-from tasks.pipelines.hosts import Host
 from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.ops import CenterCrop, Decode, Rescale, Resize
 from tasks.pipelines.plan import in_storage_order, make_plan
 from tasks.pipelines.prepared_data import open_prepared_data
@@ -65,7 +65,7 @@ def pipeline(
     with_keys=False,
     plain=False,
     address="",
-    host=Host(),  # noqa: B008
+    worker=InputWorker(),  # noqa: B008
     **config,
 ):
     chosen = PipelineConfig(**config)
@@ -83,7 +83,7 @@ def pipeline(
         seed=seed,
         with_keys=with_keys,
         service_address=address,
-        host=host,
+        worker=worker,
     )
 
 

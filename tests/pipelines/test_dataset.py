@@ -24,8 +24,8 @@ from small_pipelines import (
 
 from tasks.measurement.equality import difference, digest_examples
 from tasks.pipelines.augmentations import RandomResizedCrop
-from tasks.pipelines.hosts import Host
 from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.ops import Brightness, Cutout, Flip, RandomCrop, Resize
 from tasks.pipelines.plan import make_plan
 from tasks.pipelines.service import local_service
@@ -211,23 +211,23 @@ def test_what_is_gathered_on_the_device_is_what_the_data_set_delivers(stored, na
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("hosts", "batch_size"), [(2, 14), (3, 9), (4, 16), (7, 7), (5, 50)])
-def test_hosts_get_equal_slices_of_what_one_host_would_see(stored, hosts, batch_size):
+@pytest.mark.parametrize(("workers", "batch_size"), [(2, 14), (3, 9), (4, 16), (7, 7), (5, 50)])
+def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, batch_size):
     def of(index, count):
-        made = pipeline(stored, host=Host(index=index, count=count), **CONFIGS["snapshot"])
+        made = pipeline(stored, worker=InputWorker(index=index, count=count), **CONFIGS["snapshot"])
         plan = make_plan(
             PipelineConfig(**CONFIGS["snapshot"]), replace(made.plan.spec, batch_size=batch_size)
         )
         return batches(replace(made, plan=plan), epochs=2)
 
-    alone, each = of(0, 1), [of(index, hosts) for index in range(hosts)]
+    alone, each = of(0, 1), [of(index, workers) for index in range(workers)]
     joined = [
         tuple(np.concatenate(parts) for parts in zip(*step, strict=True))
         for step in zip(*each, strict=True)
     ]
     for step in zip(*each, strict=True):
         assert len({len(label) for _, label in step}) == 1 and len(step[0][1]) > 0
-    shared = [tuple(part[: len(part) // hosts * hosts] for part in step) for step in alone]
+    shared = [tuple(part[: len(part) // workers * workers] for part in step) for step in alone]
     assert same(joined, [step for step in shared if len(step[1])])
 
 

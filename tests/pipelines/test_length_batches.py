@@ -1,5 +1,5 @@
 """Batches by length are pure functions of (seed, epoch, step): every example once, on any number of
-hosts, from any step on, and no example is padded further than it must be.
+workers, from any step on, and no example is padded further than it must be.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines import length_batches
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.length_batches import LengthBatches, make_buckets, sizes_for_tokens
 
 PINNED = (
@@ -25,9 +25,9 @@ PINNED_LENGTHS = [4, 16, 8, 8, 16, 4, 4]
 LENGTHS = np.array([3, 9, 4, 1, 12, 2, 2, 7, 16, 5, 4, 8])
 
 
-def batches_of(lengths, boundaries, sizes, *, host=Host(), shuffled=True):  # noqa: B008
-    buckets = make_buckets(np.asarray(lengths), boundaries, sizes, hosts=host.count)
-    return LengthBatches(buckets=buckets, seed=5, host=host, shuffled=shuffled)
+def batches_of(lengths, boundaries, sizes, *, worker=InputWorker(), shuffled=True):  # noqa: B008
+    buckets = make_buckets(np.asarray(lengths), boundaries, sizes, workers=worker.count)
+    return LengthBatches(buckets=buckets, seed=5, worker=worker, shuffled=shuffled)
 
 
 def steps_of(batches, epoch):
@@ -62,20 +62,20 @@ def test_the_batches_of_two_epochs_are_pinned():
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=120),
     boundaries=st.sets(st.integers(1, 39), max_size=4),
     size=st.integers(1, 5),
-    hosts=st.integers(1, 4),
+    workers=st.integers(1, 4),
     epoch=st.integers(0, 3),
     shuffled=st.booleans(),
 )
-def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, hosts, epoch, shuffled):
-    assume(len(lengths) >= hosts)
+def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers, epoch, shuffled):
+    assume(len(lengths) >= workers)
     boundaries = [*sorted(boundaries), 40]
     shares = []
-    for index in range(hosts):
+    for index in range(workers):
         batches = batches_of(
             lengths,
             boundaries,
-            [size * hosts] * len(boundaries),
-            host=Host(index=index, count=hosts),
+            [size * workers] * len(boundaries),
+            worker=InputWorker(index=index, count=workers),
             shuffled=shuffled,
         )
         shares.append(rows_of(batches, epoch))
@@ -85,7 +85,9 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, hosts, 
     for parts in zip(*shares, strict=True):
         assert len({len(rows) for rows in parts}) == 1, "equal slices"
     drawn = [row for share in shares for rows in share for row in rows]
-    assert len(drawn) == len(set(drawn)) == len(lengths) - len(lengths) % hosts == batches.examples
+    assert (
+        len(drawn) == len(set(drawn)) == len(lengths) - len(lengths) % workers == batches.examples
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,7 +134,7 @@ def test_what_hosts_cannot_share_is_of_the_largest_bucket_and_changes():
         drawn = set()
         for index in range(4):
             batches = batches_of(
-                lengths, [1, 10], [4, 4], host=Host(index=index, count=4), shuffled=True
+                lengths, [1, 10], [4, 4], worker=InputWorker(index=index, count=4), shuffled=True
             )
             drawn |= {row for rows in rows_of(batches, epoch) for row in rows}
         left_out |= set(range(22)) - drawn
@@ -142,6 +144,6 @@ def test_what_hosts_cannot_share_is_of_the_largest_bucket_and_changes():
 
 def test_batches_of_so_many_tokens_hold_more_of_what_is_short():
     assert sizes_for_tokens(8192, [64, 128, 512]) == [128, 64, 16]
-    assert sizes_for_tokens(1000, [64, 300], hosts=2) == [14, 2]
+    assert sizes_for_tokens(1000, [64, 300], workers=2) == [14, 2]
     with pytest.raises(ImpossiblePlan, match="at least 1,024, or cut the documents"):
-        sizes_for_tokens(1000, [64, 512], hosts=2)
+        sizes_for_tokens(1000, [64, 512], workers=2)

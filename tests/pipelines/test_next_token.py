@@ -25,7 +25,7 @@ from tasks.measurement.equality import digest_examples
 from tasks.measurement.held_out import describe_next_tokens
 from tasks.params import check
 from tasks.pipelines import text_kernels
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.randomness import RandomStream
 from tasks.pipelines.text_ops import EndDocument
 from tasks.settings import DataSettings, PipelineConfig
@@ -128,9 +128,9 @@ def test_an_epoch_draws_every_window_once_and_another_one_in_another_order(store
 def test_hosts_share_the_windows_of_each_batch(stored):
     params, data = stored
     whole = input_pipeline(params, "snapshot", data, split="train", purpose="train")
-    hosts = [replace(whole, host=Host(index=index, count=2)) for index in range(2)]
+    workers = [replace(whole, worker=InputWorker(index=index, count=2)) for index in range(2)]
     batch = next(whole.dataset().as_numpy_iterator())[0]
-    slices = [next(host.dataset().as_numpy_iterator())[0] for host in hosts]
+    slices = [next(worker.dataset().as_numpy_iterator())[0] for worker in workers]
     np.testing.assert_array_equal(np.concatenate(slices), batch)
 
 

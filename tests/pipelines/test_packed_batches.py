@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.pipelines.best_fit import plan_packs
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.packed_batches import NO_DOCUMENT, PackedBatches
 
 PINNED = (
@@ -20,14 +20,14 @@ PINNED = (
 LENGTHS = np.array([3, 9, 4, 1, 8, 2, 2, 7, 10, 5, 4, 3])
 
 
-def batches_of(lengths, room, *, size=2, host=Host(), shuffled=True):  # noqa: B008
+def batches_of(lengths, room, *, size=2, worker=InputWorker(), shuffled=True):  # noqa: B008
     plan = plan_packs(np.asarray(lengths), room)
     return PackedBatches(
         plan=plan,
         batch_size=size,
         segments=plan.most_segments,
         seed=5,
-        host=host,
+        worker=worker,
         shuffled=shuffled,
     )
 
@@ -53,15 +53,15 @@ def test_the_rows_of_two_epochs_are_pinned():
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=80),
     each=st.integers(1, 4),
-    hosts=st.integers(1, 4),
+    workers=st.integers(1, 4),
     epoch=st.integers(0, 3),
     shuffled=st.booleans(),
 )
-def test_every_document_comes_once_in_an_epoch(lengths, each, hosts, epoch, shuffled):
+def test_every_document_comes_once_in_an_epoch(lengths, each, workers, epoch, shuffled):
     shares = []
-    for index in range(hosts):
-        host = Host(index=index, count=hosts)
-        batches = batches_of(lengths, 30, size=each * hosts, host=host, shuffled=shuffled)
+    for index in range(workers):
+        worker = InputWorker(index=index, count=workers)
+        batches = batches_of(lengths, 30, size=each * workers, worker=worker, shuffled=shuffled)
         shares.append(rows_of(batches, epoch))
     for parts in zip(*shares, strict=True):
         assert len({len(rows) for rows in parts}) == 1 and parts[0], "equal slices"

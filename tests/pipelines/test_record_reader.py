@@ -1,5 +1,5 @@
 """Plain shards in any order: the same batches as the snapshot's, from any step, on any number of
-hosts.
+workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tasks.assembly.inputs import explain_read_errors
 from tasks.errors import CorruptShard, MissingInput
 from tasks.measurement.draws import check_epoch
 from tasks.pipelines.epoch_order import EpochOrder
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.ops import Brightness, Flip, RandomCrop
 from tasks.pipelines.plan import make_plan
 from tasks.pipelines.record_reader import RecordReader
@@ -92,14 +92,16 @@ def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name)
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["whole batches", "one by one"])
-@pytest.mark.parametrize(("hosts", "batch_size"), [(2, 14), (3, 9)])
-def test_hosts_get_the_slices_that_they_get_of_the_snapshot(stored, name, hosts, batch_size):
+@pytest.mark.parametrize(("workers", "batch_size"), [(2, 14), (3, 9)])
+def test_workers_get_the_slices_that_they_get_of_the_snapshot(stored, name, workers, batch_size):
     def of(index, **config):
-        made = pipeline(stored, host=Host(index=index, count=hosts), augment=AUGMENT, **config)
+        made = pipeline(
+            stored, worker=InputWorker(index=index, count=workers), augment=AUGMENT, **config
+        )
         plan = make_plan(PipelineConfig(**config), replace(made.plan.spec, batch_size=batch_size))
         return batches(replace(made, plan=plan), epochs=2)
 
-    for index in range(hosts):
+    for index in range(workers):
         records = of(index, read="indexed_shards", shuffle=GLOBAL, **CONFIGS[name])
         assert same(records, of(index, read="snapshot", shuffle=GLOBAL))
 
@@ -128,24 +130,24 @@ def test_a_plan_prints_in_which_order_records_are_read(stored):
 
 
 def test_hosts_share_the_order_of_an_epoch():
-    hosts = [
+    workers = [
         EpochOrder(
             count=10,
             batch_size=4,
             shuffle=ShuffleSettings(kind="global"),
             seed=5,
-            host=Host(index=index, count=2),
+            worker=InputWorker(index=index, count=2),
         )
         for index in range(2)
     ]
-    assert {(order.examples, order.steps_per_epoch) for order in hosts} == {(10, 3)}
+    assert {(order.examples, order.steps_per_epoch) for order in workers} == {(10, 3)}
     steps = tf.range(3, 6, dtype=tf.int64)  # the second epoch
     parts = [
         [
             order.trim(rows, step).numpy().tolist()
             for rows, step in zip(order.rows(steps), steps, strict=True)
         ]
-        for order in hosts
+        for order in workers
     ]
     assert [list(map(len, part)) for part in parts] == [[2, 2, 1], [2, 2, 1]]
     assert sorted(row for part in parts for rows in part for row in rows) == list(range(10))

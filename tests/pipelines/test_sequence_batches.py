@@ -16,7 +16,7 @@ from tasks.errors import ImpossiblePlan, InvalidParams
 from tasks.measurement.draws import check_epoch, collect_rows
 from tasks.measurement.equality import digest_examples
 from tasks.measurement.padding import lengths_in_batch, measure_sequences, padding_in_buckets
-from tasks.pipelines.hosts import Host
+from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.sequence_batches import sequence_lengths
 
 SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
@@ -163,7 +163,9 @@ def test_only_text_is_batched_by_length():
 def test_hosts_get_equal_slices_and_together_every_text(layout):
     for name in ("pad_to", "pack"):
         pipeline = open_pipeline(layout, CONFIGS[name])
-        readers = [replace(pipeline.reader, host=Host(index=index, count=2)) for index in range(2)]
+        readers = [
+            replace(pipeline.reader, worker=InputWorker(index=index, count=2)) for index in range(2)
+        ]
         assert readers[0].steps_per_epoch == readers[1].steps_per_epoch
         drawn = [
             collect_rows(one.order, tf.range(one.steps_per_epoch, dtype=tf.int64)).tolist()

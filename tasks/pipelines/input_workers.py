@@ -1,4 +1,4 @@
-"""Several hosts that train together: which one this is, and its slice of every batch. Pure; no
+"""Several workers that train together: which one this is, and its slice of every batch. Pure; no
 TensorFlow.
 """
 
@@ -12,19 +12,19 @@ from tasks.errors import ImpossiblePlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
-    """One of `count` hosts that train together, each on its slice of every batch.
+class InputWorker:
+    """One of `count` workers that train together, each on its slice of every batch.
 
-    All slices of a batch are equally large, so that the average over the hosts is the batch's mean,
+    All slices of a batch are equally large, so that the average over the workers is the batch's mean,
     and none is empty. Of the last batch of an epoch the examples that cannot be shared equally are
-    left out: fewer than hosts, and other ones each epoch where they are shuffled.
+    left out: fewer than workers, and other ones each epoch where they are shuffled.
     """
 
     index: int = 0
     count: int = 1
 
     def shared(self, examples: int, batch_size: int) -> int:
-        """How many of an epoch's examples all hosts together train on."""
+        """How many of an epoch's examples all workers together train on."""
         return examples - examples % batch_size % self.count
 
     def check(self, examples: int, batch_size: int) -> None:
@@ -32,7 +32,7 @@ class Host:
 
         Raises:
           ImpossiblePlan: the batch cannot be cut into equal slices, or there are fewer examples
-            than hosts.
+            than workers.
         """
         if batch_size % self.count:
             fitting = sorted(
@@ -42,29 +42,29 @@ class Host:
                 }
             )
             raise ImpossiblePlan(
-                f"batch_size: {batch_size} cannot be shared equally by {self.count} hosts"
+                f"batch_size: {batch_size} cannot be shared equally by {self.count} workers"
                 f" (TF_CONFIG); use {' or '.join(map(str, fitting))}"
             )
         if examples < self.count:
             raise ImpossiblePlan(
-                f"there are fewer examples than the {self.count} hosts of TF_CONFIG, of which each"
+                f"there are fewer examples than the {self.count} workers of TF_CONFIG, of which each"
                 " needs one"
             )
 
 
-def host_from_tf_config(environment: Mapping[str, str]) -> Host:
-    """Which of several hosts this is, as TF_CONFIG configures tf.distribute: the chief first, then
+def input_worker_from_tf_config(environment: Mapping[str, str]) -> InputWorker:
+    """Which of several workers this is, as TF_CONFIG configures tf.distribute: the chief first, then
     the workers. The only one where it is not set.
 
     Raises:
-      ImpossiblePlan: TF_CONFIG does not say that, so that hosts could train on the same examples.
+      ImpossiblePlan: TF_CONFIG does not say that, so that workers could train on the same examples.
     """
     text = environment.get("TF_CONFIG") or "{}"
     try:
         config = json.loads(text)
         cluster, task = config.get("cluster", {}), config.get("task", {})
         counts = {kind: len(cluster.get(kind, [])) for kind in ("chief", "worker")}
-        others = sorted(kind for kind, hosts in cluster.items() if kind not in counts and hosts)
+        others = sorted(kind for kind, workers in cluster.items() if kind not in counts and workers)
         kind, index = task.get("type"), task.get("index")
     except (ValueError, AttributeError, TypeError) as error:
         raise ImpossiblePlan(
@@ -77,10 +77,10 @@ def host_from_tf_config(environment: Mapping[str, str]) -> Host:
         )
     count = sum(counts.values())
     if count <= 1:
-        return Host()
+        return InputWorker()
     if kind not in counts or type(index) is not int or not 0 <= index < counts[kind]:
         raise ImpossiblePlan(
-            f"TF_CONFIG: task {json.dumps(task)} is none of the {count} hosts of the cluster; each"
+            f"TF_CONFIG: task {json.dumps(task)} is none of the {count} workers of the cluster; each"
             " needs its own type (chief or worker) and index"
         )
-    return Host(index=index + (counts["chief"] if kind == "worker" else 0), count=count)
+    return InputWorker(index=index + (counts["chief"] if kind == "worker" else 0), count=count)

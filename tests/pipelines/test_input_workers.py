@@ -1,4 +1,4 @@
-"""Several hosts: each knows which one it is, and all slices of a batch are equal, or the run is
+"""Several workers: each knows which one it is, and all slices of a batch are equal, or the run is
 refused.
 """
 
@@ -12,7 +12,7 @@ from project import SMALL
 from ruamel.yaml import YAML
 
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.hosts import Host, host_from_tf_config
+from tasks.pipelines.input_workers import InputWorker, input_worker_from_tf_config
 from tasks.train import main as train_stage
 
 WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
@@ -23,14 +23,14 @@ def told(cluster, **task):
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
-HOSTS = [
-    ({}, Host()),
-    ({"TF_CONFIG": ""}, Host()),
-    ({"TF_CONFIG": "{}"}, Host()),
-    (told({"worker": ["a:1"]}, type="worker", index=0), Host()),
-    (told(WORKERS, type="worker", index=2), Host(index=2, count=3)),
-    (told(WITH_CHIEF, type="chief", index=0), Host(index=0, count=3)),
-    (told(WITH_CHIEF, type="worker", index=1), Host(index=2, count=3)),
+WORKERS_BY_TF_CONFIG = [
+    ({}, InputWorker()),
+    ({"TF_CONFIG": ""}, InputWorker()),
+    ({"TF_CONFIG": "{}"}, InputWorker()),
+    (told({"worker": ["a:1"]}, type="worker", index=0), InputWorker()),
+    (told(WORKERS, type="worker", index=2), InputWorker(index=2, count=3)),
+    (told(WITH_CHIEF, type="chief", index=0), InputWorker(index=0, count=3)),
+    (told(WITH_CHIEF, type="worker", index=1), InputWorker(index=2, count=3)),
 ]
 REFUSED = [
     {"TF_CONFIG": "{"},
@@ -46,38 +46,38 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("environment", "host"), HOSTS)
-def test_a_host_knows_which_one_it_is(environment, host):
-    assert host_from_tf_config(environment) == host
+@pytest.mark.parametrize(("environment", "worker"), WORKERS_BY_TF_CONFIG)
+def test_a_worker_knows_which_one_it_is(environment, worker):
+    assert input_worker_from_tf_config(environment) == worker
 
 
 @pytest.mark.parametrize("environment", REFUSED)
 def test_hosts_that_could_read_the_same_examples_are_refused(environment):
     with pytest.raises(ImpossiblePlan, match="TF_CONFIG"):
-        host_from_tf_config(environment)
+        input_worker_from_tf_config(environment)
 
 
 def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty():
-    for hosts in range(1, 8):
+    for workers in range(1, 8):
         for each in (1, 2, 5):
-            batch = hosts * each
-            for examples in range(hosts, 120):
-                shared = Host(count=hosts).shared(examples, batch)
+            batch = workers * each
+            for examples in range(workers, 120):
+                shared = InputWorker(count=workers).shared(examples, batch)
                 assert (
                     0 < shared <= examples
-                    and examples - shared < hosts
-                    and shared % batch % hosts == 0
+                    and examples - shared < workers
+                    and shared % batch % workers == 0
                 )
-                Host(count=hosts).check(shared, batch)
+                InputWorker(count=workers).check(shared, batch)
 
 
 @pytest.mark.parametrize(
-    ("examples", "batch", "hosts", "said"),
+    ("examples", "batch", "workers", "said"),
     [(120, 7, 2, "use 6 or 8"), (120, 2, 3, "use 3"), (0, 4, 4, "fewer examples")],
 )
-def test_what_cannot_be_shared_is_refused(examples, batch, hosts, said):
+def test_what_cannot_be_shared_is_refused(examples, batch, workers, said):
     with pytest.raises(ImpossiblePlan, match=said):
-        Host(count=hosts).check(examples, batch)
+        InputWorker(count=workers).check(examples, batch)
 
 
 def test_the_train_stage_refuses_to_be_one_of_several_hosts(tmp_path, monkeypatch, capsys):
@@ -89,4 +89,4 @@ def test_the_train_stage_refuses_to_be_one_of_several_hosts(tmp_path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         train_stage()
     assert ended.value.code == 2
-    assert "TF_CONFIG names 3 hosts; this stage trains on one" in capsys.readouterr().err
+    assert "TF_CONFIG names 3 workers; this stage is a single one" in capsys.readouterr().err
