@@ -139,7 +139,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
         **workload.document,
         "model": case.model,
         "augment": ["flip"],
-        "measure": {"max_seconds": 2},
+        "measure": {"input_max_seconds": 2},
         "pipelines": {"faulty": case.config},
     }
     params, kept = check(document), raise_malloc_thresholds()

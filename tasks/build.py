@@ -57,7 +57,9 @@ def build(
     """
     equality, epoch = digest_examples(plain), check_epoch(training)
     with UsageMonitor() as monitor:
-        throughput = measure_input(training, passes=measure.passes, max_seconds=measure.max_seconds)
+        throughput = measure_input(
+            training, passes=measure.input_passes, max_seconds=measure.input_max_seconds
+        )
     draws, rows = epoch or (None, None)
     result = BuildResult(
         plan=str(training.plan),

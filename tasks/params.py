@@ -37,6 +37,8 @@ OpSpec = str | dict[str, Any]
 # Keys of earlier versions, by their place, and what they are called now.
 RENAMED = {
     "finish": "postprocess",
+    "measure.max_seconds": "measure.input_max_seconds",
+    "measure.passes": "measure.input_passes",
     "measure.trace_after": "measure.warm_up_steps",
     "pipelines.*.decode.scale": "ratio",
     "pipelines.*.finish": "postprocess_on",

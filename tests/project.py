@@ -70,8 +70,8 @@ SMALL = {
         "checkpoint_every": "1 epoch",
     },
     "measure": {
-        "max_seconds": 0.2,
-        "passes": 2,
+        "input_max_seconds": 0.2,
+        "input_passes": 2,
         "rounds": 3,
         "warm_up_steps": 2,
         "trace_steps": 3,

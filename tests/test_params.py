@@ -211,6 +211,8 @@ def test_a_missing_or_broken_file_is_reported(tmp_path):
     ("override", "now"),
     [
         ("finish=[rescale]", "finish is now called postprocess"),
+        ("measure.max_seconds=2", "measure.max_seconds is now called measure.input_max_seconds"),
+        ("measure.passes=2", "measure.passes is now called measure.input_passes"),
         ("pipelines.naive.finish=device", "pipelines.naive.finish is now called postprocess_on"),
         ("pipelines.naive.place=device", "pipelines.naive.place is now called snapshot_on"),
         ("pipelines.naive.decode.scale=2", "pipelines.naive.decode.scale is now called ratio"),

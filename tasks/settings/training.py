@@ -69,14 +69,16 @@ class TrainSettings(Settings):
 class MeasureSettings(Settings):
     """How throughput is measured and traced."""
 
-    max_seconds: float = Field(
-        default=2.0, gt=0, description="bound on each throughput measurement [s]"
+    input_max_seconds: float = Field(
+        default=2.0,
+        gt=0,
+        description="build: bound on each pass over the input alone, but one that fills a cache [s]",
     )
-    passes: int = Field(
+    input_passes: int = Field(
         default=3,
         ge=1,
         le=50,
-        description="epochs drained for the input-only throughput; the median counts",
+        description="build: epochs drained for the input's throughput; the median counts",
     )
     rounds: int = Field(
         default=9,
