@@ -14,7 +14,7 @@ from flows.deployments import FILE, read_entrypoints
 from tasks.errors import report_user_errors
 
 
-def update_forms() -> None:
+def send_forms() -> None:
     """Send the parameters of all deployments as params.yaml of the current folder has them now."""
     with get_client(sync_client=True) as client:
         for name, entrypoint in read_entrypoints(FILE).items():
@@ -29,7 +29,7 @@ def update_forms() -> None:
 def command() -> None:
     """Update the forms of this project's deployments on the server that PREFECT_API_URL names."""
     with report_user_errors():
-        update_forms()
+        send_forms()
 
 
 if __name__ == "__main__":

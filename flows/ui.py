@@ -145,7 +145,7 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
             nonlocal sources
             if (changed := form_sources()) != sources:
                 sources = changed
-                _update_forms(endpoints)
+                _report_updated_forms(endpoints)
             for place, one in enumerate(running):
                 if one.service is worker and one.process.poll() is not None:
                     typer.echo(
@@ -158,7 +158,7 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         yield check_services
 
 
-def _update_forms(endpoints: Endpoints) -> None:
+def _report_updated_forms(endpoints: Endpoints) -> None:
     try:
         update_forms(endpoints.environment)
         typer.echo("params.yaml has changed; the forms show what it holds now")

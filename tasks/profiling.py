@@ -35,7 +35,7 @@ from tasks.files import atomic_folder, write_json
 from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from tasks.measurement.padding import padding_in_buckets
-from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
+from tasks.measurement.steady_state import LEAD_STEPS, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, settle, time_training
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
 from tasks.pipelines.input_pipeline import InputPipeline
@@ -171,7 +171,7 @@ def _record_trace(
     if state.stall_pct >= TRACE_DRAINED_PCT:  # then the steady state is that of empty buffers
         for _ in range(state.prepared):
             loop.pull()
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(LEAD_STEPS):
         loop.step()
     trace(loop.step, folder, steps=measure.trace_steps)
     try:

@@ -28,7 +28,7 @@ from tasks.pipelines.steps import Batch, BucketBatch, Map, Step
 from tasks.results.build import EpochDraws
 
 SIGNIFICANT_STDERRS = 6  # standard errors of a class's count beyond which it is no chance
-STEPS_AT_ONCE = 1024
+STEPS_PER_CHECK_CALL = 1024
 
 
 class KeysAlone(Op):
@@ -69,9 +69,11 @@ def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
     chunks = [
         collect_rows(
             pipeline.reader.order,
-            tf.range(first, min(first + STEPS_AT_ONCE, pipeline.steps_per_epoch), dtype=tf.int64),
+            tf.range(
+                first, min(first + STEPS_PER_CHECK_CALL, pipeline.steps_per_epoch), dtype=tf.int64
+            ),
         )
-        for first in range(0, pipeline.steps_per_epoch, STEPS_AT_ONCE)
+        for first in range(0, pipeline.steps_per_epoch, STEPS_PER_CHECK_CALL)
     ]
     return np.concatenate(chunks)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-WARM_UP_STEPS = 3
+LEAD_STEPS = 3  # before a block, or a trace, that do not count
 MIN_STEPS, MAX_STEPS = 8, 2048  # of a block
 # a block lasts at least so long, so that the clock's and the scheduler's grain do not matter
 BLOCK_S = 0.15
@@ -287,18 +287,18 @@ class _Measurement:
     ) -> None:
         self.max_seconds, self.settle_s = max_seconds, SETTLE_FRACTION * max_seconds
         self.training, self.model, self.reference, self.clock = training, model, reference, clock
-        for _ in range(WARM_UP_STEPS):
+        for _ in range(LEAD_STEPS):
             model()
             reference()
         # Before the input starts: what counts if it never rests.
-        model_ms = clock.block(model, WARM_UP_STEPS).mean_ms
+        model_ms = clock.block(model, LEAD_STEPS).mean_ms
         self.before_input = self.time_alone(max(MIN_STEPS, math.ceil(BLOCK_S * 1e3 / model_ms)))
         training.start()
         self.waited_ms = max(WAITED_MS, WAITED_FRACTION * model_ms)
         self.limit = MAX_DRAIN
         if self.drain() == MAX_DRAIN:
             self.limit = SHORT_DRAIN
-        first = clock.block(training.step, MIN_STEPS, lead=WARM_UP_STEPS)
+        first = clock.block(training.step, MIN_STEPS, lead=LEAD_STEPS)
         self.stall = max(0.0, 1 - model_ms / first.mean_ms)
         variation = statistics.pstdev(first.steps_ms) / first.mean_ms
         regular = min((variation / BLOCK_ERROR) ** 2, max_seconds * 1e3 / BLOCKS / first.mean_ms)
@@ -378,7 +378,7 @@ class _Measurement:
         lead = 1 + min(drain_steps, max(steps, MAX_LEAD_STEPS))
         full = clock.block(self.training.step, steps, lead=lead)
         level_full = self.drain()
-        drained = clock.block(self.training.step, steps, lead=WARM_UP_STEPS)
+        drained = clock.block(self.training.step, steps, lead=LEAD_STEPS)
         level_drained = self.drain()
         self.stall = max(0.0, 1 - model.mean_ms / drained.mean_ms)
         return Round(

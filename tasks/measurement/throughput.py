@@ -85,8 +85,10 @@ def _time_epoch(
     previous_end: float | None,
     max_seconds: float,
 ) -> tuple[EpochTiming, int, float]:
-    """A pass over the `left` steps of an epoch, and how many steps it took until when. `ended`:
-    when the epoch before had ended.
+    """A pass over the `steps_left` of an epoch; how many steps it took, and when it ended.
+
+    `requested_at` is when its first batch was asked for, `previous_end` when the epoch before it
+    ended, None where the pass begins none. Times are those of `time.perf_counter` [s].
     """
     first = next(batches, None)
     first_batch_at = now = time.perf_counter()

@@ -15,7 +15,7 @@ import psutil
 import tensorflow as tf
 
 from tasks.measurement.steady_state import (
-    WARM_UP_STEPS,
+    LEAD_STEPS,
     Clock,
     SteadyState,
     StepFunction,
@@ -42,7 +42,7 @@ class TrainingLoop:
         pipeline: InputPipeline,
         settings: TrainSettings,
         *,
-        warm_up_steps: int = WARM_UP_STEPS,
+        warm_up_steps: int = LEAD_STEPS,
     ) -> None:
         gather = pipeline.gather_fn() if pipeline.plan.on_device else None
         model = trainable_model(

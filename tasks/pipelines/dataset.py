@@ -20,7 +20,7 @@ from tasks.pipelines.length_batches import Buckets
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.randomness import fold
-from tasks.pipelines.record_reader import STEPS_AT_ONCE, RecordReader
+from tasks.pipelines.record_reader import STEPS_PER_ORDER_CALL, RecordReader
 from tasks.pipelines.snapshot_reader import Columns, SnapshotReader
 from tasks.pipelines.steps import (
     Batch,
@@ -104,7 +104,7 @@ def build_gather(
     The rows of a step are arithmetic, computed for many steps at once, and come straight from the
     memory-mapped columns.
     """
-    steps = Dataset.range(first, stop, name="steps").batch(STEPS_AT_ONCE, name="steps")
+    steps = Dataset.range(first, stop, name="steps").batch(STEPS_PER_ORDER_CALL, name="steps")
     numbered = steps.map(
         lambda numbers: (numbers, reader.order.rows(numbers)), name="sample"
     ).unbatch(name="sample")

@@ -23,7 +23,7 @@ from tasks.pipelines.samplers import class_index
 from tasks.pipelines.steps import ReadRecords
 
 # Whose rows are computed together, so that the cost of calling the samplers' ops is shared.
-STEPS_AT_ONCE = 32
+STEPS_PER_ORDER_CALL = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,9 @@ class RecordReader:
             records = tf.numpy_function(read, [order.trim(rows, step)], tf.string, stateful=False)
             return tf.ensure_shape(records, (None,))
 
-        steps = tf.data.Dataset.range(first, stop, name="steps").batch(STEPS_AT_ONCE, name="steps")
+        steps = tf.data.Dataset.range(first, stop, name="steps").batch(
+            STEPS_PER_ORDER_CALL, name="steps"
+        )
         numbered = steps.map(lambda numbers: (numbers, order.rows(numbers)), name="sample")
         return numbered.unbatch(name="sample").map(
             fetch,

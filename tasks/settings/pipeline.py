@@ -33,7 +33,8 @@ class InterleaveSettings(Settings):
         default=16, ge=1, description="consecutive records taken from one shard"
     )
     parallel: Parallel = Field(
-        default="none", description="readers at work at once: none, auto, cores or a number"
+        default="none",
+        description="readers at work at once: none, auto (AUTOTUNE), cores or a number",
     )
 
 
@@ -41,7 +42,8 @@ class MapSettings(Settings):
     """Running the per-example or per-batch functions."""
 
     parallel: Parallel = Field(
-        default="none", description="calls at work at once: none, auto, cores or a number"
+        default="none",
+        description="calls at work at once: none, auto (AUTOTUNE), cores or a number",
     )
 
 
@@ -178,7 +180,7 @@ class PipelineConfig(Settings):
     prefetch: PrefetchSize = Field(
         default="none",
         description=(
-            "batches prepared ahead of the accelerator: none, auto or a number; a stream then opens"
+            "batches prepared ahead of the accelerator: none, auto (AUTOTUNE) or a number; a stream then opens"
             " its next epoch ahead, too"
         ),
     )
