@@ -11,13 +11,15 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tasks.errors import InvalidCode
 from tasks.files import digest_blake2b
 
 HERE = Path(__file__).resolve().parent.parent
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -62,6 +64,28 @@ def project_files(
         pending += _parents(name)
         pending += _imports(name, path)
     return files
+
+
+def computation_digest(files: Iterable[Path]) -> str:
+    """Digest of what modules compute: of their functions, and of the constants and classes of any
+    of these modules that the functions use, directly or not.
+
+    Docstrings and the descriptions of fields do not count.
+    """
+    trees = [_without_texts(_parse(file)) for file in files]
+    definitions: defaultdict[str, list[ast.stmt]] = defaultdict(list)
+    for statement in (statement for tree in trees for statement in tree.body):
+        for name in _defined_names(statement):
+            definitions[name].append(statement)
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    pending: list[ast.AST] = [*functions]
+    used: list[ast.stmt] = []
+    while pending:
+        names = [node.id for node in ast.walk(pending.pop()) if isinstance(node, ast.Name)]
+        for name in names:
+            used += (found := definitions.pop(name, []))
+            pending += found
+    return digest_blake2b(*(ast.dump(node).encode() for node in [*functions, *used]))
 
 
 def imported_packages(
@@ -140,8 +164,35 @@ def _parse(path: Path) -> ast.Module:
 
 def _normalized(path: Path) -> str:
     """The syntax tree of a file without its docstrings."""
-    tree = _parse(path)
+    return ast.dump(_without_docstrings(_parse(path)))
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
-    return ast.dump(tree)
+    return tree
+
+
+def _without_texts(tree: ast.Module) -> ast.Module:
+    """The tree without docstrings and the descriptions of fields."""
+    for node in ast.walk(_without_docstrings(tree)):
+        if isinstance(node, ast.Call):
+            node.keywords = [item for item in node.keywords if item.arg != "description"]
+    return tree
+
+
+def _defined_names(statement: ast.stmt) -> list[str]:
+    """Names that a statement of a module defines as constants or classes."""
+    if isinstance(statement, ast.ClassDef):
+        return [statement.name]
+    targets = (
+        statement.targets
+        if isinstance(statement, ast.Assign)
+        else [statement.target]
+        if isinstance(statement, ast.AnnAssign)
+        else []
+    )
+    return [
+        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
+    ]

@@ -8,7 +8,6 @@ library's version reruns the stages that it concerns, and no others.
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +17,14 @@ from pydantic import ValidationError
 
 from tasks import settings
 from tasks.cli import parse_command
-from tasks.code_identity import code_digest, imported_packages, project_files
+from tasks.code_identity import (
+    code_digest,
+    computation_digest,
+    imported_packages,
+    project_files,
+)
 from tasks.errors import InvalidParams, report_user_errors
-from tasks.files import atomic_file, digest_blake2b, digest_file, write_json
+from tasks.files import atomic_file, digest_file, write_json
 from tasks.layout import Layout
 from tasks.libraries import LIBRARIES, check_versions, find_distributions, installed_versions
 from tasks.params import ParamsDocument, check
@@ -192,13 +196,7 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 def _rules() -> str:
     """Digest of what the settings compute from their values."""
-    functions = [
-        ast.dump(node)
-        for file in sorted(Path(settings.__file__).parent.glob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef)
-    ]
-    return digest_blake2b(*(function.encode() for function in functions))
+    return computation_digest(sorted(Path(settings.__file__).parent.glob("*.py")))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.code_identity import code_digest, project_files
+from tasks.code_identity import code_digest, computation_digest, project_files
 from tasks.errors import InvalidCode
 
 FILES = {
@@ -99,3 +99,56 @@ def test_code_that_is_not_python_is_named_with_its_line(project):
     (project / "broken.py").write_text("import os\n\ndef compute(:\n    pass\n")
     with pytest.raises(InvalidCode, match=r"broken.py, line 3: invalid syntax"):
         code_digest("broken", roots=[project])
+
+
+SETTINGS = """
+from pydantic import Field
+
+UNUSED = 1
+SHARE = 20
+DIVISOR = SHARE + 1
+
+
+class Words:
+    PLAIN = "a"
+
+
+class Section:
+    size: int = Field(default=1, description="rows")
+    other: int = 3
+
+    @property
+    def part(self):
+        \"\"\"A part.\"\"\"
+        return self.size // DIVISOR, Words.PLAIN
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "counts"),
+    [
+        ("self.size // DIVISOR", "self.size % DIVISOR", True),
+        ("SHARE + 1", "SHARE + 2", True),
+        ("SHARE = 20", "SHARE = 21", True),
+        ('PLAIN = "a"', 'PLAIN = "b"', True),
+        ("UNUSED = 1", "UNUSED = 2", False),
+        ("other: int = 3", "other: int = 4", False),  # a default is a value of the settings
+        ("A part.", "A share.", False),
+        ('description="rows"', 'description="lines"', False),
+    ],
+)
+def test_what_settings_compute_is_their_functions_and_what_these_use(tmp_path, old, new, counts):
+    before, after = tmp_path / "before.py", tmp_path / "after.py"
+    assert old in SETTINGS
+    before.write_text(SETTINGS)
+    after.write_text(SETTINGS.replace(old, new))
+    assert (computation_digest([before]) != computation_digest([after])) is counts
+
+
+def test_a_constant_that_another_module_of_the_settings_defines_counts(tmp_path):
+    base, section = tmp_path / "base.py", tmp_path / "section.py"
+    section.write_text("from base import LIMIT\n\n\ndef limit(value):\n    return value < LIMIT\n")
+    base.write_text("LIMIT = 1\n")
+    one = computation_digest([base, section])
+    base.write_text("LIMIT = 2\n")
+    assert computation_digest([base, section]) != one
