@@ -35,7 +35,7 @@ TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it 
 # They touch networks and shared disks; measured stages are not retried.
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
 # TensorFlow's start-up chatter, which no setting silences, DVC's advice for people at a terminal,
-# and its report of a failure that the stage itself has told.
+# and its report of a failure that the stage itself has reported.
 _NOISE = re.compile(
     r"[IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl"
     r"|To enable the following instructions|To track the changes|\s+git add"
@@ -73,7 +73,7 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_ran: bool) ->
     """Bring one DVC stage up to date. The state is named Cached when it already was.
 
     Raises:
-      StageFailed: the stage ended with an error, which is told in its own words.
+      StageFailed: the stage ended with an error, which is reported in its own words.
     """
     logger = get_run_logger()
     if not upstream_ran and stage not in stage_env.stale:

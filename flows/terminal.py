@@ -74,8 +74,8 @@ class StageView(logging.Handler):
 
     def _show_output(self, text: str) -> None:
         if self._console.is_terminal:
-            room = max(self._console.width - 40, 20)
-            self.progress.update(self._running, description=escape(text[:room]))
+            width = max(self._console.width - 40, 20)
+            self.progress.update(self._running, description=escape(text[:width]))
         else:
             self._console.print(f"  {escape(text)}", highlight=False, soft_wrap=True)
 
@@ -102,7 +102,7 @@ def show_on_terminal(flow: str, project: Path, *, debug: bool = False) -> Iterat
     try:
         with nullcontext() if debug else view.progress:
             yield
-    except Exception as error:  # noqa: BLE001 - of whatever kind, it is told
+    except Exception as error:  # noqa: BLE001 - of whatever kind, it is reported
         failure = describe_failure(error)
         if failure.traceback:
             logging.getLogger("prefect").error(failure.traceback, extra={LOG_ONLY: True})

@@ -130,7 +130,7 @@ class ForeignScript(UserError):
 
 
 class StageFailed(UserError):
-    """A stage run by a flow ended with a non-zero exit code: its own reason is told, or its last
+    """A stage run by a flow ended with a non-zero exit code: its own reason is reported, or its last
     lines are repeated.
 
     The message is one line where the stage gave a reason; `failure` has the whole of it.

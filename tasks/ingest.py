@@ -344,14 +344,14 @@ def _describe_kind(kind: str, rows: pd.DataFrame) -> str:
 def _table(
     rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool
 ) -> pd.DataFrame:
-    """Number examples and classes and deal the splits; where the source brings a test split, only
-    validation is dealt.
+    """Number examples and classes and assign splits; where the source brings a test split, only
+    validation is assigned.
     """
     number = {name: index for index, name in enumerate(classes)}
     shares = {"validation": split.validation} | (
         {} if "test" in rows["split"].tolist() else {"test": split.test}
     )
-    dealt = [
+    assigned = [
         given or assign_split(digest, shares=shares, seed=split.seed)
         for given, digest in zip(rows["split"], rows["digest"], strict=True)
     ]
@@ -360,7 +360,7 @@ def _table(
         rows["row"].tolist() if series else [example_key(example_id) for example_id in rows["id"]]
     )
     _check_unique(keys, rows["id"].tolist())
-    table = pd.DataFrame(rows.assign(key=keys, label=labels, split=dealt), columns=list(COLUMNS))
+    table = pd.DataFrame(rows.assign(key=keys, label=labels, split=assigned), columns=list(COLUMNS))
     return table.sort_values(by="id", ignore_index=True)
 
 
@@ -404,7 +404,7 @@ def _stats(
 
 def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str] | None) -> None:
     """Refuse what cannot be trained on; `given` are the splits that the source itself names, empty
-    where it leaves that open, `classes` those that are to be told apart, if any are.
+    where it leaves that open, `classes` those that are to be distinguished, if any.
     """
     train = stats["examples"].get("train", 0)
     own = bool(given) and "" not in given
@@ -423,7 +423,7 @@ def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str]
         if own:
             remedy = (
                 "the source names the split of every example: name some `validation`, or leave the"
-                " split of some empty, to be dealt"
+                " split of some empty, to be assigned"
             )
         raise UnusableDataset(
             f"none of the {train} examples fell into the validation split; {remedy}"

@@ -190,9 +190,9 @@ def _model_problems(params: Params) -> list[str]:
         if params.window.tokens is not None or name in NEXT_TOKEN_MODELS:
             if params.window.tokens is not None and name in fitting:
                 return []
-            verb = "predicts" if name in NEXT_TOKEN_MODELS else "does not predict"
+            predicts = "predicts" if name in NEXT_TOKEN_MODELS else "does not predict"
             return [
-                f"model.name: {name} {verb} next tokens, and window.tokens is"
+                f"model.name: {name} {predicts} next tokens, and window.tokens is"
                 f" {params.window.tokens or 'absent'}; use auto, or your own"
             ]
         takes_images = content == "images" and name not in TEXT_MODELS

@@ -32,7 +32,7 @@ USES = (
     "test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set[Posterize(bits=3)]",
     "test_every_preset_is_described",
     "test_shapes_dtypes_and_cardinality_are_known[prefetch_deep]",
-    "test_every_step_has_a_text_a_key_a_verb_and_a_cost[ReadAhead]",
+    "test_every_step_has_a_text_a_key_a_builder_and_a_cost[ReadAhead]",
     "test_every_field_changes_the_plan[read_ahead-8]",
     "test_any_epoch_of_a_stream_can_be_started_from[read_ahead]",
     "test_every_rule_holds_where_its_fault_is[deep_prefetch-",

@@ -53,7 +53,7 @@ def test_every_preset_is_described():
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_STEPS, ids=lambda kind: kind.__name__)
-def test_every_step_has_a_text_a_key_a_verb_and_a_cost(kind):
+def test_every_step_has_a_text_a_key_a_builder_and_a_cost(kind):
     assert "__str__" in vars(kind)
     assert kind.params_key in {**PipelineConfig.model_fields, **ParamsDocument.model_fields}
     assert kind is steps.Gather or build_step.dispatch(kind) is not build_step.dispatch(object)

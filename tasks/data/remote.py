@@ -151,8 +151,8 @@ def npm_package(name: str, version: str, *, scratch: Path) -> bytes:
 
 def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:
     """Run a command and end it, with what it started, after `limit_s`."""
-    verb = next((word for word in command[1:] if word in ("update", "download", "pack")), "")
-    shown = f"{command[0]} {verb}".strip()
+    subcommand = next((word for word in command[1:] if word in ("update", "download", "pack")), "")
+    shown = f"{command[0]} {subcommand}".strip()
     with subprocess.Popen(
         command,
         cwd=cwd,

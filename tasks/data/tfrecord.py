@@ -46,30 +46,30 @@ def frame_buffer(count: int, size: int) -> np.ndarray:
     """Reusable buffer for framed records of one size: (count,) with the fields head, record (size,)
     uint8 and check.
     """
-    room = np.empty(
+    frames = np.empty(
         count,
         np.dtype([("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]),
     )
-    room["head"] = np.void(frame(bytes(size))[0])
-    return room
+    frames["head"] = np.void(frame(bytes(size))[0])
+    return frames
 
 
-def seal_frames(room: np.ndarray) -> memoryview:
+def seal_frames(frames: np.ndarray) -> memoryview:
     """Fill in the checksums of the records in a `frame_buffer` in place; returns its bytes as a
     view.
     """
     whole = np.dtype(
         [
             ("head", np.void, _HEAD.size),
-            ("record", np.void, room["record"].shape[1]),
+            ("record", np.void, frames["record"].shape[1]),
             ("check", "<u4"),
         ]
     )
     plain = np.fromiter(
-        map(google_crc32c.value, room.view(whole)["record"].tolist()), np.uint32, len(room)
+        map(google_crc32c.value, frames.view(whole)["record"].tolist()), np.uint32, len(frames)
     )
-    room["check"] = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
-    return room.view(np.uint8).data
+    frames["check"] = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
+    return frames.view(np.uint8).data
 
 
 def write_frames(

@@ -18,16 +18,16 @@ def measure_sequences(pipeline: InputPipeline, *, examples_per_s: float) -> Sequ
     """
     if pipeline.data.shards.schema.payload != "text":
         return None
-    tokens, room, shapes = 0, 0, set()
+    tokens, padded, shapes = 0, 0, set()
     for batch in pipeline.dataset().as_numpy_iterator():
         text = _find_text(batch)
         tokens += int(lengths_in_batch(text).sum())
-        room += text.size
+        padded += text.size
         shapes.add(text.shape)
     return SequenceBatches(
         tokens=tokens,
         tokens_per_s=examples_per_s * tokens / pipeline.examples,
-        padding_pct=100 * (1 - tokens / max(1, room)),
+        padding_pct=100 * (1 - tokens / max(1, padded)),
         distinct_shapes=len(shapes),
     )
 

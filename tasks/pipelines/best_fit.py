@@ -3,7 +3,7 @@ only.
 
 Documents of equal length are interchangeable, so a plan says of each slot of a row how long its
 document is, not which one it is. The plan is the same in every epoch, and so are the number of rows
-and how tight they are; `packed_batches.py` deals documents to slots, others each epoch.
+and how tight they are; `packed_batches.py` assigns documents to slots, others each epoch.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class PackPlan:
-    """Rows of `room` tokens as tables; slot after slot, row after row.
+    """Rows of `row_length` tokens as tables; slot after slot, row after row.
 
     starts (rows + 1,) int64: the first slot of each row; lengths (slots,) int64: tokens that a slot
     has room for; ranks (slots,) int64: which one it is among the slots of its length; documents
-    (slots,) int64: examples from the shortest to the longest; firsts (room + 2,) int64: where those
+    (slots,) int64: examples from the shortest to the longest; firsts (row_length + 2,) int64: where those
     of each length begin in `documents`.
     """
 
-    room: int
+    row_length: int
     starts: np.ndarray
     lengths: np.ndarray
     ranks: np.ndarray
@@ -43,26 +43,26 @@ class PackPlan:
         return int(np.diff(self.starts).max(initial=0))
 
 
-def plan_packs(lengths: np.ndarray, room: int) -> PackPlan:
-    """Plan rows of `room` tokens for documents of `lengths` (documents,) tokens, none of them
+def plan_packs(lengths: np.ndarray, row_length: int) -> PackPlan:
+    """Plan rows of `row_length` tokens for documents of `lengths` (documents,) tokens, none of them
     longer: every document in one row, by best-fit decreasing.
 
-    An empty document takes the room of one token, so that it has a place.
+    An empty document takes the row_length of one token, so that it has a place.
 
     >>> plan = plan_packs(np.array([5, 3, 8, 2, 2]), 10)
     >>> print(plan.rows, [part.tolist() for part in np.split(plan.lengths, plan.starts[1:-1])])
     2 [[8, 2], [5, 3, 2]]
     """
     taken = np.maximum(lengths, 1)
-    counts = np.bincount(taken, minlength=room + 1)
-    rows, slots = fill_rows(counts, room)
+    counts = np.bincount(taken, minlength=row_length + 1)
+    rows, slots = fill_rows(counts, row_length)
     firsts = np.concatenate([[0], np.cumsum(counts)])
     # Slots come length by length, so the first one of each length is where that is first met.
     _, first_met, inverse = np.unique(slots, return_index=True, return_inverse=True)
     ranks = np.arange(len(slots)) - first_met[inverse]
     order = np.argsort(rows, kind="stable")
     return PackPlan(
-        room=room,
+        row_length=row_length,
         starts=np.concatenate([[0], np.cumsum(np.bincount(rows))]).astype(np.int64),
         lengths=slots[order],
         ranks=ranks[order],
@@ -71,23 +71,23 @@ def plan_packs(lengths: np.ndarray, room: int) -> PackPlan:
     )
 
 
-def fill_rows(counts: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deal documents to rows of `room` tokens by best-fit decreasing: from the longest to the
+def fill_rows(counts: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Assign documents to rows of `row_length` tokens by best-fit decreasing: from the longest to the
     shortest, each into the row that has the least room left of those it fits into.
 
-    counts (room + 1,): documents of each length, none of length 0. Returns the row of each document
+    counts (row_length + 1,): documents of each length, none of length 0. Returns the row of each document
     and its length, both (documents,) int64, from the longest to the shortest.
 
-    All documents of a length are dealt at once: where one fits into the tightest row, the next one
+    All documents of a length are assigned at once: where one fits into the tightest row, the next one
     goes there, too, as long as it fits. So the work grows with the lengths that differ, not with
     the documents. Source of the method: best-fit decreasing (Johnson, 1973).
     """
     open_rows: defaultdict[int, list[np.ndarray]] = defaultdict(list)  # by the room that is left
-    held = np.zeros(room + 1, np.int64)  # how many rows `open_rows` has
+    held = np.zeros(row_length + 1, np.int64)  # how many rows `open_rows` has
     row_of, length_of, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
-        for free in (*(np.flatnonzero(held[length:]) + length).tolist(), room):
+        for free in (*(np.flatnonzero(held[length:]) + length).tolist(), row_length):
             each = free // length
             needed = -(-left // each)
             if held[free]:

@@ -1,4 +1,4 @@
-"""From the steps of a plan to a tf.data.Dataset: one verb per step, each adding its transformation
+"""From the steps of a plan to a tf.data.Dataset: a function per kind of step adds its transformation
 to what comes before it.
 """
 
@@ -132,7 +132,7 @@ def build_step(
     step: object, dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
 ) -> Dataset:
     """Add one step of a plan to a data set; the first step starts it."""
-    raise NotImplementedError(f"no verb for {type(step).__name__}")
+    raise NotImplementedError(f"no function builds the step {type(step).__name__}")
 
 
 @build_step.register

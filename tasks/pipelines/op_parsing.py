@@ -1,5 +1,5 @@
 """From what params.yaml says to ops: all of them by their names, and what is wrong with a
-specification, told by its place. No TensorFlow.
+specification, with its place. No TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches of rows that several documents share, as pure functions of (seed, epoch, step).
 
-Which lengths share a row is planned once (`best_fit.py`). Each epoch permutes the rows, and deals
+Which lengths share a row is planned once (`best_fit.py`). Each epoch permutes the rows, and assigns
 the documents of each length to the slots of that length by another permutation: partners change,
 the number of steps and the padding do not.
 """

@@ -2,7 +2,7 @@
 
 The order is right by construction and reads top to bottom in `_stream_steps`. What cannot be right
 is refused with its reason before anything runs (`constraints.py`). `dataset.py` builds the
-tf.data.Dataset of a plan, one verb per step.
+tf.data.Dataset of a plan, by a function per kind of step.
 """
 
 from __future__ import annotations

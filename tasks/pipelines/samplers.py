@@ -3,7 +3,7 @@ split, in TensorFlow.
 
 A position is the place of an example in the order of its epoch, 0 … examples − 1. Every sampler is
 a pure function of (seed, epoch, position): an epoch can be entered anywhere, repeated anywhere, and
-dealt to any number of workers. Positions come as (steps, batch) int64, epochs as (steps, 1) or
+shared by any number of workers. Positions come as (steps, batch) int64, epochs as (steps, 1) or
 anything else that broadcasts.
 """
 

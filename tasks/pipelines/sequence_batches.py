@@ -58,15 +58,15 @@ def open_buckets(
     return make_buckets(lengths, boundaries, sizes, workers=workers)
 
 
-def open_packs(room: int, data: PreparedData, split: str) -> PackPlan:
-    """The rows of `room` tokens that the documents of a split share.
+def open_packs(row_length: int, data: PreparedData, split: str) -> PackPlan:
+    """The rows of `row_length` tokens that the documents of a split share.
 
     Raises:
       ImpossiblePlan: documents are longer than a row.
     """
     lengths = sequence_lengths(data, split)
-    _check_longest("batch.pack", lengths, room, split)
-    return plan_packs(lengths, room)
+    _check_longest("batch.pack", lengths, row_length, split)
+    return plan_packs(lengths, row_length)
 
 
 def open_batches(
@@ -106,22 +106,22 @@ def fetch_batch(
 ) -> Element:
     """The batch of a step, a scalar, of which `rows` are those that count."""
     if isinstance(batches, PackedBatches):
-        return _fetch_packed(columns, feature, rows, batches.plan.room)
+        return _fetch_packed(columns, feature, rows, batches.plan.row_length)
     begins, lengths = tf.unstack(tf.gather(columns[f"{feature}.extent"], rows), axis=1)
     length = batches.length(step)
     values = {feature: pad_rows(columns[feature], begins, lengths, length)}
     return _gather_others(columns, feature, rows) | values
 
 
-def _fetch_packed(columns: Columns, feature: str, documents: tf.Tensor, room: int) -> Element:
-    """The `documents` (rows, segments) in rows of `room` tokens, with their segments and positions;
+def _fetch_packed(columns: Columns, feature: str, documents: tf.Tensor, row_length: int) -> Element:
+    """The `documents` (rows, segments) in rows of `row_length` tokens, with their segments and positions;
     `weight` (rows, segments) is 0 where there is no document.
     """
     exists = documents != NO_DOCUMENT
     rows = tf.where(exists, documents, 0)
     begins, lengths = tf.unstack(tf.gather(columns[f"{feature}.extent"], rows), axis=2)
     tokens, segments, positions = pack_rows(
-        columns[feature], begins, tf.where(exists, lengths, 0), room
+        columns[feature], begins, tf.where(exists, lengths, 0), row_length
     )
     return _gather_others(columns, feature, rows) | {
         feature: tokens,

@@ -23,18 +23,18 @@ def pad_rows(
 
 
 def pack_rows(
-    values: tf.Tensor, begins: tf.Tensor, lengths: tf.Tensor, room: int
+    values: tf.Tensor, begins: tf.Tensor, lengths: tf.Tensor, row_length: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Several sequences of `values` (elements,) in each row, back to back: those that begin at
     `begins` (rows, segments) and are `lengths` (rows, segments) long, int64; 0 where there is none.
 
     Returns tokens, segments (counted from 1; 0: padding) and positions within the segment, each
-    (rows, room) int32.
+    (rows, row_length) int32.
     """
     ends = tf.cumsum(lengths, axis=1)
     starts = ends - lengths
-    shape = (tf.shape(ends)[0], room)
-    places = tf.broadcast_to(tf.range(room, dtype=tf.int64), shape)
+    shape = (tf.shape(ends)[0], row_length)
+    places = tf.broadcast_to(tf.range(row_length, dtype=tf.int64), shape)
     inside = places < ends[:, -1:]
     found = tf.searchsorted(ends, places, side="right", out_type=tf.int64)
     segment = tf.minimum(found, tf.shape(ends, out_type=tf.int64)[1] - 1)

@@ -138,7 +138,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     roles = parser.add_subparsers(dest="role", required=True)
-    dispatcher = roles.add_parser("dispatcher", help="know the workers and deal work to them")
+    dispatcher = roles.add_parser("dispatcher", help="know the workers and distribute work to them")
     known = dispatcher.add_mutually_exclusive_group(required=True)
     known.add_argument(
         "--workers",

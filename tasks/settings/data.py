@@ -26,7 +26,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class SplitSettings(Settings):
-    """How examples are dealt to splits where the source itself does not say: by content alone."""
+    """How examples are assigned to splits where the source itself does not: by content alone."""
 
     validation: Fraction = Field(
         default=0.1, description="share of the training examples held out for validation"
@@ -38,7 +38,7 @@ class SplitSettings(Settings):
         ),
     )
     seed: int = Field(
-        default=0, ge=0, description="another seed deals another, equally stable, split"
+        default=0, ge=0, description="another seed gives another, equally stable, split"
     )
 
 

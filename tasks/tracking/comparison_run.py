@@ -139,7 +139,7 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     if not models:
         return f"unchanged, since MLflow has no model of {best} that it could serve"
     tags = {"pipeline": best, "plan": row.plan, **make_tags(score)}
-    disable_logging()  # what was decided is told in one line
+    disable_logging()  # what was decided is reported in one line
     try:
         version = mlflow.register_model(models[0].model_uri, name, tags=tags)
     finally:

@@ -132,7 +132,7 @@ def test_the_advice_about_a_missing_split_helps(images, tmp_path):
     rows = [{**row, "split": "test" if row["split"] == "test" else "train"} for row in images]
     with pytest.raises(
         UnusableDataset,
-        match="name some `validation`, or leave the split of some empty, to be dealt",
+        match="name some `validation`, or leave the split of some empty, to be assigned",
     ):
         listed(rows, tmp_path)
     rows = [{**row, "split": row["split"] if row["split"] == "test" else None} for row in images]

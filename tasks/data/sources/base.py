@@ -101,7 +101,7 @@ class Arrays:
     """Examples that are in one array: values (examples, *schema.shape) of schema.dtype.
 
     `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
-    have one entry per example; a split of None is dealt by content. `features` and `notes` are
+    have one entry per example; a split of None is assigned by content. `features` and `notes` are
     those of `StoredImages`.
     """
 

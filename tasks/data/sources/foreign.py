@@ -1,5 +1,5 @@
 """Reading the examples of TFRecord shards that others wrote, once their layout is known. Not a
-source itself: `tfrecord` infers the layout, `tfds` is told it.
+source itself: `tfrecord` infers the layout, `tfds` reads it.
 
 An encoded image stays where it is: what is kept of it is its place in the shard. Values of one
 shape become one array. A record that cannot be used is rejected with its reason; a shard that
@@ -324,7 +324,7 @@ def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
         raise _Unusable(
             f"feature {feature.name} has another length than its shape: {values.size} values"
         )
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and told below
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reported below
         converted = values.astype(dtype, copy=False).reshape(shape)
     if dtype == "float32" and not np.isfinite(converted).all():
         raise _Unusable(f"feature {feature.name} is not finite")

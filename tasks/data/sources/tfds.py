@@ -27,7 +27,7 @@ from tasks.data.sources.tfrecord import (
     LABELS,
     SPLIT_WORDS,
     choose_feature,
-    deal_validation,
+    leave_validation_open,
     read_class_names,
 )
 from tasks.errors import DataNotFound, UnreadableSource
@@ -116,7 +116,7 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ForeignShard]:
             f"{root}: dataset_info.json names no split train, validation or test with examples in"
             f" it; it names {named}"
         )
-    return deal_validation(shards)
+    return leave_validation_open(shards)
 
 
 def describe(feature: Mapping[str, Any]) -> str:

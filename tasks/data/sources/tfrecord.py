@@ -80,7 +80,7 @@ def scan(settings: DataSettings) -> StoredImages | Arrays:
     Raises:
       DataNotFound: there are none.
       UnreadableSource: a shard is compressed, cut off or of another schema than the others, or what
-        is to be learned from what cannot be told.
+        is to be learned from what cannot be inferred.
     """
     root = Path(settings.path)
     shards = find_shards(root)
@@ -137,7 +137,7 @@ def find_shards(root: Path) -> list[ForeignShard]:
         ForeignShard(path=path, name=name, split=find_split(name))
         for path, name in zip(paths, names, strict=True)
     ]
-    return deal_validation(shards)
+    return leave_validation_open(shards)
 
 
 def find_split(name: str) -> str | None:
@@ -156,9 +156,9 @@ def find_split(name: str) -> str | None:
     return None
 
 
-def deal_validation(shards: Sequence[ForeignShard]) -> list[ForeignShard]:
+def leave_validation_open(shards: Sequence[ForeignShard]) -> list[ForeignShard]:
     """Leave the split of training shards open where none is for validation, so that some of their
-    examples are dealt to it.
+    examples are assigned to it.
     """
     if any(shard.split == "validation" for shard in shards):
         return list(shards)
