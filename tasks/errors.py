@@ -130,8 +130,8 @@ class ForeignScript(UserError):
 
 
 class StageFailed(UserError):
-    """A stage run by a flow ended with a non-zero exit code: its own reason is reported, or its last
-    lines are repeated.
+    """A stage run by a flow ended with a non-zero exit code: its own reason is reported, or its
+    last lines are repeated.
 
     The message is one line where the stage gave a reason; `failure` has the whole of it.
     """

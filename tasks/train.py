@@ -309,8 +309,8 @@ def main() -> None:
         params, name = context.params, context.name
         if (workers := input_worker_from_tf_config(os.environ).count) > 1:
             raise ImpossiblePlan(
-                f"TF_CONFIG names {workers} workers; this stage is a single one, which would see its"
-                " slice of each batch alone: unset TF_CONFIG, or train with a loop of your own"
+                f"TF_CONFIG names {workers} workers; this stage is a single one, which would see"
+                " its slice of each batch alone: unset TF_CONFIG, or train with a loop of your own"
                 " (docs/training.md, several workers)"
             )
         configure_process(params.train)

@@ -195,8 +195,8 @@ def input_pipeline(
     worker = input_worker_from_tf_config(os.environ) if purpose == "train" else InputWorker()
     if worker.count > 1 and not plan.seekable:
         raise ImpossiblePlan(
-            f"pipelines.{name}: {worker.count} workers of TF_CONFIG can share a snapshot or indexed shards, not a"
-            " stream; use `read: snapshot` or `indexed_shards`"
+            f"pipelines.{name}: {worker.count} workers of TF_CONFIG can share a snapshot"
+            " or indexed shards, not a stream; use `read: snapshot` or `indexed_shards`"
         )
     pipeline = InputPipeline(
         plan=plan,

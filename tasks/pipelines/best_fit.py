@@ -21,8 +21,8 @@ class PackPlan:
 
     starts (rows + 1,) int64: the first slot of each row; lengths (slots,) int64: tokens that a slot
     has room for; ranks (slots,) int64: which one it is among the slots of its length; documents
-    (slots,) int64: examples from the shortest to the longest; firsts (row_length + 2,) int64: where those
-    of each length begin in `documents`.
+    (slots,) int64: examples from the shortest to the longest; firsts (row_length + 2,) int64: where
+    those of each length begin in `documents`.
     """
 
     row_length: int
@@ -47,7 +47,7 @@ def plan_packs(lengths: np.ndarray, row_length: int) -> PackPlan:
     """Plan rows of `row_length` tokens for documents of `lengths` (documents,) tokens, none of them
     longer: every document in one row, by best-fit decreasing.
 
-    An empty document takes the row_length of one token, so that it has a place.
+    An empty document takes the room of one token, so that it has a place.
 
     >>> plan = plan_packs(np.array([5, 3, 8, 2, 2]), 10)
     >>> print(plan.rows, [part.tolist() for part in np.split(plan.lengths, plan.starts[1:-1])])
@@ -72,15 +72,15 @@ def plan_packs(lengths: np.ndarray, row_length: int) -> PackPlan:
 
 
 def fill_rows(counts: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Assign documents to rows of `row_length` tokens by best-fit decreasing: from the longest to the
-    shortest, each into the row that has the least room left of those it fits into.
+    """Assign documents to rows of `row_length` tokens by best-fit decreasing: from the longest to
+    the shortest, each into the row that has the least room left of those it fits into.
 
-    counts (row_length + 1,): documents of each length, none of length 0. Returns the row of each document
-    and its length, both (documents,) int64, from the longest to the shortest.
+    counts (row_length + 1,): documents of each length, none of length 0. Returns the row of each
+    document and its length, both (documents,) int64, from the longest to the shortest.
 
-    All documents of a length are assigned at once: where one fits into the tightest row, the next one
-    goes there, too, as long as it fits. So the work grows with the lengths that differ, not with
-    the documents. Source of the method: best-fit decreasing (Johnson, 1973).
+    All documents of a length are assigned at once: where one fits into the tightest row, the next
+    one goes there, too, as long as it fits. So the work grows with the lengths that differ, not
+    with the documents. Source of the method: best-fit decreasing (Johnson, 1973).
     """
     open_rows: defaultdict[int, list[np.ndarray]] = defaultdict(list)  # by the room that is left
     held = np.zeros(row_length + 1, np.int64)  # how many rows `open_rows` has

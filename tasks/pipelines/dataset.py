@@ -1,5 +1,5 @@
-"""From the steps of a plan to a tf.data.Dataset: a function per kind of step adds its transformation
-to what comes before it.
+"""From the steps of a plan to a tf.data.Dataset: a function per kind of step adds its
+transformation to what comes before it.
 """
 
 from __future__ import annotations

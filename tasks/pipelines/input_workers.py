@@ -15,9 +15,9 @@ from tasks.errors import ImpossiblePlan
 class InputWorker:
     """One of `count` workers that train together, each on its slice of every batch.
 
-    All slices of a batch are equally large, so that the average over the workers is the batch's mean,
-    and none is empty. Of the last batch of an epoch the examples that cannot be shared equally are
-    left out: fewer than workers, and other ones each epoch where they are shuffled.
+    All slices of a batch are equally large, so that the average over the workers is the batch's
+    mean, and none is empty. Of the last batch of an epoch the examples that cannot be shared
+    equally are left out: fewer than workers, and other ones each epoch where they are shuffled.
     """
 
     index: int = 0
@@ -47,14 +47,14 @@ class InputWorker:
             )
         if examples < self.count:
             raise ImpossiblePlan(
-                f"there are fewer examples than the {self.count} workers of TF_CONFIG, of which each"
-                " needs one"
+                f"there are fewer examples than the {self.count} workers of TF_CONFIG, of which"
+                " each needs one"
             )
 
 
 def input_worker_from_tf_config(environment: Mapping[str, str]) -> InputWorker:
-    """Which of several workers this is, as TF_CONFIG configures tf.distribute: the chief first, then
-    the workers. The only one where it is not set.
+    """Which of several workers this is, as TF_CONFIG configures tf.distribute: the chief first,
+    then the workers. The only one where it is not set.
 
     Raises:
       ImpossiblePlan: TF_CONFIG does not say that, so that workers could train on the same examples.
@@ -80,7 +80,7 @@ def input_worker_from_tf_config(environment: Mapping[str, str]) -> InputWorker:
         return InputWorker()
     if kind not in counts or type(index) is not int or not 0 <= index < counts[kind]:
         raise ImpossiblePlan(
-            f"TF_CONFIG: task {json.dumps(task)} is none of the {count} workers of the cluster; each"
-            " needs its own type (chief or worker) and index"
+            f"TF_CONFIG: task {json.dumps(task)} is none of the {count} workers of the cluster;"
+            " each needs its own type (chief or worker) and index"
         )
     return InputWorker(index=index + (counts["chief"] if kind == "worker" else 0), count=count)

@@ -59,9 +59,9 @@ def make_buckets(
     """Partition examples of `lengths` (examples,) by the smallest boundary that is not exceeded;
     `sizes` are those of full batches per boundary, multiples of `workers`.
 
-    Every batch can be cut into equal slices for the workers: what a bucket has too much for that, its
-    longest examples, goes one bucket up, and what is left of the whole is left out: fewer examples
-    than workers, of the largest bucket, other ones each epoch. Empty buckets are dropped.
+    Every batch can be cut into equal slices for the workers: what a bucket has too much for that,
+    its longest examples, goes one bucket up, and what is left of the whole is left out: fewer
+    examples than workers, of the largest bucket, other ones each epoch. Empty buckets are dropped.
 
     >>> buckets = make_buckets(np.array([3, 9, 4, 1]), [4, 8, 16], [2, 2, 2])
     >>> print(buckets.rows, buckets.boundaries, buckets.counts, buckets.first_steps)
@@ -117,8 +117,8 @@ def sizes_for_tokens(tokens: int, boundaries: Sequence[int], *, workers: int = 1
 
 @dataclass(frozen=True, kw_only=True)
 class LengthBatches:
-    """The batches of a partition by length, on one of several workers; in the order of storage unless
-    `shuffled`.
+    """The batches of a partition by length, on one of several workers; in the order of storage
+    unless `shuffled`.
 
     Steps are int64, counted over all epochs.
     """
@@ -139,8 +139,8 @@ class LengthBatches:
         return self.buckets.steps_per_epoch
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Rows (steps, width) that `steps` (n,) are made of on this worker; after the last of a step,
-        of which `size` says how many it has, that one is repeated.
+        """Rows (steps, width) that `steps` (n,) are made of on this worker; after the last of a
+        step, of which `size` says how many it has, that one is repeated.
         """
         epoch, bucket, first, stop = self._slices(steps)
         width = -(-int(self.buckets.sizes.max()) // self.worker.count)

@@ -24,8 +24,8 @@ NO_DOCUMENT = -1
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatches:
-    """The batches of a plan, `batch_size` rows each over all workers, with `segments` slots a row; in
-    the order of the plan unless `shuffled`.
+    """The batches of a plan, `batch_size` rows each over all workers, with `segments` slots a row;
+    in the order of the plan unless `shuffled`.
 
     So that workers get equal slices and no document is left out, there may be a few empty rows.
     """
@@ -48,9 +48,9 @@ class PackedBatches:
         return count_steps(self._all_rows, self.batch_size)
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Documents (steps, width, segments) of the rows of `steps` (n,) on this worker; NO_DOCUMENT
-        in empty slots. After the last row of a step, of which `size` says how many it has, that
-        one is repeated.
+        """Documents (steps, width, segments) of the rows of `steps` (n,) on this worker;
+        NO_DOCUMENT in empty slots. After the last row of a step, of which `size` says how many it
+        has, that one is repeated.
         """
         epoch, first, stop = self._slices(steps)
         width = -(-self.batch_size // self.worker.count)

@@ -114,8 +114,8 @@ def fetch_batch(
 
 
 def _fetch_packed(columns: Columns, feature: str, documents: tf.Tensor, row_length: int) -> Element:
-    """The `documents` (rows, segments) in rows of `row_length` tokens, with their segments and positions;
-    `weight` (rows, segments) is 0 where there is no document.
+    """The `documents` (rows, segments) in rows of `row_length` tokens, with their segments and
+    positions; `weight` (rows, segments) is 0 where there is no document.
     """
     exists = documents != NO_DOCUMENT
     rows = tf.where(exists, documents, 0)

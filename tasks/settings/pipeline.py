@@ -180,8 +180,8 @@ class PipelineConfig(Settings):
     prefetch: PrefetchSize = Field(
         default="none",
         description=(
-            "batches prepared ahead of the accelerator: none, auto (AUTOTUNE) or a number; a stream then opens"
-            " its next epoch ahead, too"
+            "batches prepared ahead of the accelerator: none, auto (AUTOTUNE) or a number; a stream"
+            " then opens its next epoch ahead, too"
         ),
     )
     deterministic: bool = Field(
