@@ -72,7 +72,7 @@ class MeasureSettings(Settings):
     input_max_seconds: float = Field(
         default=2.0,
         gt=0,
-        description="build: bound on a pass over the input alone, but on one that fills a cache [s]",
+        description="build: bound on a pass over the input alone, but one that fills a cache [s]",
     )
     input_passes: int = Field(
         default=3,
