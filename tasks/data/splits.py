@@ -13,7 +13,7 @@ import pandas as pd
 
 
 def assign_split(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
-    """Deal an example to a split by its content digest.
+    """Assign an example to a split by its content digest.
 
     `shares` maps each split but `train` to its share in [0, 1]; the rest is train. Equal content
     always lands in the same split, and adding data never moves an example.

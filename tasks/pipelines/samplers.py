@@ -130,8 +130,8 @@ class ClassIndex:
 
 
 def class_index(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
-    """Deal an epoch of len(labels) draws to classes in proportion to `weights` (classes,), exactly
-    to within one draw.
+    """Assign an epoch of len(labels) draws to classes in proportion to `weights` (classes,),
+    exactly to within one draw.
 
     A class of weight 0 is not drawn; every other must occur in `labels`. Of four rows of class 0
     and two of class 1, an epoch of equal weights draws three of each: the rows of class 1 are
