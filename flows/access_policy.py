@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.deployments import OWN_SERVICE
 from tasks.errors import InvalidParams
-from tasks.params_file import read_document
+from tasks.params_file import read_yaml
 
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
@@ -57,7 +57,7 @@ def load_limits(project: Path) -> Limits:
     if not file.exists():
         return Limits()
     try:
-        return Limits.model_validate(read_document(file))
+        return Limits.model_validate(read_yaml(file))
     except ValidationError as error:
         raise InvalidParams(
             [

@@ -18,7 +18,7 @@ from flows.temporary_server import prefect_server
 from flows.terminal import show_on_terminal
 from tasks.errors import InvalidParams, UserError
 from tasks.garbage import collect_garbage_as_usual
-from tasks.params_file import read_document
+from tasks.params_file import read_yaml
 
 SetOption = Annotated[
     list[str] | None,
@@ -98,7 +98,7 @@ def resolved_changes(
         )
     if name is not None:
         check_name(name)
-    changes = Changes(overrides=overrides or [], overlay=read_document(overlay) if overlay else {})
+    changes = Changes(overrides=overrides or [], overlay=read_yaml(overlay) if overlay else {})
     with share_resolved(resolve(Path.cwd(), changes, pipelines)):
         yield changes
 

@@ -40,7 +40,7 @@ IDENTITIES = "identities"  # what else decides results; all stages depend on wha
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class FinishedStage:
     """A stage that has finished, and whether it or one before it ran; the run's graph has an edge
     from it to those that come after it.
     """
@@ -49,7 +49,9 @@ class Finished:
     ran: bool
 
 
-def _run_stage(stage: str, stage_env: StageEnvironment, after: Sequence[Finished]) -> Finished:
+def _run_stage(
+    stage: str, stage_env: StageEnvironment, after: Sequence[FinishedStage]
+) -> FinishedStage:
     upstream_ran = any(one.ran for one in after)
     state = run_stage(
         stage,
@@ -59,7 +61,7 @@ def _run_stage(stage: str, stage_env: StageEnvironment, after: Sequence[Finished
         return_state=True,
     )
     ran = bool(state.result())  # raises what the stage raised
-    return Finished(state=state, ran=ran or upstream_ran)
+    return FinishedStage(state=state, ran=ran or upstream_ran)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class Run:
     stage_env: StageEnvironment
     progress: StageProgress | None = None
     # What the stages come after: the identities, if they were out of date.
-    identified: Sequence[Finished] = ()
+    identified: Sequence[FinishedStage] = ()
 
     def with_parent_run(self, parent: str | None) -> Run:
         """The same run with its configurations' MLflow runs below the run `parent`."""
@@ -87,7 +89,7 @@ class Run:
         """The same run with a bar on its page that is full after so many stages."""
         return replace(self, progress=StageProgress(stages))
 
-    def chain(self, stages: Sequence[str], *, after: Sequence[Finished] = ()) -> Finished:
+    def chain(self, stages: Sequence[str], *, after: Sequence[FinishedStage] = ()) -> FinishedStage:
         """Run stages one after another, the first of them after others; once one has run, the later
         ones ask DVC. Returns the last.
         """

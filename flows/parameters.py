@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.errors import UserError, WorkspaceProblem
 from tasks.params import ParamsDocument
-from tasks.params_file import PARAMS_FILE, read_document
+from tasks.params_file import PARAMS_FILE, read_yaml
 
 NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -37,7 +37,7 @@ NUMBERS = {  # of the form, and their keys in params.yaml
 def _read(file: str | Path) -> dict[str, Any]:
     """A document, empty where it cannot be read; the run itself then reports that."""
     try:
-        return read_document(Path(file))
+        return read_yaml(Path(file))
     except (UserError, OSError):
         return {}
 
@@ -146,7 +146,7 @@ class Changes(BaseModel):
 
     def overlays(self) -> list[Mapping[str, Any]]:
         """Preset and overlay, in the order in which they are merged into params.yaml."""
-        preset = {} if self.preset == NO_PRESET else read_document(Path(self.preset))
+        preset = {} if self.preset == NO_PRESET else read_yaml(Path(self.preset))
         return [overlay for overlay in (preset, self.overlay) if overlay]
 
     def settings(self, own: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from flows.parameters import Changes
 from tasks.errors import InvalidParams, did_you_mean
 from tasks.params import Params, check
 from tasks.params_checks import RAW
-from tasks.params_file import PARAMS_FILE, apply_overrides, parse_document, read_yaml
+from tasks.params_file import PARAMS_FILE, apply_overrides, parse_yaml, read_yaml_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +76,12 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     shared = _SHARED.get()
     if shared and shared.request == request:
         return shared
-    text = read_yaml(project / PARAMS_FILE)
-    own = parse_document(text, PARAMS_FILE.name)
+    text = read_yaml_text(project / PARAMS_FILE)
+    own = parse_yaml(text, PARAMS_FILE.name)
     overlays, overrides = changes.overlays(), changes.settings(own)
     changed = bool(overlays or overrides)
     merged = _merge(text, overlays, overrides) if changed else None
-    document = own if merged is None else parse_document(_dump(merged), PARAMS_FILE.name)
+    document = own if merged is None else parse_yaml(_dump(merged), PARAMS_FILE.name)
     if is_confined():  # before the check below, which imports what the parameters name
         AccessPolicy(project=project, own=own, limits=load_limits(project)).check(document)
     params = check(document)

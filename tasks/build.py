@@ -24,7 +24,7 @@ from tasks.assembly.inputs import (
 from tasks.cli import pipeline_stage_cli
 from tasks.layout import Layout
 from tasks.measurement.draws import check_epoch
-from tasks.measurement.equality import difference, digest_examples
+from tasks.measurement.equality import digest_examples, measure_difference
 from tasks.measurement.hardware import UsageMonitor, describe_machine
 from tasks.measurement.padding import measure_sequences
 from tasks.measurement.throughput import measure_input
@@ -68,7 +68,7 @@ def build(
         usage=monitor.measured,
         machine=describe_machine(),
         validation_examples=training.data.count_examples("validation", training.plan.window),
-        difference=difference(plain, exact) if training.plan.approximate else None,
+        difference=measure_difference(plain, exact) if training.plan.approximate else None,
         epoch=draws,
         sequences=measure_sequences(training, examples_per_s=throughput.input_examples_per_s),
         class_frequencies=(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.assembly.inputs import open_inputs, token_windows
+from tasks.assembly.inputs import open_inputs, token_window
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
 from tasks.errors import ForeignFiles, ImpossiblePlan, MissingInput
@@ -38,7 +38,7 @@ def export(params: Params, name: str, out: Path, *, layout: Layout) -> None:
         raise MissingInput(f"{trained} does not exist; run `dvc repro train@{name}`")
     if out.exists():
         raise ForeignFiles(f"{out} exists; name another folder with --out, or remove it")
-    model, window = build_models_for(params, data).full_model, token_windows(params, data)
+    model, window = build_models_for(params, data).full_model, token_window(params, data)
     try:
         model.load_weights(trained)
     except ValueError as error:

@@ -28,7 +28,7 @@ from tasks.files import atomic_file, digest_file, write_json
 from tasks.layout import Layout
 from tasks.libraries import LIBRARIES, check_versions, find_distributions, installed_versions
 from tasks.params import ParamsDocument, check
-from tasks.params_file import PARAMS_FILE, read_document
+from tasks.params_file import PARAMS_FILE, read_yaml
 from tasks.pipelines.ops import PROGRAM
 from tasks.progress import echo
 
@@ -51,8 +51,8 @@ def write_identities(root: Path, out: Path) -> None:
       InvalidParams: params.yaml is not valid.
       WrongVersion: an installed library is not the one that uv.lock names.
     """
-    document = read_document(root / PARAMS_FILE)
-    stages = read_document(root / PIPELINE_FILE)["stages"]
+    document = read_yaml(root / PARAMS_FILE)
+    stages = read_yaml(root / PIPELINE_FILE)["stages"]
     values, files = resolve_settings(document), _watched_files(root)
     for stage, libraries in LIBRARIES.items():
         check_versions(stage, root=root)
@@ -134,7 +134,7 @@ def watch_own_code(root: Path) -> Sequence[str]:
     Python files that are listed there and are gone are taken off. Without this DVC would not see
     that they change.
     """
-    document = read_document(root / PARAMS_FILE)
+    document = read_yaml(root / PARAMS_FILE)
     modules = {
         module for section in (*OPS, "model") for module in named_modules(document.get(section))
     }

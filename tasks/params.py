@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from tasks.errors import InvalidParams, did_you_mean
 from tasks.params_checks import find_problems, fitting_models
-from tasks.params_file import PARAMS_FILE, apply_overrides, read_document
+from tasks.params_file import PARAMS_FILE, apply_overrides, read_yaml
 from tasks.pipelines.op_parsing import parse_op
 from tasks.pipelines.ops import Op
 from tasks.settings import (
@@ -107,7 +107,7 @@ def load_params(path: Path = PARAMS_FILE, *, overrides: Sequence[str] = ()) -> P
     Raises:
       InvalidParams: all problems at once.
     """
-    document = read_document(path)
+    document = read_yaml(path)
     apply_overrides(document, overrides)
     return check(document, name=path.name)
 

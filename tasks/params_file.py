@@ -16,12 +16,12 @@ PARAMS_FILE = Path("params.yaml")
 LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     """Read params.yaml without checking more than that it is a YAML mapping with unique keys."""
-    return parse_document(read_yaml(path), path.name)
+    return parse_yaml(read_yaml_text(path), path.name)
 
 
-def read_yaml(path: Path) -> str:
+def read_yaml_text(path: Path) -> str:
     """Read the text of params.yaml.
 
     Raises:
@@ -35,8 +35,8 @@ def read_yaml(path: Path) -> str:
         raise InvalidParams([f"{path.name} is not valid YAML: {error}"]) from error
 
 
-def parse_document(text: str, name: str) -> dict[str, Any]:
-    """Parse the text of params.yaml, as `read_document` does; `name` is the file's, for errors."""
+def parse_yaml(text: str, name: str) -> dict[str, Any]:
+    """Parse the text of params.yaml, as `read_yaml` does; `name` is the file's, for errors."""
     try:
         document = YAML(typ="safe").load(text)
     except (

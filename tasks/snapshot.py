@@ -20,7 +20,7 @@ import numpy as np
 
 from tasks.cli import stage_cli
 from tasks.data import ragged
-from tasks.data.channel_stats import Moments, merge_moments, moments
+from tasks.data.channel_stats import Moments, compute_moments, merge_moments
 from tasks.data.columns import (
     Chunk,
     Column,
@@ -76,13 +76,13 @@ class WriteContext:
     series: bool
 
     @property
-    def fixed(self) -> Sequence[Column]:
+    def fixed_size_columns(self) -> Sequence[Column]:
         """The columns that are written as their rows come: all but a ragged one, the first, and its
         offsets.
         """
         return self.columns[2:] if self.columns[0].ragged else self.columns
 
-    def part(self, split: str, start: int) -> Path:
+    def part_path(self, split: str, start: int) -> Path:
         """Where the values of a ragged column from row `start` on lie until those of all shards can
         be joined.
         """
@@ -297,7 +297,7 @@ def _write_or_resume(context: WriteContext, shard: Shard, start: int) -> ShardRo
             shapes=stored["shapes"],
         )
     written = _write_shard(context, shard, start)
-    flush(context.folder, shard.split, context.fixed)
+    flush(context.folder, shard.split, context.fixed_size_columns)
     write_json(note, written)
     return written
 
@@ -310,7 +310,11 @@ def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     try:
         for values in _preprocessed(path, shard, context):
             chunk = write_rows(
-                context.folder, shard.split, context.fixed, start=start + count, values=values
+                context.folder,
+                shard.split,
+                context.fixed_size_columns,
+                start=start + count,
+                values=values,
             )
             inputs = values[context.columns[0].name]
             if isinstance(inputs, list):
@@ -319,7 +323,7 @@ def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
             chunks.append(chunk)
             if shard.split == STATISTICS_OF and context.columns[0].name != "text":
                 pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
-                parts.append(moments(pixels))
+                parts.append(compute_moments(pixels))
             count += chunk.count
     except tf.errors.OpError as error:
         raise _NotDecoded(
@@ -342,7 +346,7 @@ def _write_part(
     returns the chunk with their digest.
     """
     data = ragged.pack(values)
-    with atomic_file(context.part(shard.split, chunk.start)) as temporary:
+    with atomic_file(context.part_path(shard.split, chunk.start)) as temporary:
         temporary.write_bytes(data)
     return replace(chunk, digests={context.columns[0].name: digest_blake3(data), **chunk.digests})
 
@@ -361,7 +365,7 @@ def _finish_split(context: WriteContext, split: str, written: Sequence[ShardRows
     )
     offsets = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
     ragged.concatenate_parts(
-        [context.part(split, chunk.start) for chunk in chunks],
+        [context.part_path(split, chunk.start) for chunk in chunks],
         column_path(context.folder, split, column.name),
     )
     for number, chunk in enumerate(chunks):

@@ -20,7 +20,7 @@ from tasks.assembly.inputs import (
     input_pipeline,
     input_service,
     open_inputs,
-    series_windows,
+    series_window,
 )
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
@@ -350,13 +350,13 @@ def main() -> None:
                 data_digest=data.shards.data_digest,
                 pipeline=pipelines.train,
             )
-            windows = series_windows(params, data)
+            window = series_window(params, data)
             training = train(
                 models,
                 pipelines,
                 CheckpointCallback(pipelines.train, store, params.train, recorder),
                 settings=params.train,
-                targets=windows.targets if windows else None,
+                targets=window.targets if window else None,
             )
             result = training.result
             save_model(models.full_model, out / "model.keras")

@@ -30,7 +30,7 @@ def main() -> None:
         problems = [
             problem
             for shard in progress(shards, total=len(shards), label="verify", unit="shards")
-            for problem in stored.damage(shard)
+            for problem in stored.find_damage(shard)
         ]
         if problems:
             raise CorruptShard("\n".join(problems))

@@ -246,7 +246,7 @@ FAULTS = (
     # The snapshot
     Fault(
         "a note says done before the rows are flushed",
-        "flush(context.folder, shard.split, context.fixed)",
+        "flush(context.folder, shard.split, context.fixed_size_columns)",
         "pass",
         (SNAPSHOTS + "test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done",),
     ),

@@ -52,7 +52,7 @@ def input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpe
         augment=augment,
         postprocess=data.bind_to_data(params.postprocess),
         batch_size=params.batch_size,
-        window=series_windows(params, data) or token_windows(params, data),
+        window=series_window(params, data) or token_window(params, data),
     )
     return (
         replace(spec, augment=spec.ops_to_uniform_shape, postprocess=())
@@ -61,7 +61,7 @@ def input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpe
     )
 
 
-def series_windows(params: Params, data: PreparedData) -> Window | None:
+def series_window(params: Params, data: PreparedData) -> Window | None:
     """The windows of a time series, None for other data.
 
     Raises:
@@ -92,7 +92,7 @@ def series_windows(params: Params, data: PreparedData) -> Window | None:
     return windows
 
 
-def token_windows(params: Params, data: PreparedData) -> TokenWindow | None:
+def token_window(params: Params, data: PreparedData) -> TokenWindow | None:
     """The windows of text whose next tokens are predicted, None for other data and tasks.
 
     Raises:
@@ -135,7 +135,7 @@ def explain_read_errors(data: PreparedData) -> Iterator[None]:
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        problems = [problem for shard in data.shards.shards for problem in data.damage(shard)]
+        problems = [problem for shard in data.shards.shards for problem in data.find_damage(shard)]
         if not problems:
             raise
         raise CorruptShard("\n".join(problems)) from error

@@ -4,7 +4,7 @@ inputs.
 
 from __future__ import annotations
 
-from tasks.assembly.inputs import input_shape, input_spec, series_windows, token_windows
+from tasks.assembly.inputs import input_shape, input_spec, series_window, token_window
 from tasks.params import Params
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.training import emulation
@@ -32,10 +32,10 @@ def infer_target(params: Params, data: PreparedData) -> Target:
     """What is predicted: a class, the number that labels a row, the horizon of a series, or the
     next token of a text.
     """
-    windows = series_windows(params, data)
-    if windows is not None:
-        return Target(kind="regression", shape=(windows.horizon, len(windows.targets)))
-    if token_windows(params, data) is not None:
+    window = series_window(params, data)
+    if window is not None:
+        return Target(kind="regression", shape=(window.horizon, len(window.targets)))
+    if token_window(params, data) is not None:
         return Target(kind="next_token", shape=(data.snapshot.vocabulary,))
     if data.shards.schema.label == "number":
         return Target(kind="regression", shape=(1,))

@@ -21,7 +21,7 @@ class Moments:
     sum_sq_dev: tuple[float, ...]
 
 
-def moments(values: np.ndarray) -> Moments:
+def compute_moments(values: np.ndarray) -> Moments:
     """Moments of values (…, channels) over all axes but the last; exact for uint8."""
     flat = values.reshape(-1, values.shape[-1])
     if values.dtype == np.uint8:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tasks.data.shards import Shard, ShardIndex, damage
+from tasks.data.shards import Shard, ShardIndex, find_damage
 from tasks.data.tfrecord import frame, read_records, write_frames
 from tasks.errors import CorruptShard, rebuild_hint
 from tasks.files import digest_blake3
@@ -36,7 +36,7 @@ def shard_path(shards_folder: Path, snapshot_folder: Path, shard: Shard) -> Path
 
 def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]]:
     """What is wrong with each shard that is damaged, by its name; reads every byte."""
-    damaged = {shard.name: damage(folder / shard.name, shard) for shard in shards.shards}
+    damaged = {shard.name: find_damage(folder / shard.name, shard) for shard in shards.shards}
     return {name: problems for name, problems in damaged.items() if problems}
 
 

@@ -143,7 +143,7 @@ def fix_hint(path: Path, shard: Shard) -> str:
     return rebuild_hint(path.parent, "snapshot" if shard.repaired else "shard")
 
 
-def damage(path: Path, shard: Shard) -> list[str]:
+def find_damage(path: Path, shard: Shard) -> list[str]:
     """What is wrong with the bytes of a shard: damaged records by offset and number, or a content
     that is not the index's.
     """

@@ -137,7 +137,7 @@ def rank_findings(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=order)
 
 
-def changed(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:
+def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:
     """The configuration with some fields replaced, checked as if it stood in params.yaml."""
     return PipelineConfig.model_validate({**config.model_dump(), **values})
 
@@ -150,11 +150,11 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> F
     before = facts.config.model_dump()
     values = {
         key: value
-        for key, value in changed(facts.config, rule.change.config).model_dump().items()
+        for key, value in change_config(facts.config, rule.change.config).model_dump().items()
         if value != before[key]
     }
     try:
-        plan = make_plan(changed(facts.config, values), facts.plan.spec)
+        plan = make_plan(change_config(facts.config, values), facts.plan.spec)
     except ImpossiblePlan:
         return None
     gain = _gain(rule, facts, consumer, plan)

@@ -97,7 +97,7 @@ class RowsByKey:
         return rows
 
 
-def difference(
+def measure_difference(
     approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000
 ) -> Difference:
     """Compare at least so many examples of a pipeline with those of one that reads the snapshot,

@@ -82,7 +82,7 @@ class BuildContext:
         key = fold(self.seed, epoch, who)
         return tf.cast(tf.bitwise.right_shift(key, tf.constant(1, tf.uint64)), tf.int64)
 
-    def finish(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
+    def select_if_last(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
         """The element, or what a batch consists of where no later step of the plan changes
         elements.
         """
@@ -156,7 +156,7 @@ def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> D
     def run(element: Element | tf.Tensor) -> Element | tuple:
         # Shards deliver bare records.
         element = {"record": element} if isinstance(element, tf.Tensor) else element
-        return context.finish(
+        return context.select_if_last(
             apply_ops(
                 step.ops,
                 element,
@@ -191,7 +191,7 @@ def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) ->
 
 @build_step.register
 def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    return stream_readers.sample_by_class(
+    return stream_readers.sample_stream_by_class(
         dataset, step.sampling, context.data, context.split, seed=context.seed_for("classes", epoch)
     )
 
@@ -199,14 +199,14 @@ def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Te
 @build_step.register
 def _(step: Window, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     return stream_readers.windows(dataset, step).map(
-        lambda element: context.finish(element, step), name="select"
+        lambda element: context.select_if_last(element, step), name="select"
     )
 
 
 @build_step.register
 def _(step: TokenWindow, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     return stream_readers.token_windows(dataset, step).map(
-        lambda element: context.finish(element, step), name="select"
+        lambda element: context.select_if_last(element, step), name="select"
     )
 
 

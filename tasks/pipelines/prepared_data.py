@@ -14,7 +14,14 @@ import numpy as np
 from tasks.data.columns import Column, SnapshotIndex, map_column, read_index
 from tasks.data.manifest import read_manifest
 from tasks.data.repair import shard_path
-from tasks.data.shards import Shard, ShardIndex, check_shard, damage, fix_hint, read_shard_index
+from tasks.data.shards import (
+    Shard,
+    ShardIndex,
+    check_shard,
+    find_damage,
+    fix_hint,
+    read_shard_index,
+)
 from tasks.data.splits import shard_order
 from tasks.errors import ImpossiblePlan, did_you_mean
 from tasks.files import digest_json
@@ -49,11 +56,11 @@ class PreparedData:
         """Where a shard is to be read from."""
         return shard_path(self.shards_folder, self.snapshot_folder, shard)
 
-    def damage(self, shard: Shard) -> list[str]:
+    def find_damage(self, shard: Shard) -> list[str]:
         """What is wrong with the bytes of a shard as it is read, and what to do about it; nothing,
         if all is well.
         """
-        problems = damage(self.path(shard), shard)
+        problems = find_damage(self.path(shard), shard)
         return [*problems, fix_hint(self.path(shard), shard)] if problems else []
 
     def column(self, name: str) -> Column:

@@ -169,7 +169,7 @@ def token_windows(dataset: tf.data.Dataset, step: TokenWindow) -> tf.data.Datase
     )
 
 
-def sample_by_class(
+def sample_stream_by_class(
     dataset: tf.data.Dataset, sampling: Sampling, data: PreparedData, split: str, *, seed: tf.Tensor
 ) -> tf.data.Dataset:
     """Draw from one stream per class, again and again, as many examples as the split has."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.data.shards import ShardIndex
-from tasks.results.comparison import MeasuredRow, Point
+from tasks.results.comparison import ChecklistItem, MeasuredRow
 from tasks.settings import PipelineConfig, Settings
 
 GOOD_SHARD_MIB = (100, 200)
@@ -16,7 +16,7 @@ LARGE_MIB = 1024
 GOOD_UTILIZATION_PCT = 80.0
 
 
-def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> list[Point]:
+def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> list[ChecklistItem]:
     """Go through the points for one configuration: its fields, the index of the shards, its row of
     the report.
     """
@@ -29,7 +29,7 @@ def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> l
     readers = config.interleave.parallel if config.interleave else "none"
     shuffles_files = config.read in ("shards", "gzip_shards") and payload != "series"
     return [
-        Point(
+        ChecklistItem(
             name="stored as TFRecord, compressed where it pays",
             passed=bool(train)
             and not (payload == "encoded" and compression == "gzip")
@@ -39,13 +39,13 @@ def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> l
                 f" {config.read}"
             ),
         ),
-        Point(
+        ChecklistItem(
             name="shards of 100 to 200 MiB",
             passed=GOOD_SHARD_MIB[0] <= each <= GOOD_SHARD_MIB[1] or total < LARGE_MIB,
             evidence=f"{each:,.1f} MiB on average, {total:,.0f} MiB in all"
             + (", too little to matter" if total < LARGE_MIB else ""),
         ),
-        Point(
+        ChecklistItem(
             name="several shards read at once",
             passed=in_any_order or readers != "none" or len(train) == 1,
             evidence=(
@@ -55,7 +55,7 @@ def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> l
                 else f"interleave: {_fields(config.interleave)}"
             ),
         ),
-        Point(
+        ChecklistItem(
             name="shuffled twice: files and examples",
             passed=config.shuffle.kind in ("global", "window")
             or (config.shuffle.kind == "buffer" and shuffles_files),
@@ -64,7 +64,7 @@ def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> l
                 "window": "chunks in random order, rows within a window",
             }.get(config.shuffle.kind, f"shuffle: {config.shuffle.kind}"),
         ),
-        Point(
+        ChecklistItem(
             name="maps in parallel, or on whole batches",
             passed=config.map.parallel != "none"
             or config.vectorize
@@ -74,12 +74,12 @@ def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> l
                 f" {str(config.vectorize or reads_snapshot).lower()}"
             ),
         ),
-        Point(
+        ChecklistItem(
             name="deterministic work done once",
             passed=reads_snapshot or config.cache is not None,
             evidence="snapshot" if reads_snapshot else f"cache: {_fields(config.cache)}",
         ),
-        Point(
+        ChecklistItem(
             name="prefetch last",
             passed=config.prefetch != "none" or config.snapshot_on == "device",
             evidence=(
@@ -88,14 +88,14 @@ def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> l
                 else f"prefetch: {config.prefetch}"
             ),
         ),
-        Point(
+        ChecklistItem(
             name=f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %",
             passed=100 - row.stall_pct > GOOD_UTILIZATION_PCT,
             evidence="{:.0f} % of a real step is the model's own ({:.0f} to {:.0f} %)".format(
                 *(100 - pct for pct in (row.stall_pct, row.stall_pct_high, row.stall_pct_low))
             ),
         ),
-        Point(
+        ChecklistItem(
             name="deterministic",
             passed=config.deterministic,
             evidence=(
@@ -106,7 +106,7 @@ def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> l
     ]
 
 
-def failed(points: Sequence[Point]) -> list[str]:
+def failed(points: Sequence[ChecklistItem]) -> list[str]:
     """Names of the points that failed."""
     return [point.name for point in points if not point.passed]
 

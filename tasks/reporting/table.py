@@ -47,7 +47,7 @@ class TableColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class TableRow:
     """A configuration's cells, and whether it is tied with the fastest."""
 
     row: Row
@@ -60,7 +60,7 @@ class Table:
     """Columns, and a line for each configuration in the order of params.yaml."""
 
     columns: tuple[TableColumn, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableRow, ...]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -69,7 +69,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(
         columns=columns,
         lines=tuple(
-            Line(
+            TableRow(
                 row=row,
                 cells=tuple(column.cell(row) for column in columns),
                 tied=row.pipeline in comparison.tied,

@@ -77,7 +77,7 @@ class Row(MeasuredRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ChecklistItem:
     """One point of the production checklist."""
 
     name: str
@@ -105,7 +105,7 @@ class Comparison(ResultFile):
     machine: Mapping[str, Any]
     examples_digest: str
     data_digest: str
-    checklist: tuple[Point, ...]
+    checklist: tuple[ChecklistItem, ...]
     configurations: tuple[Row, ...]
 
     def row(self, pipeline: str) -> Row:

@@ -38,7 +38,7 @@ LOADABLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class LoadRequirements:
     """What a model's file needs to be loaded.
 
     `objects` are classes and functions of the project, each as module:name by the name in the file.
@@ -114,7 +114,7 @@ def code_paths(objects: Mapping[str, str]) -> list[str]:
     )
 
 
-def check_savable(model: keras.Model, modules: Sequence[str]) -> Form:
+def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirements:
     """Save the model and load it again; `modules` are those in which its layers and functions may
     be.
 
@@ -142,8 +142,8 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> Form:
                 raise UnsavableModel(
                     f"the model can be saved, but not loaded again: {_reason(error)}\n{LOADABLE}"
                 ) from error
-            return Form(objects=objects, unregistered=unregistered, safe=False)
-    return Form(objects=objects, unregistered=unregistered, safe=True)
+            return LoadRequirements(objects=objects, unregistered=unregistered, safe=False)
+    return LoadRequirements(objects=objects, unregistered=unregistered, safe=True)
 
 
 def _needed(config: Any, modules: Sequence[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from facts import (
 
 from tasks.diagnosis import rules
 from tasks.diagnosis.cost_model import Consumer, HostLoad, OverlappedWork, step_ms
-from tasks.diagnosis.diagnose import Ceilings, Finding, changed, diagnose, rank_findings
+from tasks.diagnosis.diagnose import Ceilings, Finding, change_config, diagnose, rank_findings
 from tasks.diagnosis.rules import RULES
 from tasks.diagnosis.threshold import parse_threshold
 from tasks.errors import InvalidParams, ThresholdExceeded
@@ -111,7 +111,7 @@ def test_every_rule_holds_where_its_fault_is(rule, config, known):
     assert rule in found
     for key, value in found[rule].change.items():
         if key.startswith("pipelines.p."):
-            changed(
+            change_config(
                 PipelineConfig.model_validate(config), {key.removeprefix("pipelines.p."): value}
             )
 

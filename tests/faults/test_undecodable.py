@@ -103,7 +103,7 @@ def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(
     )
     assert set(stored.files("train").keys) == expected
     assert stored.shards.examples("train") == len(expected) and not [
-        p for item in stored.shards.shards for p in stored.damage(item)
+        p for item in stored.shards.shards for p in stored.find_damage(item)
     ]
 
 

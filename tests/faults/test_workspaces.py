@@ -17,7 +17,7 @@ from flows.dvc_calls import DVC, dvc_environment, run_supervised
 from flows.parameters import Changes
 from flows.resolution import resolve
 from flows.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
-from tasks.params_file import read_document
+from tasks.params_file import read_yaml
 
 CHEAP = (
     "stages:\n  cheap:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"
@@ -79,7 +79,7 @@ def test_a_worktree_uses_the_projects_cache_at_any_path(tmp_path, name):
     with opened(project) as workspace:
         cache = Config(str(workspace.root / ".dvc"))["cache"]["dir"]
         assert Path(cache).samefile(project / ".dvc" / "cache")
-        assert read_document(workspace.root / "params.yaml")["batch_size"] == 16
+        assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -189,7 +189,7 @@ def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage
         git(project, "status", "--porcelain"),
     )
     with opened(project) as workspace:
-        assert read_document(workspace.root / "params.yaml")["batch_size"] == 16
+        assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
         assert (workspace.root / "dvc.yaml").read_text().endswith("# changed\n")
         assert Path(git(workspace.root, "rev-parse", "--show-toplevel")).samefile(workspace.root)
     assert (
@@ -288,7 +288,7 @@ def test_a_damaged_worktree_is_swept_and_can_be_made_again(project, damage):
     age(root, SWEPT_AFTER_S)
     assert sweep_workspaces(project) == ["x"] and not root.exists()
     with opened(project, "x") as workspace:
-        assert read_document(workspace.root / "params.yaml")["batch_size"] == 16
+        assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
 
 
 def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path, monkeypatch):

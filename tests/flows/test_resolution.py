@@ -12,7 +12,7 @@ from project import SMALL, write_params
 from flows.parameters import Changes, find_numbers
 from flows.resolution import resolve, share_resolved
 from tasks.errors import InvalidParams
-from tasks.params_file import read_document
+from tasks.params_file import read_yaml
 
 UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **find_numbers(SMALL)}
 
@@ -34,9 +34,7 @@ def test_one_changed_number_is_the_only_change(project):
     resolved = resolve(project, Changes(**UNTOUCHED | {"epochs": 3}))
     (project / "resolved.yaml").write_text(resolved.text)
     assert resolved.changed
-    assert read_document(project / "resolved.yaml") == SMALL | {
-        "train": SMALL["train"] | {"epochs": 3}
-    }
+    assert read_yaml(project / "resolved.yaml") == SMALL | {"train": SMALL["train"] | {"epochs": 3}}
 
 
 def test_a_number_that_was_left_as_it_is_leaves_that_of_an_overlay(project):

@@ -219,11 +219,11 @@ def test_a_compressed_twin_makes_good_for_a_damaged_shard(arrays, stored, tmp_pa
         == digest_examples(pipeline(stored, **plain)).digest
     )
     repaired = next(shard for shard in found.shards.shards if shard.repaired)
-    assert found.damage(repaired) == []
+    assert found.find_damage(repaired) == []
     found.path(repaired).write_bytes(b"")
     assert (
         f"delete {tmp_path / 'snapshot' / 'repaired'} and run `dvc repro snapshot`"
-        in found.damage(repaired)
+        in found.find_damage(repaired)
     )
 
 

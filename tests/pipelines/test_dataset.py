@@ -22,7 +22,7 @@ from small_pipelines import (
     same,
 )
 
-from tasks.measurement.equality import difference, digest_examples
+from tasks.measurement.equality import digest_examples, measure_difference
 from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.input_workers import InputWorker
@@ -352,12 +352,12 @@ def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
     )
     for decode in ({"dct": "accurate"}, {"crop": "fused"}):
         pipe = pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True, decode=decode)
-        apart = difference(pipe, exact)
+        apart = measure_difference(pipe, exact)
         assert pipe.plan.approximate
         assert apart.examples == pipe.examples
         assert apart.mean < 2, decode
     assert (
-        difference(
+        measure_difference(
             pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True), exact
         ).max
         == 0

@@ -23,7 +23,12 @@ from tasks.errors import ImpossiblePlan, MissingInput
 from tasks.pipelines.ops import Decode
 from tasks.pipelines.prepared_data import FileList, PreparedData
 from tasks.pipelines.steps import Read, Window
-from tasks.pipelines.stream_readers import open_next_epoch_early, read, sample_by_class, windows
+from tasks.pipelines.stream_readers import (
+    open_next_epoch_early,
+    read,
+    sample_stream_by_class,
+    windows,
+)
 from tasks.settings import InterleaveSettings
 
 KEYS = ((10, 11, 12), (20, 21))  # of the examples of two shards
@@ -142,7 +147,7 @@ def test_epochs_opened_early_come_in_order_each_with_its_number():
 def test_classes_of_weight_zero_are_never_drawn_and_an_epoch_keeps_its_length(data):
     examples = read(Read(source="arrays"), data, "train", seed=0)
     seed = tf.constant(1, tf.int64)
-    drawn = sample_by_class(examples, {"common": 0.0}, data, "train", seed=seed)
+    drawn = sample_stream_by_class(examples, {"common": 0.0}, data, "train", seed=seed)
     assert [int(one["key"]) for one in drawn] == [21] * len(LABELS)
     with pytest.raises(ImpossiblePlan, match="rar is not a class; did you mean rare"):
-        sample_by_class(examples, {"rar": 1.0}, data, "train", seed=seed)
+        sample_stream_by_class(examples, {"rar": 1.0}, data, "train", seed=seed)
