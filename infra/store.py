@@ -59,6 +59,7 @@ def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-master.telemetry=false",
+        "-master.electionTimeout=1s",
     ]
     # As many volumes as the disk takes; eight would be taken by one bucket.
     sizes = ["-master.volumeSizeLimitMB=1024", "-volume.max=0"]
