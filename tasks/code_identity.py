@@ -70,9 +70,9 @@ def computation_digest(files: Iterable[Path]) -> str:
     """Digest of what modules compute: of their functions, and of the constants and classes of any
     of these modules that the functions use, directly or not.
 
-    Docstrings and the descriptions of fields do not count.
+    Docstrings do not count, and neither do the fields of classes: what they hold are values.
     """
-    trees = [_without_texts(_parse(file)) for file in files]
+    trees = [_without_fields(_parse(file)) for file in files]
     definitions: defaultdict[str, list[ast.stmt]] = defaultdict(list)
     for statement in (statement for tree in trees for statement in tree.body):
         for name in _defined_names(statement):
@@ -174,11 +174,16 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _without_texts(tree: ast.Module) -> ast.Module:
-    """The tree without docstrings and the descriptions of fields."""
+def _without_fields(tree: ast.Module) -> ast.Module:
+    """The tree without docstrings and the fields of classes."""
     for node in ast.walk(_without_docstrings(tree)):
-        if isinstance(node, ast.Call):
-            node.keywords = [item for item in node.keywords if item.arg != "description"]
+        if isinstance(node, ast.ClassDef):
+            node.body = [
+                statement
+                for statement in node.body
+                if not isinstance(statement, ast.AnnAssign)
+                or ast.unparse(statement.annotation).startswith("ClassVar")
+            ]
     return tree
 
 

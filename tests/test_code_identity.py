@@ -111,6 +111,8 @@ DIVISOR = SHARE + 1
 
 class Words:
     PLAIN = "a"
+    MARK: ClassVar[str] = "!"
+    count: int = 1
 
 
 class Section:
@@ -120,7 +122,7 @@ class Section:
     @property
     def part(self):
         \"\"\"A part.\"\"\"
-        return self.size // DIVISOR, Words.PLAIN
+        return self.size // DIVISOR, Words.PLAIN + Words.MARK
 """
 
 
@@ -131,8 +133,10 @@ class Section:
         ("SHARE + 1", "SHARE + 2", True),
         ("SHARE = 20", "SHARE = 21", True),
         ('PLAIN = "a"', 'PLAIN = "b"', True),
+        ('MARK: ClassVar[str] = "!"', 'MARK: ClassVar[str] = "?"', True),
+        ("count: int = 1", "count: int = 2", False),  # a default is a value of the settings
         ("UNUSED = 1", "UNUSED = 2", False),
-        ("other: int = 3", "other: int = 4", False),  # a default is a value of the settings
+        ("other: int = 3", "other: int = 4", False),
         ("A part.", "A share.", False),
         ('description="rows"', 'description="lines"', False),
     ],

@@ -213,10 +213,15 @@ def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(
     assert stale_after(clean, f"tasks/settings/{section}.py", old, new) == expected
 
 
-def test_what_settings_compute_concerns_every_stage(clean):
-    assert stale_after(
-        clean, "tasks/settings/pipeline.py", "return self != JpegDecoding()", "return True"
-    ) == each(*LIBRARIES)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return self.model_dump() != EXACT_DECODING", "return True"),
+        ('EXACT_DECODING = {"dct": "fast"', 'EXACT_DECODING = {"dct": "accurate"'),
+    ],
+)
+def test_what_settings_compute_concerns_every_stage(clean, old, new):
+    assert stale_after(clean, "tasks/settings/pipeline.py", old, new) == each(*LIBRARIES)
 
 
 def test_every_module_concerns_the_stages_that_it_decides(clean):

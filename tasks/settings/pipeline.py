@@ -86,6 +86,10 @@ class ShuffleSettings(Settings):
     )
 
 
+# As TensorFlow decodes by itself.
+EXACT_DECODING = {"dct": "fast", "ratio": 1, "crop": "after"}
+
+
 class JpegDecoding(Settings):
     """How JPEG is decoded. Anything but the defaults gives other pixels than the rest; the
     difference is measured and shown.
@@ -113,7 +117,7 @@ class JpegDecoding(Settings):
         """Whether pixels may differ from TensorFlow's own decoding; a fused crop differs at its
         edges.
         """
-        return self != JpegDecoding()
+        return self.model_dump() != EXACT_DECODING
 
 
 class ServiceSettings(Settings):
