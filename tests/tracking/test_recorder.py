@@ -46,6 +46,7 @@ def server(folder: Path, port: int) -> Iterator[None]:
     process = subprocess.Popen(
         command,
         cwd=folder,
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
