@@ -133,17 +133,32 @@ def headline(rows: Sequence[MeasuredRow]) -> str:
     subject = (
         f"{names[0]} trains"
         if len(names) == 1
-        else f"{', '.join(names[:-1])} and {names[-1]} (tied) train up to"
+        else f"{', '.join(names[:-1])} and {names[-1]} (tied) train"
     )
-    first = max((row for row in rows if row.pipeline in names), key=relative_rate)
-    low, high = ratio_interval(first, base)
-    gain = f"{relative_rate(first) / relative_rate(base):.1f}× ({low:.1f} to {high:.1f})"
-    rest = (
-        "nothing more to gain from input"
-        if top.verdict == "compute-bound"
-        else f"{top.stall_pct:.0f} % of a step is still lost to input"
+    slowest, *_, fastest = sorted(
+        [top, *(row for row in rows if row.pipeline in names)], key=relative_rate
     )
-    return f"{subject} {gain} as fast as {base.pipeline}; training is {top.verdict}, {rest}."
+    gains = [f"{relative_rate(row) / relative_rate(base):.1f}" for row in (slowest, fastest)]
+    low, high = ratio_interval(fastest, base)
+    interval = f"{low:.1f} to {high:.1f}"
+    gain = (
+        f"{gains[0]}× ({interval})"
+        if gains[0] == gains[1]
+        else f"{gains[0]} to {gains[1]}× (the fastest {interval})"
+    )
+    return f"{subject} {gain} as fast as {base.pipeline}; {_what_is_left(top)}."
+
+
+def _what_is_left(row: MeasuredRow) -> str:
+    """What input still costs the configuration to use."""
+    if row.verdict == "compute-bound":
+        return "training is compute-bound, nothing more to gain from input"
+    if row.verdict == "undecided":
+        return (
+            f"whether training still waits for input is undecided, {row.stall_pct:.0f} % of a step"
+            " may be lost to it"
+        )
+    return f"training is {row.verdict}, {row.stall_pct:.0f} % of a step is still lost to input"
 
 
 def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:

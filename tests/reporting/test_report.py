@@ -48,8 +48,21 @@ def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
     assert best(rows).pipeline == "b", "of equals, the one that waits least"
     assert (
         headline(rows)
-        == "a and b (tied) train up to 1.9× (1.8 to 2.0) as fast as naive; training is"
-        " compute-bound, nothing more to gain from input."
+        == "a and b (tied) train 1.9× (1.8 to 2.0) as fast as naive; training is compute-bound,"
+        " nothing more to gain from input."
+    )
+
+
+def test_of_configurations_that_are_tied_but_far_apart_both_ends_are_said():
+    rows = [
+        row("naive", 0.40, 50, "input-bound"),
+        row("noisy", 0.60, 11, "undecided", spread=0.8),
+        row("best", 0.90, 12, "undecided"),
+    ]
+    assert headline(rows).startswith("noisy and best (tied) train 1.5 to 2.2× (the fastest 2.1 to")
+    assert headline(rows).endswith(
+        " as fast as naive; whether training still waits for input is undecided, 11 % of a step may"
+        " be lost to it."
     )
 
 
