@@ -124,7 +124,7 @@ class InvalidCode(UserError):
 
 
 class ForeignScript(UserError):
-    """A script that `python -m tasks.stall` is to measure is not there, or does not train by
+    """What `python -m tasks.stall` is to measure is not there, is no data set, or does not train by
     `model.fit`.
     """
 

@@ -1,5 +1,7 @@
 """Is a training input-bound? `python -m tasks.stall SCRIPT [ARGUMENTS]` runs anybody's Keras script
-up to its first `model.fit`, measures there what the input holds up, and ends.
+up to its first `model.fit`, measures there what the input holds up, and ends. `python -m
+tasks.stall MODULE:FUNCTION [--model MODULE:FUNCTION]` takes the data set and the compiled model
+that functions make; without a model it says what the input delivers alone.
 
 The model is timed alone, on a batch that is there, and on what its data set delivers, from full and
 from empty buffers; then some steps are traced. Nothing of the script has to be changed, and nothing
@@ -9,11 +11,12 @@ of this project is used for its input.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from tasks.results.profiling import Breakdown, IteratorTime
 
 MAX_ROUNDS, TRACED_STEPS = 9, 10
 FED_BY = ("sample_weight", "steps_per_epoch", "class_weight")  # arguments of fit, besides the data
+MAX_STEPS = 2000
 BUSY = 0.8  # of the cores: then more calls at once bring nothing
 # What to do about the iterator that a step waits for, by the name that tf.data gives its kind.
 ADVICE = {
@@ -60,7 +64,7 @@ class ForeignTraining:
     """The training of a script: its model, and the data set that it has given to `fit`."""
 
     def __init__(self, model: keras.Model, dataset: tf.data.Dataset) -> None:
-        self.batch = next(iter(dataset.take(1)))
+        self.batch = _first_batch(dataset)
         self._batches = iter(dataset.repeat())
         model.steps_per_execution = 1
         model.make_train_function()
@@ -89,6 +93,33 @@ class ForeignTraining:
         return lambda: wait_for_loss(self._train(batches))
 
 
+class ForeignInput:
+    """A data set without a training: a step takes a batch."""
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self.batch = _first_batch(dataset)
+        self._batches = iter(dataset.repeat())
+
+    def step(self) -> None:
+        """Take a batch."""
+        next(self._batches)
+
+
+def _first_batch(dataset: tf.data.Dataset) -> Any:
+    """Raises:
+    ForeignScript: it is empty, or its elements are single examples.
+    """
+    first = list(dataset.take(1))
+    if not first:
+        raise ForeignScript("the data set delivers nothing")
+    if any(part.shape.rank == 0 for part in tf.nest.flatten(first[0])):
+        raise ForeignScript(
+            "the data set delivers single examples, of which no model takes one; end it with"
+            " .batch(256).prefetch(tf.data.AUTOTUNE)"
+        )
+    return first[0]
+
+
 def measure_stall(
     training: ForeignTraining, *, max_seconds: float
 ) -> tuple[SteadyState, Breakdown]:
@@ -104,9 +135,13 @@ def measure_stall(
     )
     for _ in range(state.prepared):
         training.pull()
+    return state, _traced(training.step)
+
+
+def _traced(step: Callable[[], object]) -> Breakdown:
     with tempfile.TemporaryDirectory() as folder:
-        trace(training.step, Path(folder), steps=TRACED_STEPS)
-        return state, break_down(read_trace(Path(folder)))
+        trace(step, Path(folder), steps=TRACED_STEPS)
+        return break_down(read_trace(Path(folder)))
 
 
 def advise(breakdown: Breakdown, *, cores: int) -> str:
@@ -141,6 +176,25 @@ def report(name: str, training: ForeignTraining, *, max_seconds: float) -> None:
         echo(f"  {verdict.why}; --seconds {2 * max_seconds:.0f} measures longer")
     if verdict.name == COMPUTE_BOUND:
         return
+    show_advice(breakdown)
+
+
+def report_input(name: str, given: ForeignInput, *, max_seconds: float) -> None:
+    """Measure and print what an input delivers alone, what to change, and the iterators."""
+    clock = Clock(settle=settle)
+    batch_ms = clock.block(given.step, TRACED_STEPS, lead=TRACED_STEPS).mean_ms
+    steps = max(TRACED_STEPS, min(MAX_STEPS, round(max_seconds * 1e3 / 2 / batch_ms)))
+    batch_ms = clock.block(given.step, steps).mean_ms
+    examples = int(tf.nest.flatten(given.batch)[0].shape[0])
+    echo(
+        f"{name}: {examples / batch_ms * 1e3:,.0f} examples/s at most, a batch of {examples} takes"
+        f" {batch_ms:.2f} ms; --model MODULE:FUNCTION says whether a model waits for that"
+    )
+    show_advice(_traced(given.step))
+
+
+def show_advice(breakdown: Breakdown) -> None:
+    """Print what to change first, and the iterators."""
     echo(f"  change first: {advise(breakdown, cores=len(os.sched_getaffinity(0)))}")
     for line in iterator_table(breakdown):
         echo(f"    {line}")
@@ -185,20 +239,60 @@ def measured_instead_of_fitted(name: str, *, max_seconds: float) -> Iterator[Non
     raise ForeignScript(f"{name} ended without calling model.fit(…): there is nothing to measure")
 
 
+def make(what: str, kind: type) -> Any:
+    """Call a function that is named MODULE:FUNCTION, for a `kind`.
+
+    Raises:
+      ForeignScript: there is none of that name, or it returns something else.
+    """
+    module, _, function = what.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(module), function)()
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ForeignScript(f"{what}: {error}") from None
+    if not isinstance(made, kind):
+        raise ForeignScript(f"{what} returns {type(made).__name__}, not a {kind.__name__}")
+    return made
+
+
+def measure_made(dataset: str, model: str | None, *, max_seconds: float) -> None:
+    """Measure what a function makes, with the model of another one or alone."""
+    made = make(dataset, tf.data.Dataset)
+    if model is None:
+        report_input(dataset, ForeignInput(made), max_seconds=max_seconds)
+        return
+    network = make(model, keras.Model)
+    if not network.compiled:
+        raise ForeignScript(f"{model} returns a model that is not compiled: call compile on it")
+    report(dataset, ForeignTraining(network, made), max_seconds=max_seconds)
+
+
 def main() -> None:
-    """Say whether the training of a script waits for its input, and what to change first."""
+    """Say whether a training waits for its input, and what to change first."""
     parser = argparse.ArgumentParser(prog="python -m tasks.stall", description=main.__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="bound on the timing [s]")
-    parser.add_argument("script", type=Path, help="a Python file that calls model.fit")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    parser.add_argument(
+        "--model", metavar="MODULE:FUNCTION", help="what returns the compiled Keras model"
+    )
+    parser.add_argument(
+        "script",
+        help="a Python file that calls model.fit, or MODULE:FUNCTION, which returns a tf.data data"
+        " set",
+    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     options = parser.parse_args()
     with report_user_errors():
-        if not options.script.is_file():
-            raise ForeignScript(f"{options.script} does not exist")
-        sys.argv = [str(options.script), *options.arguments]
-        sys.path.insert(0, str(options.script.parent.resolve()))
-        with measured_instead_of_fitted(options.script.name, max_seconds=options.seconds):
-            runpy.run_path(str(options.script), run_name="__main__")
+        script = Path(options.script)
+        if ":" in options.script and not script.exists():
+            measure_made(options.script, options.model, max_seconds=options.seconds)
+            return
+        if not script.is_file():
+            raise ForeignScript(f"{script} does not exist")
+        sys.argv = [str(script), *options.arguments]
+        sys.path.insert(0, str(script.parent.resolve()))
+        with measured_instead_of_fitted(script.name, max_seconds=options.seconds):
+            runpy.run_path(str(script), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -149,3 +149,50 @@ def test_advice_is_about_what_a_step_waits_for(iterators, advice):
         iterators=tuple(iterators), gpu_busy_ms=None, gpu_copy_ms=None,
     )  # fmt: skip
     assert advise(breakdown, cores=2).startswith(advice)
+
+
+MADE = """
+import keras, numpy as np, tensorflow as tf
+
+def slow(i):
+    x = tf.cast(tf.fill((200, 200), i), tf.float32)
+    for _ in range(5):
+        x = x @ x / 200
+    return x[0, :4], 0
+
+def data():
+    return tf.data.Dataset.range(400).map(slow).batch(10)
+
+def single():
+    return tf.data.Dataset.range(400).map(slow)
+
+def model():
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+def unfinished():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+"""
+
+
+@pytest.mark.slow
+def test_a_data_set_and_a_model_that_functions_make(tmp_path, monkeypatch):
+    (tmp_path / "made.py").write_text(MADE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    alone = stall("--seconds", "2", "made:data")
+    assert re.match(r"made:data: [\d,]+ examples/s at most, a batch of 10 takes", alone.stdout), (
+        alone
+    )
+    both = stall("--seconds", "3", "--model", "made:model", "made:data")
+    assert both.stdout.startswith("made:data: input-bound, stall "), both
+    assert "change first: " in both.stdout
+    for arguments, reason in (
+        (("made:single",), "delivers single examples"),
+        (("made:nothing",), "has no attribute 'nothing'"),
+        (("nowhere:data",), "No module named 'nowhere'"),
+        (("made:model",), "made:model returns Sequential, not a DatasetV2"),
+        (("--model", "made:unfinished", "made:data"), "not compiled"),
+    ):
+        done = stall(*arguments)
+        assert done.returncode == 2 and reason in done.stderr, done
