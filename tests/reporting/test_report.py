@@ -59,7 +59,7 @@ def test_of_configurations_that_are_tied_but_far_apart_both_ends_are_said():
         row("noisy", 0.60, 11, "undecided", spread=0.8),
         row("best", 0.90, 12, "undecided"),
     ]
-    assert headline(rows).startswith("noisy and best (tied) train 1.5 to 2.2× (the fastest 2.1 to")
+    assert headline(rows).startswith("noisy and best (tied) train 1.5 to 2.2× (the fastest 2.2 to")
     assert headline(rows).endswith(
         " as fast as naive; whether training still waits for input is undecided, 11 % of a step may"
         " be lost to it."
