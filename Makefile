@@ -50,7 +50,7 @@ stack: setup
 	@python -m infra.local up $(STACK)
 
 # Three lanes by marks (docs/testing.md); PYTEST= adds options, such as PYTEST="-x -k shard".
-PROCESSES ?= 2
+PROCESSES ?= 3
 IN_PARALLEL := --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 quick: setup
 	python -m pytest $(IN_PARALLEL) -m "not integration and not slow" $(PYTEST)
