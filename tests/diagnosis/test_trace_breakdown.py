@@ -15,6 +15,8 @@ from tasks.diagnosis.trace_breakdown import break_down
 from tasks.diagnosis.xspace import STEP, WAIT, Event, Trace, read_trace
 from tasks.errors import MissingInput
 
+pytestmark = pytest.mark.integration
+
 BURN_MS, STEPS = 5.0, 40  # what lay prepared when the trace began takes little of so many
 
 

@@ -18,6 +18,8 @@ from tasks.data.structure import is_sound
 from tasks.ingest import ingest
 from tasks.settings import DataSettings
 
+pytestmark = pytest.mark.integration
+
 FILES = 200
 
 

@@ -18,6 +18,8 @@ from tasks.layout import Layout
 from tasks.scratch import SCRATCH, Scratch, clear_scratch
 from tasks.training.model_files import save_model
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 KILLED = 9
 

@@ -20,6 +20,8 @@ from tasks.settings import ShardSettings, SnapshotSettings
 from tasks.shard import shard
 from tasks.snapshot import snapshot
 
+pytestmark = pytest.mark.integration
+
 PREPROCESS = (Decode(), Resize(height=8, width=8))
 SKIP = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.1)
 

@@ -20,6 +20,8 @@ from tasks.pipelines.service import local_service
 from tasks.settings import SnapshotSettings
 from tasks.snapshot import snapshot
 
+pytestmark = pytest.mark.integration
+
 SKIP = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.3)
 
 

@@ -17,6 +17,8 @@ from tasks.pipelines import length_batches
 from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.length_batches import LengthBatches, make_buckets, sizes_for_tokens
 
+pytestmark = pytest.mark.integration
+
 PINNED = (
     [[3, 2], [1], [11, 7], [9], [8, 4], [10, 0], [5, 6]],
     [[0, 10], [2, 5], [9, 7], [6, 3], [1], [8, 4], [11]],

@@ -33,6 +33,8 @@ from tasks.snapshot import snapshot
 from tasks.train import with_perplexity
 from tasks.training.models import Target, compile_model
 
+pytestmark = pytest.mark.integration
+
 LENGTH = 24
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 CONFIGS = {

@@ -23,6 +23,8 @@ from tasks.pipelines.record_reader import RecordReader
 from tasks.pipelines.snapshot_reader import SnapshotReader
 from tasks.settings import PipelineConfig, ShuffleSettings
 
+pytestmark = pytest.mark.integration
+
 AUGMENT = (Flip(), Brightness())
 GLOBAL = {"kind": "global"}
 CONFIGS = {

@@ -19,6 +19,8 @@ from tasks.measurement.padding import lengths_in_batch, measure_sequences, paddi
 from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.sequence_batches import sequence_lengths
 
+pytestmark = pytest.mark.integration
+
 SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
 BUCKETS = [10, 20, 30, 60]
 CONFIGS = {

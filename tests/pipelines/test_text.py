@@ -29,6 +29,8 @@ from tasks.pipelines.tokenizers import open_tokenizer, tokenize
 from tasks.snapshot import snapshot
 from tasks.training.models import compile_model
 
+pytestmark = pytest.mark.integration
+
 WORDS = {
     "english": "the wolf and the lamb came to the same river to drink water one day",
     "greek": "Ὁ λύκος καὶ ὁ ἀμνός ἦλθον εἰς τὸν αὐτὸν ποταμόν ἵνα πίωσιν ὕδωρ",

@@ -24,6 +24,8 @@ from tasks.train import configure_process, split_pipelines, train, training_fing
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.checkpoints import CheckpointCallback
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def layout(arrays):

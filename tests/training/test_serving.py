@@ -17,6 +17,8 @@ from tasks.pipelines.tokenizers import tokenize
 from tasks.training.model_files import save_model
 from tasks.training.serving import CLASSES, export_text_model
 
+pytestmark = pytest.mark.integration
+
 TEXTS = ["the quick brown fox", "", "a lazy dog, üñí, jumps over the fox " * 4]
 
 

@@ -18,6 +18,8 @@ from tasks.training.transformers import (
     transformer_decoder,
 )
 
+pytestmark = pytest.mark.integration
+
 DOCUMENTS = ([5, 3, 8], [2, 2, 7, 1, 9], [4])
 
 
