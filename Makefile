@@ -51,7 +51,9 @@ stack: setup
 
 # Three lanes by marks (docs/testing.md); PYTEST= adds options, such as PYTEST="-x -k shard".
 PROCESSES ?= 3
-IN_PARALLEL := --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+IN_PARALLEL = --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+# A third process would cost `quick` more in imports than it saves.
+quick: PROCESSES = 2
 quick: setup
 	python -m pytest $(IN_PARALLEL) -m "not integration and not slow" $(PYTEST)
 

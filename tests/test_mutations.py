@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
+import pytest
+
 from tests.mutation_testing import ROOT, find_file, plant, read_sources
 from tests.mutations import FAULTS
 
 
+@pytest.mark.integration
 def test_every_fault_has_its_place_and_leaves_python():
     sources = read_sources(ROOT)
     files = {fault: find_file(sources, fault) for fault in FAULTS}

@@ -12,6 +12,8 @@ import pytest
 from tasks.results.profiling import Breakdown, IteratorTime
 from tasks.stall import advise
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys, time

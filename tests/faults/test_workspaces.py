@@ -19,6 +19,8 @@ from flows.resolution import resolve
 from flows.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
 from tasks.params_file import read_yaml
 
+pytestmark = pytest.mark.integration
+
 CHEAP = (
     "stages:\n  cheap:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"
     " [made.txt]\n"

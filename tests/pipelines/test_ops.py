@@ -47,6 +47,8 @@ from tasks.pipelines.randomness import RandomStream
 from tasks.pipelines.resampling import compute_on_device
 from tasks.training.device_ops import apply_as_layer
 
+pytestmark = pytest.mark.integration
+
 COUNT, HEIGHT, WIDTH = 64, 12, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), np.uint8)
 KEYS = np.arange(COUNT, dtype=np.int64) * 7919

@@ -27,6 +27,8 @@ from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_compa
 from tasks.tracking.experiments import STORE_HOME, experiment_id, make_run_key, same_data
 from tasks.tracking.recorder import Recorder, RunKey
 
+pytestmark = pytest.mark.integration
+
 GOOD = Score(
     metric="accuracy",
     value=0.80,
