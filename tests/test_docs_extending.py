@@ -133,7 +133,7 @@ def test_the_examples_keep_the_style(extended):
     python(extended, "-m", "ruff", "format", "--check", "tasks", "tests")
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_every_example_is_used_by_a_test_of_the_copy(extended):
     (extended / "tests" / "pipelines" / "test_examples.py").write_text(MORE)
     python(extended, "infra/reference.py")

@@ -281,7 +281,7 @@ def test_a_number_to_predict_is_a_regression(table, tmp_path):
     assert label.dtype == "float32"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_series_goes_through_every_stage(tmp_path):
     """From the file to the report, by a model that predicts the next step of a sine from the last
     sixteen.
