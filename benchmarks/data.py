@@ -1,4 +1,4 @@
-"""Data sets for the benchmarks, prepared by the product's own stages: photos, Fashion-MNIST, a long
+"""Datasets for the benchmarks, prepared by the product's own stages: photos, Fashion-MNIST, a long
 series.
 """
 
@@ -75,7 +75,7 @@ def _second_half_ms(step: Callable[[], object], seconds: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A data set with what is done to it, as params.yaml would say it; `layout` is where its stages
+    """A dataset with what is done to it, as params.yaml would say it; `layout` is where its stages
     have written.
     """
 

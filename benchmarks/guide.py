@@ -3,7 +3,7 @@ its published seconds.
 
     python -m benchmarks.guide --json FILE
 
-An artificial data set takes 30 ms to open and 15 ms per sample, a train step 10 ms, a map 30 ms.
+An artificial dataset takes 30 ms to open and 15 ms per sample, a train step 10 ms, a map 30 ms.
 All costs are sleeps, so the times do not depend on the machine. TensorFlow's defaults are left as
 they are, as in the guide; they put a prefetch behind pipelines that have none, so that even "naive"
 overlaps a little by now. Each experiment runs several times; the median counts. Source:
@@ -34,7 +34,7 @@ Make = Callable[[], tf.data.Dataset]
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A data set, how many epochs of it are taken, and the seconds that the guide gives;
+    """A dataset, how many epochs of it are taken, and the seconds that the guide gives;
     `sleeps_s`: what its sleeps come to, laid out as the experiment means it.
     """
 

@@ -48,7 +48,7 @@ def with_opencv(data: bytes) -> np.ndarray:
 
 
 def torch_loader(files: list[Path], decode: Callable[[bytes], np.ndarray]) -> Iterator[Any]:
-    """PyTorch's DataLoader with a map-style data set."""
+    """PyTorch's DataLoader with a map-style dataset."""
     from torch.utils.data import DataLoader, Dataset
 
     class Photos(Dataset):
@@ -87,7 +87,7 @@ def webdataset_loader(files: list[Path], work: Path) -> Iterator[Any]:
 
 
 def grain_loader(files: list[Path]) -> Iterator[Any]:
-    """Grain's data set in threads."""
+    """Grain's dataset in threads."""
     import grain
 
     source = grain.MapDataset.source([str(file) for file in files]).shuffle(seed=0).repeat()

@@ -22,7 +22,7 @@ CHECKED = 100  # odd files; more are not looked for
 
 
 def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
-    """Refuse a source in which DVC would fail or wait; `fetched` is the known data set that the
+    """Refuse a source in which DVC would fail or wait; `fetched` is the known dataset that the
     first stage gets.
 
     Raises:

@@ -40,7 +40,7 @@ class InvalidParams(UserError):
 
 
 class DataNotFound(UserError):
-    """The data source is not where params.yaml says, or a known data set could neither be found nor
+    """The data source is not where params.yaml says, or a known dataset could neither be found nor
     downloaded.
     """
 
@@ -124,7 +124,7 @@ class InvalidCode(UserError):
 
 
 class ForeignScript(UserError):
-    """What `python -m tasks.stall` is to measure is not there, is no data set, or does not train by
+    """What `python -m tasks.stall` is to measure is not there, is no dataset, or does not train by
     `model.fit`.
     """
 

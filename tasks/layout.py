@@ -34,7 +34,7 @@ class Layout:
 
     @property
     def raw(self) -> Path:
-        """Folder of known data sets, written by fetch."""
+        """Folder of known datasets, written by fetch."""
         return self.root / "data" / "raw"
 
     def run(self, pipeline: str) -> Path:

@@ -18,7 +18,7 @@ from tasks.errors import WrongVersion
 from tasks.files import digest_json
 
 LOCK_FILE = Path("uv.lock")
-# Data sets that are fetched are sources: they do not change with the library that once cut them to
+# Datasets that are fetched are sources: they do not change with the library that once cut them to
 # size.
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "fetch": (),

@@ -24,7 +24,7 @@ from tasks.source_kinds import SOURCES
 if TYPE_CHECKING:
     from tasks.params import Params
 
-RAW = "data/raw"  # where `fetch` puts known data sets, and nobody else anything
+RAW = "data/raw"  # where `fetch` puts known datasets, and nobody else anything
 TEXT_MODELS = ("text_classifier", "transformer_encoder")
 NEXT_TOKEN_MODELS = ("transformer_decoder",)
 BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")

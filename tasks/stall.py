@@ -1,9 +1,9 @@
 """Is a training input-bound? `python -m tasks.stall SCRIPT [ARGUMENTS]` runs anybody's Keras script
 up to its first `model.fit`, measures there what the input holds up, and ends. `python -m
-tasks.stall MODULE:FUNCTION [--model MODULE:FUNCTION]` takes the data set and the compiled model
+tasks.stall MODULE:FUNCTION [--model MODULE:FUNCTION]` takes the dataset and the compiled model
 that functions make; without a model it says what the input delivers alone.
 
-The model is timed alone, on a batch that is there, and on what its data set delivers, from full and
+The model is timed alone, on a batch that is there, and on what its dataset delivers, from full and
 from empty buffers; then some steps are traced. Nothing of the script has to be changed, and nothing
 of this project is used for its input.
 """
@@ -61,7 +61,7 @@ class _Ended(BaseException):
 
 
 class ForeignTraining:
-    """The training of a script: its model, and the data set that it has given to `fit`."""
+    """The training of a script: its model, and the dataset that it has given to `fit`."""
 
     def __init__(self, model: keras.Model, dataset: tf.data.Dataset) -> None:
         self.batch = _first_batch(dataset)
@@ -94,7 +94,7 @@ class ForeignTraining:
 
 
 class ForeignInput:
-    """A data set without a training: a step takes a batch."""
+    """A dataset without a training: a step takes a batch."""
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         self.batch = _first_batch(dataset)
@@ -111,10 +111,10 @@ def _first_batch(dataset: tf.data.Dataset) -> Any:
     """
     first = list(dataset.take(1))
     if not first:
-        raise ForeignScript("the data set delivers nothing")
+        raise ForeignScript("the dataset delivers nothing")
     if any(part.shape.rank == 0 for part in tf.nest.flatten(first[0])):
         raise ForeignScript(
-            "the data set delivers single examples, of which no model takes one; end it with"
+            "the dataset delivers single examples, of which no model takes one; end it with"
             " .batch(256).prefetch(tf.data.AUTOTUNE)"
         )
     return first[0]
@@ -148,7 +148,7 @@ def advise(breakdown: Breakdown, *, cores: int) -> str:
     """What to change first about the input, from the iterator that a step waits for."""
     waited = [item for item in breakdown.iterators if item.kind != "Root"]
     if not any(item.kind == "Prefetch" and item.depth <= 1 for item in waited):
-        return "end the data set with .prefetch(tf.data.AUTOTUNE), to work while the model does"
+        return "end the dataset with .prefetch(tf.data.AUTOTUNE), to work while the model does"
     worst = max(waited, key=lambda item: item.critical_pct)
     return f"{worst.title}: {_advice_for(worst, cores=cores)}"
 

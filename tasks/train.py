@@ -202,7 +202,7 @@ def device_names(model: keras.Model) -> set[str]:
 def log_inputs(
     recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline
 ) -> None:
-    """Log the resolved configuration, the data set and, where it is so, the absence of a GPU."""
+    """Log the resolved configuration, the dataset and, where it is so, the absence of a GPU."""
     config = params.pipelines[name].model_dump()
     ops = {
         section: [op.identity for op in getattr(params, section)]

@@ -88,7 +88,8 @@ def run_tests(
     """Run tests in a copy; returns pytest's exit code, None where they took too long, and what they
     printed.
     """
-    marks = [] if tests and all("::" in test for test in tests) else ["-m", QUICK]
+    single = tests and all("::" in test for test in tests)
+    marks = [] if single else ["-m", "not slow" if tests else QUICK]
     command = [
         sys.executable,
         "-m",
@@ -167,15 +168,15 @@ def try_all(faults: Sequence[Fault], copies: Sequence[Path]) -> list[Outcome]:
 
 
 def check_without_faults(root: Path, faults: Sequence[Fault]) -> None:
-    """Exit where a test that is to catch a fault fails without one: the quick tests of files
-    together, then the single ones.
+    """Exit where a test that is to catch a fault fails without one: those of files together, then
+    the single ones.
     """
     sets = {fault.tests for fault in faults}
-    quick, single = (
+    files, single = (
         sorted({test for tests in sets for test in tests if ("::" in test) is one})
         for one in (False, True)
     )
-    for tests in ([()] if () in sets else []) + [some for some in (quick, single) if some]:
+    for tests in ([()] if () in sets else []) + [some for some in (files, single) if some]:
         code, printed = run_tests(root, tests)
         if code != 0:
             sys.exit(f"Without any fault there is a failure:\n{printed}")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 class Fault:
     """A snippet of source, what takes its place, and the tests that are expected to catch that.
 
-    `tests` are files, whose quick tests run, or ids of single tests, which run whatever their mark;
-    none: the whole quick lane.
+    `tests` are files, of which all but the slow tests run, or ids of single tests, which run
+    whatever their mark; none: the whole quick lane.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Known data sets come from the first place that has them, in bounded time; what fetch did not
+"""Known datasets come from the first place that has them, in bounded time; what fetch did not
 write it leaves alone.
 """
 

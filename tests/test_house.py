@@ -121,6 +121,7 @@ OUTDATED_WORDS = {
     r"anew": "again, each epoch",
     r"beside": "next to, concurrently",
     r"behind": "after",
+    r"data sets?": "dataset",
     r"utilisation|colour|centre|neighbour\w*|labelled": "American English",
     r"(serial|vector|initial)ised": "American English",
     r"told_plainly|made_anew|known_form|damage_named|pipeline_door|Workplace": (

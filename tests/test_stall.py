@@ -135,7 +135,7 @@ def iterator(path, critical, parallelism=1.0):
 @pytest.mark.parametrize(
     ("iterators", "advice"),
     [
-        ([iterator("Map", 90)], "end the data set with .prefetch"),
+        ([iterator("Map", 90)], "end the dataset with .prefetch"),
         ([iterator("Prefetch", 5), iterator("Prefetch::Map", 90)], "Map: give this map num_para"),
         (
             [iterator("Prefetch", 5), iterator("Prefetch::ParallelMapV2", 90, parallelism=1.9)],

@@ -1,4 +1,4 @@
-"""Known data sets: where they may be on this machine, where they are published, and how photos are
+"""Known datasets: where they may be on this machine, where they are published, and how photos are
 cut for the demo.
 
 Each is looked for on this machine, then at its official address, then in Debian's packages: the

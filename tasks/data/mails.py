@@ -1,4 +1,4 @@
-"""A known data set of text: 6,046 mails, spam and ham, that Apache SpamAssassin published, out of
+"""A known dataset of text: 6,046 mails, spam and ham, that Apache SpamAssassin published, out of
 an npm package.
 """
 

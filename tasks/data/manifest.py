@@ -29,7 +29,7 @@ COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All usable examples of a data set.
+    """All usable examples of a dataset.
 
     `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int:
     the index into the values, of an image within a shard that others wrote and of a document in
@@ -51,14 +51,14 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of ids, contents, labels and splits: two data sets with the same digest train the
+        """Digest of ids, contents, labels and splits: two datasets with the same digest train the
         same model.
         """
         return digest_manifest(self.examples, self.classes)
 
 
 def digest_manifest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:
-    """Digest that identifies a data set by content."""
+    """Digest that identifies a dataset by content."""
     columns = [
         "\n".join(map(str, examples[name].tolist())).encode()
         for name in ("id", "digest", "label", "split")

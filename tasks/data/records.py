@@ -25,7 +25,7 @@ _FIRST, _SECOND = b"\x0a", b"\x12"  # tags of fields 1 and 2 that hold bytes
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSchema:
-    """What the records of a data set hold.
+    """What the records of a dataset hold.
 
     encoded: `image` is a JPEG or PNG file; `shape` is None unless all images have the same size.
     raw: `image` (uint8) or `features` (any other dtype) is one value of `shape` and `dtype` in C

@@ -40,7 +40,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """All shards of a data set with the schema of their records; there may be a plain and a
+    """All shards of a dataset with the schema of their records; there may be a plain and a
     compressed set of the same.
     """
 

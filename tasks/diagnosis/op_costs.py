@@ -1,7 +1,7 @@
 """What the parts of an input pipeline cost on one core, measured on the data's own examples: what
 predictions are made of.
 
-Every cost is the difference of two drains of small data sets that tf.data runs call by call, with
+Every cost is the difference of two drains of small datasets that tf.data runs call by call, with
 nothing else running.
 """
 

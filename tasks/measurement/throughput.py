@@ -1,4 +1,4 @@
-"""Measuring how fast a data set can be read: warm and cold apart, the first batch apart, the gap
+"""Measuring how fast a dataset can be read: warm and cold apart, the first batch apart, the gap
 between epochs apart.
 """
 

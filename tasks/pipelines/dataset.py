@@ -131,7 +131,7 @@ def build_steps(
 def build_step(
     step: object, dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
 ) -> Dataset:
-    """Add one step of a plan to a data set; the first step starts it."""
+    """Add one step of a plan to a dataset; the first step starts it."""
     raise NotImplementedError(f"no function builds the step {type(step).__name__}")
 
 
@@ -178,7 +178,7 @@ def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> D
 def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     if step.where == "memory":
         return dataset.cache(name=step.trace_name)
-    # What tf.data keeps on disk has no key of its own, so every data set gets a fresh folder that
+    # What tf.data keeps on disk has no key of its own, so every dataset gets a fresh folder that
     # goes away with its pipeline.
     folder = str(context.scratch.new_folder() / "elements")
     if step.where == "disk":

@@ -47,7 +47,7 @@ Ops = tuple[Op, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one configuration does, in order, plus the options that hold for the whole data set, and
+    """What one configuration does, in order, plus the options that hold for the whole dataset, and
     what it was made to compute.
     """
 

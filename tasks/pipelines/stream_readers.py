@@ -99,7 +99,7 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
 def open_next_epoch_early(
     epochs: tf.data.Dataset, one_epoch: Callable[[tf.Tensor], tf.data.Dataset]
 ) -> tf.data.Dataset:
-    """The data sets of these epochs (int64 scalars) back to back; while one is consumed, the next
+    """The datasets of these epochs (int64 scalars) back to back; while one is consumed, the next
     is open and its shuffle buffer filled.
 
     `Dataset.interleave` does the same, but opens two ahead, with the memory of three shuffle

@@ -2,7 +2,7 @@
 of threads.
 
 Shards hold examples in a random order that is a function of their content, so the first texts are a
-sample. Ten seconds per megabyte are too long for all of a large data set, and more of it changes
+sample. Ten seconds per megabyte are too long for all of a large dataset, and more of it changes
 little.
 """
 

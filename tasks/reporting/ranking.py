@@ -182,7 +182,7 @@ def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
     chance explains.
 
     Chance is the error of a share counted on the held-out examples, for two models: those of one
-    data set also differ by order and augmentation.
+    dataset also differ by order and augmentation.
     """
     scores = {row.pipeline: row.val_metric for row in rows if row.metric == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself

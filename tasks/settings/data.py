@@ -47,7 +47,7 @@ class DataSettings(Settings):
 
     fetch: Literal["none", "fashion_mnist", "photos", "mails"] = Field(
         default="none",
-        description="a known data set that the first stage gets and puts into data/raw/NAME",
+        description="a known dataset that the first stage gets and puts into data/raw/NAME",
     )
     source: SourceName = Field(description="kind of input; one file each in tasks/data/sources/")
     path: str = Field(

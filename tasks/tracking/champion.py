@@ -1,4 +1,4 @@
-"""Which model is the champion of a data set: the fastest configuration's, where its quality is not
+"""Which model is the champion of a dataset: the fastest configuration's, where its quality is not
 worse than what there is.
 
 Quality is the final metric on held-out examples. Chance is three standard errors, as everywhere

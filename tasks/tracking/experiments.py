@@ -1,8 +1,8 @@
-"""Which MLflow experiment a run belongs to: one per data set, known again by its content when data
+"""Which MLflow experiment a run belongs to: one per dataset, known again by its content when data
 is added or its folder is moved.
 
-An experiment is named after the folder or file of the data set and the digest that its content had
-at first. It carries a sketch of the content: the smallest hashes of (example, label). Of a data set
+An experiment is named after the folder or file of the dataset and the digest that its content had
+at first. It carries a sketch of the content: the smallest hashes of (example, label). Of a dataset
 that has grown the sketch still holds those of the earlier one that are small enough, so how much of
 one is in the other is estimated from the sketches alone (docs/decisions/020).
 """
@@ -28,8 +28,8 @@ from tasks.files import digest_blake2b, read_json
 STORE_HOME = "THROUGHLINE_HOME"
 PREFIX = "throughline/"
 SKETCH_TAG = "data.sketch"
-SKETCHED = 128  # hashes; of a data set that has doubled, half of them are still there
-# Of the earlier data set's examples that must be in the later one, or the other way round.
+SKETCHED = 128  # hashes; of a dataset that has doubled, half of them are still there
+# Of the earlier dataset's examples that must be in the later one, or the other way round.
 SHARED = 0.5
 _NAME_LENGTH = 80
 
@@ -52,7 +52,7 @@ def store_home() -> Path:
 
 
 def make_run_key(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> RunKey:
-    """The key of a configuration's run on the data set that ingest has read from `path` and
+    """The key of a configuration's run on the dataset that ingest has read from `path` and
     described in the folder `manifest`.
 
     Raises:
@@ -80,7 +80,7 @@ def make_run_key(manifest: Path, path: str, *, pipeline: str, data_digest: str =
 
 
 def same_data(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether most examples of one data set are in the other, estimated from their sketches."""
+    """Whether most examples of one dataset are in the other, estimated from their sketches."""
     return max(_share(one, other), _share(other, one)) >= SHARED
 
 
@@ -88,13 +88,13 @@ def _share(one: Sequence[str], other: Sequence[str]) -> float:
     """Share of the examples of `one` that are in `other`: of its hashes as far as the sketch of
     `other` reaches.
     """
-    reach = other[-1] if len(other) >= SKETCHED else "g"  # a short sketch is the whole data set
+    reach = other[-1] if len(other) >= SKETCHED else "g"  # a short sketch is the whole dataset
     within = [number for number in one if number <= reach]
     return len({*within} & {*other}) / len(within) if within else 0.0
 
 
 def experiment_id(run_key: RunKey) -> str:
-    """The experiment of a data set, made if there is none yet, brought up to date if the data has
+    """The experiment of a dataset, made if there is none yet, brought up to date if the data has
     changed.
     """
     if not run_key.sketch:

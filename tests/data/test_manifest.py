@@ -1,4 +1,4 @@
-"""The digest of a data set follows its contents, labels and splits, and a manifest is read only if
+"""The digest of a dataset follows its contents, labels and splits, and a manifest is read only if
 it is whole.
 """
 

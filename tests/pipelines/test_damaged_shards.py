@@ -27,7 +27,7 @@ SKIP = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.3)
 
 @pytest.fixture(scope="module")
 def stored(arrays, photos):
-    """Both data sets with their snapshots."""
+    """Both datasets with their snapshots."""
     return prepare_snapshots({"arrays": arrays, "photos": photos})
 
 

@@ -40,7 +40,7 @@ AHEAD = ["vectorized", "cache_memory", "cache_disk", "tf_snapshot", "unordered",
 
 @pytest.fixture(scope="module")
 def stored(arrays, photos):
-    """Both data sets with their snapshots."""
+    """Both datasets with their snapshots."""
     return prepare_snapshots({"arrays": arrays, "photos": photos})
 
 

@@ -78,4 +78,4 @@ def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
     )
     assert len(batches) == 5 and pipeline.steps_per_epoch == 2076
     assert int(tf.reduce_sum(tf.cast(batches[0][0], tf.int32))) == 0
-    assert grown < 300e6, "a few batches of 10 MB, and what a first data set brings along"
+    assert grown < 300e6, "a few batches of 10 MB, and what a first dataset brings along"

@@ -38,7 +38,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def stored(arrays, photos):
-    """Both data sets with their snapshots."""
+    """Both datasets with their snapshots."""
     return prepare_snapshots({"arrays": arrays, "photos": photos})
 
 

@@ -1,4 +1,4 @@
-"""Whose data a run is, and which model becomes a data set's champion, in a real store."""
+"""Whose data a run is, and which model becomes a dataset's champion, in a real store."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     )
     compare(store, 0.99, data=other)
     assert client.get_model_version_by_alias(name, CHAMPION).run_id == later, (
-        "another data set has its own"
+        "another dataset has its own"
     )
     assert {model.name for model in client.search_registered_models()} == {
         name,

@@ -129,7 +129,7 @@ def open_shard(shard: ForeignShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
     if shard.records not in (None, len(edges) - 1):
         raise UnreadableSource(
             f"{shard.path} holds {len(edges) - 1:,} records, dataset_info.json says"
-            f" {shard.records:,}; they are not of the same data set, or one of them is incomplete"
+            f" {shard.records:,}; they are not of the same dataset, or one of them is incomplete"
         )
     return data, edges
 

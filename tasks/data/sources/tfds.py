@@ -38,7 +38,7 @@ READABLE = "Image, ClassLabel, Tensor, Scalar and Text"
 
 
 def scan(settings: DataSettings) -> StoredImages | Arrays:
-    """Read the data set prepared in the folder `data.path`.
+    """Read the dataset prepared in the folder `data.path`.
 
     Raises:
       DataNotFound: the folder, its metadata or one of its shards is not there.
@@ -50,13 +50,13 @@ def scan(settings: DataSettings) -> StoredImages | Arrays:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableSource(
             f"{root}: dataset_info.json or features.json is not as TensorFlow Datasets writes it"
-            f" ({type(error).__name__}: {error}); prepare the data set again"
+            f" ({type(error).__name__}: {error}); prepare the dataset again"
         ) from error
     return read_examples(root, shards, layout)
 
 
 def _read_layout(root: Path, settings: DataSettings) -> tuple[list[ForeignShard], ExampleLayout]:
-    """The shards of the data set, and what is in them."""
+    """The shards of the dataset, and what is in them."""
     info, features = _read_metadata(root, "dataset_info.json"), _read_features(root)
     shards = list_shards(root, info)
     supervised = _supervised_keys(info)
@@ -88,7 +88,7 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ForeignShard]:
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise UnreadableSource(
             f"{root}: dataset_info.json says that the shards are {info['fileFormat']}; only"
-            " tfrecord can be read, so prepare the data set with file_format='tfrecord'"
+            " tfrecord can be read, so prepare the dataset with file_format='tfrecord'"
         )
     shards = []
     for split in info.get("splits", ()):
@@ -133,15 +133,15 @@ def _read_metadata(root: Path, name: str) -> dict[str, Any]:
     path = root / name
     if not path.is_file():
         raise DataNotFound(
-            f"{path} is missing; `data.path` is the folder of a prepared data set, which ends in"
+            f"{path} is missing; `data.path` is the folder of a prepared dataset, which ends in"
             " its version, such as mnist/3.0.1"
         )
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UnreadableSource(f"{path} is no JSON: {error}; prepare the data set again") from error
+        raise UnreadableSource(f"{path} is no JSON: {error}; prepare the dataset again") from error
     if not isinstance(value, dict):
-        raise UnreadableSource(f"{path} holds no mapping; prepare the data set again")
+        raise UnreadableSource(f"{path} holds no mapping; prepare the dataset again")
     return value
 
 
@@ -161,14 +161,14 @@ def _read_features(root: Path) -> dict[str, dict[str, Any]]:
     collect(_read_metadata(root, "features.json"), "")
     if not features:
         raise UnreadableSource(
-            f"{root / 'features.json'} names no features; prepare the data set again with a current"
+            f"{root / 'features.json'} names no features; prepare the dataset again with a current"
             " version of TensorFlow Datasets"
         )
     return features
 
 
 def _supervised_keys(info: Mapping[str, Any]) -> tuple[str, str]:
-    """Input and label as the data set itself names them; empty where it does not."""
+    """Input and label as the dataset itself names them; empty where it does not."""
     items = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())
     names = [item.get("dictKey", "") for item in items]
     return (names[0], names[1]) if len(names) == 2 else ("", "")  # noqa: PLR2004
@@ -200,7 +200,7 @@ def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFe
         if names and len(names) != count:
             raise UnreadableSource(
                 f"{root / named_by} names {len(names)} classes, features.json has {count}; prepare"
-                " the data set again"
+                " the dataset again"
             )
         numbered = tuple(str(number) for number in range(count))
         return LabelFeature(

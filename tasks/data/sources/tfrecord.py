@@ -239,7 +239,7 @@ def _check_schema(
                 else f"there is no {name}, only {', '.join(sorted(found))}"
             )
             raise UnreadableSource(
-                f"{shard.path} has another schema than the other shards: {what}. Put data sets of"
+                f"{shard.path} has another schema than the other shards: {what}. Put datasets of"
                 " different schemas into folders of their own"
             )
 
