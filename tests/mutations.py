@@ -80,7 +80,7 @@ STORED = ("tests/pipelines/test_stored.py",)
 STEADY_STATE = ("tests/measurement/test_steady_state.py",)
 VERDICT = ("tests/measurement/test_verdict.py",)
 STOPPING = (
-    "tests/training/test_resume.py::test_stopping_after_any_step_changes_nothing[optimized]",
+    "tests/training/test_resume.py::test_stopping_after_any_step_changes_nothing[optimized-7]",
 )
 
 FAULTS = (

@@ -264,6 +264,7 @@ VERSIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "stages"), VERSIONS)
 def test_another_version_of_a_library_concerns_the_stages_that_it_decides(
     clean, library, stages, tmp_path, monkeypatch
