@@ -1,4 +1,4 @@
-"""Stage 4, build: lay out one configuration's plan, prove that it delivers the right examples, and
+"""The build stage: lay out one configuration's plan, prove that it delivers the right examples, and
 measure it alone.
 
 Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (input-only throughput,

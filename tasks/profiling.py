@@ -1,4 +1,4 @@
-"""Stage 6, profile: measure the model alone, trace a window of real steps, and say what holds
+"""The profile stage: measure the model alone, trace a window of real steps, and say what holds
 training up.
 
 Writes runs/NAME/profile/: the trace, breakdown.json, diagnosis.json, steps.json and a timeline.

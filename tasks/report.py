@@ -1,4 +1,4 @@
-"""Stage 7, report: put all configurations side by side, check that they did the same work, and
+"""The report stage: put all configurations side by side, check that they did the same work, and
 write one page about it.
 
 Writes report/summary.json, report/plots/ and report/index.html, a single file that needs no

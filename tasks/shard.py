@@ -1,4 +1,4 @@
-"""Stage 2, shard: write all examples into TFRecord shards in a deterministic, content-keyed global
+"""The shard stage: write all examples into TFRecord shards in a deterministic, content-keyed global
 shuffle.
 
 The same examples give the same files, whatever the number of writers. Finished shards survive a

@@ -1,4 +1,4 @@
-"""Stage 3, snapshot: run the deterministic preprocessing once and keep its results as mapped
+"""The snapshot stage: run the deterministic preprocessing once and keep its results as mapped
 columns.
 
 The snapshot is keyed by the contents of the shards and by every op with its arguments and version,

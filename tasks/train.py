@@ -1,4 +1,4 @@
-"""Stage 5, train: train the model through one configuration's input pipeline and record everything.
+"""The train stage: train the model through one configuration's input pipeline and record all.
 
 Checkpoints are in runs/NAME/.checkpoint until the training is complete; an interrupted training of
 the same work resumes from the last one. Results are written to files first, then to MLflow.

@@ -29,6 +29,7 @@ from tasks.pipelines.steps import (
     SampleByClass,
     Service,
     Shuffle,
+    Step,
     TokenWindow,
     Window,
 )
@@ -182,8 +183,15 @@ def estimate_load(plan: Plan, costs: Costs, *, cores: int) -> HostLoad | None:
         load = add_step_cost(step, load, context)
         if load is None:
             return None
-        context = replace(context, batched=context.batched or isinstance(step, Batch | BucketBatch))
+        context = replace(context, batched=context.batched or delivers_batches(step))
     return load
+
+
+def delivers_batches(step: Step) -> bool:
+    """Whether whole batches, not single examples, come out of a step, whatever goes into it."""
+    return isinstance(step, Gather | Batch | BucketBatch) or (
+        isinstance(step, ReadRecords) and step.whole_batches
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,9 @@ from tasks.diagnosis.rules import RULES, Effort, Rule
 from tasks.errors import ImpossiblePlan
 from tasks.measurement.verdict import COMPUTE_BOUND, UNDECIDED, judge
 from tasks.pipelines.plan import Plan, make_plan
-from tasks.results.profiling import Diagnosis, Finding
+from tasks.results.profiling import GOOD_UTILIZATION_PCT, Diagnosis, Finding
 from tasks.settings import PipelineConfig
 
-GOOD_UTILIZATION_PCT = 80.0
 # Rules that explain a wait whose end nothing here can predict.
 UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")
 TIE_FACTOR = 1.05  # predictions within this factor are alike: then the smaller change comes first

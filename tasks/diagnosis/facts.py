@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
-from tasks.diagnosis.cost_model import Costs, HostLoad
+from tasks.diagnosis.cost_model import Costs, HostLoad, delivers_batches
 from tasks.measurement.verdict import CrossCheck, Stall
 from tasks.pipelines.ops import Op
 from tasks.pipelines.parallelism import Parallelism
 from tasks.pipelines.plan import Plan
-from tasks.pipelines.steps import Batch, Map
+from tasks.pipelines.steps import Map
 from tasks.results.profiling import Breakdown
 from tasks.settings import PipelineConfig
 
@@ -26,7 +27,7 @@ class Facts:
     plan: Plan
     breakdown: Breakdown
     costs: Costs
-    load: HostLoad | None  # None: the operational model does not know this kind of plan
+    load: HostLoad | None  # None: the cost model does not know this kind of plan
     cores: int
     accelerator: bool
     model_step_ms: float
@@ -81,14 +82,9 @@ class Facts:
         """The maps of the plan."""
         return [step for step in self.plan.steps if isinstance(step, Map)]
 
-    def per_example(self) -> Map | None:
+    def per_example_map(self) -> Map | None:
         """The map that is called for single examples, if any."""
-        before = self.plan.steps[
-            : next(
-                (number for number, step in enumerate(self.plan.steps) if isinstance(step, Batch)),
-                0,
-            )
-        ]
+        before = itertools.takewhile(lambda step: not delivers_batches(step), self.plan.steps)
         return next((step for step in before if isinstance(step, Map)), None)
 
     def work_ms(self, op: Op, *, batched: bool) -> float:
@@ -106,7 +102,7 @@ class Facts:
         """Work of the deterministic ops, which give the same in every epoch, with the calls that
         they cause.
         """
-        per_example_map = self.per_example()
+        per_example_map = self.per_example_map()
         ops = [
             op for step in self.map_steps for op in step.ops if not op.random and op.name != "load"
         ]

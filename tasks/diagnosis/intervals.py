@@ -41,7 +41,7 @@ def intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The instants that are in `one` and not in `other`."""
+    """The instants that are in `first` and not in `second`."""
     if not len(first) or not len(second):
         return first
     complement = np.concatenate([[-np.inf], second.ravel(), [np.inf]]).reshape(-1, 2)

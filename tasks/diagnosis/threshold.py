@@ -43,7 +43,7 @@ class Threshold:
         if self.metric not in known:
             raise InvalidParams(
                 [
-                    f"--fail-if: {self.metric} is not a metric in profile.json;"
+                    f"--fail-if: {self.metric} is not a metric of profile.json;"
                     f" {did_you_mean(self.metric, known)}"
                 ]
             )
@@ -58,12 +58,12 @@ class Threshold:
         except ValueError:
             raise InvalidParams(
                 [
-                    f"--fail-if: {self.metric} is a {type(value).__name__},"
-                    f" and {self.wanted!r} is none"
+                    f"--fail-if: {self.metric} is of type {type(value).__name__};"
+                    f" {self.wanted!r} cannot be compared with it"
                 ]
             ) from None
         if limit != limit:
-            raise InvalidParams([f"--fail-if: {self.wanted} compares with nothing; give a number"])
+            raise InvalidParams([f"--fail-if: {self.wanted} is not a number"])
         if _COMPARISONS[self.sign](value, limit):
             raise ThresholdExceeded(
                 f"{self} (actual {f'{value:.4g}' if isinstance(value, float) else value})"

@@ -27,7 +27,7 @@ from tasks.pipelines.prepared_data import labels_and_weights
 from tasks.pipelines.steps import Batch, BucketBatch, Map, Step
 from tasks.results.build import EpochDraws
 
-SIGNIFICANT_STDERRS = 6  # standard errors of a class's count beyond which it is no chance
+MAX_COUNT_STDERRS = 6  # from a class's expected count: of many classes none may fail by chance
 STEPS_PER_CHECK_CALL = 1024
 
 
@@ -138,7 +138,7 @@ def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
     labels, weights = labels_and_weights(pipeline.plan.sampling, pipeline.data, pipeline.split)
     drawn = np.bincount(np.asarray(labels)[rows], minlength=len(weights))
     shares = np.asarray(weights) / np.sum(weights)
-    allowed = 1 + SIGNIFICANT_STDERRS * np.sqrt(len(rows) * shares * (1 - shares))
+    allowed = 1 + MAX_COUNT_STDERRS * np.sqrt(len(rows) * shares * (1 - shares))
     far = np.flatnonzero(np.abs(drawn - len(rows) * shares) > allowed)
     if len(far):
         name = pipeline.data.shards.classes[far[0]]

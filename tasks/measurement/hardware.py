@@ -97,7 +97,8 @@ class UsageMonitor:
             wall_s=self._wall_s,
             cpu_s=self._cpu_s,
             cpu_utilization_pct=_utilization_pct(self._cpu_s, self._wall_s),
-            rss_mb_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            # Linux counts in KiB.
+            rss_mb_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
             disk_read_mb=(_bytes_read(self._process) - self._read) / 1e6,
             gpu_utilization_pct_mean=statistics.fmean(utilization) if utilization else None,
             gpu_utilization_pct_p10=utilization[len(utilization) // 10] if utilization else None,
@@ -195,7 +196,7 @@ def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
 
 def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
     """CPU time as a percentage of what the cores of this process offer; the system's clock ticks
-    are coarse, so of very short times it is none of more than 100.
+    are coarse, so a very short time could exceed 100, where it is cut off.
     """
     return min(100.0, 100 * cpu_s / (wall_s * len(os.sched_getaffinity(0)))) if wall_s else None
 

@@ -47,7 +47,7 @@ Dataset = tf.data.Dataset
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
     """What steps are built from besides each other: the plan, one split of the prepared data,
-    `examples` and `steps` of an epoch, the step at which to begin, the length buckets of a stream
+    `examples` and `steps_per_epoch`, the step at which to begin, the length buckets of a stream
     that has some, and what reads records in any order, where the plan does.
     """
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from tasks.data.shards import ShardIndex
 from tasks.results.comparison import ChecklistItem, MeasuredRow
+from tasks.results.profiling import GOOD_UTILIZATION_PCT
 from tasks.settings import PipelineConfig, Settings
 
 GOOD_SHARD_MIB = (100, 200)
 # From here on the size of shards matters; smaller data has few files whatever their size.
 LARGE_MIB = 1024
-GOOD_UTILIZATION_PCT = 80.0
 
 
 def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> list[ChecklistItem]:

@@ -15,7 +15,21 @@ from tasks.files import atomic_file
 
 INK, TRAIN, INPUT, MODEL, WAITING = "#5b6472", "#2f6fde", "#16a085", "#e08e2b", "#d64545"
 TRAIN_LANE, WAITING_LANE = "train step", "waiting for input"
-READING = ("read", "interleave", "shards", "sample")
+# What the transformations that a plan names in traces do: deliver stored examples, and in which
+# order; and work on them. The maps of a plan are named by their ops and work, too.
+READING = (
+    "columns", "epochs", "gather", "interleave", "read", "records", "sample", "shards", "steps",
+)  # fmt: skip
+WORKING = (
+    "batch", "bucket_batch", "cache_disk", "cache_memory", "cache_save_load", "class", "rows",
+    "select", "service", "shuffle", "tf_snapshot", "tokens", "window",
+)  # fmt: skip
+LANE_COLORS = {
+    TRAIN_LANE: TRAIN,
+    WAITING_LANE: WAITING,
+    **dict.fromkeys(READING, MODEL),
+    **dict.fromkeys(WORKING, INPUT),
+}
 mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same file
 
 
@@ -34,13 +48,10 @@ def plot_timelines(
     for axes, (title, lanes) in zip(_rows(figure, heights), timelines.items(), strict=True):
         for place, (lane, spans) in enumerate(lanes.items()):
             steps_apart = 1.2 if lane == TRAIN_LANE else 0
-            color = {TRAIN_LANE: TRAIN, WAITING_LANE: WAITING}.get(
-                lane, MODEL if lane in READING else INPUT
-            )
             axes.broken_barh(
                 [(begin, end - begin) for begin, end in spans if begin < length],
                 (place - 0.36, 0.72),
-                facecolor=color,
+                facecolor=LANE_COLORS.get(lane, INPUT),
                 edgecolor="white",
                 linewidth=steps_apart,
             )

@@ -19,10 +19,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from tasks.results.comparison import MeasuredRow, Row
+from tasks.results.train import SIGNIFICANT_STDERRS
 
 BASELINE = "naive"
-# Standard errors beyond which two results on the same held-out examples are no chance.
-MAX_STANDARD_ERRORS = 3
 RESAMPLES, COVERAGE_PCT = 4000, 95
 
 
@@ -188,7 +187,7 @@ def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
         return None
     middle, examples = statistics.median(scores.values()), rows[0].validation_examples
-    allowed = MAX_STANDARD_ERRORS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / examples)
+    allowed = SIGNIFICANT_STDERRS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / examples)
     far = [f"{name} {score:.4f}" for name, score in scores.items() if abs(score - middle) > allowed]
     return (
         f"validation accuracy differs by more than chance (± {allowed:.4f} around {middle:.4f},"

@@ -15,6 +15,8 @@ from tasks.results.train import TrainResult, train_metrics
 # In the step name that TensorFlow gives iterators that the plan did not name.
 AUTOMATIC = "Dataset:"
 METRICS_FILE = "metrics.json"
+# The usual target: of a step that is the model's own, and of the time that a GPU is busy.
+GOOD_UTILIZATION_PCT = 80.0
 # What `dvc metrics show` compares, by the names in MLflow; the verdict and the model's quality come
 # with them.
 COMPARED = (

@@ -16,6 +16,8 @@ from tasks.results.base import ResultFile, Usage
 from tasks.results.build import BuildResult
 
 HISTORY = "history.csv"
+# Standard errors beyond which a difference of metrics on held-out examples is no chance.
+SIGNIFICANT_STDERRS = 3
 
 
 @dataclass(frozen=True, kw_only=True)

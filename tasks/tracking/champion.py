@@ -1,8 +1,8 @@
 """Which model is the champion of a dataset: the fastest configuration's, where its quality is not
 worse than what there is.
 
-Quality is the final metric on held-out examples. Chance is three standard errors, as everywhere
-where results are compared.
+Quality is the final metric on held-out examples. What differs by less than three standard errors is
+chance, as in the report's warning about accuracy.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 
 from tasks.measurement.held_out import standard_error
 from tasks.results.comparison import MeasuredRow
+from tasks.results.train import SIGNIFICANT_STDERRS
 
-SIGNIFICANT_STDERRS = 3
 PREFIX = "score."  # of the tags that a champion's version carries
 
 

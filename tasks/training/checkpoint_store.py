@@ -39,7 +39,7 @@ class StoredCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one piece of work in `folder`; `work` names its parts (data, code,
+    """The checkpoints of one piece of work in `folder`; `fingerprint` names its parts (data, code,
     settings, …), each with its digest.
 
     A checkpoint of other work is never resumed from: it is removed, and the parts that differ are

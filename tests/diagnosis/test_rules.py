@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from facts import PHOTO_COSTS, STRAGGLING, TINY, TINY_COSTS, WAITING, WELL, facts_of
+from facts import PHOTO_COSTS, STRAGGLING, TEXT, TINY, TINY_COSTS, WAITING, WELL, facts_of
 
 from tasks.diagnosis.cost_model import HostLoad, OpCost
 from tasks.diagnosis.rules import (
@@ -136,3 +136,22 @@ def test_a_detector_becomes_a_rule_of_its_name():
     assert (_never.name, _never.params_key, _never.effort) == ("never", "prefetch", Effort.SETTING)
     assert _never.change.config == {"prefetch": 2}
     assert _never.detect(facts_of({})) is None
+
+
+@pytest.mark.parametrize("batch", [None, {"pad_to": "auto"}])
+def test_a_map_before_batches_by_length_is_called_for_single_examples(batch):
+    per_example_map = facts_of({"batch": batch}, spec=TEXT).per_example_map()
+    assert per_example_map and [op.name for op in per_example_map.ops][-1] == "tokenize"
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_a_map_of_whole_batches_of_records_is_called_once_a_step(vectorize):
+    costs = replace(TINY_COSTS, call_us=1000.0, read_us={"indexed_shards": 1})
+    config = {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": vectorize}
+    facts = facts_of(config, spec=TINY, costs=costs)
+    assert (facts.per_example_map() is None) is vectorize
+    assert facts.load
+    if vectorize:
+        assert 1.0 < facts.load.work_ms < 2.0, "one call of 1 ms"
+    else:
+        assert 64.0 < facts.load.work_ms < 65.0, "a call of 1 ms for each of 64 examples"

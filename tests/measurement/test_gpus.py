@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -173,3 +175,10 @@ def test_the_work_of_child_processes_counts():
     spent = psutil.Process(child.pid).cpu_times()
     child.communicate()
     assert 0.35 <= monitor.measured.cpu_s <= spent.user + spent.system + 0.2
+
+
+def test_memory_is_in_megabytes_of_a_million_bytes(monkeypatch):
+    with UsageMonitor([]) as monitor:
+        # Linux counts in KiB.
+        monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=1_000_000))
+    assert monitor.measured.rss_mb_max == 1024.0

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from project import ROOT
 from rows import row
 
+from tasks.pipelines import steps
+from tasks.pipelines.parallelism import Parallelism
 from tasks.reporting.comparison_plots import plot_histories, plot_throughput
-from tasks.reporting.plots import TRAIN_LANE, WAITING_LANE, plot_steps, plot_timelines
+from tasks.reporting.plots import (
+    LANE_COLORS,
+    TRAIN_LANE,
+    WAITING_LANE,
+    plot_steps,
+    plot_timelines,
+)
+from tasks.settings import BatchSettings, InterleaveSettings, ServiceSettings, ShuffleSettings
 
 
 def texts_of(stem: Path) -> list[str]:
@@ -27,6 +38,38 @@ def test_a_timeline_has_its_lanes_below_its_title(tmp_path):
     texts = texts_of(tmp_path / "timeline")
     assert {"naive: input-bound", "train step", "waiting for input", "milliseconds"} <= set(texts)
     assert f"{long_name[:25]}…" in texts and long_name not in texts
+
+
+def test_every_transformation_of_a_plan_has_its_color():
+    """Maps apart, whose names are those of their ops; the timeline leaves out the prefetch."""
+    known = {
+        "shuffle": ShuffleSettings(), "sampling": "uniform", "parallel": Parallelism(),
+        "batch_size": 1, "whole_batches": True, "batching": BatchSettings(tokens=8), "size": 1,
+        "on": "host", "window": None, "ops": (), "per_example": 0, "length": 1, "horizon": 1,
+        "stride": 1, "targets": (), "settings": ServiceSettings(), "source": "shards",
+        "interleave": None,
+    }  # fmt: skip
+    unnamed = (steps.Map, steps.Prefetch)
+    kinds = [kind for kind in steps.Step.__subclasses__() if kind not in unnamed]
+    made = [
+        *(steps.Cache(where=where) for where in ("memory", "disk", "tf_snapshot", "save_load")),
+        steps.Read(source="shards", interleave=InterleaveSettings()),
+        *(
+            kind(**{field: known[field] for field in kind.__dataclass_fields__ if field in known})
+            for kind in kinds
+            if kind is not steps.Cache
+        ),
+    ]
+    literal = {
+        keyword.value.value
+        for path in (ROOT / "tasks" / "pipelines").glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) != "tf.Variable"
+        for keyword in call.keywords
+        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
+    }
+    names = literal | {step.trace_name for step in made}
+    assert names == set(LANE_COLORS) - {TRAIN_LANE, WAITING_LANE}
 
 
 def test_timelines_end_where_the_shortest_does(tmp_path):

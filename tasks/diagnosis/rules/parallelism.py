@@ -31,7 +31,7 @@ def _no_prefetch(facts: Facts) -> str | None:
 def _sequential_map(facts: Facts) -> str | None:
     if not facts.map_parallelism.is_sequential or facts.cores == 1:
         return None
-    per_example_map = facts.per_example()
+    per_example_map = facts.per_example_map()
     steps = [step for step in facts.plan.steps if isinstance(step, Map | Gather)]
     work = sum(
         facts.work_ms(op, batched=step is not per_example_map) for step in steps for op in step.ops
@@ -51,7 +51,7 @@ def _sequential_map(facts: Facts) -> str | None:
     change=Change(config={"vectorize": True, "map": {"parallel": "none"}}),
 )
 def _costly_calls(facts: Facts) -> str | None:
-    per_example_map = facts.per_example()
+    per_example_map = facts.per_example_map()
     if (
         facts.config.vectorize
         or per_example_map is None

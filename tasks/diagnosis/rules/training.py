@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tasks.diagnosis.facts import WORTH_PCT, Facts
 from tasks.diagnosis.rules.base import Change, rule
+from tasks.results.profiling import GOOD_UTILIZATION_PCT
 
 
 @rule(
@@ -28,7 +29,7 @@ def _cold_start(facts: Facts) -> str | None:
 )
 def _gpu_idle(facts: Facts) -> str | None:
     used = facts.gpu_utilization_pct
-    if used is None or used >= 80 or facts.wait_or_stall_pct >= WORTH_PCT:  # noqa: PLR2004 - the usual target
+    if used is None or used >= GOOD_UTILIZATION_PCT or facts.wait_or_stall_pct >= WORTH_PCT:
         return None
     return (
         f"the GPU is busy {used:.0f} % of the time, and it is not the input that it waits for"
