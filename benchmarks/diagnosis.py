@@ -154,7 +154,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
             context,
             pipeline,
             Path(folder) / "profile",
-            alone=alone,
+            input_throughput=alone,
         )
     diagnosis = found.diagnosis
     bound = diagnosis.verdict != "compute-bound"

@@ -80,7 +80,7 @@ def compared(workload: data.Workload, document: dict[str, Any], *, disturbed: bo
 def main() -> None:
     """Compare twice, print both rankings, write everything as JSON."""
     from tasks.files import write_json
-    from tasks.reporting.ranking import baseline, ratio_interval, relative_rate, tied
+    from tasks.reporting.ranking import find_baseline, find_tied, ratio_interval, relative_rate
 
     options: argparse.Namespace = data.arguments("ranking", __doc__).parse_args()
     document = YAML(typ="safe").load((data.ROOT / "params.yaml").read_text())
@@ -93,7 +93,7 @@ def main() -> None:
             for label in ("quiet", "disturbed")
         }
     for label, rows in results.items():
-        base, names = baseline(rows), tied(rows)
+        base, names = find_baseline(rows), find_tied(rows)
         print(f"\n{label}: tied for the first place: {', '.join(names)}")
         print(
             f"{'configuration':<16}{'by pairs':>10}{'interval':>16}{'by raw rates':>14}{'stall':>8}"

@@ -222,7 +222,12 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
     """
     from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
     from tasks.assembly.model import build_models_for
-    from tasks.measurement.train_steps import TrainingLoop, model_only_step, settle, time_training
+    from tasks.measurement.train_steps import (
+        TrainingLoop,
+        make_model_only_step,
+        time_training,
+        wait_until_idle,
+    )
     from tasks.params import check
 
     params = check(document)
@@ -233,13 +238,13 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
         )
         models = build_models_for(params, data)
         loop = TrainingLoop(models, pipeline, params.train)
-        model = model_only_step(models, pipeline, params.train)
+        model = make_model_only_step(models, pipeline, params.train)
 
         def reference() -> float:
             """The stall of a long run: the model while the input rests, then training once what lay
             prepared is used up.
             """
-            settle()
+            wait_until_idle()
             alone = run_for(model, REFERENCE_S / 2)
             run_for(loop.step, SETTLE_S)
             return 100 * (1 - alone / run_for(loop.step, REFERENCE_S))
@@ -248,7 +253,7 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
             # Of as many variable steps the mean would be off by several percent.
             steady = {**params.model.options, "spread": 0.0}
             fixed = replace(params, model=params.model.model_copy(update={"options": steady}))
-            model = model_only_step(build_models_for(fixed, data), pipeline, params.train)
+            model = make_model_only_step(build_models_for(fixed, data), pipeline, params.train)
             run_for(model, STEP_ALONE_S)  # it becomes quicker during its first second
             alone = run_for(model, STEP_ALONE_S)
             return time_training(

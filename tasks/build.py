@@ -55,7 +55,7 @@ def build(
       UnequalConfigurations: an epoch of `training` does not draw the examples that it should.
       EmptyDataset: the configuration delivers nothing.
     """
-    equality, epoch = digest_examples(plain), check_epoch(training)
+    digest, epoch = digest_examples(plain), check_epoch(training)
     with UsageMonitor() as monitor:
         throughput = measure_input(
             training, passes=measure.input_passes, max_seconds=measure.input_max_seconds
@@ -64,13 +64,15 @@ def build(
     result = BuildResult(
         plan=str(training.plan),
         throughput=throughput,
-        equality=equality,
+        examples_digest=digest,
         usage=monitor.measured,
         machine=describe_machine(),
         validation_examples=training.data.count_examples("validation", training.plan.window),
-        difference=measure_difference(plain, exact) if training.plan.approximate else None,
-        epoch=draws,
-        sequences=measure_sequences(training, examples_per_s=throughput.input_examples_per_s),
+        pixel_difference=measure_difference(plain, exact) if training.plan.approximate else None,
+        epoch_draws=draws,
+        sequence_batches=measure_sequences(
+            training, examples_per_s=throughput.input_examples_per_s
+        ),
         class_frequencies=(
             class_frequencies(training, rows)
             if rows is not None and training.plan.sampling != "uniform"
@@ -100,7 +102,7 @@ def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSum
     return PlanSummary(
         plan=str(pipeline.plan),
         steps=[{"step": str(step), "params_key": step.params_key} for step in pipeline.plan.steps],
-        autotuned=pipeline.plan.autotunes,
+        autotunes=pipeline.plan.autotunes,
         device_ops=[op.identity for op in pipeline.plan.device_ops],
         element={
             **(
@@ -152,20 +154,20 @@ def main() -> None:
                 measure=params.measure,
                 about=about,
             )
-        throughput, equality = result.throughput, result.equality
+        throughput, digest = result.throughput, result.examples_digest
         echo(f"build {name}: {result.plan}")
         echo(
             f"  input-only {throughput.input_examples_per_s:,.0f} examples/s (first pass"
             f" {throughput.cold_examples_per_s:,.0f}), first batch"
-            f" {throughput.first_batch_s * 1e3:,.0f} ms, {equality.examples:,} examples,"
-            f" digest {equality.digest[:12]}"
+            f" {throughput.first_batch_s * 1e3:,.0f} ms, {digest.examples:,} examples,"
+            f" digest {digest.digest[:12]}"
         )
-        if apart := result.difference:
+        if apart := result.pixel_difference:
             echo(
                 f"  approximate: pixels differ by {apart.mean:.2f} of 256 levels on average, by"
                 f" {apart.max:.0f} at most"
             )
-        if texts := result.sequences:
+        if texts := result.sequence_batches:
             echo(
                 f"  {texts.tokens_per_s:,.0f} tokens/s without padding, {texts.padding_pct:.1f} %"
                 f" padding, {texts.distinct_shapes} distinct shapes of batches"

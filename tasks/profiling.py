@@ -22,21 +22,21 @@ import tensorflow as tf
 from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.cli import StageContext, pipeline_stage_cli
-from tasks.diagnosis.cost_model import Consumer, estimate_load
+from tasks.diagnosis.cost_model import ModelStepCost, estimate_load
 from tasks.diagnosis.diagnose import Ceilings, diagnose
 from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.op_costs import measure_costs
 from tasks.diagnosis.threshold import parse_threshold
 from tasks.diagnosis.timeline import find_timeline
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
-from tasks.diagnosis.xspace import Trace, read_trace, trace
+from tasks.diagnosis.xspace import Trace, read_trace, record_trace
 from tasks.errors import MissingInput, UnknownModel
 from tasks.files import atomic_folder, write_json
 from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from tasks.measurement.padding import padding_in_buckets
-from tasks.measurement.steady_state import LEAD_STEPS, SteadyState
-from tasks.measurement.train_steps import TrainingLoop, settle, time_training
+from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
+from tasks.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo
@@ -47,7 +47,7 @@ from tasks.results.profiling import (
     Breakdown,
     Diagnosis,
     ProfileResult,
-    StepRounds,
+    RoundTimes,
     compared_metrics,
     profile_metrics,
 )
@@ -83,21 +83,21 @@ def profile(
     pipeline: InputPipeline,
     out: Path,
     *,
-    alone: InputThroughput,
+    input_throughput: InputThroughput,
     sequences: SequenceBatches | None = None,
     trained: TrainResult | None = None,
 ) -> Profile:
     """Time and trace real steps of the model on `pipeline` and judge them; results go to `out`.
 
-    `alone` and, of text, `sequences` are what build measured of the pipeline, `trained` what train
-    said; None: it was not trained.
+    `input_throughput` and, for text, `sequences` are build's measurements of the pipeline,
+    `trained` the result of train; None: it was not trained.
     """
     params, measure = context.params, context.params.measure
     models = build_models_for(params, pipeline.data)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.warm_up_steps)
     state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with atomic_folder(out) as folder:
-        events = _record_trace(loop, state, folder / "trace", measure)
+        events = _trace_steady_state(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
         cross_check = cross_check_from(
             state,
@@ -105,27 +105,29 @@ def profile(
             batch_size=pipeline.examples_per_step,
             steps=pipeline.steps_per_epoch,
         )
-        accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
+        on_accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
         measurements = Measurements(
-            state=state, breakdown=breakdown, cross_check=cross_check, accelerator=accelerator
+            state=state, breakdown=breakdown, cross_check=cross_check, on_accelerator=on_accelerator
         )
         facts = replace(
-            collect_facts(context, pipeline, measurements, alone=alone, trained=trained),
+            collect_facts(
+                context, pipeline, measurements, input_throughput=input_throughput, trained=trained
+            ),
             padding_pct=sequences and sequences.padding_pct,
             padding_pct_in_buckets=padding_in_buckets(pipeline),
         )
-        consumer = Consumer(
-            step_ms=state.model_step_ms, core_ms=state.model_core_ms, accelerator=accelerator
+        model_step = ModelStepCost(
+            step_ms=state.model_step_ms, core_ms=state.model_core_ms, on_accelerator=on_accelerator
         )
         ceilings = Ceilings(
             input_examples_per_s=facts.input_examples_per_s,
             model_examples_per_s=pipeline.examples_per_step / state.model_step_ms * 1e3,
-            accelerator=accelerator,
+            on_accelerator=on_accelerator,
         )
-        diagnosis = diagnose(context.name, facts, ceilings, consumer)
+        diagnosis = diagnose(context.name, facts, ceilings, model_step)
         breakdown.write(folder)
         replace(diagnosis, costs=asdict(facts.costs)).write(folder)
-        step_rounds(state).write(folder)
+        summarize_rounds(state).write(folder)
         timeline = find_timeline(events)
         if timeline:
             timeline.write(folder)
@@ -136,44 +138,44 @@ def profile(
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What this stage has measured; `accelerator`: the model computes elsewhere, or is emulated."""
+    """What this stage has measured; `on_accelerator`: the model is on a GPU, or emulated."""
 
     state: SteadyState
     breakdown: Breakdown
     cross_check: CrossCheck | None
-    accelerator: bool
+    on_accelerator: bool
 
 
-def step_rounds(state: SteadyState) -> StepRounds:
+def summarize_rounds(state: SteadyState) -> RoundTimes:
     """The rounds of a steady state as values."""
 
     def mean_ms(block: str) -> tuple[float, ...]:
         return tuple(getattr(each, block).mean_ms for each in state.rounds)
 
-    return StepRounds(
+    return RoundTimes(
         side=state.side,
-        reference_ms=mean_ms("reference"),
-        model_ms=mean_ms("model"),
-        full_ms=mean_ms("full"),
-        drained_ms=mean_ms("drained"),
-        train_ms=tuple(state.train_steps_ms),
+        round_reference_ms=mean_ms("reference"),
+        round_model_ms=mean_ms("model"),
+        round_full_ms=mean_ms("full"),
+        round_drained_ms=mean_ms("drained"),
+        train_step_times_ms=tuple(state.train_steps_ms),
         relative_rates=tuple(state.relative_rates),
     )
 
 
-def _record_trace(
+def _trace_steady_state(
     loop: TrainingLoop, state: SteadyState, folder: Path, measure: MeasureSettings
 ) -> Trace:
     """A window of real steps in the steady state; where the profiler left no readable trace, the
     rest is still said.
     """
-    settle()
+    wait_until_idle()
     if state.stall_pct >= TRACE_DRAINED_PCT:  # then the steady state is that of empty buffers
         for _ in range(state.prepared):
             loop.pull()
-    for _ in range(LEAD_STEPS):
+    for _ in range(WARM_UP_STEPS):
         loop.step()
-    trace(loop.step, folder, steps=measure.trace_steps)
+    record_trace(loop.step, folder, steps=measure.trace_steps)
     try:
         return read_trace(folder)
     except MissingInput as error:
@@ -186,7 +188,7 @@ def collect_facts(
     pipeline: InputPipeline,
     measurements: Measurements,
     *,
-    alone: InputThroughput,
+    input_throughput: InputThroughput,
     trained: TrainResult | None,
 ) -> Facts:
     """Everything that the rules look at."""
@@ -198,7 +200,7 @@ def collect_facts(
     state, breakdown = measurements.state, measurements.breakdown
     costs = measure_costs(pipeline, config)
     shards = data.shards.for_split(pipeline.split)
-    gap = alone.epoch_gap_s
+    gap = input_throughput.epoch_gap_s
     wait_ms = breakdown.wait_ms_mean
     return Facts(
         config=config,
@@ -207,27 +209,27 @@ def collect_facts(
         costs=costs,
         load=estimate_load(pipeline.plan, costs, cores=cores),
         cores=cores,
-        accelerator=measurements.accelerator,
+        on_accelerator=measurements.on_accelerator,
         model_step_ms=state.model_step_ms,
         train_step_ms=state.train_step_ms,
         # Tracing itself takes time, so the share is that of the traced steps.
         wait_pct=(
             None
-            if wait_ms is None or not breakdown.step_ms_p50
-            else min(100.0, 100 * wait_ms / breakdown.step_ms_p50)
+            if wait_ms is None or not breakdown.traced_step_ms_p50
+            else min(100.0, 100 * wait_ms / breakdown.traced_step_ms_p50)
         ),
         stall=Stall.of(state),
         cross_check=measurements.cross_check,
         batch_mib=pipeline.batch_bytes / 2**20,
         stored_mib=data.snapshot.bytes(pipeline.split) / 2**20,
-        memory_mib=psutil.virtual_memory().available / 2**20,
+        available_memory_mib=psutil.virtual_memory().available / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,
         malloc_tuned=context.malloc_tuned,
         epoch_gap_ms=None if gap is None else gap * 1e3,
         epoch_ms=state.train_step_ms * pipeline.steps_per_epoch,
-        cold_examples_per_s=alone.cold_examples_per_s,
-        input_examples_per_s=alone.input_examples_per_s,
+        cold_examples_per_s=input_throughput.cold_examples_per_s,
+        input_examples_per_s=input_throughput.input_examples_per_s,
         gpu_utilization_pct=trained and trained.usage.gpu_utilization_pct_mean,
     )
 
@@ -242,8 +244,8 @@ def summarize(profiled: Profile, batch_size: float) -> ProfileResult:
         stall_pct_low=state.stall_interval_pct[0],
         stall_pct_high=state.stall_interval_pct[1],
         stall_side=state.side,
-        stall_seconds=state.seconds,
-        epochs_stall_pct=None if cross_check is None else cross_check.low_pct,
+        stall_measurement_s=state.seconds,
+        epochs_stall_pct_low=None if cross_check is None else cross_check.low_pct,
         prepared_batches=state.prepared,
         relative_rate=statistics.median(state.relative_rates),
         utilization_pct=diagnosis.utilization_pct,
@@ -288,7 +290,7 @@ def record(out: Path, run_key: RunKey, diagnosis: Diagnosis, result: ProfileResu
 def print_summary(name: str, profiled: Profile) -> None:
     """Print verdict, cause, fix and the tree."""
     diagnosis, state = profiled.diagnosis, profiled.state
-    spread = "{:.0f} to {:.0f} %".format(*state.stall_interval_pct)
+    interval = "{:.0f} to {:.0f} %".format(*state.stall_interval_pct)
     sides = {
         "both": "from full buffers and from empty ones alike",
         "drained": "from empty buffers, since full ones run down",
@@ -301,7 +303,7 @@ def print_summary(name: str, profiled: Profile) -> None:
             else "full and empty buffers disagree"
         ),
     )
-    rounds = f"{spread} over {len(state.rounds)} rounds, {seen}"
+    rounds = f"{interval} over {len(state.rounds)} rounds, {seen}"
     echo(
         f"profile {name}: {diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} % ({rounds});"
         f" {diagnosis.evidence}"
@@ -339,7 +341,7 @@ def profile_emulated(context: StageContext, accelerator: Accelerator, *, address
         name=EMULATED, options={"step_ms": accelerator.step_ms(params.batch_size)}
     )
     context = replace(context, params=replace(params, model=emulated))
-    data, alone = (
+    data, input_throughput = (
         open_inputs(params, Layout()),
         BuildResult.read(Layout().run(context.name)).throughput,
     )
@@ -347,14 +349,14 @@ def profile_emulated(context: StageContext, accelerator: Accelerator, *, address
         params, context.name, data, split="train", purpose="train", address=address
     )
     out = Path(".throughline") / "accelerators" / context.name
-    profiled = profile(context, pipeline, out, alone=alone)
+    profiled = profile(context, pipeline, out, input_throughput=input_throughput)
     print_summary(
         f"{context.name} ({accelerator.model} of {context.options.accelerator}, emulated)", profiled
     )
-    fed = alone.input_examples_per_s / accelerator.examples_per_s
+    fed = input_throughput.input_examples_per_s / accelerator.examples_per_s
     echo(
         f"  this host feeds {fed:.1f} of them: the input alone delivers"
-        f" {alone.input_examples_per_s:,.0f} examples/s, one"
+        f" {input_throughput.input_examples_per_s:,.0f} examples/s, one"
     )
     echo(
         f"  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for"
@@ -392,8 +394,8 @@ def main() -> None:
             context,
             pipeline,
             out / "profile",
-            alone=built.throughput,
-            sequences=built.sequences,
+            input_throughput=built.throughput,
+            sequences=built.sequence_batches,
             trained=trained,
         )
         print_summary(name, profiled)

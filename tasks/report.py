@@ -21,27 +21,27 @@ from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.files import atomic_folder
 from tasks.layout import Layout
 from tasks.progress import echo
-from tasks.reporting.checklist import checklist
+from tasks.reporting.checklist import run_checklist
 from tasks.reporting.comparison_plots import plot_histories, plot_throughput
 from tasks.reporting.plots import plot_timelines
 from tasks.reporting.ranking import (
     accuracy_warning,
-    baseline,
-    best,
     break_even_epoch,
     drift_pct,
-    headline,
+    find_baseline,
+    find_best,
+    find_tied,
     ratio_interval,
     reference_rate,
     relative_interval,
     relative_rate,
-    tied,
+    write_headline,
 )
 from tasks.reporting.table import EXPLANATION, comparison_table, to_text
 from tasks.results.base import ResultFile
 from tasks.results.build import BuildResult, PlanSummary
 from tasks.results.comparison import Comparison, MeasuredRow, Row
-from tasks.results.profiling import Breakdown, Diagnosis, ProfileResult, StepRounds, Timeline
+from tasks.results.profiling import Breakdown, Diagnosis, ProfileResult, RoundTimes, Timeline
 from tasks.results.snapshot import SnapshotCost
 from tasks.results.train import HISTORY, RunRecord, TrainResult, read_history
 from tasks.settings import PipelineConfig
@@ -61,7 +61,7 @@ class RunResults:
     profiled: ProfileResult
     breakdown: Breakdown
     diagnosis: Diagnosis
-    steps: StepRounds
+    rounds: RoundTimes
 
 
 RESULT_FILES: tuple[type[ResultFile], ...] = (
@@ -72,7 +72,7 @@ RESULT_FILES: tuple[type[ResultFile], ...] = (
     ProfileResult,
     Breakdown,
     Diagnosis,
-    StepRounds,
+    RoundTimes,
 )
 
 
@@ -122,14 +122,14 @@ def compare(
 ) -> Comparison:
     """Rank the configurations and say which is best; their results are by name."""
     measured = [_measured_row(name, result) for name, result in results.items()]
-    top, base = best(measured), baseline(measured)
+    top, base = find_best(measured), find_baseline(measured)
     shown = results[top.pipeline]
     config = PipelineConfig.model_validate(shown.plan.config)
     shards = read_shard_index(layout.shards, sizes=False)
     return Comparison(
-        headline=headline(measured),
+        headline=write_headline(measured),
         best=top.pipeline,
-        tied=tuple(tied(measured)),
+        tied=tuple(find_tied(measured)),
         drift_pct=drift_pct(measured),
         baseline=base.pipeline,
         metric=top.metric,
@@ -138,14 +138,14 @@ def compare(
         machine=shown.built.machine,
         examples_digest=next(
             (
-                result.built.equality.digest
+                result.built.examples_digest.digest
                 for result in results.values()
-                if result.built.difference is None
+                if result.built.pixel_difference is None
             ),
             "none",
         ),
         data_digest=shown.plan.data_digest,
-        checklist=tuple(checklist(config, shards, top)),
+        checklist=tuple(run_checklist(config, shards, top)),
         configurations=_rows(measured, setup_s=_snapshot_seconds(layout)),
     )
 
@@ -188,7 +188,7 @@ def read_results(folder: Path) -> RunResults:
         profiled=ProfileResult.read(folder),
         breakdown=Breakdown.read(folder),
         diagnosis=Diagnosis.read(folder),
-        steps=StepRounds.read(folder),
+        rounds=RoundTimes.read(folder),
     )
 
 
@@ -201,8 +201,8 @@ def check_equal(built: Mapping[str, BuildResult]) -> None:
     """
     digests: dict[str, list[str]] = {}
     for name, result in built.items():
-        if result.difference is None:
-            digests.setdefault(result.equality.digest, []).append(name)
+        if result.pixel_difference is None:
+            digests.setdefault(result.examples_digest.digest, []).append(name)
     if len(digests) > 1:
         groups = "; ".join(
             f"{', '.join(names)}: {digest[:12]}" for digest, names in digests.items()
@@ -215,10 +215,10 @@ def check_equal(built: Mapping[str, BuildResult]) -> None:
 
 def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]:
     """One row per configuration, in the order of params.yaml."""
-    base, reference = baseline(measured), reference_rate(measured)
+    base, reference = find_baseline(measured), reference_rate(measured)
     rows = [_row(row, base, reference) for row in measured]
     return tuple(
-        replace(row, break_even_epoch=break_even_epoch(row, baseline(rows), setup_s=setup_s))
+        replace(row, break_even_epoch=break_even_epoch(row, find_baseline(rows), setup_s=setup_s))
         for row in rows
     )
 
@@ -243,7 +243,7 @@ def _row(row: MeasuredRow, base: MeasuredRow, reference: float) -> Row:
 def _measured_row(name: str, result: RunResults) -> MeasuredRow:
     """What the report says about one configuration."""
     built, trained, profiled = result.built, result.trained, result.profiled
-    throughput, step, difference = trained.throughput, trained.step, built.difference
+    throughput, step, difference = trained.throughput, trained.step, built.pixel_difference
     return MeasuredRow(
         pipeline=name,
         plan=result.plan.plan,
@@ -251,7 +251,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         gathers=result.plan.config["read"] == "snapshot",
         caches=result.plan.config["cache"] is not None,
         train_examples_per_s=throughput and throughput.train_examples_per_s,
-        relative_rates=result.steps.relative_rates,
+        relative_rates=result.rounds.relative_rates,
         reference_examples_per_s=profiled.reference_examples_per_s,
         input_examples_per_s=built.throughput.input_examples_per_s,
         cold_examples_per_s=built.throughput.cold_examples_per_s,
@@ -264,9 +264,9 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         predicted_gain=profiled.predicted_gain,
         first_batch_s=built.throughput.first_batch_s,
         epoch_gap_s=built.throughput.epoch_gap_s,
-        step_ms_p50=step and step.ms_p50,
-        step_ms_p95=step and step.ms_p95,
-        step_ms_p99=step and step.ms_p99,
+        fit_step_ms_p50=step and step.ms_p50,
+        fit_step_ms_p95=step and step.ms_p95,
+        fit_step_ms_p99=step and step.ms_p99,
         rss_mb_max=trained.usage.rss_mb_max,
         disk_read_mb=trained.usage.disk_read_mb,
         cpu_seconds_per_1k_examples=trained.cpu_seconds_per_1k_examples,
@@ -283,7 +283,7 @@ def _measured_row(name: str, result: RunResults) -> MeasuredRow:
         cause=result.diagnosis.cause,
         fix=result.diagnosis.fix,
         mlflow_run_id=result.run.mlflow_run_id,
-        sequences=built.sequences,
+        sequence_batches=built.sequence_batches,
     )
 
 

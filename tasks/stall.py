@@ -26,10 +26,10 @@ import tensorflow as tf
 from keras.src.trainers import data_adapters
 
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
-from tasks.diagnosis.xspace import read_trace, trace
+from tasks.diagnosis.xspace import read_trace, record_trace
 from tasks.errors import ForeignScript, report_user_errors
-from tasks.measurement.steady_state import Clock, SteadyState, measure_steady_state
-from tasks.measurement.train_steps import repeat_batch, settle, wait_for_loss
+from tasks.measurement.steady_state import SteadyState, StepClock, measure_steady_state
+from tasks.measurement.train_steps import repeat_batch, wait_for_loss, wait_until_idle
 from tasks.measurement.verdict import COMPUTE_BOUND, Stall, judge
 from tasks.progress import echo
 from tasks.results.profiling import Breakdown, IteratorTime
@@ -39,7 +39,7 @@ FED_BY = ("sample_weight", "steps_per_epoch", "class_weight")  # arguments of fi
 MAX_STEPS = 2000
 BUSY = 0.8  # of the cores: then more calls at once bring nothing
 # What to do about the iterator that a step waits for, by the name that tf.data gives its kind.
-ADVICE = {
+ADVICE_BY_KIND = {
     "Map": "give this map num_parallel_calls=tf.data.AUTOTUNE, or do it once and .cache()",
     "MapAndBatch": "give the map num_parallel_calls=tf.data.AUTOTUNE, or do it once and .cache()",
     "ParallelMap": "more num_parallel_calls; what runs in Python (numpy_function) holds its GIL",
@@ -129,7 +129,7 @@ def measure_stall(
         training,
         model,
         model,
-        Clock(settle=settle),
+        StepClock(wait_until_idle=wait_until_idle),
         max_rounds=MAX_ROUNDS,
         max_seconds=max_seconds,
     )
@@ -140,7 +140,7 @@ def measure_stall(
 
 def _traced(step: Callable[[], object]) -> Breakdown:
     with tempfile.TemporaryDirectory() as folder:
-        trace(step, Path(folder), steps=TRACED_STEPS)
+        record_trace(step, Path(folder), steps=TRACED_STEPS)
         return break_down(read_trace(Path(folder)))
 
 
@@ -156,14 +156,14 @@ def advise(breakdown: Breakdown, *, cores: int) -> str:
 def _advice_for(item: IteratorTime, *, cores: int) -> str:
     if item.parallelism >= BUSY * cores:
         return f"the cores are busy: {LESS_WORK}"
-    return ADVICE.get(item.kind.rstrip("V1234"), LESS_WORK)
+    return ADVICE_BY_KIND.get(item.kind.rstrip("V1234"), LESS_WORK)
 
 
 def report(name: str, training: ForeignTraining, *, max_seconds: float) -> None:
     """Measure and print verdict, figures, what to change, and the iterators."""
     accelerator = bool(tf.config.list_physical_devices("GPU"))
     state, breakdown = measure_stall(training, max_seconds=max_seconds)
-    verdict = judge(Stall.of(state), None, accelerator=accelerator)
+    verdict = judge(Stall.of(state), None, on_accelerator=accelerator)
     low, high = state.stall_interval_pct
     step_ms, model_ms = state.train_step_ms, state.model_step_ms
     echo(f"{name}: {verdict.name}, stall {state.stall_pct:.0f} % ({low:.0f} to {high:.0f} %)")
@@ -172,8 +172,8 @@ def report(name: str, training: ForeignTraining, *, max_seconds: float) -> None:
         f" {model_ms:.2f} ms: {training.examples / step_ms * 1e3:,.0f} examples/s of"
         f" {training.examples / model_ms * 1e3:,.0f} that the model could take"
     )
-    if verdict.why:
-        echo(f"  {verdict.why}; --seconds {2 * max_seconds:.0f} measures longer")
+    if verdict.cause:
+        echo(f"  {verdict.cause}; --seconds {2 * max_seconds:.0f} measures longer")
     if verdict.name == COMPUTE_BOUND:
         return
     show_advice(breakdown)
@@ -181,8 +181,8 @@ def report(name: str, training: ForeignTraining, *, max_seconds: float) -> None:
 
 def report_input(name: str, given: ForeignInput, *, max_seconds: float) -> None:
     """Measure and print what an input delivers alone, what to change, and the iterators."""
-    clock = Clock(settle=settle)
-    batch_ms = clock.block(given.step, TRACED_STEPS, lead=TRACED_STEPS).mean_ms
+    clock = StepClock(wait_until_idle=wait_until_idle)
+    batch_ms = clock.block(given.step, TRACED_STEPS, warm_up=TRACED_STEPS).mean_ms
     steps = max(TRACED_STEPS, min(MAX_STEPS, round(max_seconds * 1e3 / 2 / batch_ms)))
     batch_ms = clock.block(given.step, steps).mean_ms
     examples = int(tf.nest.flatten(given.batch)[0].shape[0])

@@ -1,4 +1,4 @@
-"""Facts of made-up configurations whose steps take exactly what the operational model says, for
+"""Facts of made-up configurations whose steps take exactly what the cost model says, for
 tests of rules and of the diagnosis.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tasks.data.records import RecordSchema
-from tasks.diagnosis.cost_model import Consumer, Costs, OpCost, estimate_load, step_ms
+from tasks.diagnosis.cost_model import Costs, ModelStepCost, OpCost, estimate_load, predict_step_ms
 from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.trace_breakdown import Breakdown, IteratorTime
 from tasks.measurement.verdict import Stall
@@ -66,21 +66,21 @@ def facts_of(
     spec: InputSpec = PHOTOS,
     costs: Costs = PHOTO_COSTS,
     model_ms: float = 10.0,
-    accelerator: bool = True,
+    on_accelerator: bool = True,
     **more: Any,
 ) -> Facts:
     """What is known about a configuration; `more` are other facts than the usual ones."""
     checked = PipelineConfig.model_validate(config)
     plan = make_plan(checked, spec)
     load = estimate_load(plan, costs, cores=CORES)
-    consumer = consumer_of(model_ms, accelerator=accelerator)
-    train_ms = step_ms(load, consumer, CORES) if load else 2 * model_ms
+    model_step = model_step_of(model_ms, on_accelerator=on_accelerator)
+    train_ms = predict_step_ms(load, model_step, CORES) if load else 2 * model_ms
     stall = 100 * (1 - model_ms / train_ms)
     known: dict[str, Any] = {
-        "breakdown": replace(WAITING, step_ms_p50=train_ms, wait_ms_mean=0.0),
+        "breakdown": replace(WAITING, traced_step_ms_p50=train_ms, wait_ms_mean=0.0),
         "batch_mib": 9.0,
         "stored_mib": 400.0,
-        "memory_mib": 20_000.0,
+        "available_memory_mib": 20_000.0,
         "shard_count": 8,
         "shard_mib": 120.0,
         "malloc_tuned": True,
@@ -90,21 +90,21 @@ def facts_of(
         "input_examples_per_s": 1000.0,
     }
     facts = Facts(
-        config=checked, plan=plan, costs=costs, load=load, cores=CORES, accelerator=accelerator,
-        model_step_ms=model_ms, train_step_ms=train_ms, wait_pct=stall,
-        stall=Stall(pct=stall, low_pct=stall, high_pct=stall), **known,
+        config=checked, plan=plan, costs=costs, load=load, cores=CORES,
+        on_accelerator=on_accelerator, model_step_ms=model_ms, train_step_ms=train_ms,
+        wait_pct=stall, stall=Stall(pct=stall, low_pct=stall, high_pct=stall), **known,
     )  # fmt: skip
     return replace(facts, **more)
 
 
-def consumer_of(model_ms: float, *, accelerator: bool) -> Consumer:
+def model_step_of(model_ms: float, *, on_accelerator: bool) -> ModelStepCost:
     """A model whose step takes so long, and as much work."""
-    return Consumer(step_ms=model_ms, core_ms=model_ms, accelerator=accelerator)
+    return ModelStepCost(step_ms=model_ms, core_ms=model_ms, on_accelerator=on_accelerator)
 
 
 COPYING = Breakdown(
     steps=20,
-    step_ms_p50=10.0,
+    traced_step_ms_p50=10.0,
     wait_ms_p50=0.0,
     wait_ms_p95=0.0,
     wait_ms_mean=0.0,

@@ -731,8 +731,8 @@ FAULTS = (
     # Measurement
     Fault(
         "buffers that fill up count as used up",
-        "median(prepared - each.level_full",
-        "median(each.level_full - prepared",
+        "median(prepared - each.prepared_after_full",
+        "median(each.prepared_after_full - prepared",
         STEADY_STATE,
     ),
     Fault(
@@ -743,8 +743,8 @@ FAULTS = (
     ),
     Fault(
         "what lay prepared is timed",
-        "lead = 1 + min(drain_steps, max(steps, MAX_LEAD_STEPS))",
-        "lead = 1",
+        "warm_up = 1 + min(drain_steps, max(steps, MAX_WARM_UP_STEPS))",
+        "warm_up = 1",
         STEADY_STATE,
     ),
     Fault(
@@ -827,7 +827,7 @@ FAULTS = (
     ),
     Fault(
         "what is approximate by its own wish must be equal, too",
-        "if result.difference is None:",
+        "if result.pixel_difference is None:",
         "if True:",
         (
             "tests/reporting/test_report.py"
@@ -876,8 +876,8 @@ FAULTS = (
     # Diagnosis
     Fault(
         "what is worth a change is not",
-        "self.share(milliseconds) >= WORTH_PCT",
-        "self.share(milliseconds) <= WORTH_PCT",
+        "self.step_share_pct(milliseconds) >= WORTH_PCT",
+        "self.step_share_pct(milliseconds) <= WORTH_PCT",
         DIAGNOSIS,
     ),
     Fault(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.reporting.ranking import baseline, headline, tied
+from tasks.reporting.ranking import find_baseline, find_tied, write_headline
 from tasks.results.comparison import Comparison, Row
 from tasks.results.train import HeldOut
 
@@ -27,12 +27,14 @@ def row(
         "input_examples_per_s": 400.0, "cold_examples_per_s": 300.0,
         "model_examples_per_s": 100.0, "attainable_examples_per_s": 80.0,
         "wait_ms_p50": 0.5, "predicted_gain": None, "first_batch_s": 0.1, "epoch_gap_s": None,
-        "step_ms_p50": 1.0, "step_ms_p95": 2.0, "step_ms_p99": 3.0,
+        "fit_step_ms_p50": 1.0, "fit_step_ms_p95": 2.0, "fit_step_ms_p99": 3.0,
         "rss_mb_max": 800.0, "disk_read_mb": 1.0,
         "cpu_seconds_per_1k_examples": 0.1, "cpu_utilization_pct": 90.0,
         "gpu_utilization_pct_mean": None,
         "metric": "accuracy", "validation_examples": 5000, "val_metric": 0.9, "test_metric": None,
-        "held_out": HeldOut(split="test", examples=1000, constant=0.25, error=0.0137),
+        "held_out": HeldOut(
+            split="test", examples=1000, constant_metric=0.25, constant_stderr=0.0137
+        ),
         "difference_mean": None, "difference_max": None,
         "cause": "none", "fix": "none", "mlflow_run_id": None,
         "steady_examples_per_s": relative * 100,
@@ -55,8 +57,8 @@ def row(
 def comparison(*rows: Row, **more: Any) -> Comparison:
     """A comparison of rows; `more` are its other fields."""
     usual: dict[str, Any] = {
-        "headline": headline(rows), "best": rows[0].pipeline, "tied": tuple(tied(rows)),
-        "drift_pct": 1.0, "baseline": baseline(rows).pipeline, "metric": rows[0].metric,
+        "headline": write_headline(rows), "best": rows[0].pipeline, "tied": tuple(find_tied(rows)),
+        "drift_pct": 1.0, "baseline": find_baseline(rows).pipeline, "metric": rows[0].metric,
         "warning": None, "missing": {}, "machine": {"gpus": []}, "examples_digest": "d",
         "data_digest": "d", "checklist": (),
     }  # fmt: skip

@@ -147,7 +147,7 @@ def iterator(path, critical, parallelism=1.0):
 )
 def test_advice_is_about_what_a_step_waits_for(iterators, advice):
     breakdown = Breakdown(
-        steps=10, step_ms_p50=1.0, wait_ms_p50=1.0, wait_ms_p95=1.0, wait_ms_mean=1.0,
+        steps=10, traced_step_ms_p50=1.0, wait_ms_p50=1.0, wait_ms_p95=1.0, wait_ms_mean=1.0,
         iterators=tuple(iterators), gpu_busy_ms=None, gpu_copy_ms=None,
     )  # fmt: skip
     assert advise(breakdown, cores=2).startswith(advice)

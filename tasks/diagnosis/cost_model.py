@@ -67,16 +67,15 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consumer:
-    """The model's step on a batch that is already there: how long it takes and the work it is on
-    all cores [ms].
+class ModelStepCost:
+    """The model's step on a batch that is ready: how long it takes, and its work on all cores [ms].
 
-    With an `accelerator` it needs none of the cores.
+    `on_accelerator` it needs none of the cores.
     """
 
     step_ms: float
     core_ms: float
-    accelerator: bool
+    on_accelerator: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,7 @@ class HostLoad:
         return self.overlap(1).append(OverlappedWork(work_ms=work_ms, threads=threads))
 
     def scale(self, factor: float) -> HostLoad:
-        """All work longer by a factor."""
+        """Multiply all work by a factor."""
         overlapped = tuple(
             OverlappedWork(work_ms=factor * work.work_ms, threads=work.threads)
             for work in self.overlapped
@@ -127,7 +126,7 @@ class HostLoad:
         return HostLoad(serial_ms=self.serial_ms, overlapped=(*self.overlapped, work))
 
 
-def step_ms(load: HostLoad, consumer: Consumer, cores: int) -> float:
+def predict_step_ms(load: HostLoad, model_step: ModelStepCost, cores: int) -> float:
     """How long a step takes [ms].
 
     Where the model computes on the host, its step has a part that one core does and a part that all
@@ -137,13 +136,13 @@ def step_ms(load: HostLoad, consumer: Consumer, cores: int) -> float:
     slowest = max(
         (work.work_ms / min(work.threads, cores) for work in load.overlapped), default=0.0
     )
-    if consumer.accelerator:
-        return max(consumer.step_ms + load.serial_ms, slowest, load.work_ms / cores)
-    work = min(max(consumer.core_ms, consumer.step_ms), cores * consumer.step_ms)
-    shared = (work - consumer.step_ms) * cores / (cores - 1) if cores > 1 else 0.0
+    if model_step.on_accelerator:
+        return max(model_step.step_ms + load.serial_ms, slowest, load.work_ms / cores)
+    work = min(max(model_step.core_ms, model_step.step_ms), cores * model_step.step_ms)
+    shared = (work - model_step.step_ms) * cores / (cores - 1) if cores > 1 else 0.0
     least, most = (
-        max(consumer.step_ms + load.serial_ms, slowest),
-        consumer.step_ms + work + load.work_ms,
+        max(model_step.step_ms + load.serial_ms, slowest),
+        model_step.step_ms + work + load.work_ms,
     )
     for _ in range(HALVINGS):
         middle = (least + most) / 2
@@ -154,7 +153,7 @@ def step_ms(load: HostLoad, consumer: Consumer, cores: int) -> float:
 
 
 def calibration_factor(
-    load: HostLoad, consumer: Consumer, cores: int, *, measured_ms: float
+    load: HostLoad, model_step: ModelStepCost, cores: int, *, measured_ms: float
 ) -> float:
     """How much more the input's work costs within a training than alone, so that the model gives
     the step that was measured.
@@ -167,7 +166,7 @@ def calibration_factor(
         middle = (least + most) / 2
         least, most = (
             (middle, most)
-            if step_ms(load.scale(middle), consumer, cores) < measured_ms
+            if predict_step_ms(load.scale(middle), model_step, cores) < measured_ms
             else (least, middle)
         )
     return (least + most) / 2

@@ -1,8 +1,8 @@
 """From numbers to a verdict: is training held up by its input, by how much, what is the cause, what
 to change, what that gains.
 
-What input costs is the stall: what a step takes beyond the model alone, be it that it waits or that
-input and model share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong is
+The cost of input is the stall: the time of a step beyond the model alone, whether it waits or input
+and model share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong is
 in `rules/`.
 """
 
@@ -12,7 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.diagnosis.cost_model import Consumer, OpCost, calibration_factor, estimate_load, step_ms
+from tasks.diagnosis.cost_model import (
+    ModelStepCost,
+    OpCost,
+    calibration_factor,
+    estimate_load,
+    predict_step_ms,
+)
 from tasks.diagnosis.facts import WORTH_PCT, Facts
 from tasks.diagnosis.rules import RULES, Effort, Rule
 from tasks.errors import ImpossiblePlan
@@ -24,9 +30,9 @@ from tasks.settings import PipelineConfig
 # Rules that explain a wait whose end nothing here can predict.
 UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")
 TIE_FACTOR = 1.05  # predictions within this factor are alike: then the smaller change comes first
-# How far the input's work may be stretched for high and for medium confidence.
+# Calibration factors up to which a prediction has high and medium confidence.
 HIGH_CONFIDENCE_MAX, MEDIUM_CONFIDENCE_MAX = 1.3, 2.0
-ADVICE = (
+FIX_WHEN_COMPUTE_BOUND = (
     "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
     " train.jit_compile or a faster accelerator help now"
 )
@@ -34,31 +40,31 @@ ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """Throughput of the input alone and of the model alone [examples/s]; `accelerator` is false on
-    a CPU, where input and model share the cores.
+    """Throughput of the input alone and of the model alone [examples/s]. `on_accelerator` is
+    false on a CPU, where input and model share the cores.
     """
 
     input_examples_per_s: float
     model_examples_per_s: float
-    accelerator: bool
+    on_accelerator: bool
 
     @property
     def attainable_examples_per_s(self) -> float:
         """The most that training can reach: the lower ceiling, or, where input and model share the
         cores, their sum of work.
         """
-        if self.accelerator:
+        if self.on_accelerator:
             return min(self.input_examples_per_s, self.model_examples_per_s)
         return 1 / (1 / self.input_examples_per_s + 1 / self.model_examples_per_s)
 
 
-def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) -> Diagnosis:
+def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepCost) -> Diagnosis:
     """Judge the configuration `name` from what was measured; findings come with the one to act on
     first.
     """
-    verdict = judge(facts.stall, facts.cross_check, accelerator=facts.accelerator)
+    verdict = judge(facts.stall, facts.cross_check, on_accelerator=facts.on_accelerator)
     findings = rank_findings(
-        [finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, consumer))]
+        [finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, model_step))]
     )
     bound = verdict.name != COMPUTE_BOUND
     gaining = [
@@ -73,7 +79,7 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) ->
     )
     shared = (
         ""
-        if facts.accelerator
+        if facts.on_accelerator
         else "; input and model share the cores, so the attainable rate is that of their added work"
     )
     low = (
@@ -83,7 +89,7 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) ->
     )
     unknown = (
         "input and model compete for the same cores"
-        if not facts.accelerator
+        if not facts.on_accelerator
         else "no rule explains it; look at the timeline"
     )
     wait = facts.breakdown.wait_ms_p50
@@ -99,15 +105,15 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, consumer: Consumer) ->
         if bound
         else "none in the input"
     )
-    fix = first.fix if first else ADVICE
+    fix = first.fix if first else FIX_WHEN_COMPUTE_BOUND
     if verdict.name == UNDECIDED:
-        cause, fix = verdict.why, verdict.remedy
+        cause, fix = verdict.cause, verdict.fix
     return Diagnosis(
         verdict=verdict.name,
         utilization_pct=100 - facts.stall_pct,
         stall_pct=facts.stall_pct,
         wait_pct=facts.wait_pct,
-        binding=(
+        lower_ceiling=(
             "input" if ceilings.input_examples_per_s < ceilings.model_examples_per_s else "model"
         ),
         attainable_examples_per_s=ceilings.attainable_examples_per_s,
@@ -141,7 +147,9 @@ def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> Pipeline
     return PipelineConfig.model_validate({**config.model_dump(), **values})
 
 
-def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> Finding | None:
+def _evaluate_rule(
+    rule: Rule, name: str, facts: Facts, model_step: ModelStepCost
+) -> Finding | None:
     """The rule's finding, if it holds and its change is possible."""
     evidence = rule.detect(facts)
     if evidence is None:
@@ -156,7 +164,7 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> F
         plan = make_plan(change_config(facts.config, values), facts.plan.spec)
     except ImpossiblePlan:
         return None
-    gain = _gain(rule, facts, consumer, plan)
+    gain = _gain(rule, facts, model_step, plan)
     change = {
         f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()
     } | dict(rule.change.other)
@@ -171,15 +179,15 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts, consumer: Consumer) -> F
             f"{key.removeprefix(f'pipelines.{name}.')}: {_to_yaml(value)}"
             for key, value in change.items()
         )
-        or rule.advice,
+        or rule.fix,
         change=change,
         effort=rule.effort.name.lower(),
         predicted_gain=gain,
-        confidence=_confidence(facts, consumer) if gain is not None else "unknown",
+        confidence=_confidence(facts, model_step) if gain is not None else "unknown",
     )
 
 
-def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | None:
+def _gain(rule: Rule, facts: Facts, model_step: ModelStepCost, plan: Plan) -> float | None:
     """Predicted training throughput after the change, as a factor; from the measured step where the
     model does not know the plan as it is.
     """
@@ -196,43 +204,47 @@ def _gain(rule: Rule, facts: Facts, consumer: Consumer, plan: Plan) -> float | N
     after = estimate_load(plan, replace(facts.costs, ops=cheaper), cores=facts.cores)
     if after is None:
         return None
-    stretch, before = 1.0, facts.train_step_ms
+    calibration, before = 1.0, facts.train_step_ms
     if facts.load:
-        stretch = calibration_factor(
-            facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms
+        calibration = calibration_factor(
+            facts.load, model_step, facts.cores, measured_ms=facts.train_step_ms
         )
-        before = step_ms(facts.load.scale(stretch), consumer, facts.cores)
-    return before / step_ms(
-        after.scale(stretch), _predict_consumer(plan, facts, consumer), facts.cores
+        before = predict_step_ms(facts.load.scale(calibration), model_step, facts.cores)
+    return before / predict_step_ms(
+        after.scale(calibration), _predict_model_step(plan, facts, model_step), facts.cores
     )
 
 
-def _predict_consumer(plan: Plan, facts: Facts, consumer: Consumer) -> Consumer:
+def _predict_model_step(plan: Plan, facts: Facts, model_step: ModelStepCost) -> ModelStepCost:
     """The model's step with what the plan moves into it or out of it; an accelerator does that in
     no time.
     """
-    if facts.accelerator:
-        return consumer
+    if facts.on_accelerator:
+        return model_step
     moved = sum(facts.work_ms(op, batched=True) for op in plan.device_ops) - sum(
         facts.work_ms(op, batched=True) for op in facts.plan.device_ops
     )
     return replace(
-        consumer, step_ms=consumer.step_ms + moved / facts.cores, core_ms=consumer.core_ms + moved
+        model_step,
+        step_ms=model_step.step_ms + moved / facts.cores,
+        core_ms=model_step.core_ms + moved,
     )
 
 
-def _confidence(facts: Facts, consumer: Consumer) -> str:
-    """How well the model explains the step as it is: by how much the input's work had to be
-    stretched.
+def _confidence(facts: Facts, model_step: ModelStepCost) -> str:
+    """How well the model explains the step as it is: by how far its calibration is
+    from 1.
     """
     if facts.load is None:
         return "low"
-    stretch = calibration_factor(facts.load, consumer, facts.cores, measured_ms=facts.train_step_ms)
+    calibration = calibration_factor(
+        facts.load, model_step, facts.cores, measured_ms=facts.train_step_ms
+    )
     return (
         "high"
-        if stretch <= HIGH_CONFIDENCE_MAX
+        if calibration <= HIGH_CONFIDENCE_MAX
         else "medium"
-        if stretch <= MEDIUM_CONFIDENCE_MAX
+        if calibration <= MEDIUM_CONFIDENCE_MAX
         else "low"
     )
 

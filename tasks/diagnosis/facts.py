@@ -29,14 +29,14 @@ class Facts:
     costs: Costs
     load: HostLoad | None  # None: the cost model does not know this kind of plan
     cores: int
-    accelerator: bool
+    on_accelerator: bool
     model_step_ms: float
     train_step_ms: float
     wait_pct: float | None  # of the traced steps; None: the trace shows no wait
     stall: Stall
     batch_mib: float
     stored_mib: float  # the training split, preprocessed
-    memory_mib: float
+    available_memory_mib: float
     shard_count: int
     shard_mib: float  # a shard on average
     malloc_tuned: bool
@@ -69,13 +69,13 @@ class Facts:
         """Calls of the maps at work at once."""
         return Parallelism(self.config.map.parallel)
 
-    def share(self, milliseconds: float) -> float:
+    def step_share_pct(self, milliseconds: float) -> float:
         """What part of a step so much work is [%]."""
         return 100 * milliseconds / self.train_step_ms
 
-    def worth(self, milliseconds: float) -> bool:
+    def is_worthwhile(self, milliseconds: float) -> bool:
         """Whether so much work is a part of the step worth a change."""
-        return self.share(milliseconds) >= WORTH_PCT
+        return self.step_share_pct(milliseconds) >= WORTH_PCT
 
     @property
     def map_steps(self) -> list[Map]:

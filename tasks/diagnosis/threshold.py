@@ -26,11 +26,11 @@ class Threshold:
     """A metric's name, how it is compared, and with what."""
 
     metric: str
-    sign: str
-    wanted: str
+    operator: str
+    limit: str
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.sign} {self.wanted}"
+        return f"{self.metric} {self.operator} {self.limit}"
 
     def check(self, metrics: Mapping[str, Any]) -> None:
         """Compare the metric.
@@ -54,17 +54,17 @@ class Threshold:
                 " failing `--fail-if`"
             )
         try:
-            limit = type(value)(self.wanted)
+            limit = type(value)(self.limit)
         except ValueError:
             raise InvalidParams(
                 [
                     f"--fail-if: {self.metric} is of type {type(value).__name__};"
-                    f" {self.wanted!r} cannot be compared with it"
+                    f" {self.limit!r} cannot be compared with it"
                 ]
             ) from None
         if limit != limit:
-            raise InvalidParams([f"--fail-if: {self.wanted} is not a number"])
-        if _COMPARISONS[self.sign](value, limit):
+            raise InvalidParams([f"--fail-if: {self.limit} is not a number"])
+        if _COMPARISONS[self.operator](value, limit):
             raise ThresholdExceeded(
                 f"{self} (actual {f'{value:.4g}' if isinstance(value, float) else value})"
             )
@@ -81,5 +81,5 @@ def parse_threshold(text: str) -> Threshold:
         raise InvalidParams(
             [f"--fail-if: {text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'"]
         )
-    metric, sign, wanted = match.groups()
-    return Threshold(metric=metric, sign=sign, wanted=wanted.strip("'\""))
+    metric, compared_by, limit = match.groups()
+    return Threshold(metric=metric, operator=compared_by, limit=limit.strip("'\""))

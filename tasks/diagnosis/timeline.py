@@ -5,7 +5,7 @@ is simulated.
 from __future__ import annotations
 
 from tasks.diagnosis.intervals import close_gaps, intersection, union
-from tasks.diagnosis.trace_breakdown import activity
+from tasks.diagnosis.trace_breakdown import find_activity
 from tasks.diagnosis.xspace import WAIT, Trace
 from tasks.reporting.plots import TRAIN_LANE, WAITING_LANE
 from tasks.results.profiling import AUTOMATIC, Timeline
@@ -29,7 +29,7 @@ def find_timeline(trace: Trace) -> Timeline | None:
         ),
         **{
             step: at_work
-            for step, at_work in activity(trace.host).items()
+            for step, at_work in find_activity(trace.host).items()
             if step and AUTOMATIC not in step and step != "prefetch"
         },
     }

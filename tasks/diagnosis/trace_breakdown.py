@@ -50,7 +50,9 @@ def break_down(trace: Trace) -> Breakdown:
     on_gpu = bool(trace.device and steps)
     return Breakdown(
         steps=len(steps),
-        step_ms_p50=statistics.median(event.duration_ms for event in steps) if steps else None,
+        traced_step_ms_p50=statistics.median(event.duration_ms for event in steps)
+        if steps
+        else None,
         wait_ms_p50=statistics.median(lengths) if lengths else None,
         wait_ms_p95=lengths[int(0.95 * (len(lengths) - 1))] if lengths else None,
         wait_ms_mean=statistics.fmean(lengths) if lengths else None,
@@ -66,7 +68,7 @@ def break_down(trace: Trace) -> Breakdown:
     )
 
 
-def activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
+def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
     """When each step of the plan was at work, as spans, from the consumer to the disk; its
     iterators are taken together.
     """
@@ -74,11 +76,13 @@ def activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
     spans: dict[str, list[tuple[float, float]]] = {}
     for path in sorted(tallies, key=lambda path: path.count("::")):
         tally = tallies[path]
-        at_work = union(tally.worked() if tally.elsewhere else tally.called)
+        at_work = union(tally.function_spans() if tally.works_elsewhere else tally.call_spans)
         for child in (
-            other for other in tallies if other.rpartition("::")[0] == path and not tally.elsewhere
+            other
+            for other in tallies
+            if other.rpartition("::")[0] == path and not tally.works_elsewhere
         ):
-            at_work = difference(at_work, union(tallies[child].called))
+            at_work = difference(at_work, union(tallies[child].call_spans))
         spans.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
     return {step: union(pairs) for step, pairs in spans.items()}
 
@@ -106,23 +110,23 @@ class _Tally:
 
     step: str = ""
     tuned: int | None = None
-    called: list[tuple[float, float]] = field(default_factory=list)
+    call_spans: list[tuple[float, float]] = field(default_factory=list)
     own_ms: float = 0.0  # of its calls, without those of its inputs on the same thread
-    elsewhere: bool = False  # other threads work for it, so that its own calls only wait
+    works_elsewhere: bool = False  # other threads work for it, so that its own calls only wait
     # Executions, by run.
-    functions: dict[int, list[tuple[float, float]]] = field(
+    function_runs: dict[int, list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     ops: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def worked(self) -> list[tuple[float, float]]:
+    def function_spans(self) -> list[tuple[float, float]]:
         """When its functions were executing."""
-        return [span for run in self.functions.values() for span in run]
+        return [span for run in self.function_runs.values() for span in run]
 
     def call_times(self) -> list[float]:
         """How long each run of its function, or each of its calls, took, ascending."""
-        runs = [sum(end - begin for begin, end in run) for run in self.functions.values()]
-        return sorted(runs or [end - begin for begin, end in self.called])
+        runs = [sum(end - begin for begin, end in run) for run in self.function_runs.values()]
+        return sorted(runs or [end - begin for begin, end in self.call_spans])
 
 
 def _iterators(
@@ -137,16 +141,16 @@ def _iterators(
     for path in sorted(tallies, key=lambda path: path.split("::")):
         tally = tallies[path]
         work = (
-            sum(end - begin for begin, end in tally.worked())
-            if tally.elsewhere
+            sum(end - begin for begin, end in tally.function_spans())
+            if tally.works_elsewhere
             else max(0.0, tally.own_ms)
         )
         each = tally.call_times()
         yield IteratorTime(
             path=path,
             step=tally.step,
-            calls=len(tally.called),
-            total_ms=sum(end - begin for begin, end in tally.called),
+            calls=len(tally.call_spans),
+            total_ms=sum(end - begin for begin, end in tally.call_spans),
             self_ms=work,
             call_ms_p50=statistics.median(each),
             call_ms_p95=each[int(0.95 * (len(each) - 1))],
@@ -164,14 +168,14 @@ def _attribute_wait(
     to its inputs, the rest to itself.
     """
     tally = tallies[path]
-    left = intersection(waits, union(tally.called))
-    if tally.elsewhere:
-        worked = intersection(left, union(tally.worked()))
+    left = intersection(waits, union(tally.call_spans))
+    if tally.works_elsewhere:
+        worked = intersection(left, union(tally.function_spans()))
         critical[path] += total_length(worked)
         left = difference(left, worked)
     for child in (other for other in tallies if other.rpartition("::")[0] == path):
         _attribute_wait(child, left, tallies, critical)
-        left = difference(left, union(tallies[child].called))
+        left = difference(left, union(tallies[child].call_spans))
     critical[path] += total_length(left)
 
 
@@ -181,7 +185,7 @@ def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
     spans_with_ancestors = list(_with_ancestors(events))
     produced = _count_calls(spans_with_ancestors, tallies)
     _count_functions(spans_with_ancestors, _owners(spans_with_ancestors, produced), tallies)
-    return {path: tally for path, tally in tallies.items() if tally.called}
+    return {path: tally for path, tally in tallies.items() if tally.call_spans}
 
 
 def _count_calls(
@@ -196,14 +200,14 @@ def _count_calls(
         tally = tallies[path]
         tally.step = event.label
         tally.tuned = event.tuned if event.tuned is not None else tally.tuned
-        tally.called.append((event.start_ms, event.end_ms))
+        tally.call_spans.append((event.start_ms, event.end_ms))
         tally.own_ms += event.duration_ms
         caller = ancestor(_serves)
         if caller is not None and caller.iterator:
             tallies[_path(caller)].own_ms -= event.duration_ms
         elif path.count("::") > 1:
             consumer = path.rpartition("::")[0]
-            tallies[consumer].elsewhere = True
+            tallies[consumer].works_elsewhere = True
             if caller is not None:
                 produced[id(caller)] = consumer
     return produced
@@ -240,7 +244,7 @@ def _count_functions(
                 ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run)
                 is None
             ):
-                tallies[owners[event.run]].functions[event.run].append(
+                tallies[owners[event.run]].function_runs[event.run].append(
                     (event.start_ms, event.end_ms)
                 )
         elif _KERNEL.match(event.name):

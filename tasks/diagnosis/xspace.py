@@ -70,7 +70,7 @@ class Trace:
     device: list[Event]
 
 
-def trace(step: Callable[[], object], folder: Path, *, steps: int) -> None:
+def record_trace(step: Callable[[], object], folder: Path, *, steps: int) -> None:
     """Record a TensorBoard-readable trace of `steps` steps into `folder`."""
     tf.profiler.experimental.start(str(folder))
     try:

@@ -1,5 +1,5 @@
-"""Accelerators that one may plan for without having them: what published benchmarks say that a
-train step takes on each.
+"""Accelerators to plan for without having them: how long a train step takes on each, from
+published benchmarks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from tasks.errors import UnknownModel, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """What a published benchmark says that an accelerator takes for a train step: `step_s` [s] for
-    `batch_size` examples.
+    """An accelerator in a published benchmark: a train step on `batch_size` examples takes `step_s`
+    [s].
     """
 
     model: str
@@ -22,7 +22,7 @@ class Accelerator:
 
     @property
     def examples_per_s(self) -> float:
-        """What it consumes."""
+        """Examples that it trains on per second."""
         return self.batch_size / self.step_s
 
     def step_ms(self, batch_size: int) -> float:

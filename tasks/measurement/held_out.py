@@ -25,8 +25,8 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
         return HeldOut(
             split=split,
             examples=len(labels),
-            constant=share,
-            error=standard_error(share, len(labels)),
+            constant_metric=share,
+            constant_stderr=standard_error(share, len(labels)),
         )
     column = "label" if targets is None else data.shards.schema.feature
 
@@ -40,8 +40,8 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
     return HeldOut(
         split=split,
         examples=len(distances),
-        constant=float(distances.mean()),
-        error=float(distances.std() / math.sqrt(len(distances))),
+        constant_metric=float(distances.mean()),
+        constant_stderr=float(distances.std() / math.sqrt(len(distances))),
     )
 
 
@@ -57,10 +57,10 @@ def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
     shares = (targets == np.bincount(targets.reshape(-1)).argmax()).mean(axis=1)
     share = float(shares.mean())
     error = float(shares.std() / math.sqrt(windows)) or standard_error(share, targets.size)
-    return HeldOut(split=split, examples=windows, constant=share, error=error)
+    return HeldOut(split=split, examples=windows, constant_metric=share, constant_stderr=error)
 
 
 def standard_error(share: float, examples: int) -> float:
     """Of a share counted on so many examples; never 0, since one more example could differ."""
-    spread = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
-    return math.sqrt(spread / examples)
+    variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
+    return math.sqrt(variance / examples)

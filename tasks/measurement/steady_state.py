@@ -21,9 +21,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
-LEAD_STEPS = 3  # before a block, or a trace, that do not count
+WARM_UP_STEPS = 3  # before a block, or a trace, that are not timed
 MIN_STEPS, MAX_STEPS = 8, 2048  # of a block
 # a block lasts at least so long, so that the clock's and the scheduler's grain do not matter
 BLOCK_S = 0.15
@@ -38,21 +38,23 @@ PRECISE_PCT = 1.0
 WAITED_MS, WAITED_FRACTION = 0.25, 0.05
 # Batches to take in search of one that is waited for; once none has been.
 MAX_DRAIN, SHORT_DRAIN = 1024, 16
-SETTLE_FRACTION = 0.25  # part of the time allowed that the input may take to fill its buffers
+IDLE_WAIT_FRACTION = 0.25  # part of the time allowed that the input may take to fill its buffers
 # Full buffers last for 1 / stall steps per batch that is ready.
-MIN_STALL, MAX_LEAD_STEPS = 0.05, 40
+MIN_STALL, MAX_WARM_UP_STEPS = 0.05, 40
 CLEAR_DROP = 3  # batches by which a level must change to be more than what is in flight
 TRIMMING_ROUNDS = 7  # enough rounds for an interval that a single disturbed one cannot widen
 
 StepFunction = Callable[[], object]  # one train step; returns when its loss is known on the host
+# From which blocks the steady state is read; undecided where the two kinds disagree.
 Side = Literal["both", "drained", "full", "undecided"]
+UNDECIDED_SIDE: Final = "undecided"
 
 
 class Training(Protocol):
     """A training under the clock: `step` takes a batch and trains on it, `pull` takes a batch and
     does nothing with it.
 
-    Its input does not work before `start`, which comes first and lets it settle into its pace.
+    Its input does not work before `start`, which comes first and lets it find its pace.
     """
 
     def start(self) -> object: ...
@@ -81,11 +83,12 @@ class TimedBlock:
 class Round:
     """Blocks that follow each other, so that the machine's drift hits all alike.
 
-    `reference` is the model alone on finished batches, the same work whatever the configuration;
-    `model` the layers that this configuration trains, alone on a batch that is there; `full` and
-    `drained` training that starts on full and on empty buffers. `taken_full` counts the batches
-    that the first took, with those of its lead; `level_full` and `level_drained` those that lay
-    prepared at the end of the two blocks.
+    `reference` is the model alone on batches that are ready, the same work whatever the
+    configuration; `model` the layers that this configuration trains, alone on a batch that is
+    ready; `full` and `drained` training that starts on full and on empty buffers.
+    `batches_taken_by_full` counts the batches that the block `full` took, with those of its
+    warm-up; `prepared_after_full` and `prepared_after_drained` those that lay prepared at the end
+    of the two blocks.
 
     Where the input did not come to rest, `reference` and `model` are those timed before it started,
     and `model_with_busy_input` is the model as it was timed while the input worked.
@@ -95,9 +98,9 @@ class Round:
     model: TimedBlock
     full: TimedBlock
     drained: TimedBlock
-    taken_full: int
-    level_full: int
-    level_drained: int
+    batches_taken_by_full: int
+    prepared_after_full: int
+    prepared_after_drained: int
     model_with_busy_input: TimedBlock | None = None
 
     def train_ms(self, side: Side) -> float:
@@ -122,14 +125,24 @@ class SteadyState:
     """Rounds of blocks of one length, and from which side they are to be read.
 
     `prepared` is how many batches are ready when the buffers are full; `seconds` what all of it
-    took; `longer_s` how long it would have to take for a decision, where there is none.
+    took; `suggested_seconds` how long it would have to take for a decision, where there is none.
     """
 
     rounds: tuple[Round, ...]
     side: Side
     prepared: int
     seconds: float
-    longer_s: float | None = None
+    suggested_seconds: float | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether both sides agree, or the buffers' level shows which of them counts."""
+        return self.side != UNDECIDED_SIDE
+
+    @property
+    def possible_sides(self) -> tuple[Side, ...]:
+        """The side that counts; undecided: both."""
+        return (self.side,) if self.is_decided else ("full", "drained")
 
     @property
     def model_step_ms(self) -> float:
@@ -168,7 +181,7 @@ class SteadyState:
         """Where the stall lies: the interval of the median; from the lower to the higher side where
         it is undecided.
         """
-        sides: tuple[Side, ...] = ("full", "drained") if self.side == "undecided" else (self.side,)
+        sides = self.possible_sides
         lows = [
             median_interval([each.stall_pct_lower_bound(side) for each in self.rounds])[0]
             for side in sides
@@ -183,9 +196,10 @@ class SteadyState:
         """Training's speed in each round as a fraction of the reference model's in the same round;
         undecided: of both sides.
         """
-        sides: tuple[Side, ...] = ("full", "drained") if self.side == "undecided" else (self.side,)
         return tuple(
-            each.reference.mean_ms / each.train_ms(side) for each in self.rounds for side in sides
+            each.reference.mean_ms / each.train_ms(side)
+            for each in self.rounds
+            for side in self.possible_sides
         )
 
     @property
@@ -213,12 +227,12 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 @dataclass
-class Clock:
-    """Times steps, and waits for buffers to fill: `settle` says whether the input came to rest
-    within so many seconds.
+class StepClock:
+    """Times steps, and waits for buffers to fill: `wait_until_idle` returns whether the input came
+    to rest within a number of seconds.
     """
 
-    settle: Callable[[float], bool]
+    wait_until_idle: Callable[[float], bool]
     cpu_s: Callable[[], float] = time.process_time
     now: Callable[[], float] = time.perf_counter
     started: float = field(init=False)
@@ -231,9 +245,9 @@ class Clock:
         """Since this clock was made."""
         return self.now() - self.started
 
-    def block(self, step: StepFunction, steps: int, *, lead: int = 1) -> TimedBlock:
-        """Take `lead` steps that do not count, then time `steps`."""
-        for _ in range(lead):
+    def block(self, step: StepFunction, steps: int, *, warm_up: int = 1) -> TimedBlock:
+        """Take `warm_up` steps that do not count, then time `steps`."""
+        for _ in range(warm_up):
             step()
         times: list[float] = []
         cpu = self.cpu_s()
@@ -259,7 +273,7 @@ def measure_steady_state(
     training: Training,
     model: StepFunction,
     reference: StepFunction,
-    clock: Clock,
+    clock: StepClock,
     *,
     max_rounds: int,
     max_seconds: float,
@@ -282,23 +296,23 @@ class _Measurement:
         training: Training,
         model: StepFunction,
         reference: StepFunction,
-        clock: Clock,
+        clock: StepClock,
         max_seconds: float,
     ) -> None:
-        self.max_seconds, self.settle_s = max_seconds, SETTLE_FRACTION * max_seconds
+        self.max_seconds, self.idle_wait_s = max_seconds, IDLE_WAIT_FRACTION * max_seconds
         self.training, self.model, self.reference, self.clock = training, model, reference, clock
-        for _ in range(LEAD_STEPS):
+        for _ in range(WARM_UP_STEPS):
             model()
             reference()
         # Before the input starts: what counts if it never rests.
-        model_ms = clock.block(model, LEAD_STEPS).mean_ms
+        model_ms = clock.block(model, WARM_UP_STEPS).mean_ms
         self.before_input = self.time_alone(max(MIN_STEPS, math.ceil(BLOCK_S * 1e3 / model_ms)))
         training.start()
         self.waited_ms = max(WAITED_MS, WAITED_FRACTION * model_ms)
         self.limit = MAX_DRAIN
         if self.drain() == MAX_DRAIN:
             self.limit = SHORT_DRAIN
-        first = clock.block(training.step, MIN_STEPS, lead=LEAD_STEPS)
+        first = clock.block(training.step, MIN_STEPS, warm_up=WARM_UP_STEPS)
         self.stall = max(0.0, 1 - model_ms / first.mean_ms)
         variation = statistics.pstdev(first.steps_ms) / first.mean_ms
         regular = min((variation / BLOCK_ERROR) ** 2, max_seconds * 1e3 / BLOCKS / first.mean_ms)
@@ -319,15 +333,17 @@ class _Measurement:
     def run(self, max_rounds: int) -> SteadyState:
         rounds: list[Round] = []
         while True:
-            rounds.append(self.round())
+            rounds.append(self.time_round())
             side = choose_side(rounds, self.prepared)
             over = self.clock.elapsed_s >= self.max_seconds and len(rounds) >= min(
                 MIN_ROUNDS_AT_TIMEOUT, max_rounds
             )
-            if over or (side != "undecided" and self.enough(rounds, side, max_rounds)):
+            if over or (
+                side != UNDECIDED_SIDE and self.has_enough_rounds(rounds, side, max_rounds)
+            ):
                 break
             if (
-                side == "undecided"
+                side == UNDECIDED_SIDE
                 and len(rounds) > 1
                 and self.clock.elapsed_s < self.max_seconds / 2
             ):
@@ -336,16 +352,16 @@ class _Measurement:
         # Blocks of twice the length take twice as long, and the rounds that are missing take their
         # share.
         missing = max(1.0, MIN_ROUNDS / len(rounds))
-        longer = 2 * self.clock.elapsed_s * missing if side == "undecided" else None
+        longer = 2 * self.clock.elapsed_s * missing if side == UNDECIDED_SIDE else None
         return SteadyState(
             rounds=tuple(rounds),
             side=side,
             prepared=self.prepared,
             seconds=self.clock.elapsed_s,
-            longer_s=longer,
+            suggested_seconds=longer,
         )
 
-    def enough(self, rounds: Sequence[Round], side: Side, max_rounds: int) -> bool:
+    def has_enough_rounds(self, rounds: Sequence[Round], side: Side, max_rounds: int) -> bool:
         low, high = median_interval([each.stall_pct(side) for each in rounds])
         precise = len(rounds) >= MIN_ROUNDS and (high - low) / 2 <= PRECISE_PCT
         return precise or len(rounds) >= max_rounds
@@ -359,12 +375,12 @@ class _Measurement:
 
     def time_models(self) -> tuple[TimedBlock, TimedBlock, bool]:
         """The same while the buffers are full; and whether the input rested meanwhile."""
-        rested = self.clock.settle(self.settle_s)
+        rested = self.clock.wait_until_idle(self.idle_wait_s)
         if not rested:
-            self.settle_s /= 2
+            self.idle_wait_s /= 2
         return *self.time_alone(self.steps), rested
 
-    def round(self) -> Round:
+    def time_round(self) -> Round:
         """The model alone while the buffers are full, training from there, then training from empty
         buffers.
         """
@@ -375,11 +391,11 @@ class _Measurement:
             if 100 * self.stall > SAME_PCT
             else 0
         )
-        lead = 1 + min(drain_steps, max(steps, MAX_LEAD_STEPS))
-        full = clock.block(self.training.step, steps, lead=lead)
-        level_full = self.drain()
-        drained = clock.block(self.training.step, steps, lead=LEAD_STEPS)
-        level_drained = self.drain()
+        warm_up = 1 + min(drain_steps, max(steps, MAX_WARM_UP_STEPS))
+        full = clock.block(self.training.step, steps, warm_up=warm_up)
+        prepared_after_full = self.drain()
+        drained = clock.block(self.training.step, steps, warm_up=WARM_UP_STEPS)
+        prepared_after_drained = self.drain()
         self.stall = max(0.0, 1 - model.mean_ms / drained.mean_ms)
         return Round(
             reference=reference if rested else self.before_input[1],
@@ -387,9 +403,9 @@ class _Measurement:
             model_with_busy_input=None if rested else model,
             full=full,
             drained=drained,
-            taken_full=lead + steps,
-            level_full=level_full,
-            level_drained=level_drained,
+            batches_taken_by_full=warm_up + steps,
+            prepared_after_full=prepared_after_full,
+            prepared_after_drained=prepared_after_drained,
         )
 
 
@@ -404,7 +420,7 @@ def choose_side(rounds: Sequence[Round], prepared: int) -> Side:
     >>> fast, slow = TimedBlock(steps_ms=(10.0,)), TimedBlock(steps_ms=(30.0,))
     >>> falls = Round(
     ...     reference=fast, model=fast, full=fast, drained=slow,
-    ...     taken_full=30, level_full=44, level_drained=0,
+    ...     batches_taken_by_full=30, prepared_after_full=44, prepared_after_drained=0,
     ... )
     >>> choose_side([falls], prepared=64), choose_side([falls], prepared=44)
     ('drained', 'undecided')
@@ -418,10 +434,11 @@ def choose_side(rounds: Sequence[Round], prepared: int) -> Side:
     )
     if abs(medians["full"] - medians["drained"]) <= max(SAME_PCT, min(noise, 2 * SAME_PCT)):
         return "both"
-    used_up = statistics.median(prepared - each.level_full for each in rounds)
-    gained = statistics.median(each.level_drained for each in rounds)
+    used_up = statistics.median(prepared - each.prepared_after_full for each in rounds)
+    gained = statistics.median(each.prepared_after_drained for each in rounds)
     deficit = statistics.median(
-        each.taken_full * (1 - each.full.mean_ms / each.drained.mean_ms) for each in rounds
+        each.batches_taken_by_full * (1 - each.full.mean_ms / each.drained.mean_ms)
+        for each in rounds
     )
     if (
         min(deficit, used_up) >= CLEAR_DROP
@@ -431,4 +448,4 @@ def choose_side(rounds: Sequence[Round], prepared: int) -> Side:
         return "drained"
     if used_up <= max(1, prepared / 10) and gained >= CLEAR_DROP:
         return "full"
-    return "undecided"
+    return UNDECIDED_SIDE

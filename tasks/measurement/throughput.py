@@ -18,7 +18,7 @@ from tasks.results.build import InputThroughput
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochTiming:
+class PassTiming:
     """One pass over the data, or as much of it as the time allowed.
 
     `first_batch_s` runs from asking for the iterator, or the last batch before, to the first one
@@ -42,12 +42,12 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
     Raises:
       EmptyDataset: nothing came out.
     """
-    timings = list(_time_epochs(pipeline, passes, max_seconds))
+    timings = list(_time_passes(pipeline, passes, max_seconds))
     warm = [timing.examples_per_s for timing in timings[1:] or timings]
     gaps = [timing.gap_s for timing in timings if timing.gap_s is not None]
     return InputThroughput(
         input_examples_per_s=statistics.median(warm),
-        spread_examples_per_s=(min(warm), max(warm)),
+        input_examples_per_s_range=(min(warm), max(warm)),
         cold_examples_per_s=timings[0].examples_per_s,
         first_batch_s=timings[0].first_batch_s,
         epoch_gap_s=statistics.median(gaps) if gaps else None,
@@ -55,7 +55,7 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
     )
 
 
-def _time_epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[EpochTiming]:
+def _time_passes(pipeline: InputPipeline, passes: int, max_seconds: float) -> Iterator[PassTiming]:
     """Time pass after pass over one sequence of epochs; one that was cut short is followed by one
     from there on.
     """
@@ -63,7 +63,7 @@ def _time_epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> It
     batches, steps_left = pipeline.batches(epochs=passes), pipeline.steps_per_epoch
     for number in range(passes):
         limit = math.inf if number == 0 and pipeline.plan.caches else max_seconds
-        timing, steps, now = _time_epoch(
+        timing, steps, now = _time_pass(
             batches,
             pipeline,
             steps_left=steps_left,
@@ -76,7 +76,7 @@ def _time_epochs(pipeline: InputPipeline, passes: int, max_seconds: float) -> It
         requested_at, previous_end = now, now if steps_left == pipeline.steps_per_epoch else None
 
 
-def _time_epoch(
+def _time_pass(
     batches: Iterator,
     pipeline: InputPipeline,
     *,
@@ -84,7 +84,7 @@ def _time_epoch(
     requested_at: float,
     previous_end: float | None,
     max_seconds: float,
-) -> tuple[EpochTiming, int, float]:
+) -> tuple[PassTiming, int, float]:
     """A pass over the `steps_left` of an epoch; how many steps it took, and when it ended.
 
     `requested_at` is when its first batch was asked for, `previous_end` when the epoch before it
@@ -105,7 +105,7 @@ def _time_epoch(
         count += _examples(next(batches))
         steps += 1
         now = time.perf_counter()
-    timing = EpochTiming(
+    timing = PassTiming(
         examples=first_size + count,
         first_batch_s=first_batch_at - requested_at,
         examples_per_s=(

@@ -15,9 +15,9 @@ import psutil
 import tensorflow as tf
 
 from tasks.measurement.steady_state import (
-    LEAD_STEPS,
-    Clock,
+    WARM_UP_STEPS,
     SteadyState,
+    StepClock,
     StepFunction,
     measure_steady_state,
 )
@@ -29,7 +29,7 @@ from tasks.training.models import Models, compile_model, trainable_model
 MAX_EPOCHS = 1_000_000
 BATCHES_IN_MEMORY = 64
 # Cores in use that count as none, and how long to wait for that.
-PAUSE_S, IDLE_CORES, SETTLE_TIMEOUT_S = 0.01, 0.2, 5.0
+PAUSE_S, IDLE_CORES, IDLE_TIMEOUT_S = 0.01, 0.2, 5.0
 IDLE_PAUSES = 3  # in a row: parallel calls pause, too
 
 
@@ -42,7 +42,7 @@ class TrainingLoop:
         pipeline: InputPipeline,
         settings: TrainSettings,
         *,
-        warm_up_steps: int = LEAD_STEPS,
+        warm_up_steps: int = WARM_UP_STEPS,
     ) -> None:
         gather = pipeline.gather_fn() if pipeline.plan.on_device else None
         model = trainable_model(
@@ -80,7 +80,7 @@ class TrainingLoop:
         next(self._batches)
 
 
-def model_only_step(
+def make_model_only_step(
     models: Models, pipeline: InputPipeline, settings: TrainSettings
 ) -> StepFunction:
     """The layers that `pipeline` trains, on one batch that is there already: what the model does
@@ -98,7 +98,7 @@ def model_only_step(
     return lambda: wait_for_loss(step(batches))
 
 
-def reference_step(
+def make_reference_step(
     models: Models, pipeline: InputPipeline, settings: TrainSettings
 ) -> StepFunction:
     """The network on a finished batch: the same work for every configuration, so that they can be
@@ -131,13 +131,13 @@ def time_training(
     measure: MeasureSettings,
 ) -> SteadyState:
     """Time the model alone and training in alternating blocks, from full and drained buffers."""
-    model = model_only_step(models, pipeline, train)
+    model = make_model_only_step(models, pipeline, train)
     reference = (
-        reference_step(models, pipeline, train)
+        make_reference_step(models, pipeline, train)
         if pipeline.plan.device_ops and not models.emulated
         else model
     )
-    clock = Clock(settle=settle)
+    clock = StepClock(wait_until_idle=wait_until_idle)
     return measure_steady_state(
         loop,
         model,
@@ -148,7 +148,7 @@ def time_training(
     )
 
 
-def settle(timeout_s: float = SETTLE_TIMEOUT_S) -> bool:
+def wait_until_idle(timeout_s: float = IDLE_TIMEOUT_S) -> bool:
     """Wait until buffers are full and the input's threads and service workers rest; returns whether
     they do.
     """

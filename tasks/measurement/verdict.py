@@ -2,8 +2,8 @@
 bears it.
 
 Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the
-lower one is 15 %, since two runs of the same step differ by up to 10 % there. The cross-check are
-the training's own epochs: a verdict that contradicts them is not given but explained.
+lower one is 15 %, since two runs of the same step differ by up to 10 % there. The training's own
+epochs are the cross-check: a verdict that they contradict is not given but explained.
 """
 
 from __future__ import annotations
@@ -11,31 +11,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.measurement.steady_state import SteadyState
+from tasks.results.profiling import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, UNDECIDED
 from tasks.results.train import TrainThroughput
 
-NOT_BOUND_PCT = {"accelerator": 5.0, "shared cores": 15.0}
-HIGHLY_BOUND_PCT = 20.0
+COMPUTE_BOUND_BELOW_PCT = {"accelerator": 5.0, "shared cores": 15.0}
+INPUT_BOUND_FROM_PCT = 20.0
 MARGIN_PCT = 5.0  # points by which an interval may reach across a threshold
 DRIFT_PCT = 10.0  # points that two measurements of the same training, minutes apart, may differ by
-COMPUTE_BOUND, SLIGHTLY_BOUND, INPUT_BOUND, UNDECIDED = (
-    "compute-bound",
-    "slightly input-bound",
-    "input-bound",
-    "undecided",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
     """The measured stall [%] with its interval; `decided`: both sides of the measurement agree;
-    else `longer_s` might do.
+    else `suggested_seconds` might do.
     """
 
     pct: float
     low_pct: float
     high_pct: float
     decided: bool = True
-    longer_s: float | None = None
+    suggested_seconds: float | None = None
 
     @classmethod
     def of(cls, state: SteadyState) -> Stall:
@@ -45,8 +40,8 @@ class Stall:
             pct=state.stall_pct,
             low_pct=low,
             high_pct=high,
-            decided=state.side != UNDECIDED,
-            longer_s=state.longer_s,
+            decided=state.is_decided,
+            suggested_seconds=state.suggested_seconds,
         )
 
 
@@ -65,21 +60,21 @@ class CrossCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict, and where it is undecided why, and what to do."""
+    """The verdict; where it is undecided, the cause of that and what to do."""
 
     name: str
-    why: str = ""
-    remedy: str = ""
+    cause: str = ""
+    fix: str = ""
 
 
-def decide_verdict(stall_pct: float, *, accelerator: bool) -> str:
+def decide_verdict(stall_pct: float, *, on_accelerator: bool) -> str:
     """The verdict that belongs to a stall."""
-    least = NOT_BOUND_PCT["accelerator" if accelerator else "shared cores"]
+    least = COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"]
     return (
         COMPUTE_BOUND
         if stall_pct < least
         else INPUT_BOUND
-        if stall_pct >= HIGHLY_BOUND_PCT
+        if stall_pct >= INPUT_BOUND_FROM_PCT
         else SLIGHTLY_BOUND
     )
 
@@ -101,13 +96,16 @@ def cross_check_from(
     return CrossCheck(low_pct=low, high_pct=high, step_ms=step_ms)
 
 
-def judge(stall: Stall, cross_check: CrossCheck | None, *, accelerator: bool) -> Verdict:
+def judge(stall: Stall, cross_check: CrossCheck | None, *, on_accelerator: bool) -> Verdict:
     """Give the verdict, or say why none can be given.
 
     Undecided is what lies on both sides of a threshold (by more than `MARGIN_PCT` each, where both
     sides of the measurement agree), and what the epochs contradict by more than the machine drifts.
     """
-    thresholds = (NOT_BOUND_PCT["accelerator" if accelerator else "shared cores"], HIGHLY_BOUND_PCT)
+    thresholds = (
+        COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"],
+        INPUT_BOUND_FROM_PCT,
+    )
     margin = MARGIN_PCT if stall.decided else 0.0
     across = [
         each
@@ -118,33 +116,33 @@ def judge(stall: Stall, cross_check: CrossCheck | None, *, accelerator: bool) ->
     if across:
         sides = "" if stall.decided else " from full buffers and from empty ones"
         seconds = (
-            f"measure.stall_max_seconds: {stall.longer_s:.0f}"
-            if stall.longer_s
+            f"measure.stall_max_seconds: {stall.suggested_seconds:.0f}"
+            if stall.suggested_seconds
             else "a larger measure.rounds, or a quiet machine"
         )
-        why = f"the stall lies anywhere from {span}{sides}, on both sides of {across[0]:.0f} %"
-        return Verdict(name=UNDECIDED, why=why, remedy=f"measure longer: {seconds}")
-    name = decide_verdict(stall.pct, accelerator=accelerator)
+        cause = f"the stall lies anywhere from {span}{sides}, on both sides of {across[0]:.0f} %"
+        return Verdict(name=UNDECIDED, cause=cause, fix=f"measure longer: {seconds}")
+    name = decide_verdict(stall.pct, on_accelerator=on_accelerator)
     if (
         cross_check is not None
-        and decide_verdict(_within_drift(stall, cross_check), accelerator=accelerator) != name
+        and decide_verdict(_within_drift(stall, cross_check), on_accelerator=on_accelerator) != name
     ):
-        why = (
+        cause = (
             f"the epochs of this training took {cross_check.step_ms:.2f} ms a step, a stall of"
             f" {cross_check.low_pct:.0f} to {cross_check.high_pct:.0f} %, while now it is"
             f" {stall.pct:.0f} % ({span}): the machine was busy then or now"
         )
         return Verdict(
             name=UNDECIDED,
-            why=why,
-            remedy="run train and profile of this configuration again while nothing else runs",
+            cause=cause,
+            fix="run train and profile of this configuration again while nothing else runs",
         )
     return Verdict(name=name)
 
 
 def _within_drift(stall: Stall, cross_check: CrossCheck) -> float:
-    """What the cross-check, after all drift, says at least that the interval does not hold; where
-    they agree, the stall itself.
+    """The stall itself where the interval and the cross-check agree but for drift; else the end of
+    the cross-check, moved by the drift, that is nearest to the interval [%].
     """
     if cross_check.low_pct - DRIFT_PCT > stall.high_pct:
         return cross_check.low_pct - DRIFT_PCT

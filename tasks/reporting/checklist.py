@@ -16,7 +16,9 @@ GOOD_SHARD_MIB = (100, 200)
 LARGE_MIB = 1024
 
 
-def checklist(config: PipelineConfig, shards: ShardIndex, row: MeasuredRow) -> list[ChecklistItem]:
+def run_checklist(
+    config: PipelineConfig, shards: ShardIndex, row: MeasuredRow
+) -> list[ChecklistItem]:
     """Go through the points for one configuration: its fields, the index of the shards, its row of
     the report.
     """

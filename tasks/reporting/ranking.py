@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from tasks.results.comparison import MeasuredRow, Row
+from tasks.results.profiling import COMPUTE_BOUND, UNDECIDED
 from tasks.results.train import SIGNIFICANT_STDERRS
 
 BASELINE = "naive"
@@ -52,7 +53,7 @@ class Ranked(Protocol):
 SomeRow = TypeVar("SomeRow", bound=Ranked)
 
 
-def baseline(rows: Sequence[SomeRow]) -> SomeRow:
+def find_baseline(rows: Sequence[SomeRow]) -> SomeRow:
     """What the others are measured by: naive, or the first where there is none."""
     return next((row for row in rows if row.pipeline == BASELINE), rows[0])
 
@@ -96,15 +97,15 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def best(rows: Sequence[SomeRow]) -> SomeRow:
+def find_best(rows: Sequence[SomeRow]) -> SomeRow:
     """The configuration to use: of those that are tied for the highest training throughput, the one
     with the lowest stall.
     """
-    names = tied(rows)
+    names = find_tied(rows)
     return min((row for row in rows if row.pipeline in names), key=lambda row: row.stall_pct)
 
 
-def tied(rows: Sequence[Ranked]) -> list[str]:
+def find_tied(rows: Sequence[Ranked]) -> list[str]:
     """The fastest configuration and all that it does not beat beyond the noise, in given order.
 
     Beyond the noise: the interval of their ratio does not hold 1.
@@ -121,9 +122,9 @@ def drift_pct(rows: Sequence[Ranked]) -> float:
     return 100 * (max(rates) - min(rates)) / statistics.median(rates)
 
 
-def headline(rows: Sequence[MeasuredRow]) -> str:
+def write_headline(rows: Sequence[MeasuredRow]) -> str:
     """The result in one sentence."""
-    top, base, names = best(rows), baseline(rows), tied(rows)
+    top, base, names = find_best(rows), find_baseline(rows), find_tied(rows)
     if base.pipeline in names:
         return (
             f"No configuration trains faster than {base.pipeline} beyond the noise; training is"
@@ -150,9 +151,9 @@ def headline(rows: Sequence[MeasuredRow]) -> str:
 
 def _what_is_left(row: MeasuredRow) -> str:
     """What input still costs the configuration to use."""
-    if row.verdict == "compute-bound":
+    if row.verdict == COMPUTE_BOUND:
         return "training is compute-bound, nothing more to gain from input"
-    if row.verdict == "undecided":
+    if row.verdict == UNDECIDED:
         return (
             f"whether training still waits for input is undecided, {row.stall_pct:.0f} % of a step"
             " may be lost to it"

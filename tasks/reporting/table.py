@@ -60,7 +60,7 @@ class Table:
     """Columns, and a line for each configuration in the order of params.yaml."""
 
     columns: tuple[TableColumn, ...]
-    lines: tuple[TableRow, ...]
+    rows: tuple[TableRow, ...]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -68,7 +68,7 @@ def comparison_table(comparison: Comparison) -> Table:
     columns = _columns(comparison)
     return Table(
         columns=columns,
-        lines=tuple(
+        rows=tuple(
             TableRow(
                 row=row,
                 cells=tuple(column.cell(row) for column in columns),
@@ -87,8 +87,8 @@ def to_text(table: Table) -> str:
     essential = [table.columns[number] for number in shown]
     headings = [[*column.heading.split(), column.unit] for column in essential]
     height = max(map(len, headings))
-    cells = [[line.cells[number].text for number in shown] for line in table.lines]
-    for texts, line in zip(cells, table.lines, strict=True):
+    cells = [[line.cells[number].text for number in shown] for line in table.rows]
+    for texts, line in zip(cells, table.rows, strict=True):
         texts[0] += TIED_MARK if line.tied else ""
     columns = [
         [*[""] * (height - len(heading)), *heading, *texts]
@@ -105,14 +105,14 @@ def to_markdown(table: Table) -> str:
     """The table in Markdown."""
     titles = [column.title for column in table.columns]
     rule = ["---:" if column.numeric else "---" for column in table.columns]
-    cells = [[str(cell) for cell in line.cells] for line in table.lines]
+    cells = [[str(cell) for cell in line.cells] for line in table.rows]
     return "\n".join("| " + " | ".join(texts) + " |" for texts in (titles, rule, *cells))
 
 
 def to_records(table: Table) -> list[dict[str, str]]:
     """The table as a mapping per configuration, by the titles of the columns."""
     titles = [column.title for column in table.columns]
-    return [dict(zip(titles, map(str, line.cells), strict=True)) for line in table.lines]
+    return [dict(zip(titles, map(str, line.cells), strict=True)) for line in table.rows]
 
 
 def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
@@ -121,7 +121,7 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
     gpu = TableColumn(
         heading="GPU busy", unit="%", cell=lambda row: _number(row.gpu_utilization_pct_mean)
     )
-    text = any(row.sequences is not None for row in comparison.configurations)
+    text = any(row.sequence_batches is not None for row in comparison.configurations)
     return (
         TableColumn(
             heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)
@@ -177,7 +177,7 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
 def _of_text(name: str, digits: int = 0) -> Callable[[Row], Cell]:
     """The cell of a figure that only batches of sequences have."""
     return lambda row: _number(
-        None if row.sequences is None else getattr(row.sequences, name), digits=digits
+        None if row.sequence_batches is None else getattr(row.sequence_batches, name), digits=digits
     )
 
 

@@ -14,7 +14,7 @@ class InputThroughput:
     """What an input pipeline delivers when nothing consumes it but a loop."""
 
     input_examples_per_s: float
-    spread_examples_per_s: tuple[float, float]
+    input_examples_per_s_range: tuple[float, float]
     cold_examples_per_s: float
     first_batch_s: float
     epoch_gap_s: float | None
@@ -72,9 +72,9 @@ class SequenceBatches:
 class BuildResult(ResultFile):
     """A configuration's input pipeline, measured alone and proven to deliver the right examples.
 
-    `validation_examples` counts the validation split. `difference` is only of approximate
-    configurations, `epoch` of those whose draws can be checked, `class_frequencies` of sampling,
-    `sequences` of text.
+    `validation_examples` counts the validation split. Only approximate configurations have a
+    `pixel_difference`, those whose draws can be checked `epoch_draws`, those that sample
+    `class_frequencies`, and text `sequence_batches`.
     """
 
     FILE: ClassVar[str] = "input.json"
@@ -82,14 +82,14 @@ class BuildResult(ResultFile):
 
     plan: str
     throughput: InputThroughput
-    equality: ExamplesDigest
+    examples_digest: ExamplesDigest
     usage: Usage
     machine: Mapping[str, Any]
     validation_examples: int
-    difference: Difference | None = None
-    epoch: EpochDraws | None = None
+    pixel_difference: Difference | None = None
+    epoch_draws: EpochDraws | None = None
     class_frequencies: Mapping[str, float] | None = None
-    sequences: SequenceBatches | None = None
+    sequence_batches: SequenceBatches | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class PlanSummary(ResultFile):
 
     plan: str
     steps: Sequence[Mapping[str, str | None]]
-    autotuned: bool
+    autotunes: bool
     device_ops: Sequence[Mapping[str, Any]]
     element: Mapping[str, Any]
     examples: int

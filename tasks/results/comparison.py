@@ -38,9 +38,9 @@ class MeasuredRow:
     predicted_gain: float | None
     first_batch_s: float
     epoch_gap_s: float | None
-    step_ms_p50: float | None
-    step_ms_p95: float | None
-    step_ms_p99: float | None
+    fit_step_ms_p50: float | None
+    fit_step_ms_p95: float | None
+    fit_step_ms_p99: float | None
     rss_mb_max: float
     disk_read_mb: float
     cpu_seconds_per_1k_examples: float | None
@@ -57,7 +57,7 @@ class MeasuredRow:
     cause: str
     fix: str
     mlflow_run_id: str | None
-    sequences: SequenceBatches | None = None
+    sequence_batches: SequenceBatches | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

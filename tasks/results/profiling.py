@@ -12,6 +12,12 @@ from tasks.results.base import ResultFile
 from tasks.results.build import BuildResult
 from tasks.results.train import TrainResult, train_metrics
 
+COMPUTE_BOUND, SLIGHTLY_BOUND, INPUT_BOUND, UNDECIDED = (
+    "compute-bound",
+    "slightly input-bound",
+    "input-bound",
+    "undecided",
+)
 # In the step name that TensorFlow gives iterators that the plan did not name.
 AUTOMATIC = "Dataset:"
 METRICS_FILE = "metrics.json"
@@ -88,7 +94,7 @@ class Breakdown(ResultFile):
     FOLDER: ClassVar[str] = "profile"
 
     steps: int
-    step_ms_p50: float | None
+    traced_step_ms_p50: float | None
     wait_ms_p50: float | None
     wait_ms_p95: float | None
     wait_ms_mean: float | None
@@ -141,7 +147,7 @@ class Diagnosis(ResultFile):
     utilization_pct: float
     stall_pct: float
     wait_pct: float | None
-    binding: str
+    lower_ceiling: str
     attainable_examples_per_s: float
     cause: str
     fix: str
@@ -152,9 +158,10 @@ class Diagnosis(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRounds(ResultFile):
-    """The rounds of the measurement, a value each: mean times of a step [ms], and training's speed
-    relative to the reference. `train_ms` are single steps.
+class RoundTimes(ResultFile):
+    """The rounds of the measurement. `round_…_ms` hold one value per round, the mean time of its
+    steps, and `relative_rates` training's speed relative to the reference; `train_step_times_ms`
+    holds every single step of training.
     """
 
     FILE: ClassVar[str] = "steps.json"
@@ -162,11 +169,11 @@ class StepRounds(ResultFile):
     FOLDER: ClassVar[str] = "profile"
 
     side: str
-    reference_ms: tuple[float, ...]
-    model_ms: tuple[float, ...]
-    full_ms: tuple[float, ...]
-    drained_ms: tuple[float, ...]
-    train_ms: tuple[float, ...]
+    round_reference_ms: tuple[float, ...]
+    round_model_ms: tuple[float, ...]
+    round_full_ms: tuple[float, ...]
+    round_drained_ms: tuple[float, ...]
+    train_step_times_ms: tuple[float, ...]
     relative_rates: tuple[float, ...]
 
 
@@ -187,7 +194,8 @@ class Timeline(ResultFile):
 @dataclass(frozen=True, kw_only=True)
 class ProfileResult(ResultFile):
     """What was measured and concluded about one configuration, as values; `--fail-if` can ask for
-    each.
+    each. `train_step_ms` is a step in the steady state, `epochs_stall_pct_low` the lower end of the
+    stall by the training's own epochs, `stall_measurement_s` how long the measurement took.
     """
 
     FILE: ClassVar[str] = "profile.json"
@@ -198,8 +206,8 @@ class ProfileResult(ResultFile):
     stall_pct_low: float
     stall_pct_high: float
     stall_side: str
-    stall_seconds: float
-    epochs_stall_pct: float | None
+    stall_measurement_s: float
+    epochs_stall_pct_low: float | None
     prepared_batches: int
     relative_rate: float
     utilization_pct: float

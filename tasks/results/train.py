@@ -22,17 +22,17 @@ SIGNIFICANT_STDERRS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The split that a training's final metric is of.
+    """The split on which a training's final metric is computed.
 
-    `constant` is the metric of the best constant prediction: the accuracy of the most frequent
-    class, or the mean absolute error of the median of the training split; `error` is its standard
-    error, over so many independent `examples`.
+    `constant_metric` is the metric of the best constant prediction: the accuracy of the most
+    frequent class, or the mean absolute error of the median of the training split;
+    `constant_stderr` is its standard error over that many independent `examples`.
     """
 
     split: str
     examples: int
-    constant: float
-    error: float
+    constant_metric: float
+    constant_stderr: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class TrainThroughput:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Step times of the warm epochs (of the first epoch, after it has settled, where it is the only
-    one) [ms].
+    """Step times of the warm epochs [ms]; where there is only one epoch, of its steps after the
+    warm-up.
     """
 
     ms_p50: float
@@ -96,9 +96,10 @@ def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float |
         "throughput/input_examples_per_s": built.throughput.input_examples_per_s,
         "input/first_batch_s": built.throughput.first_batch_s,
         "input/epoch_gap_s": built.throughput.epoch_gap_s,
-        "input/tokens_per_s": built.sequences and built.sequences.tokens_per_s,
-        "input/padding_pct": built.sequences and built.sequences.padding_pct,
-        "input/distinct_shapes": built.sequences and float(built.sequences.distinct_shapes),
+        "input/tokens_per_s": built.sequence_batches and built.sequence_batches.tokens_per_s,
+        "input/padding_pct": built.sequence_batches and built.sequence_batches.padding_pct,
+        "input/distinct_shapes": built.sequence_batches
+        and float(built.sequence_batches.distinct_shapes),
         "step/ms_p50": step and step.ms_p50,
         "step/ms_p95": step and step.ms_p95,
         "step/ms_p99": step and step.ms_p99,

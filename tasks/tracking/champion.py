@@ -51,7 +51,15 @@ class Score:
 def read_score(row: MeasuredRow) -> Score:
     """The score of a configuration of a comparison."""
     value = row.val_metric if row.test_metric is None else row.test_metric
-    return Score(metric=row.metric, value=value, **asdict(row.held_out))
+    held_out = row.held_out
+    return Score(
+        metric=row.metric,
+        value=value,
+        split=held_out.split,
+        examples=held_out.examples,
+        constant=held_out.constant_metric,
+        error=held_out.constant_stderr,
+    )
 
 
 def make_tags(score: Score) -> dict[str, str]:

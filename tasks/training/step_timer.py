@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.results.train import StepTimes
 
-SETTLING_STEPS = 5  # steps of the first epoch that still carry tracing and start-up
+EPOCH_WARM_UP_STEPS = 5  # of each epoch, not counted: they carry tracing and start-up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,9 @@ class StepTimer:
     def step_times(self) -> StepTimes:
         """Percentiles over the steady steps; an execution counts as often as it has steps."""
         warm = self.epochs[1:] or self.epochs
-        milliseconds = np.concatenate([_of_each_step(epoch)[SETTLING_STEPS:] for epoch in warm])
+        milliseconds = np.concatenate(
+            [_of_each_step(epoch)[EPOCH_WARM_UP_STEPS:] for epoch in warm]
+        )
         if not milliseconds.size:
             milliseconds = _of_each_step(self.epochs[-1])
         p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99))

@@ -17,12 +17,12 @@ from facts import (
     UNEVEN,
     WAITING,
     WELL,
-    consumer_of,
     facts_of,
+    model_step_of,
 )
 
 from tasks.diagnosis import rules
-from tasks.diagnosis.cost_model import Consumer, HostLoad, OverlappedWork, step_ms
+from tasks.diagnosis.cost_model import HostLoad, ModelStepCost, OverlappedWork, predict_step_ms
 from tasks.diagnosis.diagnose import Ceilings, Finding, change_config, diagnose, rank_findings
 from tasks.diagnosis.rules import RULES
 from tasks.diagnosis.threshold import parse_threshold
@@ -30,15 +30,15 @@ from tasks.errors import InvalidParams, ThresholdExceeded
 from tasks.settings import PipelineConfig
 
 
-def judged(config: dict, *, model_ms: float = 10.0, accelerator: bool = True, **known):
-    """The diagnosis of a configuration whose step takes exactly what the operational model says."""
+def judged(config: dict, *, model_ms: float = 10.0, on_accelerator: bool = True, **known):
+    """The diagnosis of a configuration whose step takes exactly what the cost model says."""
     ceilings = Ceilings(
         input_examples_per_s=1000,
         model_examples_per_s=BATCH / model_ms * 1e3,
-        accelerator=accelerator,
+        on_accelerator=on_accelerator,
     )
-    facts = facts_of(config, model_ms=model_ms, accelerator=accelerator, **known)
-    return diagnose("p", facts, ceilings, consumer_of(model_ms, accelerator=accelerator))
+    facts = facts_of(config, model_ms=model_ms, on_accelerator=on_accelerator, **known)
+    return diagnose("p", facts, ceilings, model_step_of(model_ms, on_accelerator=on_accelerator))
 
 
 FIRST = [
@@ -169,29 +169,36 @@ def test_ceilings_add_up_where_the_cores_are_shared():
         "input_examples_per_s": 300.0,
         "model_examples_per_s": 600.0,
     }
-    assert Ceilings(**alone, accelerator=True).attainable_examples_per_s == 300
-    assert Ceilings(**alone, accelerator=False).attainable_examples_per_s == pytest.approx(200)
+    assert Ceilings(**alone, on_accelerator=True).attainable_examples_per_s == 300
+    assert Ceilings(**alone, on_accelerator=False).attainable_examples_per_s == pytest.approx(200)
 
 
 def test_the_operational_model_of_a_step():
-    consumer = Consumer(step_ms=10, core_ms=10, accelerator=True)
-    assert step_ms(HostLoad(serial_ms=5), consumer, 4) == 15, "on the training's own thread it adds"
-    assert step_ms(HostLoad(serial_ms=5).overlap(1), consumer, 4) == 10, (
+    model_step = ModelStepCost(step_ms=10, core_ms=10, on_accelerator=True)
+    assert predict_step_ms(HostLoad(serial_ms=5), model_step, 4) == 15, (
+        "on the training's own thread it adds"
+    )
+    assert predict_step_ms(HostLoad(serial_ms=5).overlap(1), model_step, 4) == 10, (
         "behind a prefetch it hides"
     )
-    assert step_ms(HostLoad(serial_ms=25).overlap(1), consumer, 4) == 25, (
+    assert predict_step_ms(HostLoad(serial_ms=25).overlap(1), model_step, 4) == 25, (
         "as long as it is the shorter"
     )
     assert (
-        step_ms(HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),)), consumer, 4) == 15
+        predict_step_ms(
+            HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),)), model_step, 4
+        )
+        == 15
     ), "several threads share it"
     assert (
-        step_ms(HostLoad(overlapped=(OverlappedWork(work_ms=20, threads=1),) * 3), consumer, 2)
+        predict_step_ms(
+            HostLoad(overlapped=(OverlappedWork(work_ms=20, threads=1),) * 3), model_step, 2
+        )
         == 30
     ), "as far as there are cores"
-    assert step_ms(
+    assert predict_step_ms(
         HostLoad(overlapped=(OverlappedWork(work_ms=60, threads=4),)),
-        replace(consumer, accelerator=False),
+        replace(model_step, on_accelerator=False),
         4,
     ) == pytest.approx(25), "the model wants cores, too"
 

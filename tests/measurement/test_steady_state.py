@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tasks.measurement import steady_state
-from tasks.measurement.steady_state import Clock, measure_steady_state, median_interval
+from tasks.measurement.steady_state import StepClock, measure_steady_state, median_interval
 
 GRAIN_S = 1e-5  # what taking a prepared batch costs
 
@@ -83,7 +83,7 @@ class Queue:
         self.next_s = self.now_s + self.period()
         self.step()
 
-    def settle(self, patience_s: float) -> bool:
+    def wait_until_idle(self, patience_s: float) -> bool:
         """The producer's core rests as soon as the buffer is full."""
         deadline = self.now_s + patience_s
         while self.now_s < deadline and self.busy():
@@ -92,7 +92,9 @@ class Queue:
         return not self.busy()
 
     def measured(self, max_seconds: float = 60.0):
-        clock = Clock(settle=self.settle, now=lambda: self.now_s, cpu_s=lambda: self.now_s)
+        clock = StepClock(
+            wait_until_idle=self.wait_until_idle, now=lambda: self.now_s, cpu_s=lambda: self.now_s
+        )
         model = self.compute
         return measure_steady_state(
             self, model, model, clock, max_rounds=9, max_seconds=max_seconds
@@ -147,7 +149,7 @@ def test_refilling_on_shared_cores_is_no_stall_of_the_steady_state(capacity):
 def test_what_no_time_is_left_for_is_undecided_and_says_how_long_it_would_take():
     state = Queue(input_s=0.1, model_s=0.095, capacity=64).measured(max_seconds=2)
     assert state.side == "undecided"
-    assert state.longer_s > 2
+    assert state.suggested_seconds > 2
     low, high = state.stall_interval_pct
     assert low <= 5 <= high + 0.5, "the truth lies between the two sides"
 

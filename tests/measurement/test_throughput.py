@@ -57,7 +57,7 @@ def test_a_cache_is_filled_before_warm_passes_are_timed():
     result = measure_input(Slow(20, Plan(caches=True)), passes=3, max_seconds=0.1)
     assert result.cold_examples_per_s <= 10 / 0.02
     assert result.input_examples_per_s > 5 * result.cold_examples_per_s
-    assert result.spread_examples_per_s[0] > 5 * result.cold_examples_per_s, (
+    assert result.input_examples_per_s_range[0] > 5 * result.cold_examples_per_s, (
         "of the warm passes alone"
     )
 

@@ -11,7 +11,7 @@ from tasks.assembly.inputs import input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.data.shards import read_shard_index
 from tasks.layout import Layout
-from tasks.measurement.train_steps import TrainingLoop, reference_step, time_training
+from tasks.measurement.train_steps import TrainingLoop, make_reference_step, time_training
 from tasks.params import check
 from tasks.snapshot import snapshot
 
@@ -96,7 +96,7 @@ def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finish
         pipeline = input_pipeline(params, "p", data, split="train", purpose="train")
         keras.utils.set_random_seed(0)
         models = build_models_for(params, data)
-        loss = reference_step(models, pipeline, params.train)()
+        loss = make_reference_step(models, pipeline, params.train)()
         shapes[finish] = (loss, pipeline.dataset().element_spec[0].dtype)
     assert [str(dtype)[9:14] for _, dtype in shapes.values()] == ["float", "uint8"]
     assert shapes["host"][0] == pytest.approx(shapes["device"][0], rel=1e-4), (

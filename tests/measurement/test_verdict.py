@@ -25,7 +25,7 @@ def stall(pct, low=None, high=None, **more):
 
 
 @pytest.mark.parametrize(
-    ("measured", "accelerator", "name"),
+    ("measured", "on_accelerator", "name"),
     [
         (stall(3), True, "compute-bound"),
         (stall(7), True, "slightly input-bound"),
@@ -38,36 +38,39 @@ def stall(pct, low=None, high=None, **more):
         (stall(2, 0, 4, decided=False), True, "compute-bound"),  # whichever side is right
     ],
 )
-def test_what_lies_on_both_sides_of_a_threshold_is_undecided(measured, accelerator, name):
-    assert judge(measured, None, accelerator=accelerator).name == name
+def test_what_lies_on_both_sides_of_a_threshold_is_undecided(measured, on_accelerator, name):
+    assert judge(measured, None, on_accelerator=on_accelerator).name == name
 
 
 def test_an_undecided_verdict_says_why_and_what_it_would_take():
-    verdict = judge(stall(10, 0, 30, decided=False, longer_s=88.4), None, accelerator=True)
+    verdict = judge(
+        stall(10, 0, 30, decided=False, suggested_seconds=88.4), None, on_accelerator=True
+    )
     assert verdict == Verdict(
         name="undecided",
-        why=(
+        cause=(
             "the stall lies anywhere from 0 to 30 % from full buffers and from empty ones, on both"
             " sides of 5 %"
         ),
-        remedy="measure longer: measure.stall_max_seconds: 88",
+        fix="measure longer: measure.stall_max_seconds: 88",
     )
 
 
 def test_epochs_that_contradict_a_verdict_are_named_instead_of_it():
     cross_check = CrossCheck(low_pct=72, high_pct=73, step_ms=51.4)
-    verdict = judge(stall(0, 0, 3), cross_check, accelerator=False)
+    verdict = judge(stall(0, 0, 3), cross_check, on_accelerator=False)
     assert verdict.name == "undecided"
     assert (
-        "took 51.40 ms a step, a stall of 72 to 73 %, while now it is 0 % (0 to 3 %)" in verdict.why
+        "took 51.40 ms a step, a stall of 72 to 73 %, while now it is 0 % (0 to 3 %)"
+        in verdict.cause
     )
-    assert "again" in verdict.remedy
+    assert "again" in verdict.fix
 
 
 def test_epochs_that_were_faster_than_what_is_measured_now_contradict_it_too():
     assert (
         judge(
-            stall(70, 66, 74), CrossCheck(low_pct=0, high_pct=3, step_ms=1.0), accelerator=False
+            stall(70, 66, 74), CrossCheck(low_pct=0, high_pct=3, step_ms=1.0), on_accelerator=False
         ).name
         == "undecided"
     )
@@ -77,8 +80,8 @@ def test_epochs_that_were_faster_than_what_is_measured_now_contradict_it_too():
 def test_epochs_within_the_drift_or_of_the_same_verdict_contradict_nothing(low):
     measured = stall(70, 66, 74) if low > 20 else stall(0, 0, 2)
     assert judge(
-        measured, CrossCheck(low_pct=low, high_pct=low, step_ms=1.0), accelerator=False
-    ).name == decide_verdict(measured.pct, accelerator=False)
+        measured, CrossCheck(low_pct=low, high_pct=low, step_ms=1.0), on_accelerator=False
+    ).name == decide_verdict(measured.pct, on_accelerator=False)
 
 
 def state(model_ms, train_ms, prepared):
@@ -92,7 +95,11 @@ def state(model_ms, train_ms, prepared):
         )
     }
     return SteadyState(
-        rounds=(Round(**blocks, taken_full=1, level_full=0, level_drained=0),),
+        rounds=(
+            Round(
+                **blocks, batches_taken_by_full=1, prepared_after_full=0, prepared_after_drained=0
+            ),
+        ),
         side="both",
         prepared=prepared,
         seconds=1.0,

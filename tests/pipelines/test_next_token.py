@@ -151,7 +151,7 @@ def test_a_decoder_learns_to_predict_the_next_token(stored):
     measured = models.network.evaluate(held_out.dataset(), return_dict=True, verbose=0)
     guess = describe_next_tokens(data, held_out.plan.window)
     assert guess.examples == held_out.examples
-    assert measured["accuracy"] > guess.constant + 4 * guess.error
+    assert measured["accuracy"] > guess.constant_metric + 4 * guess.constant_stderr
     told = with_perplexity(measured, models.target)
     assert told["perplexity"] == pytest.approx(np.exp(measured["loss"])) and told["perplexity"] < 40
 
@@ -161,8 +161,8 @@ def test_the_constant_is_the_most_frequent_token(stored):
     window = input_pipeline(params, "naive", data, split="train", purpose="train").plan.window
     told, tokens = describe_next_tokens(data, window), tokens_of(data, "validation")
     used = tokens[1 : 1 + told.examples * LENGTH]
-    assert told.constant == pytest.approx(np.bincount(used).max() / len(used))
-    assert 0 < told.error < told.constant
+    assert told.constant_metric == pytest.approx(np.bincount(used).max() / len(used))
+    assert 0 < told.constant_stderr < told.constant_metric
 
 
 def test_the_end_of_a_document_is_number_0_alone_and_in_a_batch():

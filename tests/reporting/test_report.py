@@ -18,21 +18,21 @@ from tasks.data.shards import Shard, ShardIndex
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.layout import Layout
 from tasks.report import RESULT_FILES, check_equal, report
-from tasks.reporting.checklist import checklist, failed
+from tasks.reporting.checklist import failed, run_checklist
 from tasks.reporting.plots import plot_steps
 from tasks.reporting.ranking import (
     accuracy_warning,
-    best,
     break_even_epoch,
     drift_pct,
-    headline,
+    find_best,
+    find_tied,
     ratio_interval,
-    tied,
+    write_headline,
 )
 from tasks.reporting.table import ABSENT
 from tasks.results.build import BuildResult, Difference, PlanSummary
 from tasks.results.comparison import Comparison
-from tasks.results.profiling import Breakdown, StepRounds, Timeline
+from tasks.results.profiling import Breakdown, RoundTimes, Timeline
 from tasks.results.train import TrainResult, write_history
 from tasks.settings import PipelineConfig
 
@@ -44,10 +44,10 @@ def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():
         row("b", 0.945, 5),
         row("c", 0.80, 15),
     ]
-    assert tied(rows) == ["a", "b"]
-    assert best(rows).pipeline == "b", "of equals, the one that waits least"
+    assert find_tied(rows) == ["a", "b"]
+    assert find_best(rows).pipeline == "b", "of equals, the one that waits least"
     assert (
-        headline(rows)
+        write_headline(rows)
         == "a and b (tied) train 1.9× (1.8 to 2.0) as fast as naive; training is compute-bound,"
         " nothing more to gain from input."
     )
@@ -59,8 +59,10 @@ def test_of_configurations_that_are_tied_but_far_apart_both_ends_are_said():
         row("noisy", 0.60, 11, "undecided", spread=0.8),
         row("best", 0.90, 12, "undecided"),
     ]
-    assert headline(rows).startswith("noisy and best (tied) train 1.5 to 2.2× (the fastest 2.2 to")
-    assert headline(rows).endswith(
+    assert write_headline(rows).startswith(
+        "noisy and best (tied) train 1.5 to 2.2× (the fastest 2.2 to"
+    )
+    assert write_headline(rows).endswith(
         " as fast as naive; whether training still waits for input is undecided, 11 % of a step may"
         " be lost to it."
     )
@@ -69,7 +71,7 @@ def test_of_configurations_that_are_tied_but_far_apart_both_ends_are_said():
 def test_a_clear_winner_stands_alone():
     rows = [row("naive", 0.50, 50, "input-bound"), row("best", 0.99, 12, "slightly input-bound")]
     assert (
-        headline(rows)
+        write_headline(rows)
         == "best trains 2.0× (1.9 to 2.0) as fast as naive; training is slightly input-bound, 12 %"
         " of a step is still lost to input."
     )
@@ -78,7 +80,7 @@ def test_a_clear_winner_stands_alone():
 def test_where_naive_is_as_good_as_any_it_is_said():
     rows = [row("naive", 0.98, 5), row("best", 0.99, 4)]
     assert (
-        headline(rows)
+        write_headline(rows)
         == "No configuration trains faster than naive beyond the noise; training is compute-bound."
     )
 
@@ -94,7 +96,7 @@ def test_a_machine_that_slows_down_during_a_comparison_changes_no_rank_and_no_ra
         replace(one, reference_examples_per_s=55.0) if number > 1 else one
         for number, one in enumerate(rows)
     ]
-    assert tied(slow) == tied(rows) == ["c"]
+    assert find_tied(slow) == find_tied(rows) == ["c"]
     assert ratio_interval(slow[3], slow[0]) == ratio_interval(rows[3], rows[0])
     assert drift_pct(slow) > 50, "which is shown"
 
@@ -151,8 +153,8 @@ def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
         "prefetch": 2,
     }
     config = PipelineConfig.model_validate(chosen)
-    assert failed(checklist(config, shards, row("best", stall=5.0))) == []
-    naive = checklist(PipelineConfig(read="shards"), shards, row("naive", stall=60.0))
+    assert failed(run_checklist(config, shards, row("best", stall=5.0))) == []
+    naive = run_checklist(PipelineConfig(read="shards"), shards, row("naive", stall=60.0))
     assert failed(naive) == [
         "several shards read at once",
         "maps in parallel, or on whole batches",
@@ -168,9 +170,9 @@ def write_results(folder: Path, config: dict, rates: tuple[float, ...]) -> None:
     """
     chosen = {
         PlanSummary: {"config": PipelineConfig.model_validate(config).model_dump(mode="json")},
-        BuildResult: {"difference": None, "machine": {"gpus": []}},
+        BuildResult: {"pixel_difference": None, "machine": {"gpus": []}},
         TrainResult: {"metric": "accuracy", "last_epoch": {"val_accuracy": 0.9}, "test": {}},
-        StepRounds: {"relative_rates": rates},
+        RoundTimes: {"relative_rates": rates},
         Timeline: {"lanes": {"train step": [(0.0, 1.5)], "batch": [(0.5, 1.0)]}},
     }
     for kind in (*RESULT_FILES, Timeline):
@@ -197,11 +199,13 @@ def layout(arrays, tmp_path) -> Layout:
 
 def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(layout):
     one = BuildResult.read(layout.run("naive"))
-    other = replace(one, equality=replace(one.equality, digest="00bb"))
+    other = replace(one, examples_digest=replace(one.examples_digest, digest="00bb"))
     check_equal({"a": one, "b": one})
-    with pytest.raises(UnequalConfigurations, match=rf"a: {one.equality.digest[:12]}; b: 00bb"):
+    with pytest.raises(
+        UnequalConfigurations, match=rf"a: {one.examples_digest.digest[:12]}; b: 00bb"
+    ):
         check_equal({"a": one, "b": other})
-    approximate = replace(other, difference=Difference(mean=1.0, max=9.0, examples=100))
+    approximate = replace(other, pixel_difference=Difference(mean=1.0, max=9.0, examples=100))
     check_equal({"a": one, "b": approximate})
 
 

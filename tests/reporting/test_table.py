@@ -34,7 +34,7 @@ def test_every_form_has_every_cell_and_the_terminal_the_essential_ones(table):
     titles = [column.title for column in table.columns]
     assert [cell.strip() for cell in markdown.splitlines()[0].strip("|").split("|")] == titles
     assert [list(record) for record in records] == [titles, titles]
-    for line, record in zip(table.lines, records, strict=True):
+    for line, record in zip(table.rows, records, strict=True):
         (written,) = [each for each in text.splitlines() if each.startswith(line.row.pipeline)]
         cells = zip(table.columns, line.cells, strict=True)
         assert all(cell.text in written for column, cell in cells if column.essential)

@@ -37,7 +37,9 @@ GOOD = Score(
     constant=0.25,
     error=standard_error(0.25, 1000),
 )
-JUDGED = HeldOut(split="test", examples=1000, constant=0.25, error=standard_error(0.25, 1000))
+JUDGED = HeldOut(
+    split="test", examples=1000, constant_metric=0.25, constant_stderr=standard_error(0.25, 1000)
+)
 ERRORS = Score(metric="mae", value=0.5, split="test", examples=1000, constant=1.0, error=0.02)
 
 
@@ -243,9 +245,9 @@ def test_a_constant_prediction_is_the_most_frequent_class_or_the_median(tmp_path
     stored = opened(tmp_path, {"source": "arrays", "path": str(tmp_path / "data.npz")})
     found = describe_held_out(stored)
     assert found.split == "test" and found.examples == stored.shards.examples("test")
-    assert found.constant == pytest.approx(5 / 8, abs=0.15) and found.error == standard_error(
-        found.constant, found.examples
-    )
+    assert found.constant_metric == pytest.approx(
+        5 / 8, abs=0.15
+    ) and found.constant_stderr == standard_error(found.constant_metric, found.examples)
 
 
 def test_of_numbers_it_is_the_mean_distance_from_the_median(tmp_path):
@@ -256,7 +258,8 @@ def test_of_numbers_it_is_the_mean_distance_from_the_median(tmp_path):
     )
     found = describe_held_out(stored)
     assert (
-        found.constant == pytest.approx(3 * np.sqrt(2 / np.pi), rel=0.2) and 0 < found.error < 0.3
+        found.constant_metric == pytest.approx(3 * np.sqrt(2 / np.pi), rel=0.2)
+        and 0 < found.constant_stderr < 0.3
     )
 
 

@@ -54,7 +54,7 @@ class Rule:
     detect: Detector
     change: Change
     effort: Effort
-    advice: str  # where the change is none of params.yaml
+    fix: str  # where the change is none of params.yaml
 
 
 SNAPSHOT = Change(
@@ -78,7 +78,7 @@ def rule(
     cause: str,
     change: Change,
     effort: Effort = Effort.SETTING,
-    advice: str = "nothing to change",
+    fix: str = "nothing to change",
 ) -> Callable[[Detector], Rule]:
     """Make a rule of the detector below; its name is the detector's, without the underscore."""
 
@@ -90,7 +90,7 @@ def rule(
             detect=detect,
             change=change,
             effort=effort,
-            advice=advice,
+            fix=fix,
         )
 
     return to_rule

@@ -24,6 +24,6 @@ def _padding(facts: Facts) -> str | None:
     return (
         f"{now:.0f} % of what the model computes on is padding, {then:.0f} % in buckets of doubling"
         " length"
-        if facts.worth(_saved_ms(facts))
+        if facts.is_worthwhile(_saved_ms(facts))
         else None
     )

@@ -18,7 +18,7 @@ def _no_prefetch(facts: Facts) -> str | None:
     serial = facts.load.serial_ms if facts.load else facts.breakdown.wait_ms_mean or 0.0
     return (
         f"{serial:.2f} ms of input run on the training's own thread in each step"
-        if facts.worth(serial)
+        if facts.is_worthwhile(serial)
         else None
     )
 
@@ -40,7 +40,7 @@ def _sequential_map(facts: Facts) -> str | None:
     return (
         f"its ops take {work:.2f} ms of a step, one call after another, on one of {facts.cores}"
         " cores"
-        if facts.worth(work) and work > calls
+        if facts.is_worthwhile(work) and work > calls
         else None
     )
 
@@ -64,7 +64,7 @@ def _costly_calls(facts: Facts) -> str | None:
     return (
         f"{facts.batch_size} calls per step, {how}take {facts.costs.call_us:.0f} µs each,"
         f" {calls:.2f} ms, before any work of the ops ({work:.2f} ms)"
-        if facts.worth(calls) and calls > work / 2
+        if facts.is_worthwhile(calls) and calls > work / 2
         else None
     )
 
@@ -89,6 +89,6 @@ def _sequential_read(facts: Facts) -> str | None:
     work = facts.batch_size * facts.costs.read_us.get(step.source, 0.0) / 1e3
     return (
         f"reading takes {work:.2f} ms of a step, from one file at a time"
-        if facts.worth(work)
+        if facts.is_worthwhile(work)
         else None
     )

@@ -20,7 +20,7 @@ def _compressed_reads(facts: Facts) -> str | None:
     )
     return (
         f"reading takes {packed:.2f} ms of a step, {plain:.2f} ms from plain shards"
-        if facts.worth(packed - plain)
+        if facts.is_worthwhile(packed - plain)
         else None
     )
 
@@ -38,7 +38,7 @@ def _repeated_work(facts: Facts) -> str | None:
     return (
         f"deterministic work takes {work:.2f} core-ms of every step and gives the same in every"
         " epoch"
-        if facts.worth(work)
+        if facts.is_worthwhile(work)
         else None
     )
 
@@ -51,7 +51,7 @@ def _repeated_work(facts: Facts) -> str | None:
 )
 def _no_cache(facts: Facts) -> str | None:
     repeated = _repeated_work.detect(facts)
-    fits = facts.stored_mib < facts.memory_mib / 2 and facts.plan.service is None
+    fits = facts.stored_mib < facts.available_memory_mib / 2 and facts.plan.service is None
     return (
         f"{repeated}; its results take {facts.stored_mib:,.0f} MiB" if repeated and fits else None
     )

@@ -24,10 +24,10 @@ def _service_on_one_host(facts: Facts) -> str | None:
     params_key="service.address",
     cause="the service's workers do not keep up with the training",
     change=Change(),
-    advice="more workers on other hosts, or `service: null`",
+    fix="more workers on other hosts, or `service: null`",
 )
 def _slow_service(facts: Facts) -> str | None:
     service, wait_ms = facts.config.service, facts.breakdown.wait_ms_mean or 0.0
-    if service is None or service.on_this_host or not facts.worth(wait_ms):
+    if service is None or service.on_this_host or not facts.is_worthwhile(wait_ms):
         return None
     return f"{wait_ms:.2f} ms of each step wait for batches from {service.address}"

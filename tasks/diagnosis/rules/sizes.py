@@ -55,7 +55,7 @@ def _buffer_memory(facts: Facts) -> str | None:
     )
     return (
         f"what is shuffled takes up to {used:,.0f} MiB of memory"
-        if used > facts.memory_mib / 10
+        if used > facts.available_memory_mib / 10
         else None
     )
 

@@ -28,7 +28,9 @@ def _decode_bound(facts: Facts) -> str | None:
         return None
     work = facts.work_ms(decode, batched=False)
     return (
-        f"decoding takes {work:.2f} core-ms of a step" if facts.worth(work / facts.cores) else None
+        f"decoding takes {work:.2f} core-ms of a step"
+        if facts.is_worthwhile(work / facts.cores)
+        else None
     )
 
 
@@ -54,8 +56,8 @@ def _host_widening(facts: Facts) -> str | None:
         evidence
         if casts
         and (
-            facts.worth(work)
-            or (facts.accelerator and facts.worth(facts.breakdown.gpu_copy_ms or 0.0))
+            facts.is_worthwhile(work)
+            or (facts.on_accelerator and facts.is_worthwhile(facts.breakdown.gpu_copy_ms or 0.0))
         )
         else None
     )
@@ -73,6 +75,6 @@ def _copy_to_device(facts: Facts) -> str | None:
     copied = facts.breakdown.gpu_copy_ms
     return (
         f"{copied:.2f} ms of a step copy {facts.batch_mib:,.1f} MiB to the GPU"
-        if copied is not None and facts.worth(copied)
+        if copied is not None and facts.is_worthwhile(copied)
         else None
     )
