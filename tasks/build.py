@@ -48,8 +48,8 @@ def build(
 
     `about` names the configuration: `pipeline`, `config` and `data_digest` of its PlanSummary.
 
-    Of `training` one epoch's draws are checked. Where decoding is approximate, `plain` is compared
-    with `exact`, the snapshot's examples.
+    The draws of one epoch of `training` are checked. Where decoding is approximate, `plain` is
+    compared with `exact`, the snapshot's examples.
 
     Raises:
       UnequalConfigurations: an epoch of `training` does not draw the examples that it should.

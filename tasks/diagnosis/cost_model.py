@@ -1,8 +1,8 @@
 """A cost model of a train step: from what the parts cost on one core to how long a step takes with
 any configuration.
 
-Whatever runs on the training's own thread adds to the step; a prefetch or a parallel map lets what
-is upstream of it run concurrently with the step, on one thread or on several. A step then takes as
+Work on the training's own thread adds to the step; a prefetch or a parallel map lets everything
+upstream of it run concurrently with the step, on one thread or on several. A step then takes as
 long as the slowest of them, and where the model computes on the same cores, as long as what is left
 to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor, found from the step
 that was measured, stands for them. Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per
@@ -90,7 +90,7 @@ class OverlappedWork:
 
 @dataclass(frozen=True, kw_only=True)
 class HostLoad:
-    """What a plan costs the training's own thread, and what runs concurrently with it."""
+    """Work of a plan on the training's own thread, and work that runs concurrently with it."""
 
     serial_ms: float = 0.0
     overlapped: tuple[OverlappedWork, ...] = field(default=())
@@ -195,8 +195,8 @@ def delivers_batches(step: Step) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CostContext:
-    """What a step's work depends on besides the step: costs, examples per batch, cores, and whether
-    batches are made already.
+    """Everything besides a step on which its work depends: costs, examples per batch, cores, and
+    whether batches are made already.
     """
 
     costs: Costs

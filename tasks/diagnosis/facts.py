@@ -70,11 +70,11 @@ class Facts:
         return Parallelism(self.config.map.parallel)
 
     def step_share_pct(self, milliseconds: float) -> float:
-        """What part of a step so much work is [%]."""
+        """The share of a step that work of this duration is [%]."""
         return 100 * milliseconds / self.train_step_ms
 
     def is_worthwhile(self, milliseconds: float) -> bool:
-        """Whether so much work is a part of the step worth a change."""
+        """Whether work of this duration is a large enough share of a step to be worth a change."""
         return self.step_share_pct(milliseconds) >= WORTH_PCT
 
     @property

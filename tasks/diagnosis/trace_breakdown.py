@@ -1,5 +1,5 @@
-"""What a trace says: how long each step waited for input, what each iterator worked, and which of
-them held the step up.
+"""The content of a trace: how long each step waited for input, how long each iterator worked, and
+which of them held the step up.
 
 An iterator's *work* is time spent in its own code and in the functions it calls, on whatever
 thread; waiting for others is no work. Its *critical* time is the part of the training's waits in
@@ -106,7 +106,7 @@ def iterator_table(breakdown: Breakdown) -> list[str]:
 
 @dataclass(kw_only=True)
 class _Tally:
-    """What is gathered about one iterator, over all threads."""
+    """The events of one iterator, gathered over all threads."""
 
     step: str = ""
     tuned: int | None = None

@@ -65,7 +65,7 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
 
 
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
-    """The rows of all steps of the first epoch; what fills up a batch is no draw."""
+    """The rows of all steps of the first epoch, without those that only fill up a batch."""
     chunks = [
         collect_rows(
             pipeline.reader.order,
@@ -94,7 +94,7 @@ def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
 
 def _keys_only(plan: Plan) -> Plan:
     """The plan with nothing done to values: records are parsed for their keys, files are not even
-    opened, and what has no length is in batches of one size.
+    opened, and batches by length become batches of one size, since keys have no length.
     """
     steps: list[Step] = []
     first = True

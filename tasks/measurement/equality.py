@@ -100,7 +100,7 @@ class RowsByKey:
 def measure_difference(
     approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000
 ) -> Difference:
-    """Compare at least so many examples of a pipeline with those of one that reads the snapshot,
+    """Compare at least `examples` examples of a pipeline with those of one that reads the snapshot,
     matched by key; both made `with_keys`.
     """
     stored_rows, fetch, epoch = (

@@ -25,7 +25,7 @@ from tasks.progress import echo
 from tasks.results.base import Usage
 
 SAMPLE_EVERY_S = 0.2
-# What this device never measures.
+# Errors that mean that this device never measures the metric.
 NOT_MEASURED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,
@@ -123,8 +123,8 @@ class UsageMonitor:
         if self.running:
             self._running.clear()
             self._wall_s += time.perf_counter() - self._since
-            # A child that has started in between counts from its beginning; what one that has ended
-            # has used since is not known.
+            # A child that has started in between counts from its beginning; the time of one that
+            # has ended in between is not known.
             now = _cpu_seconds(self._process)
             self._cpu_s += sum(
                 seconds - self._cpu.get(process, 0.0) for process, seconds in now.items()
@@ -132,7 +132,7 @@ class UsageMonitor:
 
     @property
     def measured(self) -> Usage:
-        """What was used; known once the block is left."""
+        """The usage; known once the block is left."""
         if self._usage is None:
             raise RuntimeError("the monitor is still running")
         return self._usage
@@ -218,7 +218,7 @@ def _cpu_seconds(process: psutil.Process) -> dict[int, float]:
 
 
 def _bytes_read(process: psutil.Process) -> int:
-    """Bytes fetched from storage; what the page cache served does not count."""
+    """Bytes fetched from storage, without those that the page cache served."""
     return process.io_counters().read_bytes
 
 

@@ -1,5 +1,5 @@
-"""What a model is judged on: how many held-out examples there are, and how far one gets without a
-model, predicting a constant.
+"""The held-out examples on which a model is judged: how many there are, and the metric of a
+constant prediction, which needs no model.
 """
 
 from __future__ import annotations
@@ -61,6 +61,6 @@ def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
 
 
 def standard_error(share: float, examples: int) -> float:
-    """Of a share counted on so many examples; never 0, since one more example could differ."""
+    """Standard error of a share counted on `examples`; never 0, since one more could differ."""
     variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
     return math.sqrt(variance / examples)

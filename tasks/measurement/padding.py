@@ -1,4 +1,4 @@
-"""What of the batches of sequences is padding, and how many shapes they have."""
+"""How much of the batches of sequences is padding, and how many shapes they have."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tasks.results.build import SequenceBatches
 
 
 def measure_sequences(pipeline: InputPipeline, *, examples_per_s: float) -> SequenceBatches | None:
-    """Read an epoch of batches of sequences, of which the input delivers so many a second; None for
-    other data.
+    """Read an epoch of batches of sequences and count; None for other data. `examples_per_s` is the
+    rate of the input alone.
     """
     if pipeline.data.shards.schema.payload != "text":
         return None

@@ -1,14 +1,14 @@
 """How long a train step takes in the steady state, measured from both sides, interleaved with the
 model alone.
 
-What a pipeline has prepared ahead hides what it cannot keep up with: steps that start on full
-buffers run at the model's pace until the buffers are empty. And steps that start on empty buffers,
-where input and model share the cores, are slowed by the refilling. So every round times the model
-alone, then training from *full* buffers, then training from *drained* ones. The truth lies between
-the two. Where they agree, that is the steady state. Where they do not, the buffers' level shows
-which side it tends to: a level that falls from full and stays at empty belongs to a pipeline that
-cannot keep up, one that rises from empty and stays at full to one that can. Else the blocks are
-made longer; at the end of the time allowed the result is undecided.
+Batches prepared ahead hide that a pipeline cannot keep up: steps that start on full buffers run at
+the model's pace until the buffers are empty. And steps that start on empty buffers, where input and
+model share the cores, are slowed by the refilling. So every round times the model alone, then
+training from *full* buffers, then training from *drained* ones. The truth lies between the two.
+Where they agree, that is the steady state. Where they do not, the buffers' level shows which side
+it tends to: a level that falls from full and stays at empty belongs to a pipeline that cannot keep
+up, one that rises from empty and stays at full to one that can. Else the blocks are made longer; at
+the end of the time allowed the result is undecided.
 
 Pure arithmetic and a clock: what a step and a batch are is given. The parts that know TensorFlow
 are in `train_steps.py`.
@@ -25,7 +25,7 @@ from typing import Final, Literal, Protocol
 
 WARM_UP_STEPS = 3  # before a block, or a trace, that are not timed
 MIN_STEPS, MAX_STEPS = 8, 2048  # of a block
-# a block lasts at least so long, so that the clock's and the scheduler's grain do not matter
+# The least duration of a block, so that the clock's and the scheduler's grain do not matter.
 BLOCK_S = 0.15
 # Standard error of a block's mean to aim at, where batches come irregularly or in bursts.
 BLOCK_ERROR = 0.05
@@ -36,7 +36,7 @@ SAME_PCT = 2.0  # points of stall within which the two sides agree whatever the 
 PRECISE_PCT = 1.0
 # Taking a batch that is ready takes less; of a model's step.
 WAITED_MS, WAITED_FRACTION = 0.25, 0.05
-# Batches to take in search of one that is waited for; once none has been.
+# Batches to take in search of one that has to be waited for; after a search that found none.
 MAX_DRAIN, SHORT_DRAIN = 1024, 16
 IDLE_WAIT_FRACTION = 0.25  # part of the time allowed that the input may take to fill its buffers
 # Full buffers last for 1 / stall steps per batch that is ready.
@@ -109,7 +109,7 @@ class Round:
         return {"full": full, "drained": drained}.get(side, (full + drained) / 2)
 
     def stall_pct(self, side: Side) -> float:
-        """What a real step takes beyond the model's own step of the same round [% of the real
+        """The time of a real step beyond the model's own step in the same round [% of the real
         step].
         """
         return max(0.0, 100 * (1 - self.model.mean_ms / self.train_ms(side)))
@@ -218,8 +218,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Interval of the median from the order of the values: the extremes are left out where there
     are at least seven.
 
-    Of nine independent values it covers the median with a probability of 96 %, whatever their
-    distribution; of five, with all of them, 94 %.
+    For nine independent values it covers the median with a probability of 96 %, whatever their
+    distribution; for five, none of them left out, 94 %.
     """
     ascending = sorted(values)
     spare = 1 if len(ascending) >= TRIMMING_ROUNDS else 0
@@ -287,9 +287,7 @@ def measure_steady_state(
 
 
 class _Measurement:
-    """What is known while rounds are being timed: how long a block is, and how many batches are
-    ready.
-    """
+    """The state while rounds are timed: how long a block is, and how many batches are ready."""
 
     def __init__(
         self,

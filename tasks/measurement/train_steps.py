@@ -1,7 +1,6 @@
-"""Train steps to be put under the clock: the model on a batch that is there, and on what the
-pipeline feeds.
+"""Train steps to be timed: the model on a batch that is ready, and on the batches of the pipeline.
 
-What is measured with them, and in which order, is `steady_state.py`'s.
+`steady_state.py` says what is measured with them, and in which order.
 """
 
 from __future__ import annotations

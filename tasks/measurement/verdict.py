@@ -47,10 +47,10 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossCheck:
-    """What the training's own warm epochs say of the stall [%].
+    """The stall by the training's own warm epochs [%].
 
-    `low_pct` takes every step of an epoch as measured; `high_pct` takes those as free whose batches
-    lay prepared while the validation ran.
+    `low_pct` takes every step of an epoch as measured; `high_pct` counts as free the steps whose
+    batches lay prepared while the validation ran.
     """
 
     low_pct: float
@@ -99,8 +99,9 @@ def cross_check_from(
 def judge(stall: Stall, cross_check: CrossCheck | None, *, on_accelerator: bool) -> Verdict:
     """Give the verdict, or say why none can be given.
 
-    Undecided is what lies on both sides of a threshold (by more than `MARGIN_PCT` each, where both
-    sides of the measurement agree), and what the epochs contradict by more than the machine drifts.
+    A stall is undecided whose interval lies on both sides of a threshold (by more than `MARGIN_PCT`
+    each, where both sides of the measurement agree), and one that the epochs contradict by more
+    than the machine drifts.
     """
     thresholds = (
         COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"],

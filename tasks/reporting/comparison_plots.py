@@ -13,7 +13,7 @@ from tasks.results.comparison import Row
 
 
 def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
-    """Draw training throughput of each configuration, with the spread of its rounds, between its
+    """Draw training throughput of each configuration, with the interval of its rounds, between its
     input-only and model-only ceilings.
 
     An input ceiling far beyond what any training could use is an arrow at the edge with its value.

@@ -98,7 +98,7 @@ def _short(text: str, most: int = 26) -> str:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """An empty figure [inches]."""
     return Figure(figsize=(width, height), layout="constrained")
 
 

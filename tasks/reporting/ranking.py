@@ -1,8 +1,8 @@
 """Which configuration is best, which are as good within the noise, and after how many epochs a
 snapshot or a cache has paid.
 
-Configurations were measured minutes apart, on
-a machine whose speed drifts and on which other programs come and go. So they are compared by pairs:
+Configurations were measured minutes apart, on a machine whose speed drifts and on which other
+programs come and go. So they are compared by pairs:
 each round of a profile timed training and the reference model alone, the same work for every
 configuration, within a second. `relative_rates` are those ratios; one reference rate for all turns
 them into examples per second. What is said of a ratio of two configurations is said with its
@@ -27,7 +27,7 @@ RESAMPLES, COVERAGE_PCT = 4000, 95
 
 
 class Ranked(Protocol):
-    """What decides the rank of a configuration."""
+    """The values that decide the rank of a configuration."""
 
     @property
     def pipeline(self) -> str:
@@ -36,7 +36,7 @@ class Ranked(Protocol):
 
     @property
     def relative_rates(self) -> Sequence[float]:
-        """Of each round, training's speed as a fraction of the reference model's."""
+        """Training's speed in each round, as a fraction of the reference model's."""
         ...
 
     @property
@@ -54,7 +54,7 @@ SomeRow = TypeVar("SomeRow", bound=Ranked)
 
 
 def find_baseline(rows: Sequence[SomeRow]) -> SomeRow:
-    """What the others are measured by: naive, or the first where there is none."""
+    """The configuration that the others are compared with: naive; without it, the first."""
     return next((row for row in rows if row.pipeline == BASELINE), rows[0])
 
 
@@ -181,8 +181,8 @@ def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
     """Say so where a configuration's validation accuracy is further from the others' median than
     chance explains.
 
-    Chance is the error of a share counted on the held-out examples, for two models: those of one
-    dataset also differ by order and augmentation.
+    Chance is the standard error of a share counted on the held-out examples, for two models, since
+    those of one dataset also differ by order and augmentation.
     """
     scores = {row.pipeline: row.val_metric for row in rows if row.metric == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself

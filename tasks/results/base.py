@@ -59,8 +59,8 @@ class ResultFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What happened while a process was measured. GPU fields are None without a GPU, or where NVML
-    does not report them.
+    """The resources that a process used while it was measured. GPU fields are None without a GPU,
+    or where NVML does not report them.
 
     Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data
     service) and the GPU's metrics leave out what happened while measuring was paused; memory and

@@ -11,7 +11,9 @@ from tasks.results.base import ResultFile, Usage
 
 @dataclass(frozen=True, kw_only=True)
 class InputThroughput:
-    """What an input pipeline delivers when nothing consumes it but a loop."""
+    """Rates of an input pipeline that only a loop consumes; `input_examples_per_s_range` is from
+    the slowest to the fastest of the warm passes, whose median is `input_examples_per_s`.
+    """
 
     input_examples_per_s: float
     input_examples_per_s_range: tuple[float, float]
@@ -57,9 +59,9 @@ class EpochDraws:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceBatches:
-    """What an epoch of batches of sequences consists of: `tokens` without padding, how many of them
-    the input alone delivers per second, the share of padding, and shapes of batches that differ,
-    each of which XLA compiles for.
+    """An epoch of batches of sequences: `tokens` without padding, how many of them the input alone
+    delivers per second, the share of padding, and the number of distinct shapes of batches, each of
+    which XLA compiles for.
     """
 
     tokens: int

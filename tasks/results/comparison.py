@@ -13,7 +13,8 @@ from tasks.results.train import HeldOut
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow:
-    """What was measured of one configuration, and concluded from that alone.
+    """The measurements of one configuration, and the conclusions from them alone. `fit_step_ms_…`
+    are the steps of its own training.
 
     `validation_examples` counts the validation split, `held_out` describes the split of the final
     metric. None: not measured, or there is no such thing.

@@ -173,7 +173,7 @@ def test_ceilings_add_up_where_the_cores_are_shared():
     assert Ceilings(**alone, on_accelerator=False).attainable_examples_per_s == pytest.approx(200)
 
 
-def test_the_operational_model_of_a_step():
+def test_the_cost_model_of_a_step():
     model_step = ModelStepCost(step_ms=10, core_ms=10, on_accelerator=True)
     assert predict_step_ms(HostLoad(serial_ms=5), model_step, 4) == 15, (
         "on the training's own thread it adds"

@@ -19,7 +19,7 @@ Detector = Callable[[Facts], str | None]
 
 
 class Effort(IntEnum):
-    """What a change asks for: a setting, the snapshot on disk (which the DAG makes once), memory in
+    """The price of a change: a setting, the snapshot on disk (which the DAG makes once), memory in
     every run, or other results.
     """
 
@@ -54,7 +54,7 @@ class Rule:
     detect: Detector
     change: Change
     effort: Effort
-    fix: str  # where the change is none of params.yaml
+    fix: str  # in words, where the change is outside params.yaml
 
 
 SNAPSHOT = Change(
