@@ -40,6 +40,7 @@ TEXT = "tests/pipelines/test_text.py::"
 SNAPSHOTS = "tests/pipelines/test_snapshots.py::"
 DAMAGE = "tests/pipelines/test_damaged_shards.py::"
 FETCH = ("tests/test_fetch.py",)
+GPUS = ("tests/measurement/test_gpus.py",)
 INGEST = ("tests/test_ingest.py",)
 KERNELS = ("tests/pipelines/test_ops.py",)
 LEAKS = ("tests/faults/test_leaks.py",)
@@ -61,6 +62,7 @@ SAMPLERS = ("tests/pipelines/test_samplers.py",)
 SHARD = ("tests/test_shard.py",)
 TFRECORD = ("tests/data/test_tfrecord.py",)
 UNDECODABLE = ("tests/faults/test_undecodable.py",)
+RULES = ("tests/diagnosis/test_rules.py",)
 RESOLUTION = ("tests/flows/test_resolution.py",)
 WORKSPACES = ("tests/faults/test_workspaces.py",)
 ACCESS = ("tests/flows/test_credentials.py",)
@@ -874,6 +876,24 @@ FAULTS = (
         ("tests/test_extension_points.py",),
     ),
     # Diagnosis
+    Fault(
+        "batches by length are no batches",
+        "isinstance(step, Gather | Batch | BucketBatch)",
+        "isinstance(step, Gather | Batch)",
+        RULES,
+    ),
+    Fault(
+        "every batch of records is whole",
+        "and step.whole_batches",
+        "and step.batch_size",
+        RULES,
+    ),
+    Fault(
+        "memory is in MiB",
+        "ru_maxrss * 1024 / 1e6",
+        "ru_maxrss / 1024",
+        GPUS,
+    ),
     Fault(
         "what is worth a change is not",
         "self.step_share_pct(milliseconds) >= WORTH_PCT",
