@@ -4,8 +4,9 @@ tasks.stall MODULE:FUNCTION [--model MODULE:FUNCTION]` takes the dataset and the
 that functions make; without a model it says what the input delivers alone.
 
 The model is timed alone, on a batch that is there, and on what its dataset delivers, from full and
-from empty buffers; then some steps are traced. Nothing of the script has to be changed, and nothing
-of this project is used for its input.
+from empty buffers; then some steps are traced. Where it waits, the changes that the dataset leaves
+open are made to its graph and tried. Nothing of the script has to be changed, and nothing of this
+project is used for its input.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import argparse
 import importlib
 import os
 import runpy
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,18 +27,20 @@ import keras
 import tensorflow as tf
 from keras.src.trainers import data_adapters
 
+from tasks.diagnosis.dataset_changes import InputChange, propose_changes
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import read_trace, record_trace
 from tasks.errors import ForeignScript, report_user_errors
-from tasks.measurement.steady_state import SteadyState, StepClock, measure_steady_state
-from tasks.measurement.train_steps import repeat_batch, wait_for_loss, wait_until_idle
+from tasks.measurement.user_training import Gain, UserInput, UserTraining
 from tasks.measurement.verdict import COMPUTE_BOUND, Stall, judge
 from tasks.progress import echo
 from tasks.results.profiling import Breakdown, IteratorTime
 
-MAX_ROUNDS, TRACED_STEPS = 9, 10
+TRACED_STEPS = 10
+TRIED_SECONDS = 0.4  # of the time that the first measurement may take; for each change
+WORTH_NAMING = 1.05
+ALIKE = 0.9  # of the best gain: then a change that keeps nothing in memory is named first
 FED_BY = ("sample_weight", "steps_per_epoch", "class_weight")  # arguments of fit, besides the data
-MAX_STEPS = 2000
 BUSY = 0.8  # of the cores: then more calls at once bring nothing
 # What to do about the iterator that a step waits for, by the name that tf.data gives its kind.
 ADVICE_BY_KIND = {
@@ -60,84 +64,6 @@ class _Ended(BaseException):
         self.refusal = refusal
 
 
-class ForeignTraining:
-    """The training of a script: its model, and the dataset that it has given to `fit`."""
-
-    def __init__(self, model: keras.Model, dataset: tf.data.Dataset) -> None:
-        self.batch = _first_batch(dataset)
-        self._batches = iter(dataset.repeat())
-        model.steps_per_execution = 1
-        model.make_train_function()
-        self._train: Any = model.train_function
-
-    @property
-    def examples(self) -> int:
-        """In a batch."""
-        return int(tf.nest.flatten(self.batch)[0].shape[0])
-
-    def start(self) -> None:
-        """The first step traces the graph and starts the input."""
-        self.step()
-
-    def step(self) -> float:
-        """Take a batch, train on it, wait until its loss is known on the host."""
-        return wait_for_loss(self._train(self._batches))
-
-    def pull(self) -> None:
-        """Take a batch and leave it unused."""
-        next(self._batches)
-
-    def model_only(self) -> Any:
-        """A step on one batch that is there already."""
-        batches = repeat_batch(self.batch)
-        return lambda: wait_for_loss(self._train(batches))
-
-
-class ForeignInput:
-    """A dataset without a training: a step takes a batch."""
-
-    def __init__(self, dataset: tf.data.Dataset) -> None:
-        self.batch = _first_batch(dataset)
-        self._batches = iter(dataset.repeat())
-
-    def step(self) -> None:
-        """Take a batch."""
-        next(self._batches)
-
-
-def _first_batch(dataset: tf.data.Dataset) -> Any:
-    """Raises:
-    ForeignScript: it is empty, or its elements are single examples.
-    """
-    first = list(dataset.take(1))
-    if not first:
-        raise ForeignScript("the dataset delivers nothing")
-    if any(part.shape.rank == 0 for part in tf.nest.flatten(first[0])):
-        raise ForeignScript(
-            "the dataset delivers single examples, of which no model takes one; end it with"
-            " .batch(256).prefetch(tf.data.AUTOTUNE)"
-        )
-    return first[0]
-
-
-def measure_stall(
-    training: ForeignTraining, *, max_seconds: float
-) -> tuple[SteadyState, Breakdown]:
-    """Time the model alone and the training, then trace some steps."""
-    model = training.model_only()
-    state = measure_steady_state(
-        training,
-        model,
-        model,
-        StepClock(wait_until_idle=wait_until_idle),
-        max_rounds=MAX_ROUNDS,
-        max_seconds=max_seconds,
-    )
-    for _ in range(state.prepared):
-        training.pull()
-    return state, _traced(training.step)
-
-
 def _traced(step: Callable[[], object]) -> Breakdown:
     with tempfile.TemporaryDirectory() as folder:
         record_trace(step, Path(folder), steps=TRACED_STEPS)
@@ -159,10 +85,13 @@ def _advice_for(item: IteratorTime, *, cores: int) -> str:
     return ADVICE_BY_KIND.get(item.kind.rstrip("V1234"), LESS_WORK)
 
 
-def report(name: str, training: ForeignTraining, *, max_seconds: float) -> None:
+def report(name: str, model: keras.Model, dataset: tf.data.Dataset, *, max_seconds: float) -> None:
     """Measure and print verdict, figures, what to change, and the iterators."""
+    training = UserTraining(model, dataset)
+    state = training.measure(max_seconds=max_seconds)
+    for _ in range(state.prepared):
+        training.pull()
     accelerator = bool(tf.config.list_physical_devices("GPU"))
-    state, breakdown = measure_stall(training, max_seconds=max_seconds)
     verdict = judge(Stall.of(state), None, on_accelerator=accelerator)
     low, high = state.stall_interval_pct
     step_ms, model_ms = state.train_step_ms, state.model_step_ms
@@ -174,30 +103,77 @@ def report(name: str, training: ForeignTraining, *, max_seconds: float) -> None:
     )
     if verdict.cause:
         echo(f"  {verdict.cause}; --seconds {2 * max_seconds:.0f} measures longer")
-    if verdict.name == COMPUTE_BOUND:
-        return
-    show_advice(breakdown)
+    if verdict.name != COMPUTE_BOUND:
+        report_changes(training, dataset, state.relative_rates, max_seconds=max_seconds)
 
 
-def report_input(name: str, given: ForeignInput, *, max_seconds: float) -> None:
+def report_input(name: str, dataset: tf.data.Dataset, *, max_seconds: float) -> None:
     """Measure and print what an input delivers alone, what to change, and the iterators."""
-    clock = StepClock(wait_until_idle=wait_until_idle)
-    batch_ms = clock.block(given.step, TRACED_STEPS, warm_up=TRACED_STEPS).mean_ms
-    steps = max(TRACED_STEPS, min(MAX_STEPS, round(max_seconds * 1e3 / 2 / batch_ms)))
-    batch_ms = clock.block(given.step, steps).mean_ms
-    examples = int(tf.nest.flatten(given.batch)[0].shape[0])
+    given = UserInput(dataset)
+    rates = given.measure(max_seconds=max_seconds)
+    rate = statistics.median(rates)
     echo(
-        f"{name}: {examples / batch_ms * 1e3:,.0f} examples/s at most, a batch of {examples} takes"
-        f" {batch_ms:.2f} ms; --model MODULE:FUNCTION says whether a model waits for that"
+        f"{name}: {given.examples * rate:,.0f} examples/s at most, a batch of {given.examples}"
+        f" takes {1e3 / rate:.2f} ms; --model MODULE:FUNCTION says whether a model waits for that"
     )
-    show_advice(_traced(given.step))
+    report_changes(given, dataset, rates, max_seconds=max_seconds)
 
 
-def show_advice(breakdown: Breakdown) -> None:
-    """Print what to change first, and the iterators."""
-    echo(f"  change first: {advise(breakdown, cores=len(os.sched_getaffinity(0)))}")
+def report_changes(
+    given: UserTraining | UserInput,
+    dataset: tf.data.Dataset,
+    rates: Sequence[float],
+    *,
+    max_seconds: float,
+) -> None:
+    """Try the changes that a dataset leaves open, print what each gains, what to change first, and
+    the iterators.
+    """
+    breakdown = _traced(given.step)
+    cores = len(os.sched_getaffinity(0))
+    tried = list(try_changes(given, dataset, rates, max_seconds=TRIED_SECONDS * max_seconds))
+    if tried:
+        echo("  tried here, each change by itself:")
+    for change, gain in tried:
+        keeps = f" (it keeps {change.keeps})" if change.keeps else ""
+        echo(f"    {gain.factor:.2f} × ({gain.low:.2f} to {gain.high:.2f}) {change.text}{keeps}")
+    best = find_best(tried)
+    first = f"{best[0].text} (gains {best[1].factor:.2f} ×)" if best else ""
+    echo(f"  change first: {first or advise(breakdown, cores=cores)}")
     for line in iterator_table(breakdown):
         echo(f"    {line}")
+
+
+def try_changes(
+    given: UserTraining | UserInput,
+    dataset: tf.data.Dataset,
+    rates: Sequence[float],
+    *,
+    max_seconds: float,
+) -> Iterator[tuple[InputChange, Gain]]:
+    """Measure a dataset with each of the changes that it leaves open, for at most `max_seconds`
+    each. What cannot be rewritten or does not run so is left out.
+    """
+    try:
+        changes = propose_changes(dataset, batch=given.examples)
+    except (tf.errors.OpError, ValueError):
+        return
+    for change in changes:
+        try:
+            changed = given.rates(change.dataset, max_seconds=max_seconds)
+        except tf.errors.OpError:
+            continue
+        yield change, Gain.of(rates, changed)
+
+
+def find_best(tried: Sequence[tuple[InputChange, Gain]]) -> tuple[InputChange, Gain] | None:
+    """The change that gains the most, of those about alike one that needs no memory; None where
+    none gains.
+    """
+    worth = [pair for pair in tried if pair[1].factor >= WORTH_NAMING and pair[1].low > 1]
+    most = max((gain.factor for _, gain in worth), default=0.0)
+    alike = [pair for pair in worth if pair[1].factor >= ALIKE * most]
+    return min(alike, key=lambda pair: (bool(pair[0].keeps), -pair[1].factor), default=None)
 
 
 def _check_alone() -> None:
@@ -222,8 +198,7 @@ def measured_instead_of_fitted(name: str, *, max_seconds: float) -> Iterator[Non
         if not isinstance(x, tf.data.Dataset):
             given["shuffle"] = options.get("shuffle", True)
         adapter = data_adapters.get_data_adapter(x=x, y=y, batch_size=batch_size, **given)
-        training = ForeignTraining(model, adapter.get_tf_dataset())
-        report(name, training, max_seconds=max_seconds)
+        report(name, model, adapter.get_tf_dataset(), max_seconds=max_seconds)
         raise _Ended
 
     original = keras.Model.fit
@@ -260,12 +235,12 @@ def measure_made(dataset: str, model: str | None, *, max_seconds: float) -> None
     """Measure what a function makes, with the model of another one or alone."""
     made = make(dataset, tf.data.Dataset)
     if model is None:
-        report_input(dataset, ForeignInput(made), max_seconds=max_seconds)
+        report_input(dataset, made, max_seconds=max_seconds)
         return
     network = make(model, keras.Model)
     if not network.compiled:
         raise ForeignScript(f"{model} returns a model that is not compiled: call compile on it")
-    report(dataset, ForeignTraining(network, made), max_seconds=max_seconds)
+    report(dataset, network, made, max_seconds=max_seconds)
 
 
 def main() -> None:

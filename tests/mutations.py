@@ -538,13 +538,7 @@ FAULTS = (
         "files of a series are shuffled",
         '("shards", "gzip_shards") and spec.window is None',
         '("shards", "gzip_shards")',
-        ("tests/test_tables_and_series.py",),
-    ),
-    Fault(
-        "ops joined into one map draw as others",
-        "first_op_position=previous.first_op_position)",
-        "first_op_position=step.first_op_position)",
-        PINNED,
+        PLAN,
     ),
     Fault(
         "labels are finished on the device",

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
+from tasks.diagnosis.dataset_changes import InputChange
+from tasks.measurement.user_training import Gain
 from tasks.results.profiling import Breakdown, IteratorTime
-from tasks.stall import advise
+from tasks.stall import advise, find_best
 
 pytestmark = pytest.mark.integration
 
@@ -88,7 +91,10 @@ def test_a_script_that_waits_for_its_input(tmp_path):
     shown, _ = run_stall(tmp_path, "4", "10")  # 40 ms of input for a step of 10 ms
     verdict, percent = re.match(r"train.py: (\S+), stall (\d+) %", shown).groups()
     assert verdict == "input-bound" and 55 <= int(percent) <= 85, shown
-    assert "change first: MapAndBatch: give the map num_parallel_calls" in shown
+    gains = re.findall(r"^ +([\d.]+) × \([\d.]+ to [\d.]+\) (.*)", shown, re.MULTILINE)
+    faster = [text for gain, text in gains if float(gain) > 1.5]
+    assert "map(load): num_parallel_calls=tf.data.AUTOTUNE" in faster, shown
+    assert re.search(r"change first: (map\(load\)|batch: .cache\(\)).* \(gains [\d.]+ ×\)", shown)
     assert "a step of 10 examples takes " in shown
 
 
@@ -153,6 +159,31 @@ def test_advice_is_about_what_a_step_waits_for(iterators, advice):
     assert advise(breakdown, cores=2).startswith(advice)
 
 
+@pytest.mark.parametrize(
+    ("tried", "first"),
+    [
+        ([], None),
+        ([("a", 1.02, 1.01, "")], None),
+        ([("a", 1.5, 0.9, "")], None),
+        ([("a", 1.3, 1.2, ""), ("b", 1.4, 1.2, "")], "b"),
+        ([("kept", 1.4, 1.2, "9 MiB"), ("free", 1.3, 1.2, "")], "free"),
+        ([("kept", 3.4, 3.2, "9 MiB"), ("free", 1.3, 1.2, "")], "kept"),
+    ],
+)
+def test_what_to_change_first_gains_beyond_the_noise_and_keeps_nothing_where_that_is_as_good(
+    tried, first
+):
+    pairs = [
+        (
+            InputChange(text=text, dataset=tf.data.Dataset.range(1), keeps=keeps),
+            Gain(factor=factor, low=low, high=2 * factor),
+        )
+        for text, factor, low, keeps in tried
+    ]
+    best = find_best(pairs)
+    assert (best[0].text if best else None) == first
+
+
 MADE = """
 import keras, numpy as np, tensorflow as tf
 
@@ -179,7 +210,7 @@ def unfinished():
 
 
 @pytest.mark.slow
-def test_a_data_set_and_a_model_that_functions_make(tmp_path, monkeypatch):
+def test_a_dataset_and_a_model_that_functions_make(tmp_path, monkeypatch):
     (tmp_path / "made.py").write_text(MADE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     alone = stall("--seconds", "2", "made:data")

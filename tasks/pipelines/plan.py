@@ -8,7 +8,7 @@ tf.data.Dataset of a plan, by a function per kind of step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.constraints import (
@@ -236,7 +236,7 @@ def _record_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[St
     if per_example:
         steps.append(Batch(size=spec.batch_size))
     steps.append(_map(config, per_batch))
-    return [*_fuse_maps(steps, first_op_position=-len(early)), *_prefetch(config)]
+    return [*_number_ops(steps, first_op_position=-len(early)), *_prefetch(config)]
 
 
 def _stream_steps(
@@ -297,7 +297,7 @@ def _stream_steps(
     if config.service:  # whole batches cross the network
         steps += [Service(settings=config.service, batch_size=spec.batch_size)]
     # Last, so that everything overlaps with training.
-    return [*_fuse_maps(steps, first_op_position=-len(early)), *_prefetch(config)]
+    return [*_number_ops(steps, first_op_position=-len(early)), *_prefetch(config)]
 
 
 def _prefetch(config: PipelineConfig) -> list[Step]:
@@ -341,24 +341,14 @@ def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Op
     return ops[:end], ops[end:]
 
 
-def _fuse_maps(steps: Sequence[Step], *, first_op_position: int) -> list[Step]:
-    """Join neighboring maps, since a call has a fixed cost, drop empty ones, and number the ops
-    from `first_op_position`.
-    """
-    fused: list[Step] = []
+def _number_ops(steps: Sequence[Step], *, first_op_position: int) -> list[Step]:
+    """Drop empty maps, and number the ops of the others from `first_op_position`."""
+    numbered: list[Step] = []
     position = first_op_position
     for step in steps:
         if not isinstance(step, Map):
-            fused.append(step)
-            continue
-        previous = fused[-1]
-        if step.ops and isinstance(previous, Map):
-            fused[-1] = Map(
-                ops=previous.ops + step.ops,
-                parallel=previous.parallel,
-                first_op_position=previous.first_op_position,
-            )
+            numbered.append(step)
         elif step.ops:
-            fused.append(Map(ops=step.ops, parallel=step.parallel, first_op_position=position))
-        position += len(step.ops)
-    return fused
+            numbered.append(replace(step, first_op_position=position))
+            position += len(step.ops)
+    return numbered

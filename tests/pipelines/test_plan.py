@@ -23,7 +23,7 @@ from tasks.pipelines.ops import (
 from tasks.pipelines.plan import in_storage_order, make_plan
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.spec import InputSpec
-from tasks.pipelines.steps import Batch, Cache, Shuffle
+from tasks.pipelines.steps import Batch, Cache, Shuffle, Window
 from tasks.pipelines.text_ops import Tokenize
 from tasks.settings import BatchSettings, PipelineConfig
 
@@ -177,6 +177,21 @@ def test_raw_pixels_are_parsed_and_decoded_in_whole_batches():
         str(plan)
         == "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"
     )
+
+
+def test_files_of_a_series_are_read_in_the_order_of_time():
+    series = RecordSchema(payload="series", shape=(3,), channels=None)
+    plan = plan_of(
+        schema=series,
+        ops={
+            "preprocess": (Decode(),),
+            "augment": (),
+            "window": Window(length=2, horizon=1, stride=2, targets=(1,)),
+        },
+        shuffle={"kind": "buffer"},
+    )
+    assert str(plan).startswith("read:shards → "), str(plan)
+    assert "shuffle[auto]" in str(plan), "of windows, once they are made"
 
 
 def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():

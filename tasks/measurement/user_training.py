@@ -1,0 +1,145 @@
+"""A training or an input that is not of our making, under the clock, and what a change of its
+dataset gains when it is tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tasks.errors import ForeignScript
+from tasks.measurement.steady_state import (
+    SteadyState,
+    StepClock,
+    measure_steady_state,
+    median_interval,
+)
+from tasks.measurement.train_steps import repeat_batch, wait_for_loss, wait_until_idle
+
+MAX_ROUNDS = 9
+WARM_UP_S = 1.0  # AUTOTUNE finds its pace
+BLOCK_S, MIN_STEPS, MAX_STEPS, INPUT_ROUNDS = 1.0, 10, 2000, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """By what factor something became faster, and where that factor lies."""
+
+    factor: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, before: Sequence[float], after: Sequence[float]) -> Gain:
+        """From rates [any unit] that were measured in the same way."""
+        (low, high), (new_low, new_high) = median_interval(before), median_interval(after)
+        middle = sorted(after)[len(after) // 2] / sorted(before)[len(before) // 2]
+        return cls(factor=middle, low=new_low / high, high=new_high / low)
+
+
+class UserTraining:
+    """A model, and the dataset that it was to be fitted on."""
+
+    def __init__(self, model: keras.Model, dataset: tf.data.Dataset) -> None:
+        self.batch = first_batch(dataset)
+        self._model, self._batches = model, iter(dataset.repeat())
+        model.steps_per_execution = 1
+        model.make_train_function()
+        self._train: Any = model.train_function
+
+    @property
+    def examples(self) -> int:
+        """In a batch."""
+        return count_examples(self.batch)
+
+    def start(self) -> None:
+        """Trace the graph, and let the input find its pace."""
+        begun = perf_counter()
+        self.step()
+        while perf_counter() - begun < WARM_UP_S:
+            self.step()
+
+    def step(self) -> float:
+        """Take a batch, train on it, wait until its loss is known on the host."""
+        return wait_for_loss(self._train(self._batches))
+
+    def pull(self) -> None:
+        """Take a batch and leave it unused."""
+        next(self._batches)
+
+    def measure(self, *, max_seconds: float) -> SteadyState:
+        """Time the model alone and the training, from full and from empty buffers."""
+        batches = repeat_batch(self.batch)
+
+        def model_step() -> float:
+            return wait_for_loss(self._train(batches))
+
+        return measure_steady_state(
+            self,
+            model_step,
+            model_step,
+            StepClock(wait_until_idle=wait_until_idle),
+            max_rounds=MAX_ROUNDS,
+            max_seconds=max_seconds,
+        )
+
+    def rates(self, dataset: tf.data.Dataset, *, max_seconds: float) -> Sequence[float]:
+        """The same model on another dataset: its rates relative to the model alone."""
+        return UserTraining(self._model, dataset).measure(max_seconds=max_seconds).relative_rates
+
+
+class UserInput:
+    """A dataset without a training: a step takes a batch."""
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self.batch = first_batch(dataset)
+        self._batches = iter(dataset.repeat())
+
+    @property
+    def examples(self) -> int:
+        """In a batch."""
+        return count_examples(self.batch)
+
+    def step(self) -> None:
+        """Take a batch."""
+        next(self._batches)
+
+    def measure(self, *, max_seconds: float) -> list[float]:
+        """Batches per second of each round."""
+        clock = StepClock(wait_until_idle=wait_until_idle)
+        seconds = min(BLOCK_S, max_seconds / (2 * INPUT_ROUNDS))
+        first = clock.block(self.step, MIN_STEPS, warm_up=MIN_STEPS).mean_ms
+        steps = max(MIN_STEPS, min(MAX_STEPS, math.ceil(seconds * 1e3 / first)))
+        return [
+            1e3 / clock.block(self.step, steps, warm_up=steps).mean_ms for _ in range(INPUT_ROUNDS)
+        ]
+
+    def rates(self, dataset: tf.data.Dataset, *, max_seconds: float) -> Sequence[float]:
+        """Batches per second of another dataset."""
+        return UserInput(dataset).measure(max_seconds=max_seconds)
+
+
+def count_examples(batch: Any) -> int:
+    """In a batch."""
+    return int(tf.nest.flatten(batch)[0].shape[0])
+
+
+def first_batch(dataset: tf.data.Dataset) -> Any:
+    """Raises:
+    ForeignScript: it is empty, or its elements are single examples.
+    """
+    first = list(dataset.take(1))
+    if not first:
+        raise ForeignScript("the dataset delivers nothing")
+    if any(part.shape.rank == 0 for part in tf.nest.flatten(first[0])):
+        raise ForeignScript(
+            "the dataset delivers single examples, of which no model takes one; end it with"
+            " .batch(256).prefetch(tf.data.AUTOTUNE)"
+        )
+    return first[0]
