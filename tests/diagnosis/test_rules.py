@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from facts import PHOTO_COSTS, STRAGGLING, TEXT, TINY, TINY_COSTS, WAITING, WELL, facts_of
 
-from tasks.diagnosis.cost_model import HostLoad, OpCost
+from tasks.diagnosis.cost_model import HostLoad, OpCost, estimate_load
 from tasks.diagnosis.rules import (
     TOPICS,
     padding,
@@ -21,6 +21,10 @@ from tasks.diagnosis.rules import (
 )
 from tasks.diagnosis.rules.base import Change, Effort, list_rules, rule
 from tasks.measurement.verdict import Stall
+from tasks.pipelines.ops import Flip
+from tasks.pipelines.parallelism import Parallelism
+from tasks.pipelines.steps import BucketBatch, Map
+from tasks.settings import BatchSettings
 
 STEP_MS = 10.0  # of training: 0.5 ms of it, 7.8125 µs per example, are worth a change
 ELSEWHERE = {"address": "grpc://input.example.org:5050"}
@@ -142,6 +146,16 @@ def test_a_detector_becomes_a_rule_of_its_name():
 def test_a_map_before_batches_by_length_is_called_for_single_examples(batch):
     per_example_map = facts_of({"batch": batch}, spec=TEXT).per_example_map()
     assert per_example_map and [op.name for op in per_example_map.ops][-1] == "tokenize"
+
+
+def test_a_map_after_batches_by_length_is_called_once_a_step():
+    batch = BucketBatch(size=64, batching=BatchSettings(pad_to="auto"))
+    flips = Map(ops=(Flip(),), parallel=Parallelism(), first_op_position=0)
+    facts = facts_of({})
+    plan = replace(facts.plan, steps=(batch, flips))
+    assert replace(facts, plan=plan).per_example_map() is None
+    load = estimate_load(plan, PHOTO_COSTS, cores=4)
+    assert load and load.work_ms == pytest.approx((64 * (5 + 15) + 20) / 1e3)
 
 
 @pytest.mark.parametrize("vectorize", [True, False])
