@@ -127,7 +127,7 @@ PHOTOS = (
 def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     """Profile a case, fix what it names first, and train both in alternation."""
     from tasks.allocator import raise_malloc_thresholds
-    from tasks.assembly.inputs import input_pipeline, open_inputs
+    from tasks.assembly.inputs import open_input_pipeline, open_inputs
     from tasks.assembly.model import build_models_for
     from tasks.cli import StageContext
     from tasks.measurement.throughput import measure_input
@@ -144,7 +144,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     }
     params, kept = check(document), raise_malloc_thresholds()
     data = open_inputs(params, workload.layout)
-    pipeline = input_pipeline(params, "faulty", data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, "faulty", data, split="train", purpose="train")
     alone = measure_input(pipeline, passes=2, max_seconds=1)
     context = StageContext(
         params=params, name="faulty", options=argparse.Namespace(), malloc_tuned=kept
@@ -180,7 +180,7 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
             },
         }
     )
-    after = input_pipeline(repaired, "repaired", data, split="train", purpose="train")
+    after = open_input_pipeline(repaired, "repaired", data, split="train", purpose="train")
     loops = [
         TrainingLoop(build_models_for(given, data), fed, given.train)
         for given, fed in ((params, pipeline), (repaired, after))

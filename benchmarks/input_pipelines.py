@@ -44,18 +44,18 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
     """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an
     epoch lost between epochs.
     """
-    from tasks.assembly.inputs import input_service, input_spec, open_inputs
+    from tasks.assembly.inputs import make_input_spec, open_input_service, open_inputs
     from tasks.pipelines.input_pipeline import InputPipeline
     from tasks.pipelines.plan import make_plan
 
     raise_malloc_thresholds()
     params, config = workload.params, workload.params.pipelines[name]
     data = open_inputs(params, workload.layout)
-    spec = input_spec(params, data, "train")
+    spec = make_input_spec(params, data, "train")
     wide = name.endswith("_float")
     if not wide and spec.window is None:
         spec = replace(spec, postprocess=())
-    with input_service(config) as address:
+    with open_input_service(config) as address:
         pipeline = InputPipeline(
             plan=make_plan(config, spec),
             data=data,

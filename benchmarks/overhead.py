@@ -31,7 +31,7 @@ def epochs(
     """
     import mlflow
 
-    from tasks.assembly.inputs import input_pipeline, open_inputs
+    from tasks.assembly.inputs import open_input_pipeline, open_inputs
     from tasks.assembly.model import build_models_for
     from tasks.measurement.hardware import UsageMonitor
     from tasks.params import check
@@ -50,8 +50,10 @@ def epochs(
     train = {"epochs": 1000, "schedule": "constant", "checkpoint_every": "1000 epochs"}
     params = check({**workload.document, "pipelines": {"snapshot": config}, "train": train})
     data = open_inputs(params, workload.layout)
-    pipeline = input_pipeline(params, "snapshot", data, split="train", purpose="train")
-    validation = input_pipeline(params, "snapshot", data, split="validation", purpose="evaluate")
+    pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    validation = open_input_pipeline(
+        params, "snapshot", data, split="validation", purpose="evaluate"
+    )
     models = build_models_for(params, data)
     compile_model(
         models.network, params.train, target=models.target, steps=pipeline.steps_per_epoch

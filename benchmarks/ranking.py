@@ -39,7 +39,7 @@ def profiled(
 ) -> Run:
     """The figures of one configuration that ranking needs, from a process of its own."""
     from tasks.allocator import raise_malloc_thresholds
-    from tasks.assembly.inputs import input_pipeline, open_inputs
+    from tasks.assembly.inputs import open_input_pipeline, open_inputs
     from tasks.assembly.model import build_models_for
     from tasks.measurement.train_steps import TrainingLoop, time_training
     from tasks.params import check
@@ -47,7 +47,7 @@ def profiled(
     raise_malloc_thresholds()
     params = check({**document, "data": workload.document["data"], "pipelines": {name: config}})
     data = open_inputs(params, workload.layout)
-    pipeline = input_pipeline(params, name, data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, name, data, split="train", purpose="train")
     models = build_models_for(params, data)
     loop = TrainingLoop(models, pipeline, params.train)
     state = time_training(loop, models, pipeline, train=params.train, measure=params.measure)

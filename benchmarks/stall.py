@@ -220,7 +220,7 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
     That is the time of an emulated model's step alone [ms], or the stalls of two long runs of a
     real model, before and after [%].
     """
-    from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
+    from tasks.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
     from tasks.assembly.model import build_models_for
     from tasks.measurement.train_steps import (
         TrainingLoop,
@@ -232,8 +232,8 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
 
     params = check(document)
     data = open_inputs(params, workload.layout)
-    with input_service(params.pipelines["p"]) as address:
-        pipeline = input_pipeline(
+    with open_input_service(params.pipelines["p"]) as address:
+        pipeline = open_input_pipeline(
             params, "p", data, split="train", purpose="train", address=address
         )
         models = build_models_for(params, data)

@@ -30,7 +30,7 @@ def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
     its extremes.
     """
     from tasks.allocator import raise_malloc_thresholds
-    from tasks.assembly.inputs import input_pipeline, open_inputs
+    from tasks.assembly.inputs import open_input_pipeline, open_inputs
     from tasks.assembly.model import build_models_for
     from tasks.measurement.train_steps import TrainingLoop
     from tasks.params import check
@@ -41,7 +41,7 @@ def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
     loops = [
         TrainingLoop(
             build_models_for(params, data),
-            input_pipeline(params, name, data, split="train", purpose="train"),
+            open_input_pipeline(params, name, data, split="train", purpose="train"),
             params.train,
         )
         for name in (other, "optimized")

@@ -18,7 +18,7 @@ POOL = "throughline"
 OWN_SERVICE = (  # of a worker's environment: the tf.data service of the stack that it belongs to
     "THROUGHLINE_SERVICE_ADDRESS"
 )
-FILE = Path("prefect.yaml")
+DEPLOYMENTS_FILE = Path("prefect.yaml")
 # Of the work pool: no variables, so the server refuses any.
 JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 

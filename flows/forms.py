@@ -10,14 +10,14 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from flows.deployments import FILE, read_entrypoints
+from flows.deployments import DEPLOYMENTS_FILE, read_entrypoints
 from tasks.errors import report_user_errors
 
 
 def send_forms() -> None:
     """Send the parameters of all deployments as params.yaml of the current folder has them now."""
     with get_client(sync_client=True) as client:
-        for name, entrypoint in read_entrypoints(FILE).items():
+        for name, entrypoint in read_entrypoints(DEPLOYMENTS_FILE).items():
             flow = load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)
             deployment = client.read_deployment_by_name(f"{flow.name}/{name}")
             schema = parameter_schema(flow).model_dump_for_openapi()

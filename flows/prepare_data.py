@@ -19,13 +19,13 @@ from flows.stages import PREPARATION
 
 
 @flow(
-    name="ingest-and-shard",
+    name="prepare-data",
     log_prints=True,
     on_failure=[report_failure],
     on_crashed=[report_failure],
     on_cancellation=[report_failure],
 )
-def ingest_and_shard(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
+def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
     """Fetch, ingest, shard and snapshot, so that later runs find the data in DVC's cache; returns
     whether anything had to be done.
 
@@ -48,9 +48,9 @@ def command(
 ) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
     with flow_command(
-        "ingest-and-shard", [], set_=set_, overlay=overlay, name=name, debug=debug
+        "prepare-data", [], set_=set_, overlay=overlay, name=name, debug=debug
     ) as changes:
-        ingest_and_shard(changes=changes, name=name or "")
+        prepare_data(changes=changes, name=name or "")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ LAST_LINES = 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class ServerProcess:
     """A process that serves, how to check that it does, and its additions to our environment."""
 
     name: str
@@ -35,9 +35,9 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A service's process, under its supervisor, and its log."""
+    """A server's process, under its supervisor, and its log."""
 
-    service: Service
+    server: ServerProcess
     process: subprocess.Popen
     log: Path
 
@@ -46,14 +46,14 @@ class Running:
         if self.process.poll() is not None:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
             raise ServiceFailed(
-                f"{self.service.name} ended with exit code {self.process.returncode}; {self.log}"
+                f"{self.server.name} ended with exit code {self.process.returncode}; {self.log}"
                 f" ends with:\n{tail}"
             )
 
 
 @contextmanager
-def serving(*services: Service, logs: Path) -> Iterator[list[Running]]:
-    """Start services, all at once, and wait until each is healthy; they end with the block, and
+def run_servers(*servers: ServerProcess, logs: Path) -> Iterator[list[Running]]:
+    """Start servers, all at once, and wait until each is healthy; they end with the block, and
     with this process, whatever happens to that.
 
     The output of each goes to NAME.log in the folder `logs`.
@@ -64,7 +64,7 @@ def serving(*services: Service, logs: Path) -> Iterator[list[Running]]:
     logs.mkdir(parents=True, exist_ok=True)
     running: list[Running] = []
     try:
-        running += [_started(service, logs / f"{service.name}.log") for service in services]
+        running += [_start(server, logs / f"{server.name}.log") for server in servers]
         for one in running:
             _wait_until(one)
         yield running
@@ -76,26 +76,26 @@ def serving(*services: Service, logs: Path) -> Iterator[list[Running]]:
             one.process.wait()
 
 
-def _started(service: Service, log: Path) -> Running:
+def _start(server: ServerProcess, log: Path) -> Running:
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.supervise", *service.command],
-            env={**os.environ, **service.environment},
+            [sys.executable, "-m", "flows.supervise", *server.command],
+            env={**os.environ, **server.environment},
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Running(service=service, process=process, log=log)
+    return Running(server=server, process=process, log=log)
 
 
 def _wait_until(running: Running) -> None:
     deadline = time.monotonic() + STARTUP_TIMEOUT_S
-    while not running.service.healthy():
+    while not running.server.healthy():
         running.check()
         if time.monotonic() > deadline:
             raise ServiceFailed(
-                f"{running.service.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log"
+                f"{running.server.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log"
                 f" is {running.log}"
             )
         time.sleep(0.3)
@@ -109,7 +109,7 @@ def responds(url: str) -> bool:
         return False
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port of this machine's loopback that nothing listens on."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))

@@ -30,7 +30,7 @@ from prefect.settings import (
 from flows.credentials import USER, random_secret
 from flows.dvc_calls import SUPERVISE
 from flows.locks import hold
-from flows.services import HOST, free_port, responds
+from flows.services import HOST, find_free_port, responds
 from tasks.errors import ServiceFailed
 
 ATTEMPTS = 3  # another process may take the port first
@@ -51,7 +51,7 @@ def prefect_server() -> Iterator[None]:
         yield
         return
     for attempt in range(1, ATTEMPTS + 1):
-        port = free_port()
+        port = find_free_port()
         url = f"http://{HOST}:{port}/api"
         with ExitStack() as server:
             # One at a time: the first ever makes the tables, and two that do it together fail.

@@ -53,7 +53,7 @@ def training(
             *(["report"] if run.workspace.isolated else []),
         ]
         last = run.with_progress_bar(len(stages)).chain(stages)
-        folder = Layout(run.workspace.root).run(pipeline)
+        folder = Layout(run.workspace.root).results(pipeline)
         trained, profiled = TrainResult.read(folder), ProfileResult.read(folder)
         result = {
             **(asdict(trained.throughput) if trained.throughput else {}),

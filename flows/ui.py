@@ -25,7 +25,7 @@ from flows.cli import configure_logging
 from flows.credentials import USER, exclusive, load_credentials, published_environment
 from flows.deployments import POOL, deploy, update_forms
 from flows.parameters import form_sources
-from flows.services import HOST, Service, check_free, responds, serving
+from flows.services import HOST, ServerProcess, check_free, responds, run_servers
 from flows.workspace import STATE_DIR
 from tasks.errors import ServiceFailed, report_user_errors
 
@@ -107,14 +107,14 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         else str(Path(endpoints.artifacts).resolve())
     )
     listening = ["--host", HOST, "--port"]
-    server = Service(
+    server = ServerProcess(
         name="prefect-server",
         command=[*python, "flows.prefect_server", *listening, str(endpoints.prefect_port)],
         healthy=lambda: responds(f"{endpoints.prefect}/api/health"),
         environment={**endpoints.environment, **endpoints.own_pages_only, **endpoints.server},
     )
     stores = ["--backend-store-uri", endpoints.store, "--artifacts-destination", artifacts]
-    tracking = Service(
+    tracking = ServerProcess(
         name="mlflow",
         command=[
             *python,
@@ -129,17 +129,17 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         healthy=lambda: responds(f"{endpoints.mlflow}/health"),
         environment={**endpoints.environment, **endpoints.tracking},
     )
-    worker = Service(
+    worker = ServerProcess(
         name="worker",
         command=[*python, "flows.worker", "--limit", str(runs_at_once)],
         healthy=lambda: _has_worker(endpoints),
         environment={**endpoints.environment, **endpoints.worker},
     )
     with ExitStack() as open_services:
-        running = open_services.enter_context(serving(server, tracking, logs=LOGS))
+        running = open_services.enter_context(run_servers(server, tracking, logs=LOGS))
         sources = form_sources()
         deploy(endpoints.environment)
-        running += open_services.enter_context(serving(worker, logs=LOGS))
+        running += open_services.enter_context(run_servers(worker, logs=LOGS))
 
         def check_services() -> None:
             nonlocal sources
@@ -147,11 +147,11 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
                 sources = changed
                 _report_updated_forms(endpoints)
             for place, one in enumerate(running):
-                if one.service is worker and one.process.poll() is not None:
+                if one.server is worker and one.process.poll() is not None:
                     typer.echo(
                         f"the worker ended with exit code {one.process.returncode}; restarting it"
                     )
-                    running[place] = open_services.enter_context(serving(worker, logs=LOGS))[0]
+                    running[place] = open_services.enter_context(run_servers(worker, logs=LOGS))[0]
                 else:
                     one.check()
 
@@ -277,7 +277,7 @@ def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
     """Print where both UIs are and what runs."""
     typer.echo(
         f"  Prefect   {endpoints.prefect}/deployments   start a run here: training, comparison,"
-        " ingest-and-shard"
+        " prepare-data"
     )
     typer.echo(f"  MLflow    {endpoints.mlflow}               compare runs here")
     typer.echo(f"  worker    pool {POOL}, {runs_at_once} runs at once      logs in {LOGS}/")

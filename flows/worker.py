@@ -29,7 +29,7 @@ from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
 from flows.access_policy import CONFINED, Limits, load_limits
-from flows.deployments import FILE, POOL, deploy, read_entrypoints
+from flows.deployments import DEPLOYMENTS_FILE, POOL, deploy, read_entrypoints
 from tasks.errors import ServiceFailed, report_user_errors
 from tasks.scratch import temporary_files_in_scratch
 
@@ -104,15 +104,15 @@ async def find_entrypoint(flow_run: FlowRun) -> str:
     """
     if flow_run.deployment_id is None:
         raise ServiceFailed(
-            f"flow run {flow_run.name} belongs to no deployment; this worker runs those of {FILE}"
-            " only"
+            f"flow run {flow_run.name} belongs to no deployment; this worker runs those of"
+            f" {DEPLOYMENTS_FILE} only"
         )
     async with get_client() as client:
         deployment = await client.read_deployment(flow_run.deployment_id)
-    known = read_entrypoints(FILE)
+    known = read_entrypoints(DEPLOYMENTS_FILE)
     if deployment.name not in known:
         raise ServiceFailed(
-            f"deployment {deployment.name} is not in {FILE}; this worker runs"
+            f"deployment {deployment.name} is not in {DEPLOYMENTS_FILE}; this worker runs"
             f" {', '.join(sorted(known))} only"
         )
     return known[deployment.name]

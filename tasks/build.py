@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.assembly.inputs import (
-    exact_pipeline,
     explain_read_errors,
-    input_pipeline,
-    input_service,
+    open_exact_pipeline,
+    open_input_pipeline,
+    open_input_service,
     open_inputs,
 )
 from tasks.cli import pipeline_stage_cli
@@ -44,7 +44,7 @@ def build(
     about: Mapping[str, Any],
 ) -> BuildResult:
     """Measure `training` (all of the configuration) and digest `plain` (the same without shuffle,
-    augmentation and finishing).
+    augmentation and postprocessing).
 
     `about` names the configuration: `pipeline`, `config` and `data_digest` of its PlanSummary.
 
@@ -130,14 +130,14 @@ def main() -> None:
     """
     with (
         pipeline_stage_cli(main) as context,
-        input_service(context.params.pipelines[context.name]) as address,
+        open_input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name = context.params, context.name
         data = open_inputs(params, Layout())
-        training = input_pipeline(
+        training = open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address
         )
-        plain = input_pipeline(
+        plain = open_input_pipeline(
             params, name, data, split="train", purpose="compare", address=address
         )
         about = {
@@ -149,8 +149,8 @@ def main() -> None:
             result = build(
                 training,
                 plain,
-                exact_pipeline(params, data, split="train"),
-                Layout().run(name),
+                open_exact_pipeline(params, data, split="train"),
+                Layout().results(name),
                 measure=params.measure,
                 about=about,
             )

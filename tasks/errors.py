@@ -45,7 +45,7 @@ class DataNotFound(UserError):
     """
 
 
-class ForeignFiles(UserError):
+class UnexpectedFiles(UserError):
     """A folder that a stage is to replace holds files that the stage did not write; they are left
     as they are.
     """
@@ -123,7 +123,7 @@ class InvalidCode(UserError):
     """A module of one's own is not Python."""
 
 
-class ForeignScript(UserError):
+class UnmeasurableTraining(UserError):
     """What `python -m tasks.stall` is to measure is not there, is no dataset, or does not train by
     `model.fit`.
     """

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.assembly.inputs import open_inputs, token_window
+from tasks.assembly.inputs import make_token_window, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
-from tasks.errors import ForeignFiles, ImpossiblePlan, MissingInput
+from tasks.errors import ImpossiblePlan, MissingInput, UnexpectedFiles
 from tasks.layout import Layout
 from tasks.params import Params
 from tasks.pipelines.shapes import resolve_decode
@@ -26,9 +26,9 @@ def export(params: Params, name: str, out: Path, *, layout: Layout) -> None:
     Raises:
       ImpossiblePlan: the data are no text; a model of anything else holds its preprocessing.
       MissingInput: the configuration has not been trained, or with other parameters.
-      ForeignFiles: there is something at `out`.
+      UnexpectedFiles: there is something at `out`.
     """
-    trained, data = layout.run(name) / "model.keras", open_inputs(params, layout)
+    trained, data = layout.results(name) / "model.keras", open_inputs(params, layout)
     if data.shards.schema.payload != "text":
         raise ImpossiblePlan(
             f"{params.data.source} is no text; {trained} takes what is stored as it is: load it"
@@ -37,8 +37,8 @@ def export(params: Params, name: str, out: Path, *, layout: Layout) -> None:
     if not trained.exists():
         raise MissingInput(f"{trained} does not exist; run `dvc repro train@{name}`")
     if out.exists():
-        raise ForeignFiles(f"{out} exists; name another folder with --out, or remove it")
-    model, window = build_models_for(params, data).full_model, token_window(params, data)
+        raise UnexpectedFiles(f"{out} exists; name another folder with --out, or remove it")
+    model, window = build_models_for(params, data).full_model, make_token_window(params, data)
     try:
         model.load_weights(trained)
     except ValueError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tasks.cli import stage_cli
 from tasks.data.known_datasets import fetch_fashion_mnist, make_photos
 from tasks.data.mails import fetch_mails
-from tasks.errors import ForeignFiles, expect_current_schema
+from tasks.errors import UnexpectedFiles, expect_current_schema
 from tasks.files import digest_file, digest_json, read_json, resumable_folder, write_json
 from tasks.layout import Layout
 from tasks.libraries import program_digest
@@ -29,7 +29,7 @@ def fetch(name: str, out: Path) -> str:
 
     Raises:
       DataNotFound: it is nowhere to be had; says what was tried.
-      ForeignFiles: the folder holds files that `fetch` did not write, and which it would remove.
+      UnexpectedFiles: the folder holds files that `fetch` did not write, and which it would remove.
     """
     target = out / name
     with resumable_folder(target, key=digest_json([name, program_digest("fetch")])) as folder:
@@ -45,7 +45,7 @@ def _check_replaceable(target: Path, new: Path) -> None:
     holds alike.
     """
     if target.is_symlink():
-        raise ForeignFiles(
+        raise UnexpectedFiles(
             f"{target} is a link, which fetch did not make; remove the link, or set `data.fetch:"
             f" none` and data.path to {target}"
         )
@@ -62,7 +62,7 @@ def _check_replaceable(target: Path, new: Path) -> None:
         shown = ", ".join(foreign[:FILES_SHOWN]) + (
             f" and {len(foreign) - FILES_SHOWN} more" if len(foreign) > FILES_SHOWN else ""
         )
-        raise ForeignFiles(
+        raise UnexpectedFiles(
             f"{target} holds files that fetch did not write, and would remove: {shown}. Move them"
             " out of data/raw, which belongs to fetch; to use them, set `data.fetch: none` and"
             " data.path to where they are then"

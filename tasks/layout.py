@@ -37,7 +37,7 @@ class Layout:
         """Folder of known datasets, written by fetch."""
         return self.root / "data" / "raw"
 
-    def run(self, pipeline: str) -> Path:
+    def results(self, pipeline: str) -> Path:
         """Folder of one configuration's results."""
         return self.root / "runs" / pipeline
 

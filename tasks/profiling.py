@@ -19,7 +19,7 @@ import keras
 import psutil
 import tensorflow as tf
 
-from tasks.assembly.inputs import input_pipeline, input_service, open_inputs
+from tasks.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.cli import StageContext, pipeline_stage_cli
 from tasks.diagnosis.cost_model import ModelStepCost, estimate_load
@@ -55,7 +55,7 @@ from tasks.results.train import RunRecord, TrainResult
 from tasks.settings import MeasureSettings, ModelSettings
 from tasks.tracking.experiments import RunKey, make_run_key
 from tasks.tracking.recorder import Recorder
-from tasks.training.emulation import NAME as EMULATED
+from tasks.training.emulation import EMULATED_MODEL
 
 TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers
 FAIL_IF = (
@@ -105,7 +105,9 @@ def profile(
             batch_size=pipeline.examples_per_step,
             steps=pipeline.steps_per_epoch,
         )
-        on_accelerator = bool(tf.config.list_physical_devices("GPU")) or models.emulated is not None
+        on_accelerator = (
+            bool(tf.config.list_physical_devices("GPU")) or models.emulation is not None
+        )
         measurements = Measurements(
             state=state, breakdown=breakdown, cross_check=cross_check, on_accelerator=on_accelerator
         )
@@ -276,15 +278,15 @@ def record(out: Path, run_key: RunKey, diagnosis: Diagnosis, result: ProfileResu
     if run_id is None:
         return
     with Recorder(run_key, run_id=run_id) as recorder:
-        recorder.metrics(profile_metrics(result))
-        recorder.tags(
+        recorder.log_metrics(profile_metrics(result))
+        recorder.set_tags(
             {
                 "verdict": result.verdict,
                 "finding": diagnosis.findings[0].rule if diagnosis.findings else "none",
                 "autotuned": json.dumps(result.autotuned),
             }
         )
-        recorder.artifact(out / "profile", folder="profile")
+        recorder.log_artifact(out / "profile", folder="profile")
 
 
 def print_summary(name: str, profiled: Profile) -> None:
@@ -338,14 +340,14 @@ def profile_emulated(context: StageContext, accelerator: Accelerator, *, address
             " token. Profile this configuration with its own model"
         )
     emulated = ModelSettings(
-        name=EMULATED, options={"step_ms": accelerator.step_ms(params.batch_size)}
+        name=EMULATED_MODEL, options={"step_ms": accelerator.step_ms(params.batch_size)}
     )
     context = replace(context, params=replace(params, model=emulated))
     data, input_throughput = (
         open_inputs(params, Layout()),
-        BuildResult.read(Layout().run(context.name)).throughput,
+        BuildResult.read(Layout().results(context.name)).throughput,
     )
-    pipeline = input_pipeline(
+    pipeline = open_input_pipeline(
         params, context.name, data, split="train", purpose="train", address=address
     )
     out = Path(".throughline") / "accelerators" / context.name
@@ -378,16 +380,16 @@ def main() -> None:
     """
     with (
         pipeline_stage_cli(main, declare_options) as context,
-        input_service(context.params.pipelines[context.name]) as address,
+        open_input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name, options = context.params, context.name, context.options
         condition = parse_threshold(options.fail_if) if options.fail_if else None
         keras.utils.set_random_seed(params.train.seed)
         if options.accelerator:
             return profile_emulated(context, find_accelerator(options.accelerator), address=address)
-        out, data = Layout().run(name), open_inputs(params, Layout())
+        out, data = Layout().results(name), open_inputs(params, Layout())
         built, trained = BuildResult.read(out), TrainResult.read(out)
-        pipeline = input_pipeline(
+        pipeline = open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address
         )
         profiled = profile(

@@ -85,12 +85,12 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
       MissingInput: no configuration has been built, trained and profiled.
       UnequalConfigurations: two configurations delivered different examples; nothing is compared.
     """
-    missing = {name: lacking for name in names if (lacking := _missing_files(layout.run(name)))}
-    results = {name: read_results(layout.run(name)) for name in names if name not in missing}
+    missing = {name: lacking for name in names if (lacking := _missing_files(layout.results(name)))}
+    results = {name: read_results(layout.results(name)) for name in names if name not in missing}
     if not results:
         raise MissingInput(
             "; ".join(
-                f"{layout.run(name)}: {', '.join(lacking)} missing"
+                f"{layout.results(name)}: {', '.join(lacking)} missing"
                 for name, lacking in missing.items()
             )
             + "; run `dvc repro` first"
@@ -152,7 +152,7 @@ def compare(
 
 def _plot_side_by_side(layout: Layout, names: Mapping[str, None], stem: Path) -> None:
     """Timelines over the same length of real time, one below the other."""
-    folders = {name: layout.run(name) for name in names}
+    folders = {name: layout.results(name) for name in names}
     lanes = {
         name: Timeline.read(folder).lanes
         for name, folder in folders.items()
@@ -298,7 +298,7 @@ def _page(
     )
     pictures = {
         name: {
-            kind: _svg(layout.run(name) / "profile" / f"{kind}.svg")
+            kind: _svg(layout.results(name) / "profile" / f"{kind}.svg")
             for kind in ("timeline", "steps")
         }
         for name in results

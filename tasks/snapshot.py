@@ -49,7 +49,7 @@ from tasks.layout import Layout
 from tasks.libraries import program_digest
 from tasks.pipelines.constraints import vector_problems
 from tasks.pipelines.ops import Op, Parse
-from tasks.pipelines.prepared_data import snapshot_key
+from tasks.pipelines.prepared_data import compute_snapshot_key
 from tasks.pipelines.shapes import output_shape, resolve_decode, stored_shape
 from tasks.pipelines.undecodable import find_undecodable, process_record
 from tasks.progress import echo, in_threads, progress
@@ -170,7 +170,7 @@ def _write_snapshot(
     settings: SnapshotSettings,
     damage: Damage,
 ) -> SnapshotIndex:
-    schema, key = shards.schema, snapshot_key(shards, preprocess)
+    schema, key = shards.schema, compute_snapshot_key(shards, preprocess)
     with resumable_folder(
         out,
         key=digest_json(

@@ -30,7 +30,7 @@ from keras.src.trainers import data_adapters
 from tasks.diagnosis.dataset_changes import InputChange, propose_changes
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import read_trace, record_trace
-from tasks.errors import ForeignScript, report_user_errors
+from tasks.errors import UnmeasurableTraining, report_user_errors
 from tasks.measurement.user_training import Gain, UserInput, UserTraining
 from tasks.measurement.verdict import COMPUTE_BOUND, Stall, judge
 from tasks.progress import echo
@@ -60,7 +60,7 @@ LESS_WORK = "do less per example, or do it once (.cache(), a snapshot on disk)"
 class _Ended(BaseException):
     """Ends the script where its training would begin; no `except Exception` of its stops that."""
 
-    def __init__(self, refusal: ForeignScript | None = None) -> None:
+    def __init__(self, refusal: UnmeasurableTraining | None = None) -> None:
         self.refusal = refusal
 
 
@@ -179,7 +179,7 @@ def find_best(tried: Sequence[tuple[InputChange, Gain]]) -> tuple[InputChange, G
 def _check_alone() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if keras.backend.backend() != "tensorflow" or replicas > 1:
-        refusal = ForeignScript(
+        refusal = UnmeasurableTraining(
             f"the script trains with the backend {keras.backend.backend()} on {replicas} device(s);"
             " measured is what Keras trains with TensorFlow on one"
         )
@@ -211,23 +211,25 @@ def measured_instead_of_fitted(name: str, *, max_seconds: float) -> Iterator[Non
         return
     finally:
         setattr(keras.Model, "fit", original)  # noqa: B010
-    raise ForeignScript(f"{name} ended without calling model.fit(…): there is nothing to measure")
+    raise UnmeasurableTraining(
+        f"{name} ended without calling model.fit(…): there is nothing to measure"
+    )
 
 
 def make(what: str, kind: type) -> Any:
     """Call a function that is named MODULE:FUNCTION, for a `kind`.
 
     Raises:
-      ForeignScript: there is none of that name, or it returns something else.
+      UnmeasurableTraining: there is none of that name, or it returns something else.
     """
     module, _, function = what.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
         made = getattr(importlib.import_module(module), function)()
     except (ModuleNotFoundError, AttributeError) as error:
-        raise ForeignScript(f"{what}: {error}") from None
+        raise UnmeasurableTraining(f"{what}: {error}") from None
     if not isinstance(made, kind):
-        raise ForeignScript(f"{what} returns {type(made).__name__}, not a {kind.__name__}")
+        raise UnmeasurableTraining(f"{what} returns {type(made).__name__}, not a {kind.__name__}")
     return made
 
 
@@ -239,7 +241,9 @@ def measure_made(dataset: str, model: str | None, *, max_seconds: float) -> None
         return
     network = make(model, keras.Model)
     if not network.compiled:
-        raise ForeignScript(f"{model} returns a model that is not compiled: call compile on it")
+        raise UnmeasurableTraining(
+            f"{model} returns a model that is not compiled: call compile on it"
+        )
     report(dataset, network, made, max_seconds=max_seconds)
 
 
@@ -263,7 +267,7 @@ def main() -> None:
             measure_made(options.script, options.model, max_seconds=options.seconds)
             return
         if not script.is_file():
-            raise ForeignScript(f"{script} does not exist")
+            raise UnmeasurableTraining(f"{script} does not exist")
         sys.argv = [str(script), *options.arguments]
         sys.path.insert(0, str(script.parent.resolve()))
         with measured_instead_of_fitted(script.name, max_seconds=options.seconds):

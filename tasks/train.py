@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from tasks.assembly.inputs import (
     explain_read_errors,
-    input_pipeline,
-    input_service,
+    make_series_window,
+    open_input_pipeline,
+    open_input_service,
     open_inputs,
-    series_window,
 )
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
@@ -33,9 +33,9 @@ from tasks.measurement.hardware import UsageMonitor, describe_machine
 from tasks.measurement.held_out import describe_held_out, describe_next_tokens
 from tasks.params import Params
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.input_workers import input_worker_from_tf_config
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.steps import TokenWindow
+from tasks.pipelines.training_workers import training_worker_from_tf_config
 from tasks.progress import echo
 from tasks.results.build import BuildResult
 from tasks.results.train import (
@@ -49,9 +49,9 @@ from tasks.settings import TrainSettings
 from tasks.tracking.experiments import make_run_key
 from tasks.tracking.recorder import Recorder
 from tasks.training.checkpoint_store import CheckpointStore
-from tasks.training.checkpoints import FOLDER, CheckpointCallback, Position
+from tasks.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback, Position
 from tasks.training.model_files import check_savable, save_model
-from tasks.training.models import Models, Target, compile_model, trainable_model
+from tasks.training.models import Models, Target, compile_model, make_trainable_model
 from tasks.training.train_function import TrainFunction
 from tasks.training.transformers import TransformerEncoder
 
@@ -87,10 +87,10 @@ def train(
     held-out splits. `targets` are the columns of a series that are predicted.
     """
     plan = pipelines.train.plan
-    gather = pipelines.train.gather_fn() if plan.on_device else None
-    model = trainable_model(
+    gather = pipelines.train.gather_fn() if plan.gathers_on_device else None
+    model = make_trainable_model(
         models,
-        finished_inputs=not plan.device_ops,
+        postprocessed_inputs=not plan.device_ops,
         gather=gather,
         segments=pipelines.train.segments,
     )
@@ -173,10 +173,9 @@ def fit(
         return
     pipeline = pipelines.train
     first = start.epoch * pipeline.steps_per_epoch + start.step
-    resident = pipeline.plan.on_device
     batches = (
         tf.data.Dataset.range(first, until * pipeline.steps_per_epoch)
-        if resident
+        if pipeline.plan.gathers_on_device
         else pipeline.dataset(first_step=first, epochs=until)
     )
     model.fit(
@@ -212,7 +211,7 @@ def log_inputs(
         section: getattr(params, section).model_dump()
         for section in ("data", "shard", "model", "train")
     }
-    recorder.params(
+    recorder.log_params(
         {
             "pipeline": config,
             **ops,
@@ -221,20 +220,22 @@ def log_inputs(
             "plan": str(pipeline.plan),
         }
     )
-    recorder.params({"machine": describe_machine()})
-    recorder.dataset(params.data.source, data_digest)
+    recorder.log_params({"machine": describe_machine()})
+    recorder.log_input(params.data.source, data_digest)
 
 
-def split_pipelines(
+def open_split_pipelines(
     params: Params, name: str, data: PreparedData, *, address: str
 ) -> SplitPipelines:
     """Open the configuration for training, and the plain reading of the held-out splits."""
 
     def evaluated(split: str) -> InputPipeline:
-        return input_pipeline(params, name, data, split=split, purpose="evaluate")
+        return open_input_pipeline(params, name, data, split=split, purpose="evaluate")
 
     return SplitPipelines(
-        train=input_pipeline(params, name, data, split="train", purpose="train", address=address),
+        train=open_input_pipeline(
+            params, name, data, split="train", purpose="train", address=address
+        ),
         validation=evaluated("validation"),
         test=evaluated("test") if "test" in data.shards.splits else None,
     )
@@ -304,22 +305,22 @@ def main() -> None:
     """Train the model through one configuration's input pipeline."""
     with (
         pipeline_stage_cli(main) as context,
-        input_service(context.params.pipelines[context.name]) as address,
+        open_input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name = context.params, context.name
-        if (workers := input_worker_from_tf_config(os.environ).count) > 1:
+        if (workers := training_worker_from_tf_config(os.environ).count) > 1:
             raise ImpossiblePlan(
                 f"TF_CONFIG names {workers} workers; this stage is a single one, which would see"
                 " its slice of each batch alone: unset TF_CONFIG, or train with a loop of your own"
                 " (docs/training.md, several workers)"
             )
         configure_process(params.train)
-        out, data = Layout().run(name), open_inputs(params, Layout())
-        pipelines = split_pipelines(params, name, data, address=address)
+        out, data = Layout().results(name), open_inputs(params, Layout())
+        pipelines = open_split_pipelines(params, name, data, address=address)
         models = build_models_for(params, data)
-        checkpoint_folder = out / FOLDER
+        checkpoint_folder = out / CHECKPOINT_FOLDER
         store = CheckpointStore(checkpoint_folder, training_fingerprint(params, name, data))
-        identity = make_run_key(
+        run_key = make_run_key(
             Layout().manifest,
             params.data.path,
             pipeline=name,
@@ -342,7 +343,7 @@ def main() -> None:
             objects = dict(savable.objects)
             if savable.hint():
                 echo(f"  {savable.hint()}")
-        with explain_read_errors(data), Recorder(identity, run_id=store.run_id) as recorder:
+        with explain_read_errors(data), Recorder(run_key, run_id=store.run_id) as recorder:
             log_inputs(
                 recorder,
                 params,
@@ -350,7 +351,7 @@ def main() -> None:
                 data_digest=data.shards.data_digest,
                 pipeline=pipelines.train,
             )
-            window = series_window(params, data)
+            window = make_series_window(params, data)
             training = train(
                 models,
                 pipelines,
@@ -362,10 +363,10 @@ def main() -> None:
             save_model(models.full_model, out / "model.keras")
             write_history(out, training.rows)
             result.write(out)
-            recorder.metrics(train_metrics(BuildResult.read(out), result))
+            recorder.log_metrics(train_metrics(BuildResult.read(out), result))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
-                recorder.artifact(out / file)
-            recorder.model(out / "model.keras", objects)
+                recorder.log_artifact(out / file)
+            recorder.log_model(out / "model.keras", objects)
         RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         speed = result.throughput.train_examples_per_s if result.throughput else float("nan")

@@ -73,7 +73,7 @@ DIAGNOSIS = ("tests/diagnosis/test_diagnose.py",)
 DRAWS = ("tests/measurement/test_draws.py",)
 EQUALITY = ("tests/measurement/test_equality.py",)
 FILES = ("tests/test_files.py",)
-INPUT_WORKERS = ("tests/pipelines/test_input_workers.py",)
+TRAINING_WORKERS = ("tests/pipelines/test_training_workers.py",)
 REACH = ("tests/attacks/test_access_policy.py",)
 REPORT = ("tests/reporting/test_report.py",)
 RESULTS = ("tests/test_results.py",)
@@ -404,25 +404,25 @@ FAULTS = (
         "workers share what does not divide",
         "return examples - examples % batch_size % self.count",
         "return examples",
-        INPUT_WORKERS,
+        TRAINING_WORKERS,
     ),
     Fault(
         "workers do not count the chief",
         '(counts["chief"] if kind == "worker" else 0)',
         "0",
-        INPUT_WORKERS,
+        TRAINING_WORKERS,
     ),
     Fault(
         "a batch that workers cannot share is taken",
         "if batch_size % self.count:",
         "if batch_size < self.count:",
-        INPUT_WORKERS,
+        TRAINING_WORKERS,
     ),
     Fault(
         "an index beyond the cluster is taken",
         "not 0 <= index < counts[kind]",
         "not 0 <= index <= counts[kind]",
-        INPUT_WORKERS,
+        TRAINING_WORKERS,
     ),
     Fault(
         "slices of workers overlap",

@@ -24,7 +24,7 @@ import pytest
 import requests
 from project import environment
 
-from flows.services import free_port
+from flows.services import find_free_port
 
 RETRIES = 10
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -214,7 +214,7 @@ def started(project: Path, *command: str) -> Iterator[str]:
 @contextmanager
 def running_stack(project: Path) -> Iterator[Stack]:
     """`make ui` in a project, at free ports."""
-    ports = free_port(), free_port()
+    ports = find_free_port(), find_free_port()
     with started(
         project, "-m", "flows.ui", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])
     ) as said:

@@ -19,7 +19,7 @@ from conftest import picture
 
 from tasks import fetch as stage
 from tasks.data import known_datasets, remote
-from tasks.errors import DataNotFound, ForeignFiles
+from tasks.errors import DataNotFound, UnexpectedFiles
 from tasks.fetch import fetch
 from tasks.files import read_json
 
@@ -226,7 +226,7 @@ def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(data_set, tm
     fetch("fashion_mnist", tmp_path / "raw")
     happens(folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ForeignFiles, match="fetch did not"):
+    with pytest.raises(UnexpectedFiles, match="fetch did not"):
         fetch("fashion_mnist", tmp_path / "raw")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -26,7 +26,7 @@ from project import environment, make_project, run
 from skips import need
 from stack import Stack, processes_of, started
 
-from flows.services import free_port
+from flows.services import find_free_port
 from infra.local.s3 import BUCKETS
 from infra.local.stack_config import StackConfig, load_stack
 
@@ -39,12 +39,12 @@ class Local:
     def __init__(self, project: Path, folder: Path) -> None:
         self.project, self.folder = project, folder
         self.prefect, self.tracking, base = (
-            free_port(),
-            free_port(),
+            find_free_port(),
+            find_free_port(),
             random.randrange(20_000, 30_000, 10),
         )
         self.home: StackConfig = load_stack(
-            folder, postgres_port=free_port(), s3_port=base, input_port=base + 5
+            folder, postgres_port=find_free_port(), s3_port=base, input_port=base + 5
         )
         self.environment = (
             environment(project)

@@ -118,7 +118,7 @@ def test_arrays_and_generators_are_measured_too(tmp_path):
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_told(tmp_path):
     _, told = run_stall(tmp_path, "0", "0", fit="pass", code=2)
-    assert "ForeignScript: train.py ended without calling model.fit" in told
+    assert "UnmeasurableTraining: train.py ended without calling model.fit" in told
     done = stall("nowhere.py")
     assert done.returncode == 2 and "nowhere.py does not exist" in done.stderr
 
@@ -128,7 +128,7 @@ def test_a_training_on_several_devices_is_refused_whatever_the_script_catches(tm
     (tmp_path / "train.py").write_text(ON_TWO_DEVICES)
     done = stall(str(tmp_path / "train.py"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "ForeignScript: the script trains with the backend tensorflow on 2" in done.stderr
+    assert "UnmeasurableTraining: the script trains with the backend tensorflow on 2" in done.stderr
 
 
 def iterator(path, critical, parallelism=1.0):

@@ -14,7 +14,7 @@ from conftest import prepared
 from project import ROOT, SMALL, run_stages, write_params
 from ruamel.yaml import YAML
 
-from tasks.assembly.inputs import input_pipeline, input_shape, open_inputs
+from tasks.assembly.inputs import infer_input_shape, open_input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for, infer_target
 from tasks.data.shards import read_shard_index
 from tasks.data.sources.table import scan as scan_table
@@ -76,7 +76,7 @@ def test_windows_are_the_same_in_every_configuration(series):
     digests = {
         name: (
             digest_examples(
-                input_pipeline(params, name, stored, split=split, purpose="compare")
+                open_input_pipeline(params, name, stored, split=split, purpose="compare")
             ).digest
         )
         for name in params.pipelines
@@ -90,7 +90,7 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
     params, _, stored = series
     bounds = {"train": (0, 3000), "validation": (3000, 4000), "test": (4000, 5000)}
     for split, (begin, end) in bounds.items():
-        pipe = input_pipeline(params, name, stored, split=split, purpose="compare")
+        pipe = open_input_pipeline(params, name, stored, split=split, purpose="compare")
         batches = list(pipe.dataset().as_numpy_iterator())
         features, label, key = (
             np.concatenate([batch[part] for batch in batches])
@@ -127,7 +127,7 @@ def test_statistics_come_from_the_training_part_alone(series):
     )
     np.testing.assert_allclose(standardize.deviation, [train.std()] * 3, rtol=1e-6)
     assert infer_target(params, stored).shape == (2, 1)
-    assert input_shape(params, stored) == (8, 3)
+    assert infer_input_shape(params, stored) == (8, 3)
     assert build_models_for(params, stored).full_model.output_shape == (None, 2, 1)
 
 
@@ -141,10 +141,10 @@ def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
             r" = 1002"
         ),
     ):
-        input_pipeline(too_long, "naive", stored, split="train", purpose="train")
+        open_input_pipeline(too_long, "naive", stored, split="train", purpose="train")
     unknown = check(series_document(layout.root / "series.npy", targets=["load"]))
     with pytest.raises(InvalidParams, match="load is not a column"):
-        input_pipeline(unknown, "naive", stored, split="train", purpose="train")
+        open_input_pipeline(unknown, "naive", stored, split="train", purpose="train")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_rows_of_a_table_are_the_same_in_every_configuration(table):
     digests = {
         name: (
             digest_examples(
-                input_pipeline(params, name, stored, split="train", purpose="compare")
+                open_input_pipeline(params, name, stored, split="train", purpose="compare")
             ).digest
         )
         for name in params.pipelines
@@ -225,7 +225,11 @@ def test_rows_of_a_table_are_the_same_in_every_configuration(table):
     assert stored.shards.schema.columns == ("size", "age", "color")
     assert stored.shards.schema.categories == (("blue", "green", "red"),)
     features, label = next(
-        iter(input_pipeline(params, "optimized", stored, split="train", purpose="train").dataset())
+        iter(
+            open_input_pipeline(
+                params, "optimized", stored, split="train", purpose="train"
+            ).dataset()
+        )
     )
     assert features.shape == (32, 3) and label.dtype == "int64"
     full_model = build_models_for(params, stored).full_model
@@ -276,7 +280,7 @@ def test_a_number_to_predict_is_a_regression(table, tmp_path):
     assert stored.shards.schema.label == "number"
     assert infer_target(params, stored).metric == "mae"
     _, label = next(
-        iter(input_pipeline(params, "naive", stored, split="train", purpose="train").dataset())
+        iter(open_input_pipeline(params, "naive", stored, split="train", purpose="train").dataset())
     )
     assert label.dtype == "float32"
 

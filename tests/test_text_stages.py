@@ -58,13 +58,13 @@ def test_mails_go_through_every_stage(tmp_path):
     run_stages(folder, "fetch", "ingest", "shard", "snapshot", "build@naive", "build@by_length")
     run_stages(folder, "train@by_length", "profiling@by_length", "report")
     layout = Layout(folder)
-    built = {name: BuildResult.read(layout.run(name)) for name in CONFIGS}
+    built = {name: BuildResult.read(layout.results(name)) for name in CONFIGS}
     assert len({one.examples_digest.digest for one in built.values()}) == 1, "the same tokens"
     assert (
         built["by_length"].sequence_batches.padding_pct
         < built["naive"].sequence_batches.padding_pct
     )
-    trained = TrainResult.read(layout.run("by_length"))
+    trained = TrainResult.read(layout.results("by_length"))
     assert trained.test["accuracy"] > 0.8 > trained.held_out.constant_metric
     (tokenizer,) = read_index(layout.snapshot).files.items()
     assert tokenizer == ("tokenizer.model", digest_file(layout.snapshot / "tokenizer.model"))

@@ -20,7 +20,7 @@ import typer
 from flows.cli import configure_logging
 from flows.credentials import USER, exclusive, exports, published_environment, write_private
 from flows.deployments import OWN_SERVICE
-from flows.services import HOST, Service, check_free, is_listening, serving
+from flows.services import HOST, ServerProcess, check_free, is_listening, run_servers
 from flows.ui import (
     Endpoints,
     MlflowPort,
@@ -211,9 +211,9 @@ def input_service(home: StackConfig, workers: int) -> Iterator[None]:
     roles |= {
         f"input-worker-{place}": [*joining, str(port)] for place, port in enumerate(ports, start=1)
     }
-    with serving(
+    with run_servers(
         *(
-            Service(
+            ServerProcess(
                 name=name,
                 command=[sys.executable, "-m", "tasks.pipelines.service", *role],
                 healthy=partial(is_listening, port),

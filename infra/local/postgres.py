@@ -15,7 +15,7 @@ from pathlib import Path
 # As MLflow keeps passwords.
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from flows.services import HOST, Service, serving
+from flows.services import HOST, ServerProcess, run_servers
 from infra.local.stack_config import USER, StackConfig
 from tasks.errors import ServiceFailed
 
@@ -36,13 +36,13 @@ def postgres(home: StackConfig) -> Iterator[None]:
     if not folder.exists():
         _initdb(home, folder)
     where = ["-D", str(folder), "-h", HOST, "-p", str(home.settings.postgres_port), "-k", ""]
-    service = Service(
+    server = ServerProcess(
         name="postgres",
         command=[*_as_unprivileged(), _tool("postgres"), *where],
         healthy=lambda: _run(home, "pg_isready", "-q").returncode == 0,
         environment={},
     )
-    with serving(service, logs=home.logs):
+    with run_servers(server, logs=home.logs):
         for name in DATABASES:
             if not _run_checked(
                 home,

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
 from flows.credentials import private_folder
-from flows.services import Service, is_listening, serving
+from flows.services import ServerProcess, is_listening, run_servers
 from infra.local.stack_config import StackConfig
 
 BUCKETS = ("dvc", "mlflow")
@@ -26,14 +26,14 @@ def object_store(home: StackConfig) -> Iterator[None]:
     """
     folder, first = home.folder / "objects", home.settings.s3_port
     private_folder(folder)
-    service = Service(
+    server = ServerProcess(
         name="objects",
         command=[sys.executable, "-m", "infra.store", "--data", str(folder), "--port", str(first)],
         healthy=lambda: is_listening(first) and _ensure_buckets(home),
         environment=home.objects,
     )
     try:
-        with serving(service, logs=home.logs):
+        with run_servers(server, logs=home.logs):
             yield
     finally:
         for left in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):

@@ -16,13 +16,13 @@ from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInp
 from tasks.layout import Layout
 from tasks.params import Params
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.input_workers import InputWorker, input_worker_from_tf_config
-from tasks.pipelines.plan import Plan, in_storage_order, make_plan
+from tasks.pipelines.plan import Plan, make_plan, set_storage_order
 from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
-from tasks.pipelines.service import check_listens, local_service
+from tasks.pipelines.service import check_listens, run_local_service
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.spec import InputSpec
 from tasks.pipelines.steps import Cache, Read, TokenWindow, Window
+from tasks.pipelines.training_workers import TrainingWorker, training_worker_from_tf_config
 from tasks.settings import PipelineConfig
 
 Purpose = Literal["train", "evaluate", "compare"]
@@ -39,7 +39,7 @@ def open_inputs(params: Params, layout: Layout) -> PreparedData:
     )
 
 
-def input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpec:
+def make_input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpec:
     """What is to be computed. train: everything. evaluate: nothing random. compare: the
     preprocessing, and no more than batches need besides.
     """
@@ -52,7 +52,7 @@ def input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpe
         augment=augment,
         postprocess=data.bind_to_data(params.postprocess),
         batch_size=params.batch_size,
-        window=series_window(params, data) or token_window(params, data),
+        window=make_series_window(params, data) or make_token_window(params, data),
     )
     return (
         replace(spec, augment=spec.ops_to_uniform_shape, postprocess=())
@@ -61,7 +61,7 @@ def input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpe
     )
 
 
-def series_window(params: Params, data: PreparedData) -> Window | None:
+def make_series_window(params: Params, data: PreparedData) -> Window | None:
     """The windows of a time series, None for other data.
 
     Raises:
@@ -92,7 +92,7 @@ def series_window(params: Params, data: PreparedData) -> Window | None:
     return windows
 
 
-def token_window(params: Params, data: PreparedData) -> TokenWindow | None:
+def make_token_window(params: Params, data: PreparedData) -> TokenWindow | None:
     """The windows of text whose next tokens are predicted, None for other data and tasks.
 
     Raises:
@@ -114,11 +114,11 @@ def token_window(params: Params, data: PreparedData) -> TokenWindow | None:
     return window
 
 
-def input_shape(params: Params, data: PreparedData) -> tuple[int | None, ...]:
+def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, ...]:
     """Shape of one example as it reaches the model, before the postprocessing that may happen
     there.
     """
-    spec = input_spec(params, data, "evaluate")
+    spec = make_input_spec(params, data, "evaluate")
     return output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
 
 
@@ -148,7 +148,7 @@ def explain_read_errors(data: PreparedData) -> Iterator[None]:
 
 
 @contextmanager
-def input_service(config: PipelineConfig) -> Iterator[str]:
+def open_input_service(config: PipelineConfig) -> Iterator[str]:
     """Address of the tf.data service that a configuration uses, running as long as the block; empty
     where it uses none.
 
@@ -161,11 +161,11 @@ def input_service(config: PipelineConfig) -> Iterator[str]:
         check_listens(config.service.address)
         yield config.service.address
     else:
-        with local_service(config.service.workers) as address:
+        with run_local_service(config.service.workers) as address:
             yield address
 
 
-def input_pipeline(
+def open_input_pipeline(
     params: Params,
     name: str,
     data: PreparedData,
@@ -186,13 +186,13 @@ def input_pipeline(
     """
     config = params.pipelines[name]
     if purpose == "evaluate":
-        config = in_storage_order(config).model_copy(update={"service": None})
+        config = set_storage_order(config).model_copy(update={"service": None})
     plan = make_plan(
-        in_storage_order(config) if purpose == "compare" else config,
-        input_spec(params, data, purpose),
+        set_storage_order(config) if purpose == "compare" else config,
+        make_input_spec(params, data, purpose),
     )
     _check_memory(plan, data, split)
-    worker = input_worker_from_tf_config(os.environ) if purpose == "train" else InputWorker()
+    worker = training_worker_from_tf_config(os.environ) if purpose == "train" else TrainingWorker()
     if worker.count > 1 and not plan.seekable:
         raise ImpossiblePlan(
             f"pipelines.{name}: {worker.count} workers of TF_CONFIG can share a snapshot"
@@ -211,10 +211,10 @@ def input_pipeline(
     return pipeline
 
 
-def exact_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
+def open_exact_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
     """The examples of a split as the snapshot holds them, in order, to compare others with."""
     plan = make_plan(
-        in_storage_order(PipelineConfig(read="snapshot")), input_spec(params, data, "compare")
+        set_storage_order(PipelineConfig(read="snapshot")), make_input_spec(params, data, "compare")
     )
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 

@@ -4,7 +4,12 @@ inputs.
 
 from __future__ import annotations
 
-from tasks.assembly.inputs import input_shape, input_spec, series_window, token_window
+from tasks.assembly.inputs import (
+    infer_input_shape,
+    make_input_spec,
+    make_series_window,
+    make_token_window,
+)
 from tasks.params import Params
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.training import emulation
@@ -16,15 +21,15 @@ def build_models_for(params: Params, data: PreparedData) -> Models:
     learns how many tokens there are.
     """
     settings, vocabulary = params.model, data.snapshot.vocabulary
-    if vocabulary and settings.name != emulation.NAME:
+    if vocabulary and settings.name != emulation.EMULATED_MODEL:
         options = {"vocabulary": vocabulary, **settings.options}
         settings = settings.model_copy(update={"options": options})
     return build_models(
         settings,
-        input_shape=input_shape(params, data),
+        input_shape=infer_input_shape(params, data),
         dtype=data.shards.schema.dtype,
         target=infer_target(params, data),
-        postprocess=input_spec(params, data, "train").postprocess,
+        postprocess=make_input_spec(params, data, "train").postprocess,
     )
 
 
@@ -32,10 +37,10 @@ def infer_target(params: Params, data: PreparedData) -> Target:
     """What is predicted: a class, the number that labels a row, the horizon of a series, or the
     next token of a text.
     """
-    window = series_window(params, data)
+    window = make_series_window(params, data)
     if window is not None:
         return Target(kind="regression", shape=(window.horizon, len(window.targets)))
-    if token_window(params, data) is not None:
+    if make_token_window(params, data) is not None:
         return Target(kind="next_token", shape=(data.snapshot.vocabulary,))
     if data.shards.schema.label == "number":
         return Target(kind="regression", shape=(1,))

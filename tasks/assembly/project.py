@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tasks.assembly.inputs import Purpose, input_pipeline, open_inputs
+from tasks.assembly.inputs import Purpose, open_input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.layout import Layout
 from tasks.params import load_params
@@ -42,7 +42,7 @@ class Project:
         """
         return open_inputs(self.params, self._layout)
 
-    def input_pipeline(
+    def open_input_pipeline(
         self, name: str, *, split: str = "train", purpose: Purpose = "train", **changes: Any
     ) -> InputPipeline:
         """The input pipeline of configuration `name`, with `changes` to its fields; to `evaluate`,
@@ -55,9 +55,9 @@ class Project:
             {**self.params.pipelines[name].model_dump(), **changes}
         )
         params = replace(self.params, pipelines={**self.params.pipelines, name: config})
-        return input_pipeline(params, name, self.data, split=split, purpose=purpose)
+        return open_input_pipeline(params, name, self.data, split=split, purpose=purpose)
 
-    def compiled_models(self, pipeline: InputPipeline) -> Models:
+    def compile_models(self, pipeline: InputPipeline) -> Models:
         """The model of params.yaml for the data, compiled for trainings with `pipeline`: alone, and
         as a whole that takes what is stored.
         """

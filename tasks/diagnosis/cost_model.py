@@ -25,7 +25,7 @@ from tasks.pipelines.steps import (
     Map,
     Prefetch,
     Read,
-    ReadRecords,
+    ReadIndexedShards,
     SampleByClass,
     Service,
     Shuffle,
@@ -189,7 +189,7 @@ def estimate_load(plan: Plan, costs: Costs, *, cores: int) -> HostLoad | None:
 def delivers_batches(step: Step) -> bool:
     """Whether whole batches, not single examples, come out of a step, whatever goes into it."""
     return isinstance(step, Gather | Batch | BucketBatch) or (
-        isinstance(step, ReadRecords) and step.whole_batches
+        isinstance(step, ReadIndexedShards) and step.whole_batches
     )
 
 
@@ -225,7 +225,7 @@ def _(step: Gather, load: HostLoad, context: CostContext) -> HostLoad | None:
         return None
     work = context.batch_size * (
         context.costs.read_us.get("snapshot", 0.0)
-        + context.ops_us(step.ops[step.per_example :], batched=True)
+        + context.ops_us(step.ops[step.example_op_count :], batched=True)
     )
     return load.add_work((work + context.costs.call_us) / 1e3, step.parallel.threads(context.cores))
 
@@ -241,7 +241,7 @@ def _(step: Read, load: HostLoad, context: CostContext) -> HostLoad | None:
 
 
 @add_step_cost.register
-def _(step: ReadRecords, load: HostLoad, context: CostContext) -> HostLoad | None:
+def _(step: ReadIndexedShards, load: HostLoad, context: CostContext) -> HostLoad | None:
     """Batches of records, read whole, and perhaps taken apart."""
     read_us = context.costs.read_us.get("indexed_shards")
     if read_us is None:

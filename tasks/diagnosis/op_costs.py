@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from tasks.diagnosis.cost_model import Costs, OpCost
 from tasks.pipelines import stream_readers
-from tasks.pipelines.autograph import trace_as_written
+from tasks.pipelines.autograph import without_autograph
 from tasks.pipelines.elements import apply_ops
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.ops import Op
 from tasks.pipelines.plan import Plan, make_plan
 from tasks.pipelines.steps import Map, Read
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.scratch import Scratch
 from tasks.settings import PipelineConfig, ShuffleSettings
 
@@ -32,18 +32,20 @@ SAMPLE = 256  # examples at most
 WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.08
 
 
-@trace_as_written
+@without_autograph
 def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     """Measure what this configuration's parts cost, and those of the snapshot, which any
     configuration could read instead.
     """
     spec = pipeline.plan.spec
     count = min(SAMPLE, spec.batch_size, pipeline.data.shards.examples(pipeline.split))
-    late = (*spec.augment[len(spec.per_example_augment) :], *spec.postprocess)
-    bare = replace(spec, augment=spec.per_example_augment, postprocess=())
+    later_ops = (*spec.augment[len(spec.per_example_augment) :], *spec.postprocess)
+    minimal_spec = replace(spec, augment=spec.per_example_augment, postprocess=())
     gathering = _with_plan(
         pipeline,
-        make_plan(PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global")), bare),
+        make_plan(
+            PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global")), minimal_spec
+        ),
     )
     # The same few batches again and again: a later epoch finds its rows in memory, which a first
     # look at them would not.
@@ -55,7 +57,7 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
         _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
     )
     stack_us = _per_element(rows.batch(count)) / count - idle
-    ops, _ = _op_costs(pipeline, rows, late, call_us, count)
+    ops, _ = _op_costs(pipeline, rows, later_ops, call_us, count)
     if config.read != "snapshot" and spec.window is None:
         stored = _stored_examples(pipeline, config)
         read_us[config.read] = _per_element(stored.take(4 * count), count)
@@ -70,11 +72,14 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
                 lambda element: {"record": element} if isinstance(element, tf.Tensor) else element
             )
         )
-        early = [
-            op for step in make_plan(config, bare).steps if isinstance(step, Map) for op in step.ops
+        stream_ops = [
+            op
+            for step in make_plan(config, minimal_spec).steps
+            if isinstance(step, Map)
+            for op in step.ops
         ]
-        early_costs, _ = _op_costs(pipeline, first, early, call_us, count)
-        ops |= early_costs
+        stream_costs, _ = _op_costs(pipeline, first, stream_ops, call_us, count)
+        ops |= stream_costs
     return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
 
 
@@ -84,7 +89,7 @@ def _stored_examples(pipeline: InputPipeline, config: PipelineConfig) -> tf.data
     """
     if config.read == "indexed_shards":
         first = tf.constant(0, tf.int64)
-        return pipeline.records.batches(first, first + pipeline.steps_per_epoch).unbatch()
+        return pipeline.indexed_shards.batches(first, first + pipeline.steps_per_epoch).unbatch()
     if config.read == "snapshot":
         raise ValueError("a snapshot's rows are read as batches")
     return stream_readers.read(Read(source=config.read), pipeline.data, pipeline.split, seed=0)
@@ -142,7 +147,7 @@ def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:
 
 def _with_plan(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
     """The same data by another plan, as dicts that every op can work on."""
-    return replace(pipeline, plan=plan, with_keys=True, worker=InputWorker(), scratch=Scratch())
+    return replace(pipeline, plan=plan, with_keys=True, worker=TrainingWorker(), scratch=Scratch())
 
 
 def _cached_in_memory(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -23,7 +23,7 @@ from tasks.pipelines.length_batches import LengthBatches
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.packed_batches import NO_DOCUMENT, PackedBatches
 from tasks.pipelines.plan import Plan
-from tasks.pipelines.prepared_data import labels_and_weights
+from tasks.pipelines.prepared_data import read_labels_and_weights
 from tasks.pipelines.steps import Batch, BucketBatch, Map, Step
 from tasks.results.build import EpochDraws
 
@@ -135,7 +135,7 @@ def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray)
 
 def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
     """Compare how often each class is drawn with its weight."""
-    labels, weights = labels_and_weights(pipeline.plan.sampling, pipeline.data, pipeline.split)
+    labels, weights = read_labels_and_weights(pipeline.plan.sampling, pipeline.data, pipeline.split)
     drawn = np.bincount(np.asarray(labels)[rows], minlength=len(weights))
     shares = np.asarray(weights) / np.sum(weights)
     allowed = 1 + MAX_COUNT_STDERRS * np.sqrt(len(rows) * shares * (1 - shares))

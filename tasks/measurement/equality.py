@@ -1,8 +1,8 @@
 """Proof that two configurations deliver the same examples: a digest over (key, label, pixels),
 shapes and dtypes, that ignores order.
 
-It is taken after the deterministic preprocessing, with augmentation and finishing off, so every
-configuration with the same `preprocess` must have the same digest.
+It is taken after the deterministic preprocessing, with augmentation and postprocessing off, so
+every configuration with the same `preprocess` must have the same digest.
 """
 
 from __future__ import annotations

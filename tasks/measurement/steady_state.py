@@ -83,7 +83,7 @@ class TimedBlock:
 class Round:
     """Blocks that follow each other, so that the machine's drift hits all alike.
 
-    `reference` is the model alone on batches that are ready, the same work whatever the
+    `reference` is the model alone on postprocessed batches, the same work whatever the
     configuration; `model` the layers that this configuration trains, alone on a batch that is
     ready; `full` and `drained` training that starts on full and on empty buffers.
     `batches_taken_by_full` counts the batches that the block `full` took, with those of its

@@ -23,7 +23,7 @@ from tasks.measurement.steady_state import (
 from tasks.pipelines.elements import apply_ops
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.settings import MeasureSettings, TrainSettings
-from tasks.training.models import Models, compile_model, trainable_model
+from tasks.training.models import Models, compile_model, make_trainable_model
 
 MAX_EPOCHS = 1_000_000
 BATCHES_IN_MEMORY = 64
@@ -43,14 +43,14 @@ class TrainingLoop:
         *,
         warm_up_steps: int = WARM_UP_STEPS,
     ) -> None:
-        gather = pipeline.gather_fn() if pipeline.plan.on_device else None
-        model = trainable_model(
+        gather = pipeline.gather_fn() if pipeline.plan.gathers_on_device else None
+        model = make_trainable_model(
             models,
-            finished_inputs=not pipeline.plan.device_ops,
+            postprocessed_inputs=not pipeline.plan.device_ops,
             gather=gather,
             segments=pipeline.segments,
         )
-        if pipeline.plan.on_device:
+        if pipeline.plan.gathers_on_device:
             self._batches: Iterator = iter(
                 tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps_per_epoch)
             )
@@ -90,8 +90,8 @@ def make_model_only_step(
         if pipeline.plan.spec.schema.payload == "text"
         else repeat_batch(next(pipeline.batches()))
     )
-    model = trainable_model(
-        models, finished_inputs=not pipeline.plan.device_ops, segments=pipeline.segments
+    model = make_trainable_model(
+        models, postprocessed_inputs=not pipeline.plan.device_ops, segments=pipeline.segments
     )
     step = _train_function(model, models, settings, steps=pipeline.steps_per_epoch)
     return lambda: wait_for_loss(step(batches))
@@ -100,20 +100,20 @@ def make_model_only_step(
 def make_reference_step(
     models: Models, pipeline: InputPipeline, settings: TrainSettings
 ) -> StepFunction:
-    """The network on a finished batch: the same work for every configuration, so that they can be
-    compared by it.
+    """The network on a postprocessed batch: the same work for every configuration, so that
+    they can be compared by it.
     """
     inputs, labels = next(pipeline.batches())
     feature, epoch = pipeline.data.shards.schema.feature, tf.constant(0, tf.int64)
-    finished = apply_ops(
+    postprocessed = apply_ops(
         pipeline.plan.device_ops,
         {feature: inputs, "label": labels},
         seed=pipeline.seed,
         epoch=epoch,
     )
-    batches = repeat_batch((finished[feature], labels))
+    batches = repeat_batch((postprocessed[feature], labels))
     step = _train_function(
-        trainable_model(models, finished_inputs=True),
+        make_trainable_model(models, postprocessed_inputs=True),
         models,
         settings,
         steps=pipeline.steps_per_epoch,
@@ -133,7 +133,7 @@ def time_training(
     model = make_model_only_step(models, pipeline, train)
     reference = (
         make_reference_step(models, pipeline, train)
-        if pipeline.plan.device_ops and not models.emulated
+        if pipeline.plan.device_ops and not models.emulation
         else model
     )
     clock = StepClock(wait_until_idle=wait_until_idle)

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tasks.errors import ForeignScript
+from tasks.errors import UnmeasurableTraining
 from tasks.measurement.steady_state import (
     SteadyState,
     StepClock,
@@ -132,13 +132,13 @@ def count_examples(batch: Any) -> int:
 
 def first_batch(dataset: tf.data.Dataset) -> Any:
     """Raises:
-    ForeignScript: it is empty, or its elements are single examples.
+    UnmeasurableTraining: it is empty, or its elements are single examples.
     """
     first = list(dataset.take(1))
     if not first:
-        raise ForeignScript("the dataset delivers nothing")
+        raise UnmeasurableTraining("the dataset delivers nothing")
     if any(part.shape.rank == 0 for part in tf.nest.flatten(first[0])):
-        raise ForeignScript(
+        raise UnmeasurableTraining(
             "the dataset delivers single examples, of which no model takes one; end it with"
             " .batch(256).prefetch(tf.data.AUTOTUNE)"
         )

@@ -17,7 +17,7 @@ import tensorflow as tf
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def trace_as_written(function: Function) -> Function:
+def without_autograph(function: Function) -> Function:
     """Mark a function (a decorator): neither it nor what it calls is rewritten."""
     return tf.autograph.experimental.do_not_convert(function)
 

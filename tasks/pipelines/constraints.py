@@ -37,7 +37,7 @@ def config_problems(
         chain(
             _of_caches(config, preprocess, augment),
             _of_reading(config),
-            _of_residency(config),
+            _of_placement(config),
             _of_lengths(config),
             _of_batches(config),
             about_ops,
@@ -228,7 +228,7 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
         yield "shuffle.kind: sampling by class reorders the whole split; use `global`"
 
 
-def _of_residency(config: PipelineConfig) -> Iterator[str]:
+def _of_placement(config: PipelineConfig) -> Iterator[str]:
     if config.snapshot_on == "device" and config.read != "snapshot":
         yield f"snapshot_on: only a snapshot can live on the device, not `read: {config.read}`"
     if config.snapshot_on == "device" and config.prefetch != "none":

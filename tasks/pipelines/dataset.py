@@ -14,13 +14,12 @@ import tensorflow as tf
 
 from tasks.pipelines import stream_readers
 from tasks.pipelines.elements import apply_ops, select_outputs
-from tasks.pipelines.input_workers import InputWorker
+from tasks.pipelines.indexed_shard_reader import STEPS_PER_ORDER_CALL, IndexedShardReader
 from tasks.pipelines.kernels import Element
 from tasks.pipelines.length_batches import Buckets
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.randomness import fold
-from tasks.pipelines.record_reader import STEPS_PER_ORDER_CALL, RecordReader
 from tasks.pipelines.snapshot_reader import Columns, SnapshotReader
 from tasks.pipelines.steps import (
     Batch,
@@ -30,7 +29,7 @@ from tasks.pipelines.steps import (
     Map,
     Prefetch,
     Read,
-    ReadRecords,
+    ReadIndexedShards,
     SampleByClass,
     Service,
     Shuffle,
@@ -39,6 +38,7 @@ from tasks.pipelines.steps import (
     Window,
     shuffle_buffer_size,
 )
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.scratch import Scratch
 
 Dataset = tf.data.Dataset
@@ -48,7 +48,7 @@ Dataset = tf.data.Dataset
 class BuildContext:
     """What steps are built from besides each other: the plan, one split of the prepared data,
     `examples` and `steps_per_epoch`, the step at which to begin, the length buckets of a stream
-    that has some, and what reads records in any order, where the plan does.
+    that has some, and the reader of indexed shards, where the plan has one.
     """
 
     plan: Plan
@@ -60,8 +60,8 @@ class BuildContext:
     steps_per_epoch: int
     service_address: str
     scratch: Scratch
-    worker: InputWorker
-    records: RecordReader | None = None
+    worker: TrainingWorker
+    indexed_shards: IndexedShardReader | None = None
     buckets: Buckets | None = None
     first_step: int = 0
 
@@ -78,9 +78,9 @@ class BuildContext:
         return options
 
     def seed_for(self, who: str, epoch: tf.Tensor) -> tf.Tensor:
-        """Seed of what tf.data itself draws in an epoch, int64, not negative; `who` draws."""
-        key = fold(self.seed, epoch, who)
-        return tf.cast(tf.bitwise.right_shift(key, tf.constant(1, tf.uint64)), tf.int64)
+        """Seed of what tf.data itself draws in an epoch for the step `who`: int64, not negative."""
+        bits = fold(self.seed, epoch, who)
+        return tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
 
     def select_if_last(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
         """The element, or what a batch consists of where no later step of the plan changes
@@ -106,8 +106,8 @@ def build_gather(
     """
     steps = Dataset.range(first, stop, name="steps").batch(STEPS_PER_ORDER_CALL, name="steps")
     numbered = steps.map(
-        lambda numbers: (numbers, reader.order.rows(numbers)), name="sample"
-    ).unbatch(name="sample")
+        lambda numbers: (numbers, reader.order.rows(numbers)), name="order"
+    ).unbatch(name="order")
     make_batch = reader.make_batch_fn()
     return numbered.map(
         lambda number, rows: make_batch(columns, number, rows),
@@ -143,18 +143,18 @@ def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dat
 
 
 @build_step.register
-def _(step: ReadRecords, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    if context.records is None:
-        raise ValueError("a plan of records without a reader")
+def _(step: ReadIndexedShards, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    if context.indexed_shards is None:
+        raise ValueError("a plan that reads indexed shards has no reader for them")
     first = tf.maximum(epoch * context.steps_per_epoch, context.first_step)
-    batches = context.records.batches(first, (epoch + 1) * context.steps_per_epoch)
+    batches = context.indexed_shards.batches(first, (epoch + 1) * context.steps_per_epoch)
     return batches if step.whole_batches else batches.unbatch(name=step.trace_name)
 
 
 @build_step.register
 def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     def run(element: Element | tf.Tensor) -> Element | tuple:
-        # Shards deliver bare records.
+        # Shards deliver serialized records.
         element = {"record": element} if isinstance(element, tf.Tensor) else element
         return context.select_if_last(
             apply_ops(

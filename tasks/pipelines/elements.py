@@ -14,13 +14,13 @@ from tasks.pipelines import (  # noqa: F401 - they add kernels
     host_kernels,
     text_kernels,
 )
-from tasks.pipelines.autograph import trace_as_written
+from tasks.pipelines.autograph import without_autograph
 from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.ops import Op
 from tasks.pipelines.randomness import RandomStream
 
 
-@trace_as_written
+@without_autograph
 def apply_ops(
     ops: Sequence[Op],
     element: Element,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tasks.data.splits import count_steps
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.samplers import ClassIndex, permute, sample_by_class, window_shuffle
 from tasks.pipelines.steps import shuffle_buffer_size
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.settings import ShuffleSettings
 
 
@@ -28,7 +28,7 @@ class EpochOrder:
     batch_size: int
     shuffle: ShuffleSettings
     seed: int
-    worker: InputWorker
+    worker: TrainingWorker
     classes: ClassIndex | None = None
 
     @property

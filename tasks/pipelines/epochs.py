@@ -16,7 +16,7 @@ GRAPH_SEED = 1
 Steps = tuple[Step, ...]
 
 
-def snapshot_batches(
+def build_snapshot_batches(
     context: BuildContext, reader: SnapshotReader, step_ranges: tf.data.Dataset
 ) -> tf.data.Dataset:
     """The batches of ranges of steps (first and stop, scalars int64), back to back.
@@ -36,7 +36,7 @@ def snapshot_batches(
     return opened.flat_map(one_range, name="epochs")
 
 
-def stream_batches(
+def build_stream_batches(
     context: BuildContext, epochs: tf.data.Dataset, *, open_early: bool
 ) -> tf.data.Dataset:
     """The batches of the epochs with these numbers (scalars int64), back to back.

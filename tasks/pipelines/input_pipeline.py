@@ -13,18 +13,18 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.data.splits import count_steps
-from tasks.pipelines.autograph import trace_as_written
+from tasks.pipelines.autograph import without_autograph
 from tasks.pipelines.dataset import BuildContext
-from tasks.pipelines.epochs import snapshot_batches, stream_batches
-from tasks.pipelines.input_workers import InputWorker
+from tasks.pipelines.epochs import build_snapshot_batches, build_stream_batches
+from tasks.pipelines.indexed_shard_reader import IndexedShardReader
 from tasks.pipelines.length_batches import Buckets
 from tasks.pipelines.packed_batches import PackedBatches
 from tasks.pipelines.plan import Plan
 from tasks.pipelines.prepared_data import PreparedData
-from tasks.pipelines.record_reader import RecordReader
 from tasks.pipelines.sequence_batches import open_buckets
 from tasks.pipelines.snapshot_reader import GatherFn, SnapshotReader
-from tasks.pipelines.steps import ReadRecords
+from tasks.pipelines.steps import ReadIndexedShards
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.scratch import Scratch
 
 
@@ -43,7 +43,7 @@ class InputPipeline:
     split: str
     seed: int
     with_keys: bool = False
-    worker: InputWorker = field(default_factory=InputWorker)
+    worker: TrainingWorker = field(default_factory=TrainingWorker)
     service_address: str = ""
     scratch: Scratch = field(default_factory=Scratch)
 
@@ -57,8 +57,8 @@ class InputPipeline:
         """Examples in an epoch."""
         if self.plan.reads_snapshot:
             return self.reader.examples
-        if self.plan.reads_records:
-            return self.records.order.examples
+        if self.plan.reads_indexed_shards:
+            return self.indexed_shards.order.examples
         return self.data.count_examples(self.split, self.plan.window)
 
     @property
@@ -96,12 +96,12 @@ class InputPipeline:
             spec.dtype.size * (spec.shape[1:].num_elements() or 0) for spec in specs
         )
 
-    @trace_as_written
+    @without_autograph
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
         """The batches of steps [first_step, epochs · steps), counted over all epochs, as one
         sequence.
 
-        A plan that reads the snapshot or records by their offsets starts at any step, a stream with
+        A plan that reads the snapshot or indexed shards starts at any step, a stream with
         the epoch in which `first_step` lies.
         """
         if self.plan.reads_snapshot:
@@ -109,7 +109,7 @@ class InputPipeline:
                 (np.int64(first_step), np.int64(epochs * self.steps_per_epoch))
             )
             batches, count = (
-                snapshot_batches(self._context, self.reader, step_range),
+                build_snapshot_batches(self._context, self.reader, step_range),
                 epochs * self.steps_per_epoch - first_step,
             )
         else:
@@ -117,14 +117,16 @@ class InputPipeline:
             numbers = tf.data.Dataset.range(first_epoch, epochs, name="epochs")
             begin = first_step if self.plan.seekable else first_epoch * self.steps_per_epoch
             batches, count = (
-                stream_batches(replace(self._context, first_step=begin), numbers, open_early=True),
+                build_stream_batches(
+                    replace(self._context, first_step=begin), numbers, open_early=True
+                ),
                 epochs * self.steps_per_epoch - begin,
             )
         return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(
             self._context.options()
         )
 
-    @trace_as_written
+    @without_autograph
     def epoch_by_epoch(self) -> tf.data.Dataset:
         """One epoch, and with every new iteration the next: for loops that iterate again and again,
         such as `fit(dataset, epochs=…)`.
@@ -137,18 +139,18 @@ class InputPipeline:
                 lambda epoch: (epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch),
                 name="epochs",
             )
-            batches = snapshot_batches(self._context, self.reader, step_range)
+            batches = build_snapshot_batches(self._context, self.reader, step_range)
         else:
-            batches = stream_batches(self._context, numbers, open_early=False)
+            batches = build_stream_batches(self._context, numbers, open_early=False)
         return batches.apply(
             tf.data.experimental.assert_cardinality(self.steps_per_epoch)
         ).with_options(self._context.options())
 
     def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
-        """Iterate over the batches that `dataset` has; those of a plan on the device are gathered
-        there.
+        """Iterate over the batches that `dataset` has; a plan that gathers on the device
+        gathers them there.
         """
-        if not self.plan.on_device:
+        if not self.plan.gathers_on_device:
             return iter(self.dataset(first_step=first_step, epochs=epochs))
         return map(
             tf.function(self.gather_fn(), autograph=False),
@@ -176,12 +178,12 @@ class InputPipeline:
         )
 
     @cached_property
-    def records(self) -> RecordReader:
-        """What reads records of the split in any order, for a plan that does."""
+    def indexed_shards(self) -> IndexedShardReader:
+        """The reader of the split's indexed shards, for a plan that reads them."""
         step = self.plan.steps[0]
-        if not isinstance(step, ReadRecords):
-            raise TypeError(f"{self.plan} does not read records by their offsets")
-        return RecordReader(
+        if not isinstance(step, ReadIndexedShards):
+            raise TypeError(f"{self.plan} does not read indexed shards")
+        return IndexedShardReader(
             data=self.data, split=self.split, step=step, seed=self.seed, worker=self.worker
         )
 
@@ -211,6 +213,6 @@ class InputPipeline:
             service_address=self.service_address,
             scratch=self.scratch,
             worker=self.worker,
-            records=self.records if self.plan.reads_records else None,
+            indexed_shards=self.indexed_shards if self.plan.reads_indexed_shards else None,
             buckets=self._buckets,
         )

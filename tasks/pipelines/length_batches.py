@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.randomness import fold
 from tasks.pipelines.samplers import swap_or_not
+from tasks.pipelines.training_workers import TrainingWorker
 
 SHORTEST_BOUNDARY = 32  # tokens, where no boundaries are given
 
@@ -125,7 +125,7 @@ class LengthBatches:
 
     buckets: Buckets
     seed: int
-    worker: InputWorker
+    worker: TrainingWorker
     shuffled: bool
 
     @property

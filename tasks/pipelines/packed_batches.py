@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tasks.data.splits import count_steps
 from tasks.pipelines.best_fit import PackPlan
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.randomness import fold
 from tasks.pipelines.samplers import permute, swap_or_not
+from tasks.pipelines.training_workers import TrainingWorker
 
 NO_DOCUMENT = -1
 
@@ -34,7 +34,7 @@ class PackedBatches:
     batch_size: int
     segments: int
     seed: int
-    worker: InputWorker
+    worker: TrainingWorker
     shuffled: bool
 
     @property

@@ -31,7 +31,7 @@ from tasks.pipelines.steps import (
     Map,
     Prefetch,
     Read,
-    ReadRecords,
+    ReadIndexedShards,
     SampleByClass,
     Service,
     Shuffle,
@@ -70,7 +70,7 @@ class Plan:
         """Whether anything is left to tf.data's AUTOTUNE."""
         return self.graph_rewrites or any(
             step.parallel.is_autotuned
-            if isinstance(step, Read | ReadRecords | Map | Gather)
+            if isinstance(step, Read | ReadIndexedShards | Map | Gather)
             else isinstance(step, Prefetch) and step.batches == "auto"
             for step in self.steps
         )
@@ -92,17 +92,17 @@ class Plan:
         return self.gather is not None
 
     @property
-    def reads_records(self) -> bool:
-        """Whether the plan reads records of plain shards in any order."""
-        return isinstance(self.steps[0], ReadRecords)
+    def reads_indexed_shards(self) -> bool:
+        """Whether the plan reads the records of plain shards by their offsets, in any order."""
+        return isinstance(self.steps[0], ReadIndexedShards)
 
     @property
     def seekable(self) -> bool:
         """Whether the plan can start at any step and be shared by workers; a stream cannot."""
-        return self.reads_snapshot or self.reads_records
+        return self.reads_snapshot or self.reads_indexed_shards
 
     @property
-    def on_device(self) -> bool:
+    def gathers_on_device(self) -> bool:
         """Whether batches are gathered on the device, within the train step."""
         return self.gather is not None and self.gather.on == "device"
 
@@ -130,7 +130,7 @@ class Plan:
     def sampling(self) -> Sampling:
         """How often the examples of each class are drawn."""
         for step in self.steps:
-            if isinstance(step, Gather | ReadRecords | SampleByClass):
+            if isinstance(step, Gather | ReadIndexedShards | SampleByClass):
                 return step.sampling
         return "uniform"
 
@@ -162,14 +162,14 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     if problems:
         raise ImpossiblePlan("; ".join(problems))
     output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
-    on_device = tuple(
+    device_ops = tuple(
         op for op in spec.postprocess if config.postprocess_on == "device" and not op.on_labels
     )
-    late = (*spec.augment, *(op for op in spec.postprocess if op not in on_device))
+    after_preprocess = (*spec.augment, *(op for op in spec.postprocess if op not in device_ops))
     return Plan(
         spec=spec,
-        steps=tuple(_steps(config, spec, late)),
-        device_ops=on_device,
+        steps=tuple(_steps(config, spec, after_preprocess)),
+        device_ops=device_ops,
         deterministic=config.deterministic,
         graph_rewrites=config.graph_rewrites,
         threads=config.threads,
@@ -179,9 +179,9 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     )
 
 
-def in_storage_order(config: PipelineConfig) -> PipelineConfig:
-    """Return the configuration that delivers every example once, in storage order, for evaluation
-    and equality.
+def set_storage_order(config: PipelineConfig) -> PipelineConfig:
+    """Return the configuration changed to deliver every example once, in storage order: for
+    evaluation, and to compare configurations.
     """
     return config.model_copy(
         update={
@@ -192,15 +192,15 @@ def in_storage_order(config: PipelineConfig) -> PipelineConfig:
     )
 
 
-def _steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
+def _steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
     if config.read == "snapshot":
-        return _snapshot_steps(config, spec, late)
+        return _snapshot_steps(config, spec, after_preprocess)
     if config.read == "indexed_shards":
-        return _record_steps(config, spec, late)
-    return _stream_steps(config.read, config, spec, late)
+        return _indexed_shard_steps(config, spec, after_preprocess)
+    return _stream_steps(config.read, config, spec, after_preprocess)
 
 
-def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
+def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
     """A batch is a gather of preprocessed rows; which rows is arithmetic, so nothing is shuffled
     through a buffer.
     """
@@ -211,46 +211,51 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[
         batching=config.batch,
         on=config.snapshot_on,
         window=spec.window,
-        ops=late,
-        per_example=len(spec.per_example_augment) if config.snapshot_on == "host" else 0,
+        ops=after_preprocess,
+        example_op_count=len(spec.per_example_augment) if config.snapshot_on == "host" else 0,
         parallel=Parallelism(config.map.parallel),
     )
     return [gather, *_prefetch(config)]
 
 
-def _record_steps(config: PipelineConfig, spec: InputSpec, late: Ops) -> list[Step]:
-    """As a stream, but of records that come in the order of the epoch already."""
-    early = (*_opening_ops(config, spec), *resolve_decode(spec.preprocess, spec.schema, config))
-    ops = early + late
-    per_example, per_batch = _split_for_batching(
+def _indexed_shard_steps(
+    config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
+) -> list[Step]:
+    """As a stream whose records already arrive in the epoch's order."""
+    preprocess = (
+        *_opening_ops(config, spec),
+        *resolve_decode(spec.preprocess, spec.schema, config),
+    )
+    ops = preprocess + after_preprocess
+    example_ops, batch_ops = _split_for_batching(
         ops, vectorize=config.vectorize, at_least=ops_until_uniform(ops, spec.schema) or 0
     )
-    read = ReadRecords(
+    read = ReadIndexedShards(
         shuffle=config.shuffle,
         sampling=config.sampling,
         batch_size=spec.batch_size,
-        whole_batches=not per_example,
+        whole_batches=not example_ops,
         parallel=Parallelism(config.map.parallel),
     )
-    steps: list[Step] = [read, _map(config, per_example)]
-    if per_example:
+    steps: list[Step] = [read, _map(config, example_ops)]
+    if example_ops:
         steps.append(Batch(size=spec.batch_size))
-    steps.append(_map(config, per_batch))
-    return [*_number_ops(steps, first_op_position=-len(early)), *_prefetch(config)]
+    steps.append(_map(config, batch_ops))
+    return [*_number_ops(steps, first_op_position=-len(preprocess)), *_prefetch(config)]
 
 
 def _stream_steps(
-    source: StreamSource, config: PipelineConfig, spec: InputSpec, late: Ops
+    source: StreamSource, config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
 ) -> list[Step]:
     """The training pipeline of a configuration that streams its examples, in the order in which
     they pass through it.
     """
-    ops = early = (
+    ops = preprocess = (
         *_opening_ops(config, spec),
         *resolve_decode(spec.preprocess, spec.schema, config),
     )
-    # So many ops see images of variable size, which cannot be batched.
-    variable = ops_until_uniform(early + late, spec.schema) or 0
+    # The number of ops that see images of variable size, which cannot be batched.
+    variable = ops_until_uniform(preprocess + after_preprocess, spec.schema) or 0
 
     # Files in another order each epoch, since no buffer is large enough; but windows are made of
     # what is stored in its order.
@@ -282,9 +287,9 @@ def _stream_steps(
     if config.shuffle.kind == "buffer":
         steps += [Shuffle(size=config.shuffle.size)]
 
-    ops += late  # random from here on, so never cached
-    done = len(early + late) - len(ops)
-    per_example, per_batch = _split_for_batching(
+    ops += after_preprocess  # random from here on, so never cached
+    done = len(preprocess + after_preprocess) - len(ops)
+    example_ops, batch_ops = _split_for_batching(
         ops, vectorize=config.vectorize, at_least=max(0, variable - done)
     )
     batch = (
@@ -292,12 +297,12 @@ def _stream_steps(
         if config.batch
         else Batch(size=spec.batch_size)
     )
-    steps += [_map(config, per_example), batch, _map(config, per_batch)]
+    steps += [_map(config, example_ops), batch, _map(config, batch_ops)]
 
     if config.service:  # whole batches cross the network
         steps += [Service(settings=config.service, batch_size=spec.batch_size)]
     # Last, so that everything overlaps with training.
-    return [*_number_ops(steps, first_op_position=-len(early)), *_prefetch(config)]
+    return [*_number_ops(steps, first_op_position=-len(preprocess)), *_prefetch(config)]
 
 
 def _prefetch(config: PipelineConfig) -> list[Step]:
@@ -323,8 +328,8 @@ def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
 
 
 def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Ops, Ops]:
-    """Split ops into those for single examples, `at_least` so many, and those for batches: all that
-    allow it where it is to `vectorize`.
+    """Split ops into those for single examples (`at_least` this number of them) and those for
+    batches; with `vectorize`, every op that can takes batches.
     """
     if vectorize:
         end = len(ops)

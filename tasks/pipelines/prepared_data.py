@@ -115,7 +115,7 @@ def open_prepared_data(
       StaleSnapshot: the snapshot is not of these shards and ops.
     """
     index = read_shard_index(shards, sizes=False)
-    written = read_index(snapshot, key=snapshot_key(index, preprocess))
+    written = read_index(snapshot, key=compute_snapshot_key(index, preprocess))
     data = PreparedData(
         shards_folder=shards,
         shards=index.with_repaired(written.repaired),
@@ -131,7 +131,7 @@ def open_prepared_data(
     return data
 
 
-def snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
+def compute_snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
     """Identity of a snapshot: the contents of the shards, every op with its version and arguments,
     and the versions of the libraries that compute them.
     """
@@ -160,7 +160,7 @@ def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = 
     )
 
 
-def labels_and_weights(
+def read_labels_and_weights(
     sampling: Sampling, data: PreparedData, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """The class of each example of a split (examples,) int64 and the weight of each class

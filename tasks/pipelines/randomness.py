@@ -1,4 +1,4 @@
-"""Where all randomness of an input pipeline comes from: numbers folded into a key, which is a pure
+"""Where all randomness of an input pipeline comes from: numbers folded into 64 bits, a pure
 function of them.
 
 Whoever draws (a permutation, a sampler, an op, a shuffle buffer) folds the seed and the epoch with
@@ -27,8 +27,8 @@ class RandomStream:
     salts: tuple[str | int, ...] = ()
 
     def uniform(self, key: tf.Tensor, stream: int = 0) -> tf.Tensor:
-        """Return float32 in [0, 1) of the shape of `key`, a function of (seed, epoch, salts,
-        stream, key) alone.
+        """Return float32 in [0, 1) of the shape of `key` (the keys of the examples), a function of
+        (seed, epoch, salts, stream, key) alone.
 
         An op that draws more than once for an example numbers its draws by `stream`.
         """
@@ -49,18 +49,18 @@ def _unit_interval(mixed: tf.Tensor) -> tf.Tensor:
 
 
 def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
-    """Fold seed, epoch and salts into keys: uint64, of the shape to which `epoch` and the salts
-    that are tensors broadcast.
+    """Fold seed, epoch and salts into 64 random bits: uint64, of the shape to which `epoch` and the
+    salts that are tensors broadcast.
 
     Not a sum: (seed 1, epoch 0) and (seed 0, epoch 1) differ, and so do the salts ("flip", 1) and
-    ("flip", 0). Salts that are no tensors name who draws, and come first.
+    ("flip", 0). Salts that are no tensors say which op or step draws, and come first.
     """
     names = [seed, *(salt for salt in salts if isinstance(salt, str | int))]
     digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).digest()
-    key = tf.constant(int.from_bytes(digest, "little"), tf.uint64)
+    bits = tf.constant(int.from_bytes(digest, "little"), tf.uint64)
     for number in (epoch, *(salt for salt in salts if not isinstance(salt, str | int))):
-        key = mix64(key ^ tf.cast(number, tf.uint64))
-    return key
+        bits = mix64(bits ^ tf.cast(number, tf.uint64))
+    return bits
 
 
 def mix64(value: tf.Tensor) -> tf.Tensor:

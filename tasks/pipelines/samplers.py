@@ -129,7 +129,7 @@ class ClassIndex:
     sizes: np.ndarray
 
 
-def class_index(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
+def index_by_class(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
     """Assign an epoch of len(labels) draws to classes in proportion to `weights` (classes,),
     exactly to within one draw.
 
@@ -137,7 +137,7 @@ def class_index(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
     and two of class 1, an epoch of equal weights draws three of each: the rows of class 1 are
     listed often enough to begin anywhere.
 
-    >>> index = class_index(np.array([0, 0, 0, 0, 1, 1]), np.array([0.5, 0.5]))
+    >>> index = index_by_class(np.array([0, 0, 0, 0, 1, 1]), np.array([0.5, 0.5]))
     >>> print(index.kinds, index.rows, index.offsets, index.sizes)
     [0 0 0 1 1 1] [0 1 2 3 0 1 2 4 5 4 5 4] [0 4] [4 2]
     """

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.best_fit import PackPlan, plan_packs
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.kernels import Element
 from tasks.pipelines.length_batches import (
     Buckets,
@@ -24,6 +23,7 @@ from tasks.pipelines.packed_batches import NO_DOCUMENT, PackedBatches
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.sequences import pack_rows, pad_rows
 from tasks.pipelines.steps import Gather
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.settings import BatchSettings
 
 Columns = Mapping[str, tf.Tensor]
@@ -70,7 +70,7 @@ def open_packs(row_length: int, data: PreparedData, split: str) -> PackPlan:
 
 
 def open_batches(
-    gather: Gather, data: PreparedData, split: str, *, seed: int, worker: InputWorker
+    gather: Gather, data: PreparedData, split: str, *, seed: int, worker: TrainingWorker
 ) -> LengthBatches | PackedBatches | None:
     """The batches by length of a plan's `gather`; None where it has others.
 

@@ -34,7 +34,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def local_service(workers: int) -> Iterator[str]:
+def run_local_service(workers: int) -> Iterator[str]:
     """Start a dispatcher and `workers` workers on this machine, yield the dispatcher's address, and
     stop them all.
 

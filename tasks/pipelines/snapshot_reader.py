@@ -23,23 +23,23 @@ from tasks.pipelines.elements import (
     split_window,
 )
 from tasks.pipelines.epoch_order import EpochOrder
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.kernels import Element, compute
 from tasks.pipelines.length_batches import LengthBatches
 from tasks.pipelines.packed_batches import PackedBatches
-from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
+from tasks.pipelines.prepared_data import PreparedData, read_labels_and_weights
 from tasks.pipelines.resampling import compute_on_device
-from tasks.pipelines.samplers import class_index
+from tasks.pipelines.samplers import index_by_class
 from tasks.pipelines.sequence_batches import fetch_batch, open_batches
 from tasks.pipelines.sequences import pad_rows
 from tasks.pipelines.steps import Gather, TokenWindow
+from tasks.pipelines.training_workers import TrainingWorker
 
 Columns = Mapping[str, tf.Tensor]  # values of whole columns by their names
 # Columns, rows (batch,), epoch → examples that can be batched.
 FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]
-# Columns, step, rows (batch,) → finished batch.
+# Columns, step, rows (batch,) → ready batch.
 BatchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element | tuple]
-GatherFn = Callable[[tf.Tensor], Element | tuple]  # step → finished batch
+GatherFn = Callable[[tf.Tensor], Element | tuple]  # step → ready batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class SnapshotReader:
     split: str
     gather: Gather
     seed: int
-    worker: InputWorker
+    worker: TrainingWorker
     with_keys: bool
 
     @property
@@ -76,14 +76,14 @@ class SnapshotReader:
         if isinstance(self.gather.window, TokenWindow):
             feature = self.data.shards.schema.feature
             with tf.init_scope():
-                return {feature: mapped_variable(self.data, self.split, feature)}
+                return {feature: map_variable(self.data, self.split, feature)}
         label = () if self.gather.window else ("label",)
         key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
         names = (self.data.shards.schema.feature, *label, *key)
         sizes = [column.extent.name for column in map(self.data.column, names) if column.ragged]
         with tf.init_scope():  # outside of any function that is being traced
             variables = {
-                name: mapped_variable(self.data, self.split, name) for name in (*names, *sizes)
+                name: map_variable(self.data, self.split, name) for name in (*names, *sizes)
             }
             return (
                 variables
@@ -112,7 +112,7 @@ class SnapshotReader:
         classes = (
             None
             if gather.sampling == "uniform"
-            else class_index(*labels_and_weights(gather.sampling, self.data, self.split))
+            else index_by_class(*read_labels_and_weights(gather.sampling, self.data, self.split))
         )
         return EpochOrder(
             count=self.data.count_examples(self.split, gather.window),
@@ -124,7 +124,7 @@ class SnapshotReader:
         )
 
     def make_gather_fn(self) -> GatherFn:
-        """The function from a step (scalar) to its finished batch."""
+        """The function from a step (scalar) to its ready batch."""
         make_batch = self.make_batch_fn()
         return lambda step: make_batch(self.columns(), step, self.order.rows(step[None])[0])
 
@@ -142,11 +142,11 @@ class SnapshotReader:
                 else fetch_batch(order, columns, feature, step=step, rows=rows)
             )
             batch = apply_ops(
-                gather.ops[gather.per_example :],
+                gather.ops[gather.example_op_count :],
                 examples,
                 seed=self.seed,
                 epoch=epoch,
-                first_op_position=gather.per_example,
+                first_op_position=gather.example_op_count,
                 kernels=compute_on_device if gather.on == "device" else compute,
             )
             return select_outputs(batch, self.data.shards.schema, with_keys=self.with_keys)
@@ -159,7 +159,7 @@ class SnapshotReader:
         """
         if self.gather.fetched_ops:
             return self._make_crop_fetch_fn()
-        ops = self.gather.ops[: self.gather.per_example]
+        ops = self.gather.ops[: self.gather.example_op_count]
         if not ops:
             return lambda columns, rows, epoch: self._fetch(columns, rows)
         one = tf.function(
@@ -249,7 +249,7 @@ class SnapshotReader:
         return examples | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
 
 
-def mapped_variable(data: PreparedData, split: str, name: str) -> tf.Variable:
+def map_variable(data: PreparedData, split: str, name: str) -> tf.Variable:
     """A snapshot column as a variable over its memory mapping: no time, no memory, whatever its
     size.
 

@@ -60,7 +60,7 @@ class Window(Step):
         return f"window[{self.length}+{self.horizon},{self.stride}]"
 
     def count(self, steps: int) -> int:
-        """Windows in a split of so many time steps."""
+        """Windows in a split of N time `steps`."""
         return max(0, (steps - self.length - self.horizon) // self.stride + 1)
 
 
@@ -78,7 +78,7 @@ class TokenWindow(Step):
         return f"window[{self.length} tokens]"
 
     def count(self, tokens: int) -> int:
-        """Windows in a split of so many tokens; what is left at the end is no window."""
+        """Windows in a split of N `tokens`; what is left at the end is no window."""
         return max(0, (tokens - 1) // self.length)
 
 
@@ -115,7 +115,7 @@ class Read(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadRecords(Step):
+class ReadIndexedShards(Step):
     """Deliver the serialized records of plain shards by their numbers, in any order: as whole
     batches, or one by one.
     """
@@ -144,8 +144,8 @@ class Gather(Step):
     """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's
     memory-mapped columns, and run `ops` on them.
 
-    The first `per_example` of the ops run on one example at a time, before they are batched, or
-    are part of the fetch, where they crop a rectangle and flip it.
+    The first `example_op_count` ops run on one example at a time, before batching; where they crop
+    a rectangle and flip it, they are part of the fetch.
     """
 
     params_key: ClassVar[str] = "read"
@@ -157,7 +157,7 @@ class Gather(Step):
     on: Literal["host", "device"]
     window: Window | TokenWindow | None
     ops: tuple[Op, ...]
-    per_example: int
+    example_op_count: int
     parallel: Parallelism
 
     @property
@@ -168,7 +168,7 @@ class Gather(Step):
     @property
     def fetched_ops(self) -> tuple[Op, ...]:
         """The ops that are part of the fetch: one that crops, and those that flip its result."""
-        first = self.ops[: self.per_example]
+        first = self.ops[: self.example_op_count]
         fetched = bool(first) and first[0].crops and all(op.flips for op in first[1:])
         return first if fetched else ()
 
@@ -177,7 +177,7 @@ class Gather(Step):
         where = "device" if self.on == "device" else "snapshot"
         first = " fetched" if self.fetched_ops else " each"
         ops = "".join(
-            f"+{op.name}{first if number < self.per_example else ''}"
+            f"+{op.name}{first if number < self.example_op_count else ''}"
             for number, op in enumerate(self.ops)
         )
         size = _lengths(self.batching, self.batch_size)
@@ -308,7 +308,7 @@ class Service(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch(Step):
-    """Prepare batches ahead of the consumer."""
+    """Prepare batches before the consumer asks for them."""
 
     params_key: ClassVar[str] = "prefetch"
 
@@ -324,7 +324,7 @@ def shuffle_buffer_size(size: str | int, *, examples: int) -> int:
 
 
 def _order(shuffle: ShuffleSettings, sampling: Sampling) -> str:
-    """The order of what can be read in any, as a plan prints it."""
+    """The reading order, as a plan prints it."""
     orders = {
         "none": "in order",
         "global": "global shuffle",

@@ -16,7 +16,7 @@ from tasks.data.tfrecord import Compression
 from tasks.errors import MissingInput
 from tasks.pipelines.elements import apply_ops, split_tokens, split_window
 from tasks.pipelines.ops import Op, Parse
-from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
+from tasks.pipelines.prepared_data import PreparedData, read_labels_and_weights
 from tasks.pipelines.shapes import resolve_decode
 from tasks.pipelines.steps import Read, TokenWindow, Window
 from tasks.settings import Sampling
@@ -174,7 +174,7 @@ def sample_stream_by_class(
 ) -> tf.data.Dataset:
     """Draw from one stream per class, again and again, as many examples as the split has."""
     count = data.shards.examples(split)
-    _, weights = labels_and_weights(sampling, data, split)
+    _, weights = read_labels_and_weights(sampling, data, split)
     classes = [int(label) for label in np.flatnonzero(weights)]
     parts = [
         dataset.filter(

@@ -18,7 +18,8 @@ TRAIN_LANE, WAITING_LANE = "train step", "waiting for input"
 # What the transformations that a plan names in traces do: deliver stored examples, and in which
 # order; and work on them. The maps of a plan are named by their ops and work, too.
 READING = (
-    "columns", "epochs", "gather", "interleave", "read", "records", "sample", "shards", "steps",
+    "columns", "epochs", "gather", "interleave", "order", "read", "records", "sample", "shards",
+    "steps",
 )  # fmt: skip
 WORKING = (
     "batch", "bucket_batch", "cache_disk", "cache_memory", "cache_save_load", "class", "rows",

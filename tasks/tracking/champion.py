@@ -16,7 +16,7 @@ from tasks.measurement.held_out import standard_error
 from tasks.results.comparison import MeasuredRow
 from tasks.results.train import SIGNIFICANT_STDERRS
 
-PREFIX = "score."  # of the tags that a champion's version carries
+SCORE_TAG_PREFIX = "score."  # of the tags that a champion's version carries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def read_score(row: MeasuredRow) -> Score:
 
 def make_tags(score: Score) -> dict[str, str]:
     """The score as tags of a model's version."""
-    return {f"{PREFIX}{name}": str(value) for name, value in asdict(score).items()}
+    return {f"{SCORE_TAG_PREFIX}{name}": str(value) for name, value in asdict(score).items()}
 
 
 def score_from(tags: Mapping[str, str]) -> Score | None:
@@ -78,7 +78,9 @@ def score_from(tags: Mapping[str, str]) -> Score | None:
             "constant": float,
             "error": float,
         }
-        return Score(**{name: kind(tags[f"{PREFIX}{name}"]) for name, kind in kinds.items()})
+        return Score(
+            **{name: kind(tags[f"{SCORE_TAG_PREFIX}{name}"]) for name, kind in kinds.items()}
+        )
     except (KeyError, ValueError):
         return None
 

@@ -17,7 +17,7 @@ from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.results.comparison import Comparison, Row
 from tasks.tracking.champion import Score, make_tags, read_score, rejection_reason, score_from
-from tasks.tracking.experiments import PREFIX, RunKey, experiment_id, make_run_key
+from tasks.tracking.experiments import EXPERIMENT_PREFIX, RunKey, experiment_id, make_run_key
 from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use_store
 from tasks.tracking.saved_view import save_view, view_url
 
@@ -88,8 +88,10 @@ def close_comparison(
     """
     rows = comparison.configurations
     with Recorder(run_key, run_id=run_id) as parent:
-        parent.metrics({f"speedup_vs_naive/{row.pipeline}": row.speedup_vs_naive for row in rows})
-        parent.tags(
+        parent.log_metrics(
+            {f"speedup_vs_naive/{row.pipeline}": row.speedup_vs_naive for row in rows}
+        )
+        parent.set_tags(
             {
                 "headline": comparison.headline,
                 "best": comparison.best,
@@ -97,7 +99,7 @@ def close_comparison(
                 "mlflow.note.content": note,
             }
         )
-        parent.artifact(report, folder="report")
+        parent.log_artifact(report, folder="report")
         parent.call(lambda: _complete_children(run_id, rows))
         parent.call(lambda: _save_view(run_id, comparison.metric))
 
@@ -118,7 +120,9 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     against it; returns what was decided, and why.
     """
     client = mlflow.MlflowClient()
-    name = PREFIX.replace("/", "-") + _find_experiment(run_id).name.removeprefix(PREFIX)
+    name = EXPERIMENT_PREFIX.replace("/", "-") + _find_experiment(run_id).name.removeprefix(
+        EXPERIMENT_PREFIX
+    )
     scores = {row.pipeline: read_score(row) for row in rows}
     row, score = next(row for row in rows if row.pipeline == best), scores[best]
     present = _current_champion(name)

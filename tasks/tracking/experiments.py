@@ -26,7 +26,7 @@ from tasks.errors import MissingInput
 from tasks.files import digest_blake2b, read_json
 
 STORE_HOME = "THROUGHLINE_HOME"
-PREFIX = "throughline/"
+EXPERIMENT_PREFIX = "throughline/"
 SKETCH_TAG = "data.sketch"
 SKETCHED = 128  # hashes; of a dataset that has doubled, half of them are still there
 # Of the earlier dataset's examples that must be in the later one, or the other way round.
@@ -98,15 +98,15 @@ def experiment_id(run_key: RunKey) -> str:
     changed.
     """
     if not run_key.sketch:
-        return _named(PREFIX + run_key.data_set)
+        return _named(EXPERIMENT_PREFIX + run_key.data_set)
     client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
-    for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{PREFIX}%'"):
+    for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"):
         known = json.loads(experiment.tags.get(SKETCH_TAG, "[]"))
         if known and same_data(known, run_key.sketch):
             if known != list(run_key.sketch):
                 client.set_experiment_tag(experiment.experiment_id, SKETCH_TAG, sketch)
             return experiment.experiment_id
-    made = _named(f"{PREFIX}{run_key.data_set}-{run_key.data_digest[:8]}")
+    made = _named(f"{EXPERIMENT_PREFIX}{run_key.data_set}-{run_key.data_digest[:8]}")
     client.set_experiment_tag(made, SKETCH_TAG, sketch)
     return made
 

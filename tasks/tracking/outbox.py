@@ -14,7 +14,7 @@ from typing import Any
 from tasks.files import read_json, write_json
 from tasks.tracking.experiments import RunKey
 
-FILES = ("artifact", "model")  # calls whose first value is a path
+CALLS_WITH_FILES = ("artifact", "model")  # calls whose first value is a path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
     for kind, *values in unsent.calls:
         value = (
             _copy_attachment(Path(values[0]), _attachments_dir(file) / str(len(calls)))
-            if kind in FILES
+            if kind in CALLS_WITH_FILES
             else values[0]
         )
         calls.append([kind, value, *values[1:]])

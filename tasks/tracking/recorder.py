@@ -101,13 +101,13 @@ class Recorder:
                 ),
             )
 
-    def params(self, values: Mapping[str, Any]) -> None:
+    def log_params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
         self._send(
             "params", {key: str(value)[:LONGEST_PARAM] for key, value in flatten(values).items()}
         )
 
-    def metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
+    def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
         """Log metrics; absent ones (None) stay absent."""
         self._send(
             "metrics",
@@ -116,15 +116,15 @@ class Recorder:
             time.time_ns() // 1_000_000,
         )
 
-    def tags(self, values: Mapping[str, str]) -> None:
+    def set_tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
         self._send("tags", dict(values))
 
-    def artifact(self, path: Path, *, folder: str | None = None) -> None:
+    def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
         """Log a file or folder."""
         self._send("artifact", str(path.resolve()), folder)
 
-    def model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
+    def log_model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
         """Log a model from its .keras file, with a signature and requirements, so that it can be
         registered and served.
 
@@ -133,7 +133,7 @@ class Recorder:
         """
         self._send("model", str(path.resolve()), dict(objects or {}))
 
-    def dataset(self, name: str, digest: str) -> None:
+    def log_input(self, name: str, digest: str) -> None:
         """Log what the run trains on, by its name and digest; it is not kept for later."""
         source = from_numpy(np.empty((0,)), name=name, digest=digest[:32])
         self.call(lambda: mlflow.log_input(source, context="training"))
@@ -284,7 +284,7 @@ def sync() -> tuple[int, int]:
     for file, unsent in waiting:
         recorder = Recorder(unsent.run_key, run_id=unsent.run_id)
         with recorder:
-            recorder.tags(unsent.tags)
+            recorder.set_tags(unsent.tags)
             recorder.replay(unsent.calls)
         remove(file)
         if not recorder.sent or recorder.run_id is None:

@@ -17,7 +17,7 @@ import mlflow
 
 FASTEST = "metrics.`throughput/speedup_vs_naive`"
 # Few: MLflow shows them in the order of the alphabet, whatever is asked for.
-METRICS = (
+VIEW_METRICS = (
     "throughput/steady_examples_per_s",
     "throughput/train_examples_per_s",
     "throughput/input_examples_per_s",
@@ -31,7 +31,7 @@ def save_view(experiment: str, parent: str, name: str, *, metric: str) -> None:
     """Add the view of the comparison `parent` to the menu `Views` of its experiment as `name`;
     `metric` is that of the models' quality.
     """
-    shown = (*METRICS, f"test/{metric}", f"val/{metric}")
+    shown = (*VIEW_METRICS, f"test/{metric}", f"val/{metric}")
     state = {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
         "orderByKey": FASTEST,

@@ -24,7 +24,7 @@ from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.step_timer import StepTimer
 from tasks.training.train_function import TrainFunction
 
-FOLDER = ".checkpoint"
+CHECKPOINT_FOLDER = ".checkpoint"
 LOG_EVERY_S = 10.0
 
 
@@ -41,7 +41,7 @@ class MetricsLog(Protocol):
 
     run_id: str | None
 
-    def metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
+    def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
         """Log the metrics of an epoch."""
         ...
 
@@ -67,7 +67,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any
     instant.
 
-    `measured_steps` are those that the monitor has measured: without executions that trace a graph
+    `measured_steps` are those that the monitor has measured: without executions that build a graph
     first, and without validation.
     """
 
@@ -93,7 +93,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def attach(self, train_function: TrainFunction, monitor: Pausable) -> None:
         """Follow the executions of this function, and have the monitor pause while a graph is
-        traced and while the model is validated.
+        built and while the model is validated.
         """
         self._train_function, self._monitor = train_function, monitor
 
@@ -122,8 +122,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.timer.begin()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Measure the execution, unless it traces a graph first."""
-        if self._monitor and self._active_train_function.traces:
+        """Measure the execution, unless it builds a graph first."""
+        if self._monitor and self._active_train_function.builds_graph:
             self._monitor.pause()
         elif self._monitor:
             self._monitor.resume()
@@ -191,7 +191,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             for kind, prefix in kinds.items()
             for name in ("loss", metric)
         }
-        self._recorder.metrics(metrics, step=epoch)
+        self._recorder.log_metrics(metrics, step=epoch)
         count, unit = self._settings.checkpoint_period
         if epoch + 1 < self._settings.epochs and (unit == "steps" or (epoch + 1) % count == 0):
             self._save(0)

@@ -21,7 +21,7 @@ from keras import layers, ops
 
 from tasks.errors import UnknownModel, did_you_mean
 
-NAME, OUTPUT = "emulated", "constant_output"
+EMULATED_MODEL, OUTPUT_LAYER = "emulated", "constant_output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def parse_emulation(options: dict[str, Any]) -> Emulation:
     for key, value in options.items():
         if key not in known:
             raise UnknownModel(
-                f"model.options.{key} is none of an emulated accelerator's;"
+                f"model.options.{key} is not an option of an emulated accelerator;"
                 f" {did_you_mean(key, list(known))}"
             )
         low, high = known[key]
@@ -71,7 +71,7 @@ def parse_emulation(options: dict[str, Any]) -> Emulation:
     return Emulation(**options)
 
 
-def emulated(input_shape: tuple[int, ...], outputs: int, **options: Any) -> keras.Model:
+def emulated_network(input_shape: tuple[int, ...], outputs: int, **options: Any) -> keras.Model:
     """The network that an emulated accelerator trains: the same trainable numbers for every
     example; no input's value counts.
 
@@ -80,23 +80,27 @@ def emulated(input_shape: tuple[int, ...], outputs: int, **options: Any) -> kera
     inputs = keras.Input(input_shape)
     # One column, also of texts, whose length is not known.
     nothing = ops.reshape(ops.zeros_like(layers.Flatten()(inputs)[:, 0]), (-1, 1))
-    return keras.Model(inputs, layers.Dense(outputs, name=OUTPUT)(nothing), name=NAME)
+    return keras.Model(
+        inputs, layers.Dense(outputs, name=OUTPUT_LAYER)(nothing), name=EMULATED_MODEL
+    )
 
 
 def find_output(network: keras.Model) -> Any:
-    """The layer of `emulated` that is trained, also where its outputs are reshaped to a target."""
-    return next(layer for layer in network._flatten_layers() if layer.name == OUTPUT)
+    """The layer of an emulated network that is trained, also where its outputs are reshaped to a
+    target.
+    """
+    return next(layer for layer in network._flatten_layers() if layer.name == OUTPUT_LAYER)
 
 
 class EmulatedTraining(keras.Model):
-    """Trains the network of `emulated` with steps that take as long as the accelerator would."""
+    """Trains an emulated network with steps that take as long as the accelerator would."""
 
     def __init__(self, emulation: Emulation, output: Any, shape: tuple[int, ...]) -> None:
         super().__init__(name="emulated_training")
         self._durations_s, self._output, self._shape = emulation.durations_s(), output, shape
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The network without its inputs: finishing them would take a core."""
+        """The network without its inputs: postprocessing them would take a core."""
         shape: Any = ops.shape(inputs)
         return ops.reshape(self._output(ops.zeros((shape[0], 1))), (-1, *self._shape))
 

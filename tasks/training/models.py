@@ -3,8 +3,8 @@ builder of your own.
 
 A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one
 logit per class, or one number per value to predict; one for text takes tokens (length,) int32, 0
-for padding, and how many there are as `vocabulary`. What is saved and served is always the whole:
-stored inputs (uint8 images), postprocessing ops, then the network; so serving needs no
+for padding, and how many there are as `vocabulary`. What is saved and served is always the full
+model: stored inputs (uint8 images), postprocessing ops, then the network; so serving needs no
 preprocessing code.
 """
 
@@ -27,7 +27,7 @@ from tasks.training.device_ops import apply_as_layer
 from tasks.training.emulation import Emulation, parse_emulation
 from tasks.training.transformers import (
     PackedModel,
-    packed_model,
+    make_packed_model,
     transformer_decoder,
     transformer_encoder,
 )
@@ -53,17 +53,17 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """The network (finished inputs → outputs) and the whole (stored inputs → outputs); they share
-    their weights.
+    """The network (postprocessed inputs → outputs) and the full model (stored inputs → outputs),
+    which share their weights.
 
-    `emulated` says how long a step of an accelerator takes that is not there; None where the model
+    `emulation` says how long the train step of an emulated accelerator takes; None where the model
     computes.
     """
 
     network: keras.Model
     full_model: keras.Model
     target: Target
-    emulated: Emulation | None = None
+    emulation: Emulation | None = None
 
 
 def build_models(
@@ -86,37 +86,38 @@ def build_models(
         value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
     network = _build(settings, tuple(value.shape[1:]), outputs)
-    each = (None,) if target.kind == "next_token" else ()  # an output for each token
-    needed = (None, *each, outputs)
-    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != needed:
+    per_token = (None,) if target.kind == "next_token" else ()
+    expected = (None, *per_token, outputs)
+    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != expected:
         found = getattr(network, "output_shape", type(network).__name__)
         raise UnknownModel(
-            f"model.name: {settings.name} returned {found}; needed is a keras.Model with outputs of"
-            f" shape {needed}"
+            f"model.name: {settings.name} returned {found}; expected a keras.Model with output"
+            f" shape {expected}"
         )
     if len(target.shape) > 1:
         inputs = keras.Input(tuple(value.shape[1:]))
         network = keras.Model(
             inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name
         )
-    emulated = parse_emulation(settings.options) if settings.name == emulation.NAME else None
+    emulated = settings.name == emulation.EMULATED_MODEL
     return Models(
         network=network,
-        full_model=keras.Model(stored, network(value), name="whole"),
+        full_model=keras.Model(stored, network(value), name="full_model"),
         target=target,
-        emulated=emulated,
+        emulation=parse_emulation(settings.options) if emulated else None,
     )
 
 
-def trainable_model(
+def make_trainable_model(
     models: Models,
     *,
-    finished_inputs: bool,
+    postprocessed_inputs: bool,
     gather: Callable[[Any], Any] | None = None,
     segments: int | None = None,
 ) -> keras.Model:
-    """What `fit` trains: the network on finished inputs or the whole on stored ones, which may
-    `gather` its own batches; on packed rows of at most `segments` documents where these are given.
+    """Make what `fit` trains: the network, on postprocessed inputs, or the full model, on stored
+    ones, which may `gather` its own batches; on packed rows of at most `segments` documents, where
+    given.
 
     An emulated accelerator takes any inputs.
 
@@ -125,7 +126,7 @@ def trainable_model(
         one.
       UnknownModel: the network does not keep the documents of a packed row apart.
     """
-    if models.emulated:
+    if models.emulation:
         if segments:
             raise ImpossiblePlan(
                 "batch.pack needs a model that keeps segments apart; with model.name: emulated use"
@@ -137,12 +138,12 @@ def trainable_model(
                 " has none; use snapshot_on: host"
             )
         return emulation.EmulatedTraining(
-            models.emulated, emulation.find_output(models.network), models.target.shape
+            models.emulation, emulation.find_output(models.network), models.target.shape
         )
     if segments:
-        return packed_model(models.network, segments=segments)
-    model = models.network if finished_inputs else models.full_model
-    return DeviceResidentModel(model, gather) if gather else model
+        return make_packed_model(models.network, segments=segments)
+    model = models.network if postprocessed_inputs else models.full_model
+    return GatheringModel(model, gather) if gather else model
 
 
 def compile_model(
@@ -178,13 +179,13 @@ def compile_model(
     )
 
 
-class DeviceResidentModel(keras.Model):
+class GatheringModel(keras.Model):
     """A model that gathers its training batches itself, on the device where the data lives; what it
     is fed are step numbers.
     """
 
     def __init__(self, model: keras.Model, gather: Callable[[Any], Any]) -> None:
-        super().__init__(name="resident")
+        super().__init__(name="gathering")
         self._model, self._gather = model, gather
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -281,7 +282,7 @@ def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
         return builder(input_shape, outputs, **settings.options)
     except TypeError as error:
         if ":" in settings.name and error.__traceback__ and error.__traceback__.tb_next:
-            raise  # from within a builder of one's own: its traceback says more
+            raise  # from within the user's builder: its traceback says more
         raise UnknownModel(
             f"model.options: {settings.name} does not take {settings.options}: {error}"
         ) from error
@@ -301,7 +302,7 @@ def _builder(name: str) -> Any:
         "text_classifier": text_classifier,
         "transformer_decoder": transformer_decoder,
         "transformer_encoder": transformer_encoder,
-        emulation.NAME: emulation.emulated,
+        emulation.EMULATED_MODEL: emulation.emulated_network,
     }
     if name in built_in:
         return built_in[name]

@@ -17,8 +17,8 @@ class TrainFunction:
     instead of the model's own.
 
     Every execution is k steps, k being what the model was compiled with, and the last one of an
-    epoch is what is left. Both run the model's own train step; the second function is traced only
-    where an epoch has a remainder.
+    epoch is what is left. Both run the model's own train step; the graph of the second function is
+    built only where an epoch has a remainder.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -26,20 +26,20 @@ class TrainFunction:
         self._model, self._most = model, int(model.steps_per_execution)
         self._several = self._function(self._most)
         self._single = self._several if self._most == 1 else self._function(1)
-        self._traced: set[int] = set()
+        self._built: set[int] = set()
         self._left = 0
         model.train_function = self  # pyright: ignore[reportAttributeAccessIssue] - Keras declares it as None
 
     def begin(self, steps: int) -> None:
-        """Begin an epoch, or what is left of one: so many steps."""
+        """Begin an epoch, or what is left of one, of N `steps`."""
         self._left = steps
 
     @property
-    def traces(self) -> bool:
-        """Whether the next execution traces a graph first, so that its time and work are not those
+    def builds_graph(self) -> bool:
+        """Whether the next execution builds a graph first, so that its time and work are not those
         of training.
         """
-        return self._size not in self._traced
+        return self._size not in self._built
 
     def __call__(self, iterator: Any) -> Any:
         """Run the next execution on an iterator of batches; returns the logs of its last step."""
@@ -48,13 +48,13 @@ class TrainFunction:
         if size == self._most:
             logs = self._several(iterator)
         else:
-            self._model.steps_per_execution = 1  # which Keras reads while it traces
+            self._model.steps_per_execution = 1  # which Keras reads while it builds the graph
             try:
                 for _ in range(self.steps):
                     logs = self._single(iterator)
             finally:
                 self._model.steps_per_execution = self._most
-        self._traced.add(size)
+        self._built.add(size)
         self._left -= self.steps
         return logs
 
@@ -64,7 +64,7 @@ class TrainFunction:
         return self._most if self._left >= self._most else 1
 
     def _function(self, steps: int) -> Any:
-        """Keras' own train function of so many steps, not traced yet."""
+        """Keras' own train function of N `steps`, whose graph is not built yet."""
         before = self._model.steps_per_execution
         self._model.steps_per_execution, self._model.train_function = steps, None
         self._model.make_train_function()

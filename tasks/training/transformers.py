@@ -223,7 +223,7 @@ class PackedModel(keras.Model):
     """A model of rows that several documents share: weights count in its loss and metrics."""
 
 
-def packed_model(network: keras.Model, *, segments: int) -> PackedModel:
+def make_packed_model(network: keras.Model, *, segments: int) -> PackedModel:
     """The `network` on packed rows of at most `segments` documents; it shares the weights.
 
     Raises:

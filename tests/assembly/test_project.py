@@ -25,15 +25,17 @@ def root(array_file, tmp_path_factory):
 
 def test_an_input_pipeline_takes_changes_of_its_fields_and_leaves_the_project_alone(root):
     project = Project(root)
-    assert str(project.input_pipeline("optimized").plan).startswith("gather:snapshot[global shuf")
-    ordered = project.input_pipeline("optimized", shuffle={"kind": "none"})
+    assert str(project.open_input_pipeline("optimized").plan).startswith(
+        "gather:snapshot[global shuf"
+    )
+    ordered = project.open_input_pipeline("optimized", shuffle={"kind": "none"})
     assert str(ordered.plan).startswith("gather:snapshot[in order,32]")
     assert project.params.pipelines["optimized"].shuffle.kind == "global"
 
 
 def test_to_evaluate_is_in_storage_order_without_augmentation(root):
     project = Project(root, overrides=["batch_size=8"])
-    pipeline = project.input_pipeline("optimized", split="test", purpose="evaluate")
+    pipeline = project.open_input_pipeline("optimized", split="test", purpose="evaluate")
     assert str(pipeline.plan).startswith("gather:snapshot[in order,8] → ")
     labels = np.concatenate([labels.numpy() for _, labels in pipeline.dataset()])
     np.testing.assert_array_equal(labels, project.data.memmap("test", "label"))
@@ -41,7 +43,7 @@ def test_to_evaluate_is_in_storage_order_without_augmentation(root):
 
 def test_the_model_is_compiled_for_the_data(root):
     project = Project(root)
-    models = project.compiled_models(project.input_pipeline("optimized"))
+    models = project.compile_models(project.open_input_pipeline("optimized"))
     assert models.full_model.input_shape == (None, 12, 10, 1)
     assert models.full_model.output_shape == (None, 4)
     assert models.network.optimizer is not None and models.full_model.optimizer is not None
@@ -51,7 +53,7 @@ def test_what_is_wrong_is_said_where_it_is_asked_for(root, tmp_path):
     with pytest.raises(InvalidParams, match=r"train\.epoch is not a field"):
         Project(root, overrides=["train.epoch=3"])
     with pytest.raises(ImpossiblePlan, match="needs random access"):
-        Project(root).input_pipeline("naive", shuffle={"kind": "global"})
+        Project(root).open_input_pipeline("naive", shuffle={"kind": "global"})
     write_params(tmp_path, SMALL)
     unprepared = Project(tmp_path)
     with pytest.raises(MissingInput, match="run `dvc repro shard`"):

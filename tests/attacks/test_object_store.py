@@ -17,7 +17,7 @@ import requests
 import urllib3
 from skips import need
 
-from flows.services import free_port
+from flows.services import find_free_port
 from infra.local import s3
 from infra.local.stack_config import StackConfig, load_stack
 
@@ -69,7 +69,9 @@ CALLS = [
 def home(tmp_path_factory) -> Iterator[StackConfig]:
     folder = tmp_path_factory.mktemp("store")
     opened = load_stack(
-        folder / "stack", postgres_port=free_port(), s3_port=random.randrange(20_000, 30_000, 10)
+        folder / "stack",
+        postgres_port=find_free_port(),
+        s3_port=random.randrange(20_000, 30_000, 10),
     )
     with ExitStack() as running:
         running.enter_context(s3.object_store(opened))

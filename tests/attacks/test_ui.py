@@ -446,7 +446,7 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
 
 
 def test_a_run_whose_deployment_goes_away_stays_confined(stack):
-    own = stack.deployment("ingest-and-shard")
+    own = stack.deployment("prepare-data")
     copied = {
         key: own[key]
         for key in (
@@ -463,7 +463,7 @@ def test_a_run_whose_deployment_goes_away_stays_confined(stack):
         "deployments/",
         **{
             **copied,
-            "name": "ingest-and-shard",
+            "name": "prepare-data",
             "flow_id": other_flow,
             "work_pool_name": "throughline",
         },

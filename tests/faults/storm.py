@@ -36,7 +36,7 @@ import requests
 from project import environment, make_project
 from stack import ENDED, Stack
 
-from flows.services import free_port
+from flows.services import find_free_port
 from tasks.files import digest_file
 
 NAME = "storm"
@@ -214,7 +214,7 @@ class ServedStorm(Storm):
 
     def __init__(self, folder: Path, seed: int) -> None:
         super().__init__(folder, seed)
-        self.ports = free_port(), free_port()
+        self.ports = find_free_port(), find_free_port()
         self.stack: Stack | None = None
         self.run = ""  # the flow run that was started last
 

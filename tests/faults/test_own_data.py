@@ -58,7 +58,7 @@ def test_files_below_data_raw_survive_every_change_of_fetch(project):
     assert survivors(project) == OWN[:2]
     write_params(project, params(fetch="fashion_mnist"))
     output = run(project, "dvc", "repro", "fetch", "ingest", code=None)
-    assert "ForeignFiles" in output or "DataNotFound" in output
+    assert "UnexpectedFiles" in output or "DataNotFound" in output
     write_params(project, SMALL)
     (project / "data" / "raw" / "none" / "late.txt").write_text("mine")
     run(project, "dvc", "repro", "--force", "fetch", code=None)

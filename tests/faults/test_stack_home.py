@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from skips import need
 
-from flows.services import free_port
+from flows.services import find_free_port
 from infra.local import postgres
 from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
 from tasks.errors import ServiceFailed
@@ -90,7 +90,7 @@ def home() -> Iterator[StackConfig]:
     need("postgres")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        opened = load_stack(Path(folder) / "stack", postgres_port=free_port())
+        opened = load_stack(Path(folder) / "stack", postgres_port=find_free_port())
         (opened.folder / "postgres.partial" / "base").mkdir(parents=True)
         (opened.folder / "postgres.partial" / "PG_VERSION").write_text("15\n")
         with postgres.postgres(opened):

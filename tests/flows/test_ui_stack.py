@@ -125,7 +125,7 @@ def test_a_wrong_override_fails_in_words(stack):
 def test_a_run_from_the_ui_cannot_reach_out_of_the_project(stack):
     found = stack.ended(
         stack.start(
-            "ingest-and-shard", changes={"overrides": ["data.path=/etc", "model.name=os:system"]}
+            "prepare-data", changes={"overrides": ["data.path=/etc", "model.name=os:system"]}
         )
     )
     assert found["state_type"] == "FAILED"

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.assembly.inputs import open_input_pipeline, open_inputs
 from tasks.data.shards import read_shard_index
 from tasks.errors import UnequalConfigurations
 from tasks.layout import Layout
@@ -80,7 +80,9 @@ def document(config):
 
 def pipeline_of(layout, config):
     params = check(document(config))
-    return input_pipeline(params, "p", open_inputs(params, layout), split="train", purpose="train")
+    return open_input_pipeline(
+        params, "p", open_inputs(params, layout), split="train", purpose="train"
+    )
 
 
 @pytest.mark.parametrize("config", UNIFORM.values(), ids=UNIFORM)

@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.assembly.inputs import open_input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.data.shards import read_shard_index
 from tasks.layout import Layout
@@ -51,7 +51,7 @@ def document(config, *, input_ms=30.0, model_ms=1.0, model=None):
 def measured(layout, config, **more):
     params = check(document(config, **more))
     data = open_inputs(params, layout)
-    pipeline = input_pipeline(params, "p", data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, "p", data, split="train", purpose="train")
     models = build_models_for(params, data)
     loop = TrainingLoop(models, pipeline, params.train)
     return time_training(loop, models, pipeline, train=params.train, measure=params.measure)
@@ -93,7 +93,7 @@ def test_a_reference_step_is_the_same_work_whether_the_host_or_the_device_finish
             )
         )
         data = open_inputs(params, layout)
-        pipeline = input_pipeline(params, "p", data, split="train", purpose="train")
+        pipeline = open_input_pipeline(params, "p", data, split="train", purpose="train")
         keras.utils.set_random_seed(0)
         models = build_models_for(params, data)
         loss = make_reference_step(models, pipeline, params.train)()

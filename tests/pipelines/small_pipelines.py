@@ -8,11 +8,11 @@ from ruamel.yaml import YAML
 
 from tasks.data.shards import read_shard_index
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.ops import CenterCrop, Decode, Rescale, Resize
-from tasks.pipelines.plan import in_storage_order, make_plan
+from tasks.pipelines.plan import make_plan, set_storage_order
 from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.pipelines.spec import InputSpec
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.settings import PipelineConfig
 from tasks.snapshot import snapshot
 
@@ -65,7 +65,7 @@ def pipeline(
     with_keys=False,
     plain=False,
     address="",
-    worker=InputWorker(),  # noqa: B008
+    worker=TrainingWorker(),  # noqa: B008
     **config,
 ):
     chosen = PipelineConfig(**config)
@@ -77,7 +77,7 @@ def pipeline(
         batch_size=BATCH,
     )
     return InputPipeline(
-        plan=make_plan(in_storage_order(chosen) if plain else chosen, spec),
+        plan=make_plan(set_storage_order(chosen) if plain else chosen, spec),
         data=stored[kind],
         split="train",
         seed=seed,

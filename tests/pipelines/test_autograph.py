@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from small_pipelines import CONFIGS, batches, pipeline, prepare_snapshots
 
-from tasks.pipelines.autograph import trace_as_written
+from tasks.pipelines.autograph import without_autograph
 from tasks.pipelines.elements import apply_ops
 from tasks.pipelines.ops import Flip, Op
 
@@ -47,7 +47,7 @@ def test_a_function_that_is_marked_is_traced_as_written():
 
     assert int(tf.function(positive)(tf.constant(3))) == 1
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
-        tf.function(trace_as_written(positive))(tf.constant(3))
+        tf.function(without_autograph(positive))(tf.constant(3))
 
 
 def test_what_builds_a_pipeline_is_not_rewritten(arrays, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from tasks.errors import CorruptShard
 from tasks.measurement.equality import digest_examples
 from tasks.pipelines.ops import Decode
 from tasks.pipelines.prepared_data import open_prepared_data
-from tasks.pipelines.service import local_service
+from tasks.pipelines.service import run_local_service
 from tasks.settings import SnapshotSettings
 from tasks.snapshot import snapshot
 
@@ -34,7 +34,7 @@ def stored(arrays, photos):
 @pytest.fixture(scope="module")
 def service():
     """Address of a tf.data service with two workers."""
-    with local_service(2) as address:
+    with run_local_service(2) as address:
         yield address
 
 

@@ -25,11 +25,11 @@ from small_pipelines import (
 from tasks.measurement.equality import digest_examples, measure_difference
 from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.ops import Brightness, Cutout, Flip, RandomCrop, Resize
 from tasks.pipelines.plan import make_plan
-from tasks.pipelines.service import local_service
+from tasks.pipelines.service import run_local_service
 from tasks.pipelines.spec import InputSpec
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.settings import PipelineConfig
 
 CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
@@ -47,7 +47,7 @@ def stored(arrays, photos):
 @pytest.fixture(scope="module")
 def service():
     """Address of a tf.data service with two workers."""
-    with local_service(2) as address:
+    with run_local_service(2) as address:
         yield address
 
 
@@ -214,7 +214,9 @@ def test_what_is_gathered_on_the_device_is_what_the_data_set_delivers(stored, na
 @pytest.mark.parametrize(("workers", "batch_size"), [(2, 14), (3, 9), (4, 16), (7, 7), (5, 50)])
 def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, batch_size):
     def of(index, count):
-        made = pipeline(stored, worker=InputWorker(index=index, count=count), **CONFIGS["snapshot"])
+        made = pipeline(
+            stored, worker=TrainingWorker(index=index, count=count), **CONFIGS["snapshot"]
+        )
         plan = make_plan(
             PipelineConfig(**CONFIGS["snapshot"]), replace(made.plan.spec, batch_size=batch_size)
         )

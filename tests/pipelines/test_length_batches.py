@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines import length_batches
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.length_batches import LengthBatches, make_buckets, sizes_for_tokens
+from tasks.pipelines.training_workers import TrainingWorker
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +27,7 @@ PINNED_LENGTHS = [4, 16, 8, 8, 16, 4, 4]
 LENGTHS = np.array([3, 9, 4, 1, 12, 2, 2, 7, 16, 5, 4, 8])
 
 
-def batches_of(lengths, boundaries, sizes, *, worker=InputWorker(), shuffled=True):  # noqa: B008
+def batches_of(lengths, boundaries, sizes, *, worker=TrainingWorker(), shuffled=True):  # noqa: B008
     buckets = make_buckets(np.asarray(lengths), boundaries, sizes, workers=worker.count)
     return LengthBatches(buckets=buckets, seed=5, worker=worker, shuffled=shuffled)
 
@@ -77,7 +77,7 @@ def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers
             lengths,
             boundaries,
             [size * workers] * len(boundaries),
-            worker=InputWorker(index=index, count=workers),
+            worker=TrainingWorker(index=index, count=workers),
             shuffled=shuffled,
         )
         shares.append(rows_of(batches, epoch))
@@ -136,7 +136,7 @@ def test_what_hosts_cannot_share_is_of_the_largest_bucket_and_changes():
         drawn = set()
         for index in range(4):
             batches = batches_of(
-                lengths, [1, 10], [4, 4], worker=InputWorker(index=index, count=4), shuffled=True
+                lengths, [1, 10], [4, 4], worker=TrainingWorker(index=index, count=4), shuffled=True
             )
             drawn |= {row for rows in rows_of(batches, epoch) for row in rows}
         left_out |= set(range(22)) - drawn

@@ -14,7 +14,7 @@ import tensorflow as tf
 from conftest import prepared
 from texts import SPLIT, WORDS, write_texts
 
-from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.assembly.inputs import open_input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for, infer_target
 from tasks.data.shards import read_shard_index
 from tasks.data.sources import scan
@@ -25,9 +25,9 @@ from tasks.measurement.equality import digest_examples
 from tasks.measurement.held_out import describe_next_tokens
 from tasks.params import check
 from tasks.pipelines import text_kernels
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.randomness import RandomStream
 from tasks.pipelines.text_ops import EndDocument
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.settings import DataSettings, PipelineConfig
 from tasks.snapshot import snapshot
 from tasks.train import with_perplexity
@@ -95,7 +95,9 @@ def tokens_of(data, split="train"):
 def test_all_configurations_deliver_the_same_windows(stored):
     params, data = stored
     digests = {
-        name: digest_examples(input_pipeline(params, name, data, split="train", purpose="compare"))
+        name: digest_examples(
+            open_input_pipeline(params, name, data, split="train", purpose="compare")
+        )
         for name in params.pipelines
     }
     assert len({item.digest for item in digests.values()}) == 1, digests
@@ -104,7 +106,7 @@ def test_all_configurations_deliver_the_same_windows(stored):
 
 def test_windows_are_the_documents_one_after_another_and_targets_one_token_on(stored):
     params, data = stored
-    pipeline = input_pipeline(params, "naive", data, split="train", purpose="evaluate")
+    pipeline = open_input_pipeline(params, "naive", data, split="train", purpose="evaluate")
     batches = list(pipeline.dataset().as_numpy_iterator())
     inputs, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     tokens, used = tokens_of(data).astype(np.int32), inputs.size
@@ -116,7 +118,7 @@ def test_windows_are_the_documents_one_after_another_and_targets_one_token_on(st
 
 def test_an_epoch_draws_every_window_once_and_another_one_in_another_order(stored):
     params, data = stored
-    pipeline = input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
     draws, _ = check_epoch(pipeline)
     assert (draws.distinct, draws.most_often) == (pipeline.examples, 1)
     whole = [one[0] for one in pipeline.dataset(epochs=2).as_numpy_iterator()]
@@ -129,8 +131,8 @@ def test_an_epoch_draws_every_window_once_and_another_one_in_another_order(store
 
 def test_hosts_share_the_windows_of_each_batch(stored):
     params, data = stored
-    whole = input_pipeline(params, "snapshot", data, split="train", purpose="train")
-    workers = [replace(whole, worker=InputWorker(index=index, count=2)) for index in range(2)]
+    whole = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    workers = [replace(whole, worker=TrainingWorker(index=index, count=2)) for index in range(2)]
     batch = next(whole.dataset().as_numpy_iterator())[0]
     slices = [next(worker.dataset().as_numpy_iterator())[0] for worker in workers]
     np.testing.assert_array_equal(np.concatenate(slices), batch)
@@ -141,8 +143,8 @@ def test_a_decoder_learns_to_predict_the_next_token(stored):
     assert infer_target(params, data) == Target(kind="next_token", shape=(257,))
     keras.utils.set_random_seed(0)
     models = build_models_for(params, data)
-    pipeline = input_pipeline(params, "snapshot", data, split="train", purpose="train")
-    held_out = input_pipeline(params, "snapshot", data, split="validation", purpose="evaluate")
+    pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    held_out = open_input_pipeline(params, "snapshot", data, split="validation", purpose="evaluate")
     settings = params.train.model_copy(update={"learning_rate": 0.02, "epochs": 12})
     compile_model(models.network, settings, target=models.target, steps=pipeline.steps_per_epoch)
     models.network.fit(
@@ -158,7 +160,7 @@ def test_a_decoder_learns_to_predict_the_next_token(stored):
 
 def test_the_constant_is_the_most_frequent_token(stored):
     params, data = stored
-    window = input_pipeline(params, "naive", data, split="train", purpose="train").plan.window
+    window = open_input_pipeline(params, "naive", data, split="train", purpose="train").plan.window
     told, tokens = describe_next_tokens(data, window), tokens_of(data, "validation")
     used = tokens[1 : 1 + told.examples * LENGTH]
     assert told.constant_metric == pytest.approx(np.bincount(used).max() / len(used))
@@ -210,7 +212,7 @@ def test_what_windows_cannot_be_made_of_is_refused(stored, config, message):
         check(document("my/texts", pipelines={"odd": config}))
     changed = replace(params, pipelines={"odd": PipelineConfig.model_validate(config)})
     with pytest.raises(ImpossiblePlan, match=message):
-        input_pipeline(changed, "odd", data, split="train", purpose="train")
+        open_input_pipeline(changed, "odd", data, split="train", purpose="train")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +252,6 @@ def test_a_split_shorter_than_a_window_is_refused(stored):
     params, data = stored
     window = params.window.model_copy(update={"tokens": 4000})
     with pytest.raises(InvalidParams, match=r"the validation split has .* tokens, fewer than"):
-        input_pipeline(
+        open_input_pipeline(
             replace(params, window=window), "naive", data, split="validation", purpose="evaluate"
         )

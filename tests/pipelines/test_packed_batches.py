@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.pipelines.best_fit import plan_packs
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.packed_batches import NO_DOCUMENT, PackedBatches
+from tasks.pipelines.training_workers import TrainingWorker
 
 PINNED = (
     [[[1, 3], [9, 10]], [[4, 5], [8]], [[7, 11], [2, 0, 6]]],
@@ -20,7 +20,7 @@ PINNED = (
 LENGTHS = np.array([3, 9, 4, 1, 8, 2, 2, 7, 10, 5, 4, 3])
 
 
-def batches_of(lengths, room, *, size=2, worker=InputWorker(), shuffled=True):  # noqa: B008
+def batches_of(lengths, room, *, size=2, worker=TrainingWorker(), shuffled=True):  # noqa: B008
     plan = plan_packs(np.asarray(lengths), room)
     return PackedBatches(
         plan=plan,
@@ -60,7 +60,7 @@ def test_the_rows_of_two_epochs_are_pinned():
 def test_every_document_comes_once_in_an_epoch(lengths, each, workers, epoch, shuffled):
     shares = []
     for index in range(workers):
-        worker = InputWorker(index=index, count=workers)
+        worker = TrainingWorker(index=index, count=workers)
         batches = batches_of(lengths, 30, size=each * workers, worker=worker, shuffled=shuffled)
         shares.append(rows_of(batches, epoch))
     for parts in zip(*shares, strict=True):

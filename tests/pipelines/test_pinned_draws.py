@@ -25,7 +25,7 @@ from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
 from tasks.pipelines.randomness import RandomStream, mix64
 from tasks.pipelines.samplers import (
     CIPHER_FROM,
-    class_index,
+    index_by_class,
     permute,
     sample_by_class,
     swap_or_not,
@@ -83,7 +83,7 @@ def test_a_shuffle_within_windows():
 
 
 def test_draws_by_class():
-    index = class_index(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
+    index = index_by_class(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
     rows = sample_by_class(positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None])
     assert rows.numpy().tolist() == [[9, 9, 9, 8, 5, 6, 1, 7, 0, 8]]
 

@@ -20,7 +20,7 @@ from tasks.pipelines.ops import (
     Rescale,
     Resize,
 )
-from tasks.pipelines.plan import in_storage_order, make_plan
+from tasks.pipelines.plan import make_plan, set_storage_order
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.spec import InputSpec
 from tasks.pipelines.steps import Batch, Cache, Shuffle, Window
@@ -381,7 +381,7 @@ def test_boundaries_that_do_not_increase_are_refused(boundaries):
 
 def test_evaluation_keeps_storage_order():
     assert "shuffle" not in str(
-        make_plan(in_storage_order(PipelineConfig()), InputSpec(schema=JPEG, **SPEC))
+        make_plan(set_storage_order(PipelineConfig()), InputSpec(schema=JPEG, **SPEC))
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.pipelines import samplers
-from tasks.pipelines.samplers import class_index, permute, sample_by_class, window_shuffle
+from tasks.pipelines.samplers import index_by_class, permute, sample_by_class, window_shuffle
 
 
 def positions(count):
@@ -97,7 +97,7 @@ def test_seed_and_epoch_are_a_pair_not_a_sum():
 @given(labels=st.lists(st.integers(0, 4), min_size=20, max_size=400), seed=st.integers(0, 99))
 def test_classes_are_drawn_by_quota_and_their_examples_evenly(labels, seed):
     labels = np.asarray([*labels, *range(5)])
-    index = class_index(labels, np.asarray([1.0, 1.0, 2.0, 0.0, 1.0]))
+    index = index_by_class(labels, np.asarray([1.0, 1.0, 2.0, 0.0, 1.0]))
     count = len(labels)
     rows = sample_by_class(
         positions(count)[None], index=index, seed=seed, epoch=epochs(1, 1)[None]

@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 from texts import params_of, prepare_texts
 
-from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.assembly.inputs import open_input_pipeline, open_inputs
 from tasks.errors import ImpossiblePlan, InvalidParams
 from tasks.measurement.draws import check_epoch, collect_rows
 from tasks.measurement.equality import digest_examples
 from tasks.measurement.padding import lengths_in_batch, measure_sequences, padding_in_buckets
-from tasks.pipelines.input_workers import InputWorker
 from tasks.pipelines.sequence_batches import sequence_lengths
+from tasks.pipelines.training_workers import TrainingWorker
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ def layout(tmp_path_factory):
 def open_pipeline(layout, config, purpose="train", split="train"):
     params = params_of(config)
     data = open_inputs(params, layout)
-    return input_pipeline(params, "p", data, split=split, purpose=purpose)
+    return open_input_pipeline(params, "p", data, split=split, purpose=purpose)
 
 
 def numbers_of(value):
@@ -166,7 +166,8 @@ def test_hosts_get_equal_slices_and_together_every_text(layout):
     for name in ("pad_to", "pack"):
         pipeline = open_pipeline(layout, CONFIGS[name])
         readers = [
-            replace(pipeline.reader, worker=InputWorker(index=index, count=2)) for index in range(2)
+            replace(pipeline.reader, worker=TrainingWorker(index=index, count=2))
+            for index in range(2)
         ]
         assert readers[0].steps_per_epoch == readers[1].steps_per_epoch
         drawn = [

@@ -16,7 +16,7 @@ import tensorflow as tf
 from project import ROOT
 
 from tasks.errors import ServiceFailed
-from tasks.pipelines.service import check_listens, local_service
+from tasks.pipelines.service import check_listens, run_local_service
 
 service = tf.data.experimental.service
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
@@ -40,7 +40,7 @@ def numbers(address, policy, *, files=6):
 
 
 def test_what_each_mode_promises():
-    with local_service(2) as address:
+    with run_local_service(2) as address:
         assert len(servers()) == 3
         found = {
             mode: np.concatenate(
@@ -56,7 +56,7 @@ def test_what_each_mode_promises():
 
 def test_the_service_ends_with_a_parent_that_is_killed():
     code = (
-        "import time; from tasks.pipelines.service import local_service as up\nwith up(2) as"
+        "import time; from tasks.pipelines.service import run_local_service as up\nwith up(2) as"
         " address:\n  print(address, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen(
@@ -76,7 +76,7 @@ def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training():
     """It is started again at its place; what it had in hand is made up from a second pass, so the
     epoch keeps its length.
     """
-    with local_service(2) as address:
+    with run_local_service(2) as address:
         steps = 0
         for batch in (
             numbers(address, service.ShardingPolicy.DYNAMIC, files=400)

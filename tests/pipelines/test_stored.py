@@ -7,7 +7,7 @@ import pytest
 from tasks.data.records import RecordSchema
 from tasks.data.shards import Shard, ShardIndex
 from tasks.pipelines.ops import Decode, Pad, Resize
-from tasks.pipelines.prepared_data import snapshot_key
+from tasks.pipelines.prepared_data import compute_snapshot_key
 
 OPS = (Decode(), Resize(height=4, width=5), Pad(pixels=1))
 
@@ -42,15 +42,15 @@ def index(*, digest: str = "one", shape: tuple[int, ...] = (8, 8, 1)) -> ShardIn
     ids=["shards", "shape", "ops", "order of ops", "arguments"],
 )
 def test_other_shards_or_ops_have_another_key(shards, ops):
-    assert snapshot_key(shards, ops) != snapshot_key(index(), OPS)
+    assert compute_snapshot_key(shards, ops) != compute_snapshot_key(index(), OPS)
 
 
 def test_another_version_of_an_op_or_of_tensorflow_has_another_key(monkeypatch):
-    before = snapshot_key(index(), OPS)
+    before = compute_snapshot_key(index(), OPS)
     monkeypatch.setattr(Resize, "version", 2)
-    changed = snapshot_key(index(), OPS)
+    changed = compute_snapshot_key(index(), OPS)
     monkeypatch.undo()
     monkeypatch.setattr(
         "tasks.pipelines.prepared_data.installed_versions", lambda names: dict.fromkeys(names, "0")
     )
-    assert len({before, changed, snapshot_key(index(), OPS)}) == 3
+    assert len({before, changed, compute_snapshot_key(index(), OPS)}) == 3

@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import prepared
 from project import SMALL
 
-from tasks.assembly.inputs import input_pipeline, open_inputs
+from tasks.assembly.inputs import open_input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.data.columns import column_path, map_column, read_index, verify
 from tasks.data.shards import read_shard_index
@@ -123,7 +123,9 @@ def plain(texts, tmp_path_factory):
 def test_all_configurations_deliver_the_same_tokens(stored):
     params, data = stored
     digests = {
-        name: digest_examples(input_pipeline(params, name, data, split="train", purpose="compare"))
+        name: digest_examples(
+            open_input_pipeline(params, name, data, split="train", purpose="compare")
+        )
         for name in params.pipelines
     }
     assert len({item.digest for item in digests.values()}) == 1, digests
@@ -138,7 +140,7 @@ def test_the_snapshot_holds_the_tokens_without_padding(stored):
     count = data.snapshot.splits["train"].count
     lengths = map_column(data.snapshot_folder, "train", extent, count)[:, 1]
     assert 1 < lengths.min() < lengths.max() == 50
-    pipeline = input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
     for batch, _ in pipeline.dataset().take(3):
         assert batch.dtype == tf.int32
         assert (batch.numpy() != 0).any(axis=0).all()  # none is wider than its longest text
@@ -149,7 +151,7 @@ def test_the_snapshot_holds_the_tokens_without_padding(stored):
 @pytest.mark.parametrize("name", ["snapshot", "snapshot_window", "indexed"])
 def test_any_step_can_be_started_from(plain, name):
     params, data = plain
-    pipeline = input_pipeline(params, name, data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, name, data, split="train", purpose="train")
     whole = list(pipeline.dataset(epochs=2).as_numpy_iterator())
     for first in (1, pipeline.steps_per_epoch + 1):
         rest = list(pipeline.dataset(first_step=first, epochs=2).as_numpy_iterator())
@@ -161,7 +163,7 @@ def test_any_step_can_be_started_from(plain, name):
 def test_an_epoch_draws_every_text_once(plain):
     params, data = plain
     for name in ("naive", "snapshot", "indexed"):
-        pipeline = input_pipeline(params, name, data, split="train", purpose="train")
+        pipeline = open_input_pipeline(params, name, data, split="train", purpose="train")
         draws, _ = check_epoch(pipeline)
         assert (draws.distinct, draws.most_often) == (data.shards.examples("train"), 1)
 
@@ -171,7 +173,7 @@ def test_a_model_learns_to_tell_languages_apart(stored):
     models = build_models_for(params, data)
     assert models.full_model.inputs[0].name == "text"
     compile_model(models.network, params.train, target=models.target, steps=1)
-    pipeline = input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
     history = models.network.fit(pipeline.dataset(epochs=40), verbose=0)
     assert history.history["accuracy"][-1] > 0.6
 
@@ -272,7 +274,7 @@ def test_what_needs_one_length_is_refused(plain, texts, change, message):
     chosen = document(texts, "bytes")
     chosen["pipelines"] = {"odd": {"read": "shards", **change}}
     with pytest.raises(ImpossiblePlan, match=message):
-        input_pipeline(check(chosen), "odd", plain[1], split="train", purpose="train")
+        open_input_pipeline(check(chosen), "odd", plain[1], split="train", purpose="train")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +331,9 @@ def test_a_text_longer_than_all_others_together_is_like_any_other(texts, tmp_pat
     split = max(sizes, key=lambda name: sizes[name])  # where the long one is
     assert sizes[split] * data.shards.examples(split) < 500_000, "it pads no other"
     digests = {
-        name: digest_examples(input_pipeline(params, name, data, split=split, purpose="compare"))
+        name: digest_examples(
+            open_input_pipeline(params, name, data, split=split, purpose="compare")
+        )
         for name in params.pipelines
     }
     assert len({item.digest for item in digests.values()}) == 1

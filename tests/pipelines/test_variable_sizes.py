@@ -16,7 +16,7 @@ from tasks.measurement.equality import digest_examples
 from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Brightness, CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
-from tasks.pipelines.plan import in_storage_order, make_plan
+from tasks.pipelines.plan import make_plan, set_storage_order
 from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.pipelines.spec import InputSpec
 from tasks.settings import PipelineConfig
@@ -67,7 +67,7 @@ def pipeline(stored, config, *, augment=CROP, postprocess=(), plain=False) -> In
         postprocess=postprocess,
         batch_size=BATCH,
     )
-    plan = make_plan(in_storage_order(chosen) if plain else chosen, spec)
+    plan = make_plan(set_storage_order(chosen) if plain else chosen, spec)
     return InputPipeline(plan=plan, data=stored, split="train", seed=3, with_keys=True)
 
 

@@ -45,8 +45,8 @@ def test_every_transformation_of_a_plan_has_its_color():
     known = {
         "shuffle": ShuffleSettings(), "sampling": "uniform", "parallel": Parallelism(),
         "batch_size": 1, "whole_batches": True, "batching": BatchSettings(tokens=8), "size": 1,
-        "on": "host", "window": None, "ops": (), "per_example": 0, "length": 1, "horizon": 1,
-        "stride": 1, "targets": (), "settings": ServiceSettings(), "source": "shards",
+        "on": "host", "window": None, "ops": (), "example_op_count": 0, "length": 1,
+        "horizon": 1, "stride": 1, "targets": (), "settings": ServiceSettings(), "source": "shards",
         "interleave": None,
     }  # fmt: skip
     unnamed = (steps.Map, steps.Prefetch)

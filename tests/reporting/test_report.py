@@ -198,7 +198,7 @@ def layout(arrays, tmp_path) -> Layout:
 
 
 def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(layout):
-    one = BuildResult.read(layout.run("naive"))
+    one = BuildResult.read(layout.results("naive"))
     other = replace(one, examples_digest=replace(one.examples_digest, digest="00bb"))
     check_equal({"a": one, "b": one})
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_the_page_shows_every_configuration_with_its_pictures(layout, tmp_path):
 
 
 def test_a_report_comes_out_without_traces_and_names_what_is_missing(layout, tmp_path):
-    Breakdown.path(layout.run("naive")).unlink()
+    Breakdown.path(layout.results("naive")).unlink()
     compared = report(["naive", "optimized", "never_built"], layout, tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
     assert set(compared.missing) == {"naive", "never_built"}
@@ -236,9 +236,9 @@ def test_a_report_comes_out_without_traces_and_names_what_is_missing(layout, tmp
 
 
 def test_a_training_that_was_only_finished_has_no_rates_and_is_compared(layout, tmp_path):
-    trained = TrainResult.read(layout.run("optimized"))
+    trained = TrainResult.read(layout.results("optimized"))
     replace(trained, throughput=None, step=None, cpu_seconds_per_1k_examples=None).write(
-        layout.run("optimized")
+        layout.results("optimized")
     )
     compared = report(["naive", "optimized"], layout, tmp_path / "report")
     assert compared.row("optimized").train_examples_per_s is None

@@ -172,7 +172,7 @@ def compare(store, accuracy, *, choose_champion=True, data=DATA):
     parent = open_comparison(data, "comparison")
     recorder = Recorder(replace(data, pipeline="fast"))
     with recorder:
-        recorder.model(store / "model.keras")
+        recorder.log_model(store / "model.keras")
     run = {"mlflow_run_id": recorder.run_id, "held_out": JUDGED}
     (store / "report").mkdir(exist_ok=True)
     close_comparison(

@@ -20,7 +20,7 @@ import pytest
 from project import ROOT
 from stack import wait_for
 
-from flows.services import free_port, responds
+from flows.services import find_free_port, responds
 from tasks.tracking.recorder import STORE_HOME, UNSENT, Recorder, RunKey
 
 
@@ -64,7 +64,7 @@ def server(folder: Path, port: int) -> Iterator[None]:
 # MLflow's warning about its own functions.
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch):
-    port = free_port()
+    port = find_free_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     monkeypatch.setenv(STORE_HOME, str(tmp_path))
     mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
@@ -79,13 +79,13 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
     alive = ExitStack()
     alive.enter_context(server(tmp_path, port))
     with recorder:
-        recorder.params({"model": {"width": 8}})
-        recorder.metrics({"train/loss": 2.0}, step=0)
+        recorder.log_params({"model": {"width": 8}})
+        recorder.log_metrics({"train/loss": 2.0}, step=0)
         alive.close()
-        recorder.metrics({"train/loss": 1.0}, step=1)
-        recorder.metrics({"train/loss": 0.5}, step=2)
-        recorder.artifact(passing / "train.json")
-        recorder.model(passing / "model.keras")
+        recorder.log_metrics({"train/loss": 1.0}, step=1)
+        recorder.log_metrics({"train/loss": 0.5}, step=2)
+        recorder.log_artifact(passing / "train.json")
+        recorder.log_model(passing / "model.keras")
     assert not recorder.sent and recorder.run_id
     shutil.rmtree(passing)  # as the worktree of a run that nobody named goes at its end
     kept = list((tmp_path / UNSENT).glob("*.json"))
@@ -137,7 +137,7 @@ os.environ[STORE_HOME] = sys.argv[1]
 import mlflow
 with Recorder(RunKey(data_set="lost", pipeline="naive", data_digest="d")) as recorder:
     shutil.rmtree(sys.argv[1])
-    recorder.metrics({"train/loss": 1.0}, step=0)
+    recorder.log_metrics({"train/loss": 1.0}, step=0)
 print("sent", recorder.sent, "active", mlflow.active_run())
 """
 

@@ -16,7 +16,7 @@ from tasks.measurement.accelerators import ACCELERATORS, find_accelerator
 from tasks.pipelines.ops import Rescale
 from tasks.settings import ModelSettings, TrainSettings
 from tasks.training.emulation import Emulation, parse_emulation
-from tasks.training.models import Target, build_models, compile_model, trainable_model
+from tasks.training.models import Target, build_models, compile_model, make_trainable_model
 
 CLASSES = Target(kind="class", shape=(4,))
 
@@ -43,7 +43,7 @@ def batches(count, labels=(0, 0, 0, 1)):
 
 
 def trained(built, feed, steps, **settings):
-    model = trainable_model(built, finished_inputs=False)
+    model = make_trainable_model(built, postprocessed_inputs=False)
     compile_model(
         model,
         TrainSettings(learning_rate=0.5, schedule="constant", **settings),
@@ -60,7 +60,7 @@ def test_a_step_takes_its_time_and_no_core():
     built = models(step_ms=50)
     feed = batches(30)
     trained(built, feed, 2)  # traces
-    model = trainable_model(built, finished_inputs=False)
+    model = make_trainable_model(built, postprocessed_inputs=False)
     compile_model(model, TrainSettings(), target=built.target, steps=20)
     model.make_train_function()
     model.train_function(feed)
@@ -104,7 +104,7 @@ def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_pa
 
 def test_targets_keep_their_shape():
     built = models(Target(kind="regression", shape=(2, 3)), step_ms=0.1)
-    model = trainable_model(built, finished_inputs=True)
+    model = make_trainable_model(built, postprocessed_inputs=True)
     assert model(np.zeros((5, 8, 8, 1), np.float32)).shape == (5, 2, 3)
 
 
@@ -148,7 +148,9 @@ def test_options_that_a_model_does_not_take_are_refused(name, options, problem):
 
 def test_what_needs_the_accelerators_memory_is_refused():
     with pytest.raises(ImpossiblePlan, match="snapshot_on: host"):
-        trainable_model(models(step_ms=1), finished_inputs=False, gather=lambda step: step)
+        make_trainable_model(
+            models(step_ms=1), postprocessed_inputs=False, gather=lambda step: step
+        )
 
 
 def test_every_accelerator_of_the_table_has_a_source_and_scales_with_the_batch():

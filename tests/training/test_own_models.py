@@ -85,7 +85,7 @@ def own(tmp_path, monkeypatch, request):
         module = __import__(name)
         inputs = keras.Input((4,))
         network = keras.Sequential([keras.Input((4,)), module.block(), keras.layers.Dense(3)])
-        return name, keras.Model(inputs, network(inputs), name="whole")
+        return name, keras.Model(inputs, network(inputs), name="full_model")
 
     yield made
     sys.modules.pop(name, None)
@@ -136,8 +136,8 @@ def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_
     module, model = own(OWN["plain"][0])
     save_model(model, tmp_path / "model.keras")
     with recorder:
-        recorder.model(tmp_path / "model.keras", check_savable(model, [module]).objects)
-        recorder.metrics({"after": 1.0})
+        recorder.log_model(tmp_path / "model.keras", check_savable(model, [module]).objects)
+        recorder.log_metrics({"after": 1.0})
     served = logged(recorder.run_id)[0].model_uri
     assert recorder.sent and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
     code = (
@@ -168,8 +168,8 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_pa
     module, model = own(OWN["lambda"][0])
     save_model(model, tmp_path / "model.keras")
     with recorder:
-        recorder.model(tmp_path / "model.keras", check_savable(model, [module]).objects)
-        recorder.metrics({"after": 1.0})
+        recorder.log_model(tmp_path / "model.keras", check_savable(model, [module]).objects)
+        recorder.log_metrics({"after": 1.0})
     assert recorder.sent and mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
     assert [found.path for found in mlflow.MlflowClient().list_artifacts(recorder.run_id)] == [
         "model.keras"
@@ -183,11 +183,11 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_pa
 def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
     recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
     with recorder:
-        recorder.params({"memory": 1})
+        recorder.log_params({"memory": 1})
     with recorder:  # resumed on a machine with more memory
-        recorder.params({"memory": 2})
+        recorder.log_params({"memory": 2})
         recorder.call(lambda: 1 / 0)
-        recorder.metrics({"after": 1.0})
+        recorder.log_metrics({"after": 1.0})
     run = mlflow.get_run(recorder.run_id)
     assert (
         recorder.sent
@@ -206,7 +206,7 @@ def test_a_run_that_was_deleted_is_followed_by_a_new_one(store):
     first = recorder.run_id
     mlflow.MlflowClient().delete_run(first)
     with recorder:
-        recorder.metrics({"after": 1.0})
+        recorder.log_metrics({"after": 1.0})
     assert recorder.run_id != first and mlflow.get_run(recorder.run_id).data.metrics == {
         "after": 1.0
     }

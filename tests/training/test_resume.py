@@ -20,7 +20,7 @@ from tasks.params import check
 from tasks.params_file import apply_overrides
 from tasks.snapshot import snapshot
 from tasks.tracking.recorder import Recorder, RunKey
-from tasks.train import configure_process, split_pipelines, train, training_fingerprint
+from tasks.train import configure_process, open_split_pipelines, train, training_fingerprint
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.checkpoints import CheckpointCallback
 
@@ -88,7 +88,7 @@ def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
     configure_process(params.train)
     data = open_inputs(params, layout)
     pipelines, models = (
-        split_pipelines(params, pipeline, data, address=""),
+        open_split_pipelines(params, pipeline, data, address=""),
         build_models_for(params, data),
     )
     recorder = Recorder(RunKey(data_set="arrays", pipeline=pipeline, data_digest="d"))

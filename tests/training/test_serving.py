@@ -10,7 +10,7 @@ from texts import params_of, prepare_texts
 
 from tasks.assembly.inputs import open_inputs
 from tasks.assembly.model import build_models_for
-from tasks.errors import ForeignFiles, MissingInput
+from tasks.errors import MissingInput, UnexpectedFiles
 from tasks.export import export
 from tasks.pipelines.text_ops import Tokenize
 from tasks.pipelines.tokenizers import tokenize
@@ -32,8 +32,8 @@ def test_the_model_of_a_run_is_exported(layout, tmp_path):
     with pytest.raises(MissingInput, match="run `dvc repro train@p`"):
         export(params, "p", tmp_path / "served", layout=layout)
     model = build_models_for(params, open_inputs(params, layout)).full_model
-    layout.run("p").mkdir(parents=True)
-    save_model(model, layout.run("p") / "model.keras")
+    layout.results("p").mkdir(parents=True)
+    save_model(model, layout.results("p") / "model.keras")
     export(params, "p", tmp_path / "served", layout=layout)
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(TEXTS))
@@ -42,7 +42,7 @@ def test_the_model_of_a_run_is_exported(layout, tmp_path):
         expected = tf.nn.softmax(model(np.array([tokens], np.int32)))[0]
         np.testing.assert_allclose(answer, expected, atol=1e-5)
     assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
-    with pytest.raises(ForeignFiles, match="name another folder"):
+    with pytest.raises(UnexpectedFiles, match="name another folder"):
         export(params, "p", tmp_path / "served", layout=layout)
     other = params_of({}, model={"options": {"width": 3}})
     with pytest.raises(MissingInput, match=r"other parameters.* run `dvc repro train@p`"):
@@ -52,8 +52,8 @@ def test_the_model_of_a_run_is_exported(layout, tmp_path):
 def test_a_language_model_says_which_token_follows(layout, tmp_path):
     params = params_of({}, window={"tokens": 24}, model={"options": {"width": 8, "blocks": 1}})
     model = build_models_for(params, open_inputs(params, layout)).full_model
-    layout.run("next").mkdir(parents=True)
-    save_model(model, layout.run("next") / "model.keras")
+    layout.results("next").mkdir(parents=True)
+    save_model(model, layout.results("next") / "model.keras")
     export(params, "next", tmp_path / "served", layout=layout)
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(TEXTS[2:]))

@@ -14,7 +14,7 @@ from tasks.training.models import Target, compile_model
 from tasks.training.transformers import (
     TransformerDecoder,
     TransformerEncoder,
-    packed_model,
+    make_packed_model,
     transformer_decoder,
 )
 
@@ -53,7 +53,7 @@ def test_padding_changes_nothing(network):
 
 
 def test_documents_in_one_row_do_not_see_each_other(network):
-    packed = packed_model(network, segments=4)
+    packed = make_packed_model(network, segments=4)
     outputs = packed(packed_row(12))
     assert outputs.shape == (1, 4, 4)
     np.testing.assert_allclose(outputs[0, :3], alone(network), atol=1e-5)
@@ -66,7 +66,7 @@ def test_order_within_a_document_matters(network):
 
 def test_the_loss_of_packed_rows_is_the_mean_over_documents(network):
     target = Target(kind="class", shape=(4,))
-    packed, labels = packed_model(network, segments=5), np.array([1, 3, 0])
+    packed, labels = make_packed_model(network, segments=5), np.array([1, 3, 0])
     compile_model(packed, TrainSettings(), target=target, steps=1)
     label, weight = np.zeros((1, 5), np.int64), np.zeros((1, 5), np.float32)
     label[0, :3], weight[0, :3] = labels, 1
@@ -81,7 +81,7 @@ def test_the_loss_of_packed_rows_is_the_mean_over_documents(network):
 
 def test_training_on_packed_rows_trains_the_network(network):
     target, before = Target(kind="class", shape=(4,)), alone(network)
-    packed = packed_model(network, segments=3)
+    packed = make_packed_model(network, segments=3)
     compile_model(packed, TrainSettings(schedule="constant"), target=target, steps=1)
     packed.fit(packed_row(12), np.array([[1, 3, 0]]), sample_weight=np.ones((1, 3)), verbose=0)
     assert not np.allclose(alone(network), before)
@@ -140,4 +140,4 @@ def test_a_model_that_mixes_documents_is_refused():
     text = keras.Input((None,), dtype="int32")
     pooled = layers.GlobalAveragePooling1D()(layers.Embedding(10, 4)(text))
     with pytest.raises(UnknownModel, match="use transformer_encoder, or"):
-        packed_model(keras.Model(text, pooled, name="bag"), segments=2)
+        make_packed_model(keras.Model(text, pooled, name="bag"), segments=2)

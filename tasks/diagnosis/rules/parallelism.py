@@ -13,7 +13,7 @@ from tasks.pipelines.steps import Gather, Map, Read
     change=Change(config={"prefetch": 2}),
 )
 def _no_prefetch(facts: Facts) -> str | None:
-    if facts.config.prefetch != "none" or facts.plan.on_device:
+    if facts.config.prefetch != "none" or facts.plan.gathers_on_device:
         return None
     serial = facts.load.serial_ms if facts.load else facts.breakdown.wait_ms_mean or 0.0
     return (

@@ -16,11 +16,11 @@ from tasks.assembly.inputs import explain_read_errors
 from tasks.errors import CorruptShard, MissingInput
 from tasks.measurement.draws import check_epoch
 from tasks.pipelines.epoch_order import EpochOrder
-from tasks.pipelines.input_workers import InputWorker
+from tasks.pipelines.indexed_shard_reader import IndexedShardReader
 from tasks.pipelines.ops import Brightness, Flip, RandomCrop
 from tasks.pipelines.plan import make_plan
-from tasks.pipelines.record_reader import RecordReader
 from tasks.pipelines.snapshot_reader import SnapshotReader
+from tasks.pipelines.training_workers import TrainingWorker
 from tasks.settings import PipelineConfig, ShuffleSettings
 
 pytestmark = pytest.mark.integration
@@ -53,7 +53,7 @@ def test_the_batches_are_those_of_the_snapshot(stored, kind, name):
     snapshot = pipeline(stored, kind, augment=AUGMENT, read="snapshot", shuffle=GLOBAL)
     found = indexed(stored, kind, **CONFIGS[name])
     assert isinstance(snapshot.reader, SnapshotReader)
-    assert snapshot.reader.order == found.records.order
+    assert snapshot.reader.order == found.indexed_shards.order
     assert found.plan.seekable and not found.plan.reads_snapshot
     assert same(batches(found, epochs=3), batches(snapshot, epochs=3))
 
@@ -98,7 +98,7 @@ def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name)
 def test_workers_get_the_slices_that_they_get_of_the_snapshot(stored, name, workers, batch_size):
     def of(index, **config):
         made = pipeline(
-            stored, worker=InputWorker(index=index, count=workers), augment=AUGMENT, **config
+            stored, worker=TrainingWorker(index=index, count=workers), augment=AUGMENT, **config
         )
         plan = make_plan(PipelineConfig(**config), replace(made.plan.spec, batch_size=batch_size))
         return batches(replace(made, plan=plan), epochs=2)
@@ -138,7 +138,7 @@ def test_hosts_share_the_order_of_an_epoch():
             batch_size=4,
             shuffle=ShuffleSettings(kind="global"),
             seed=5,
-            worker=InputWorker(index=index, count=2),
+            worker=TrainingWorker(index=index, count=2),
         )
         for index in range(2)
     ]
@@ -177,7 +177,9 @@ def test_a_damaged_record_is_named_by_its_shard(stored, arrays, tmp_path):
 def test_without_plain_shards_it_is_said(stored):
     data = stored["arrays"]
     packed = tuple(shard for shard in data.shards.shards if shard.compression == "gzip")
-    reader = indexed({"arrays": replace(data, shards=replace(data.shards, shards=packed))}).records
-    assert isinstance(reader, RecordReader)
+    reader = indexed(
+        {"arrays": replace(data, shards=replace(data.shards, shards=packed))}
+    ).indexed_shards
+    assert isinstance(reader, IndexedShardReader)
     with pytest.raises(MissingInput, match=r"holds no plain shards; set shard\.compression"):
         np.asarray(reader.table)

@@ -12,7 +12,7 @@ from project import SMALL
 from ruamel.yaml import YAML
 
 from tasks.errors import ImpossiblePlan
-from tasks.pipelines.input_workers import InputWorker, input_worker_from_tf_config
+from tasks.pipelines.training_workers import TrainingWorker, training_worker_from_tf_config
 from tasks.train import main as train_stage
 
 WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
@@ -24,13 +24,13 @@ def told(cluster, **task):
 
 
 WORKERS_BY_TF_CONFIG = [
-    ({}, InputWorker()),
-    ({"TF_CONFIG": ""}, InputWorker()),
-    ({"TF_CONFIG": "{}"}, InputWorker()),
-    (told({"worker": ["a:1"]}, type="worker", index=0), InputWorker()),
-    (told(WORKERS, type="worker", index=2), InputWorker(index=2, count=3)),
-    (told(WITH_CHIEF, type="chief", index=0), InputWorker(index=0, count=3)),
-    (told(WITH_CHIEF, type="worker", index=1), InputWorker(index=2, count=3)),
+    ({}, TrainingWorker()),
+    ({"TF_CONFIG": ""}, TrainingWorker()),
+    ({"TF_CONFIG": "{}"}, TrainingWorker()),
+    (told({"worker": ["a:1"]}, type="worker", index=0), TrainingWorker()),
+    (told(WORKERS, type="worker", index=2), TrainingWorker(index=2, count=3)),
+    (told(WITH_CHIEF, type="chief", index=0), TrainingWorker(index=0, count=3)),
+    (told(WITH_CHIEF, type="worker", index=1), TrainingWorker(index=2, count=3)),
 ]
 REFUSED = [
     {"TF_CONFIG": "{"},
@@ -48,13 +48,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("environment", "worker"), WORKERS_BY_TF_CONFIG)
 def test_a_worker_knows_which_one_it_is(environment, worker):
-    assert input_worker_from_tf_config(environment) == worker
+    assert training_worker_from_tf_config(environment) == worker
 
 
 @pytest.mark.parametrize("environment", REFUSED)
 def test_hosts_that_could_read_the_same_examples_are_refused(environment):
     with pytest.raises(ImpossiblePlan, match="TF_CONFIG"):
-        input_worker_from_tf_config(environment)
+        training_worker_from_tf_config(environment)
 
 
 def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty():
@@ -62,13 +62,13 @@ def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty
         for each in (1, 2, 5):
             batch = workers * each
             for examples in range(workers, 120):
-                shared = InputWorker(count=workers).shared(examples, batch)
+                shared = TrainingWorker(count=workers).shared(examples, batch)
                 assert (
                     0 < shared <= examples
                     and examples - shared < workers
                     and shared % batch % workers == 0
                 )
-                InputWorker(count=workers).check(shared, batch)
+                TrainingWorker(count=workers).check(shared, batch)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty
 )
 def test_what_cannot_be_shared_is_refused(examples, batch, workers, said):
     with pytest.raises(ImpossiblePlan, match=said):
-        InputWorker(count=workers).check(examples, batch)
+        TrainingWorker(count=workers).check(examples, batch)
 
 
 def test_the_train_stage_refuses_to_be_one_of_several_hosts(tmp_path, monkeypatch, capsys):

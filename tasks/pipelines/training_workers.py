@@ -12,7 +12,7 @@ from tasks.errors import ImpossiblePlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputWorker:
+class TrainingWorker:
     """One of `count` workers that train together, each on its slice of every batch.
 
     All slices of a batch are equally large, so that the average over the workers is the batch's
@@ -52,7 +52,7 @@ class InputWorker:
             )
 
 
-def input_worker_from_tf_config(environment: Mapping[str, str]) -> InputWorker:
+def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWorker:
     """Which of several workers this is, as TF_CONFIG configures tf.distribute: the chief first,
     then the workers. The only one where it is not set.
 
@@ -77,10 +77,10 @@ def input_worker_from_tf_config(environment: Mapping[str, str]) -> InputWorker:
         )
     count = sum(counts.values())
     if count <= 1:
-        return InputWorker()
+        return TrainingWorker()
     if kind not in counts or type(index) is not int or not 0 <= index < counts[kind]:
         raise ImpossiblePlan(
             f"TF_CONFIG: task {json.dumps(task)} is none of the {count} workers of the cluster;"
             " each needs its own type (chief or worker) and index"
         )
-    return InputWorker(index=index + (counts["chief"] if kind == "worker" else 0), count=count)
+    return TrainingWorker(index=index + (counts["chief"] if kind == "worker" else 0), count=count)

@@ -17,24 +17,24 @@ import tensorflow as tf
 from tasks.data.record_offsets import RecordTable, open_records
 from tasks.errors import MissingInput
 from tasks.pipelines.epoch_order import EpochOrder
-from tasks.pipelines.input_workers import InputWorker
-from tasks.pipelines.prepared_data import PreparedData, labels_and_weights
-from tasks.pipelines.samplers import class_index
-from tasks.pipelines.steps import ReadRecords
+from tasks.pipelines.prepared_data import PreparedData, read_labels_and_weights
+from tasks.pipelines.samplers import index_by_class
+from tasks.pipelines.steps import ReadIndexedShards
+from tasks.pipelines.training_workers import TrainingWorker
 
-# Whose rows are computed together, so that the cost of calling the samplers' ops is shared.
+# Steps whose rows one call computes, so that they share the cost of calling the samplers' ops.
 STEPS_PER_ORDER_CALL = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordReader:
+class IndexedShardReader:
     """The plain shards of one split, read as a plan's first step says."""
 
     data: PreparedData
     split: str
-    step: ReadRecords
+    step: ReadIndexedShards
     seed: int
-    worker: InputWorker
+    worker: TrainingWorker
 
     @cached_property
     def order(self) -> EpochOrder:
@@ -47,7 +47,7 @@ class RecordReader:
         classes = (
             None
             if step.sampling == "uniform"
-            else class_index(*labels_and_weights(step.sampling, self.data, self.split))
+            else index_by_class(*read_labels_and_weights(step.sampling, self.data, self.split))
         )
         return EpochOrder(
             count=sum(shard.records for shard in self.data.shards.for_split(self.split, "none")),
@@ -86,8 +86,8 @@ class RecordReader:
         steps = tf.data.Dataset.range(first, stop, name="steps").batch(
             STEPS_PER_ORDER_CALL, name="steps"
         )
-        numbered = steps.map(lambda numbers: (numbers, order.rows(numbers)), name="sample")
-        return numbered.unbatch(name="sample").map(
+        numbered = steps.map(lambda numbers: (numbers, order.rows(numbers)), name="order")
+        return numbered.unbatch(name="order").map(
             fetch,
             num_parallel_calls=self.step.parallel.num_parallel_calls(),
             name=self.step.trace_name,
