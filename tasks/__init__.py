@@ -1,4 +1,5 @@
-"""The stages and the packages they are built from. Nothing in here imports Prefect.
+"""The stages and the packages they are built from. Nothing in here imports Prefect:
+the stages are plain functions, which flows/stages.py wraps as Prefect tasks.
 
 Importing the package sets the defaults of the environment that every process of Throughline runs
 in. They must stand before TensorFlow, MLflow or DVC are imported, which read them once; what the

@@ -110,7 +110,7 @@ class UnknownModel(UserError):
 
 
 class UnsavableModel(UserError):
-    """A model of one's own could not be saved and loaded again after training; found out before the
+    """A model of your own could not be saved and loaded again after training; found out before the
     first epoch.
     """
 
@@ -120,7 +120,7 @@ class UnequalConfigurations(UserError):
 
 
 class InvalidCode(UserError):
-    """A module of one's own is not Python."""
+    """A module of your own is not Python."""
 
 
 class UnmeasurableTraining(UserError):
@@ -130,10 +130,10 @@ class UnmeasurableTraining(UserError):
 
 
 class StageFailed(UserError):
-    """A stage run by a flow ended with a non-zero exit code: its own reason is reported, or its
-    last lines are repeated.
+    """A stage that a flow runs ended with a non-zero exit code. The message is the reason that the
+    stage gave, or the last lines that it wrote.
 
-    The message is one line where the stage gave a reason; `failure` has the whole of it.
+    A reason is cut to one line; `failure` has all of it.
     """
 
     def __init__(self, message: str, *, stage: str = "", failure: Failure | None = None) -> None:
@@ -309,8 +309,8 @@ def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None
     """Report a file of a stage, read within the block, that is not as that stage writes it.
 
     Raises:
-      MissingInput: it is not there, or of the form of another version.
-      DamagedFile: it is empty, cut off or no such file at all.
+      MissingInput: it is not there, or another version of the program wrote it.
+      DamagedFile: it is empty, cut off, or not a file of this kind.
     """
     written_by = _WRITERS.get(f"{path.parent.name}/{path.name}") or _WRITERS.get(path.name, "")
     stage = stage or written_by

@@ -79,10 +79,10 @@ class DataSettings(Settings):
     )
     numeric: list[str] = Field(
         default=[],
-        description="table, time_series: numeric columns; none named: every numeric column",
+        description="table, time_series: numeric columns; empty: all numeric columns",
     )
     categorical: list[str] = Field(
-        default=[], description="table: columns of categories; none named: every column of text"
+        default=[], description="table: columns of categories; empty: all text columns"
     )
     features: str = Field(
         default="x",
@@ -163,7 +163,7 @@ class WindowSettings(Settings):
     stride: int = Field(
         default=1, ge=1, description="time steps between the beginnings of neighboring windows"
     )
-    targets: list[str] = Field(default=[], description="columns to predict; none named: all")
+    targets: list[str] = Field(default=[], description="columns to predict; empty: all")
     tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
         default=None,
         description=(

@@ -27,6 +27,6 @@ class RecordSettings(Settings):
     shape: list[int] = Field(
         default=[],
         description=(
-            "shape of values that are stored without one, such as [28, 28, 1]; none named: a vector"
+            "shape of values that are stored without one, such as [28, 28, 1]; empty: a vector"
         ),
     )

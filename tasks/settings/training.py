@@ -72,7 +72,9 @@ class MeasureSettings(Settings):
     input_max_seconds: float = Field(
         default=2.0,
         gt=0,
-        description="build: bound on a pass over the input alone, but one that fills a cache [s]",
+        description=(
+            "build: time limit for a pass over the input alone [s]; none where it fills a cache"
+        ),
     )
     input_passes: int = Field(
         default=3,
@@ -85,16 +87,16 @@ class MeasureSettings(Settings):
         ge=1,
         le=50,
         description=(
-            "profile: at most so many rounds of the model alone, training from full buffers, and"
-            " training from empty ones; fewer where the interval is precise"
+            "profile: at most this number of rounds of the model alone, training from full"
+            " buffers, and training from empty ones; fewer where the interval is precise"
         ),
     )
     stall_max_seconds: float = Field(
         default=30.0,
         gt=0,
         description=(
-            "profile: bound on the time of these rounds, but for the first three [s]; a stall not"
-            " decided by then is said to be so"
+            "profile: time limit for these rounds [s]; the first three always run. If the time"
+            " ends without a decision, the verdict is undecided"
         ),
     )
     warm_up_steps: int = Field(
