@@ -188,9 +188,9 @@ def layout(arrays, tmp_path) -> Layout:
     made = Layout(tmp_path / "project")
     made.root.mkdir()
     (made.root / "data").symlink_to(arrays)
-    write_results(made.run("naive"), {"read": "shards"}, (0.5, 0.51, 0.52))
+    write_results(made.results("naive"), {"read": "shards"}, (0.5, 0.51, 0.52))
     write_results(
-        made.run("optimized"),
+        made.results("optimized"),
         {"read": "snapshot", "shuffle": {"kind": "global"}},
         (0.9, 0.91, 0.92),
     )
