@@ -37,7 +37,8 @@ from tasks.progress import echo
 from tasks.results.profiling import Breakdown, IteratorTime
 
 TRACED_STEPS = 10
-TRIED_SECONDS = 0.4  # of the time that the first measurement may take; for each change
+# Parts of the time that the first measurement may take: for a change, and for all of them.
+TRIED_EACH, TRIED_ALL = 0.4, 3
 WORTH_NAMING = 1.05
 ALIKE = 0.9  # of the best gain: then a change that keeps nothing in memory is named first
 FED_BY = ("sample_weight", "steps_per_epoch", "class_weight")  # arguments of fit, besides the data
@@ -131,12 +132,14 @@ def report_changes(
     """
     breakdown = _traced(given.step)
     cores = len(os.sched_getaffinity(0))
-    tried = list(try_changes(given, dataset, rates, max_seconds=TRIED_SECONDS * max_seconds))
-    if tried:
-        echo("  tried here, each change by itself:")
-    for change, gain in tried:
+    echo("  tried here, each change by itself:")
+    tried = []
+    for change, gain in try_changes(given, dataset, rates, max_seconds=max_seconds):
         keeps = f" (it keeps {change.keeps})" if change.keeps else ""
         echo(f"    {gain.factor:.2f} × ({gain.low:.2f} to {gain.high:.2f}) {change.text}{keeps}")
+        tried.append((change, gain))
+    if not tried:
+        echo("    nothing: it leaves nothing open, or cannot be rewritten")
     best = find_best(tried)
     first = f"{best[0].text} (gains {best[1].factor:.2f} ×)" if best else ""
     echo(f"  change first: {first or advise(breakdown, cores=cores)}")
@@ -151,16 +154,17 @@ def try_changes(
     *,
     max_seconds: float,
 ) -> Iterator[tuple[InputChange, Gain]]:
-    """Measure a dataset with each of the changes that it leaves open, for at most `max_seconds`
-    each. What cannot be rewritten or does not run so is left out.
+    """Measure a dataset with each of the changes that it leaves open; `max_seconds` is what its own
+    measurement was allowed. What cannot be rewritten or does not run so is left out.
     """
     try:
         changes = propose_changes(dataset, batch=given.examples)
     except (tf.errors.OpError, ValueError):
         return
+    seconds = max_seconds * min(TRIED_EACH, TRIED_ALL / max(1, len(changes)))
     for change in changes:
         try:
-            changed = given.rates(change.dataset, max_seconds=max_seconds)
+            changed = given.measure_rates(change.dataset, max_seconds=seconds)
         except tf.errors.OpError:
             continue
         yield change, Gain.of(rates, changed)

@@ -149,7 +149,7 @@ class _Draft:
 
     def _ops(self, node: Node) -> set[str]:
         """All ops of a node's functions and of those they call."""
-        pending = _called(node)
+        pending = self._known(_called(node))
         seen: set[str] = set()
         found: set[str] = set()
         while pending:
@@ -157,8 +157,12 @@ class _Draft:
             seen.add(name)
             for inner in self._functions[name].node_def:
                 found.add(inner.op)
-                pending |= ({inner.op, *_called(inner)} & self._functions.keys()) - seen
+                pending |= self._known({inner.op, *_called(inner)}) - seen
         return found
+
+    def _known(self, names: set[str]) -> set[str]:
+        """Those that are functions of this graph."""
+        return names & self._functions.keys()
 
     def _size(self, node: Node) -> str:
         """Of all elements that a node delivers, in words."""

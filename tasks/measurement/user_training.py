@@ -5,6 +5,7 @@ dataset gains when it is tried.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -39,8 +40,8 @@ class Gain:
     def of(cls, before: Sequence[float], after: Sequence[float]) -> Gain:
         """From rates [any unit] that were measured in the same way."""
         (low, high), (new_low, new_high) = median_interval(before), median_interval(after)
-        middle = sorted(after)[len(after) // 2] / sorted(before)[len(before) // 2]
-        return cls(factor=middle, low=new_low / high, high=new_high / low)
+        factor = statistics.median(after) / statistics.median(before)
+        return cls(factor=factor, low=new_low / high, high=new_high / low)
 
 
 class UserTraining:
@@ -89,7 +90,7 @@ class UserTraining:
             max_seconds=max_seconds,
         )
 
-    def rates(self, dataset: tf.data.Dataset, *, max_seconds: float) -> Sequence[float]:
+    def measure_rates(self, dataset: tf.data.Dataset, *, max_seconds: float) -> Sequence[float]:
         """The same model on another dataset: its rates relative to the model alone."""
         return UserTraining(self._model, dataset).measure(max_seconds=max_seconds).relative_rates
 
@@ -120,7 +121,7 @@ class UserInput:
             1e3 / clock.block(self.step, steps, warm_up=steps).mean_ms for _ in range(INPUT_ROUNDS)
         ]
 
-    def rates(self, dataset: tf.data.Dataset, *, max_seconds: float) -> Sequence[float]:
+    def measure_rates(self, dataset: tf.data.Dataset, *, max_seconds: float) -> Sequence[float]:
         """Batches per second of another dataset."""
         return UserInput(dataset).measure(max_seconds=max_seconds)
 
