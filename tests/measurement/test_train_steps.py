@@ -36,7 +36,7 @@ def layout(arrays, tmp_path_factory) -> Layout:
     return layout
 
 
-def document(config, *, input_ms=30.0, model_ms=1.0, model=None):
+def document(config, *, input_ms=30.0, model_ms=1.0, model=None, seconds=4.0):
     return {
         "data": {"source": "arrays", "path": str(Path("unused.npz"))},
         "preprocess": ["decode"],
@@ -44,7 +44,7 @@ def document(config, *, input_ms=30.0, model_ms=1.0, model=None):
         "batch_size": 4,
         "pipelines": {"p": config or {"read": "shards"}},
         "model": model or {"name": "emulated", "options": {"step_ms": model_ms}},
-        "measure": {"rounds": 3, "stall_max_seconds": 4},
+        "measure": {"rounds": 3, "stall_max_seconds": seconds},
     }
 
 
@@ -76,6 +76,9 @@ def test_what_lies_prepared_hides_no_stall(layout, prefetch):
 )
 def test_an_input_that_keeps_up_shows_no_stall(layout, config):
     state = measured(layout, config, input_ms=5, model_ms=25)
+    if not state.is_decided:  # a busy machine: as long as it says that a decision takes
+        seconds = state.suggested_seconds
+        state = measured(layout, config, input_ms=5, model_ms=25, seconds=seconds)
     assert state.side in ("both", "full")
     assert state.stall_interval_pct[0] < 20, "5 of 25 ms, on a machine that may be busy"
 
