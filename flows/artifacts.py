@@ -80,12 +80,12 @@ def link_to_report(report: Path) -> None:
 
 def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> None:
     """One configuration's result as a table, its timeline, and a link to its MLflow run."""
-    plain = {
+    figures = {
         key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)
     }
     create_table_artifact(
         key="training",
-        table=[{"metric": key, "value": value} for key, value in plain.items()],
+        table=[{"metric": key, "value": value} for key, value in figures.items()],
         description=f"{pipeline}: {result['verdict']}",
     )
     _show_picture(

@@ -170,7 +170,7 @@ def select_pipelines(names: Sequence[str]) -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a run's name that is no plain word.
+    """Refuse a run's name that has other characters than letters, digits, - and _.
 
     Raises:
       WorkspaceProblem: it could lead out of the workspaces, or is no git reference.

@@ -36,26 +36,26 @@ from tasks.settings import MeasureSettings
 
 def build(
     training: InputPipeline,
-    plain: InputPipeline,
+    in_order: InputPipeline,
     exact: InputPipeline,
     out: Path,
     *,
     measure: MeasureSettings,
     about: Mapping[str, Any],
 ) -> BuildResult:
-    """Measure `training` (all of the configuration) and digest `plain` (the same without shuffle,
-    augmentation and postprocessing).
+    """Measure `training` (all of the configuration) and digest `in_order` (the same without
+    shuffle, augmentation and postprocessing).
 
     `about` names the configuration: `pipeline`, `config` and `data_digest` of its PlanSummary.
 
-    The draws of one epoch of `training` are checked. Where decoding is approximate, `plain` is
+    The draws of one epoch of `training` are checked. Where decoding is approximate, `in_order` is
     compared with `exact`, the snapshot's examples.
 
     Raises:
       UnequalConfigurations: an epoch of `training` does not draw the examples that it should.
       EmptyDataset: the configuration delivers nothing.
     """
-    digest, epoch = digest_examples(plain), check_epoch(training)
+    digest, epoch = digest_examples(in_order), check_epoch(training)
     with UsageMonitor() as monitor:
         throughput = measure_input(
             training, passes=measure.input_passes, max_seconds=measure.input_max_seconds
@@ -68,7 +68,7 @@ def build(
         usage=monitor.measured,
         machine=describe_machine(),
         validation_examples=training.data.count_examples("validation", training.plan.window),
-        pixel_difference=measure_difference(plain, exact) if training.plan.approximate else None,
+        pixel_difference=measure_difference(in_order, exact) if training.plan.approximate else None,
         epoch_draws=draws,
         sequence_batches=measure_sequences(
             training, examples_per_s=throughput.input_examples_per_s
@@ -137,7 +137,7 @@ def main() -> None:
         training = open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address
         )
-        plain = open_input_pipeline(
+        in_order = open_input_pipeline(
             params, name, data, split="train", purpose="compare", address=address
         )
         about = {
@@ -148,7 +148,7 @@ def main() -> None:
         with explain_read_errors(data):
             result = build(
                 training,
-                plain,
+                in_order,
                 open_exact_pipeline(params, data, split="train"),
                 Layout().results(name),
                 measure=params.measure,

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field, ValidationError
 
 from tasks.errors import InvalidParams, did_you_mean
-from tasks.params_checks import find_problems, fitting_models
+from tasks.params_checks import find_problems, list_fitting_models
 from tasks.params_file import PARAMS_FILE, apply_overrides, read_yaml
 from tasks.pipelines.op_parsing import parse_op
 from tasks.pipelines.ops import Op
@@ -176,7 +176,7 @@ def _model_for(document: ParamsDocument) -> ModelSettings:
     """The model of a document; `auto` is the one that takes what the source gives."""
     if document.model.name != "auto":
         return document.model
-    fitting = fitting_models(document.data, document.window)
+    fitting = list_fitting_models(document.data, document.window)
     return document.model.model_copy(update={"name": fitting[0]})
 
 

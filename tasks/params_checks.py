@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from tasks.errors import did_you_mean
 from tasks.pipelines.constraints import (
-    batch_problems,
-    config_problems,
-    ops_problems,
-    text_problems,
-    token_window_problems,
+    find_batch_problems,
+    find_config_problems,
+    find_ops_problems,
+    find_text_problems,
+    find_token_window_problems,
 )
 from tasks.settings import DataSettings, PipelineConfig, WindowSettings
 from tasks.source_kinds import SOURCES
@@ -37,7 +37,7 @@ MODELS_FOR = {
 }
 
 
-def fitting_models(data: DataSettings, window: WindowSettings) -> tuple[str, ...]:
+def list_fitting_models(data: DataSettings, window: WindowSettings) -> tuple[str, ...]:
     """Built-in models for what is trained, the first of which is `auto`."""
     if window.tokens is not None:
         return NEXT_TOKEN_MODELS
@@ -70,7 +70,7 @@ def find_problems(params: Params) -> list[str]:
         found.append(
             "data.split.validation: must be above 0; every epoch is judged on held-out examples"
         )
-    found += _path_problems(params) + _source_problems(params)
+    found += _find_path_problems(params) + _find_source_problems(params)
     mixing = [op.name for op in params.augment if op.mixes_labels]
     if mixing and "one_hot" not in [op.name for op in params.postprocess]:
         found.append(
@@ -82,28 +82,35 @@ def find_problems(params: Params) -> list[str]:
             found.append(
                 f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)"
             )
-        reasons = config_problems(
+        reasons = find_config_problems(
             config,
             preprocess=params.preprocess,
             augment=params.augment,
             postprocess=params.postprocess,
         )
         if SOURCES[params.data.source].content != "text":
-            reasons += batch_problems(config)
+            reasons += find_batch_problems(config)
         if params.window.tokens is not None:
-            reasons += token_window_problems(config)
+            reasons += find_token_window_problems(config)
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
-        found += [f"pipelines.{name}.{reason}" for reason in _reading_problems(config, params)]
-    return [*found, *_task_problems(params), *_model_problems(params)]
+        found += [f"pipelines.{name}.{reason}" for reason in _find_reading_problems(config, params)]
+    return [*found, *_find_task_problems(params), *_find_model_problems(params)]
 
 
-def _task_problems(params: Params) -> Iterator[str]:
+def _find_task_problems(params: Params) -> Iterator[str]:
     """What is to be predicted, where the data have no such thing."""
     text = SOURCES[params.data.source].content == "text"
     if params.window.tokens is not None and not text:
         yield (
             f"window.tokens: the source {params.data.source} is not text; drop it, or set"
             " data.source to text_folder, text_table or text_lines"
+        )
+    if SOURCES[params.data.source].content != "time series":
+        set_here = params.window.model_dump(exclude_defaults=True).keys() - {"tokens"}
+        yield from (
+            f"window.{key}: the source {params.data.source} is no time series, which alone is cut"
+            " into windows; drop it, or set data.source to time_series"
+            for key in sorted(set_here)
         )
     if params.data.label_kind == "none" and (not text or params.window.tokens is None):
         yield (
@@ -112,7 +119,7 @@ def _task_problems(params: Params) -> Iterator[str]:
         )
 
 
-def _reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
+def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
     """What a configuration asks for that the data or the training does not have."""
     if config.read == "files" and not SOURCES[params.data.source].has_files:
         yield (
@@ -130,7 +137,7 @@ def _reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
         yield ("snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
 
 
-def _path_problems(params: Params) -> list[str]:
+def _find_path_problems(params: Params) -> list[str]:
     """Data of one's own must not be where `fetch` writes."""
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
     if not path.is_relative_to(raw) or (
@@ -148,14 +155,14 @@ def _path_problems(params: Params) -> list[str]:
     ]
 
 
-def _source_problems(params: Params) -> list[str]:
+def _find_source_problems(params: Params) -> list[str]:
     """Problems of ops and sampling with this kind of data."""
     content = SOURCES[params.data.source].content
     sections = ("preprocess", "augment", "postprocess")
     ops = [(section, op) for section in sections for op in getattr(params, section)]
-    found = ops_problems(content, ops)
+    found = find_ops_problems(content, ops)
     if content == "text":
-        found += text_problems(params.preprocess)
+        found += find_text_problems(params.preprocess)
     if content == "time series":
         sampled = [
             name for name, config in params.pipelines.items() if config.sampling != "uniform"
@@ -177,7 +184,7 @@ def _source_problems(params: Params) -> list[str]:
     return found
 
 
-def _model_problems(params: Params) -> list[str]:
+def _find_model_problems(params: Params) -> list[str]:
     name, content = params.model.name, SOURCES[params.data.source].content
     if ":" not in name:
         known = model_names()
@@ -186,7 +193,7 @@ def _model_problems(params: Params) -> list[str]:
                 f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
                 " package.module:function"
             ]
-        fitting = fitting_models(params.data, params.window)
+        fitting = list_fitting_models(params.data, params.window)
         if params.window.tokens is not None or name in NEXT_TOKEN_MODELS:
             if params.window.tokens is not None and name in fitting:
                 return []

@@ -47,7 +47,7 @@ from tasks.files import (
 )
 from tasks.layout import Layout
 from tasks.libraries import program_digest
-from tasks.pipelines.constraints import vector_problems
+from tasks.pipelines.constraints import find_vector_problems
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import compute_snapshot_key
 from tasks.pipelines.shapes import output_shape, resolve_decode, stored_shape
@@ -192,7 +192,7 @@ def _write_snapshot(
         tokens = _prepare_tokenizer(shards, shards_folder, folder, preprocess)
         ops = tuple(tokens.op if op.name == "tokenize" and tokens else op for op in preprocess)
         columns = _columns(ops, schema, tokens)
-        # A compressed set next to the plain one holds the same records.
+        # A compressed set next to the uncompressed one holds the same records.
         chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
         counts = {split: shards.examples(split) for split in shards.splits}
         for split, count in counts.items():
@@ -456,7 +456,9 @@ def main() -> None:
         layout = Layout()
         shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
         # Refuse now what could not be computed, or not be batched in the end.
-        unfit = vector_problems(shards.schema, [("preprocess", op) for op in params.preprocess])
+        unfit = find_vector_problems(
+            shards.schema, [("preprocess", op) for op in params.preprocess]
+        )
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))
         output_shape((*params.preprocess, *params.augment), shards.schema)

@@ -227,7 +227,7 @@ def log_inputs(
 def open_split_pipelines(
     params: Params, name: str, data: PreparedData, *, address: str
 ) -> SplitPipelines:
-    """Open the configuration for training, and the plain reading of the held-out splits."""
+    """Open the configuration for training, and the held-out splits in order."""
 
     def evaluated(split: str) -> InputPipeline:
         return open_input_pipeline(params, name, data, split=split, purpose="evaluate")

@@ -32,7 +32,7 @@ DATASET = "tests/pipelines/test_dataset.py::"
 DOCUMENTS = ("tests/data/test_text_sources.py",)
 EXAMPLES = ("tests/data/test_example_features.py",)
 FITTING = ("tests/pipelines/test_tokenizer_fitting.py",)
-FOREIGN = ("tests/data/test_foreign_shards.py",)
+EXTERNAL = ("tests/data/test_external_shards.py",)
 GIVEN = "tests/pipelines/test_tokenizer_fitting.py::"
 OFFSETS = ("tests/data/test_record_offsets.py",)
 RANDAUGMENT = ("tests/pipelines/test_randaugment.py",)
@@ -162,7 +162,10 @@ FAULTS = (
         SHARD,
     ),
     Fault(
-        "a foreign shard is passed over", "if path.name not in listed", "if not path.name", SHARD
+        "a shard of another dataset is passed over",
+        "if path.name not in listed",
+        "if not path.name",
+        SHARD,
     ),
     Fault(
         "a shard that is too long is taken",
@@ -1315,73 +1318,73 @@ FAULTS = (
         "the first part of a path names its split",
         'for part in reversed(name.lower().split("/")):',
         'for part in name.lower().split("/"):',
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "hidden files are shards",
         "path.is_file() and not hidden",
         "path.is_file()",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "a label of the class behind the last is a shift of all",
         "count in numbers and 0 not in numbers",
         "count in numbers",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "rejected labels shift the values of the others",
         "values=np.stack([values[number] for number in usable])",
         "values=np.stack(values[: len(usable)])",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "rejected labels shift the splits of the others",
         "splits=[entries[number][0].split for number in usable]",
         "splits=[entries[number][0].split for number in range(len(usable))]",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "a number to predict may be infinite",
         'feature.kind == "float" and not np.isfinite(values[0])',
         "False",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "an image is looked for from the beginning of its shard",
         "place=(offset + start, offset + stop)",
         "place=(start, stop)",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
-        "a record of a foreign shard with a wrong checksum is taken",
+        "a record of an external shard with a wrong checksum is taken",
         "raise _Unusable(problem)",
         "pass",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "a split of any name is trained on",
         'kind = SPLIT_WORDS.get(split["name"])',
         'kind = SPLIT_WORDS.get(split["name"], "train")',
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "shards have the names that TFDS usually gives them",
         'split.get("filepathTemplate") or DEFAULT_TEMPLATE',
         "DEFAULT_TEMPLATE",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "features of an inner dict lose its name",
         'collect(inner, f"{prefix}{name}/")',
         'collect(inner, f"{prefix}")',
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "names of another number of classes are taken",
         "if names and len(names) != count:",
         "if False:",
-        FOREIGN,
+        EXTERNAL,
     ),
     Fault(
         "a number of ten bytes is refused",

@@ -122,6 +122,8 @@ OUTDATED_WORDS = {
     r"beside": "next to, concurrently",
     r"behind": "after",
     r"data sets?": "dataset",
+    r"plain shards?": "uncompressed shard",
+    r"foreign (shard|file|record)s?|ForeignShard": "external shard, another dataset's",
     r"utilisation|colour|centre|neighbour\w*|labelled": "American English",
     r"(serial|vector|initial)ised": "American English",
     r"told_plainly|made_anew|known_form|damage_named|pipeline_door|Workplace": (

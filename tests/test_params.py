@@ -169,6 +169,14 @@ def test_all_problems_are_told_together():
             "expected none, auto, cores or a whole number from 1; found True",
         ),
         (
+            {"window__stride": 2},
+            "window.stride: the source fashion_mnist is no time series, which alone is cut into windows",
+        ),
+        (
+            {"window__targets": "[load]"},
+            "window.targets: the source fashion_mnist is no time series",
+        ),
+        (
             {"data__path": "data/raw/mine"},
             "data.path: data/raw/mine is in data/raw, which is for what data.fetch gets",
         ),

@@ -99,12 +99,12 @@ def _inspect(
         _check_pixels(image, max_pixels)
         kind = image.format or "?"
         image.load()
-        plain = _decodes_as_is(image)
-        upright = image if plain else _to_8_bit(image)
+        kept = _decodes_as_is(image)
+        upright = image if kept else _to_8_bit(image)
     height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
     problem = (
         decoder.find_problem(data, height=height, width=width)
-        if plain and not is_sound(data)
+        if kept and not is_sound(data)
         else None
     )
     if problem:
@@ -114,7 +114,7 @@ def _inspect(
         if path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
         else f"content is {kind}"
     )
-    if not plain:
+    if not kept:
         path = converted / f"{digest_blake2b(data)}.png"
         if not path.exists():
             with atomic_file(path) as temporary:

@@ -1,5 +1,5 @@
-"""Where each record of the plain shards begins, so that any of them can be read at any time: an
-index next to the shards, and reading by it.
+"""Where each record of the uncompressed shards begins, so that any of them can be read at any
+time: an index next to the shards, and reading by it.
 
 One file per shard, `SHARD.offsets.npy`: the edges of its frames (records + 1,) int64 bytes. Its
 digest is in the shards' index.json; that a record is the one the index says, its own length and

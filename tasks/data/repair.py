@@ -1,8 +1,9 @@
 """Rewrites damaged shards without the records that cannot be read, so that every configuration sees
 the same examples.
 
-The new files are in the snapshot's folder, in `repaired/`; its index lists them. Where a plain and
-a compressed set hold the same records, a readable twin of a shard restores the damaged one.
+The new files are in the snapshot's folder, in `repaired/`; its index lists them. Where an
+uncompressed and a compressed set hold the same records, a readable twin of a shard restores the
+damaged one.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ class Shard:
     digest.
 
     A record of a series holds many time steps, and these are what `examples` counts. `repaired`:
-    what could be read of a damaged one (`repair.py`). `offsets_digest` is that of the index of a
-    plain one (`record_offsets.py`), and empty for a compressed or repaired one, which has none.
+    what could be read of a damaged one (`repair.py`). `offsets_digest` is that of the index of
+    an uncompressed one (`record_offsets.py`), and empty for a compressed or repaired one, which has
+    none.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """All shards of a dataset with the schema of their records; there may be a plain and a
+    """All shards of a dataset with the schema of their records; there may be an uncompressed and a
     compressed set of the same.
     """
 

@@ -65,10 +65,12 @@ def seal_frames(frames: np.ndarray) -> memoryview:
             ("check", "<u4"),
         ]
     )
-    plain = np.fromiter(
+    checksums = np.fromiter(
         map(google_crc32c.value, frames.view(whole)["record"].tolist()), np.uint32, len(frames)
     )
-    frames["check"] = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
+    frames["check"] = ((checksums >> np.uint32(15)) | (checksums << np.uint32(17))) + np.uint32(
+        0xA282EAD8
+    )
     return frames.view(np.uint8).data
 
 
@@ -81,16 +83,16 @@ def write_frames(
     with (
         atomic_file(path) as temporary,
         HashingWriter(temporary) as file,
-        io.BufferedWriter(file, 1 << 20) as plain,
+        io.BufferedWriter(file, 1 << 20) as raw,
     ):
         if compression == "gzip":
             # No name and no time in the header: the file is a pure function of its records.
             with gzip.GzipFile(
-                filename="", mode="wb", fileobj=plain, compresslevel=6, mtime=0
+                filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0
             ) as packed:
                 packed.writelines(frames)
         else:
-            plain.writelines(frames)
+            raw.writelines(frames)
     return file.digest
 
 
@@ -177,8 +179,8 @@ def map_file(path: Path) -> mmap.mmap | bytes:
 
 
 def find_edges(data: mmap.mmap | bytes) -> tuple[np.ndarray, str]:
-    """Where the frames of a plain TFRecord file begin, then where the last one ends: (records + 1,)
-    int64 bytes; and what is wrong after that, empty if nothing.
+    """Where the frames of an uncompressed TFRecord file begin, then where the last one ends:
+    (records + 1,) int64 bytes; and what is wrong after that, empty if nothing.
 
     Only lengths and their checksums are read, so that of a large file only few pages are.
     """

@@ -251,13 +251,13 @@ def _confidence(facts: Facts, model_step: ModelStepCost) -> str:
 
 def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values without what is a default anyway."""
-    plain = PipelineConfig().model_dump()
+    defaults = PipelineConfig().model_dump()
     return {
         key: (
             {
                 inner: item
                 for inner, item in value.items()
-                if not isinstance(plain[key], dict) or item != plain[key].get(inner)
+                if not isinstance(defaults[key], dict) or item != defaults[key].get(inner)
             }
             or value
             if isinstance(value, dict)

@@ -62,10 +62,10 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
         stored = _stored_examples(pipeline, config)
         read_us[config.read] = _per_element(stored.take(4 * count), count)
         if config.read == "gzip_shards":
-            plain = stream_readers.read(
+            records = stream_readers.read(
                 Read(source="shards"), pipeline.data, pipeline.split, seed=0
             )
-            read_us["shards"] = _per_element(plain.take(4 * count), count)
+            read_us["shards"] = _per_element(records.take(4 * count), count)
         stored = stored.take(count)
         first = _cached_in_memory(
             stored.map(

@@ -5,10 +5,11 @@ Each reason begins with the field it is about, and is in one place, by what deci
 
 * one value: its type in `tasks/settings/`
 * one configuration, with the ops: here, a `yield`
-* several sections of params.yaml: `_cross_field_problems` in `tasks/params.py`
-* ops and the kind of data: `ops_problems`, `text_problems` and `vector_problems` here
-* a configuration and the shape of the data: `variable_size_problems`, `sequence_problems`,
-  `token_window_problems`, `batch_problems` here
+* several sections of params.yaml: `find_problems` in `tasks/params_checks.py`
+* ops and the kind of data: `find_ops_problems`, `find_text_problems` and `find_vector_problems`
+  here
+* a configuration and the shape of the data: `find_variable_size_problems`,
+  `find_sequence_problems`, `find_token_window_problems`, `find_batch_problems` here
 * the prepared data and the machine: `tasks/assembly/inputs.py`
 """
 
@@ -24,7 +25,7 @@ from tasks.pipelines.text_ops import Tokenize
 from tasks.settings import PipelineConfig
 
 
-def config_problems(
+def find_config_problems(
     config: PipelineConfig,
     *,
     preprocess: Sequence[Op],
@@ -45,7 +46,9 @@ def config_problems(
     )
 
 
-def variable_size_problems(config: PipelineConfig, ops_to_uniform_shape: Sequence[Op]) -> list[str]:
+def find_variable_size_problems(
+    config: PipelineConfig, ops_to_uniform_shape: Sequence[Op]
+) -> list[str]:
     """What cannot be done before these ops, while images differ in size."""
     unbatched = [op.name for op in ops_to_uniform_shape if op.takes == "batch"]
     problems = [
@@ -61,7 +64,7 @@ def variable_size_problems(config: PipelineConfig, ops_to_uniform_shape: Sequenc
     return problems
 
 
-def sequence_problems(config: PipelineConfig) -> list[str]:
+def find_sequence_problems(config: PipelineConfig) -> list[str]:
     """What cannot be done with batches of texts, each padded to its longest."""
     problems = []
     if config.service:
@@ -75,7 +78,7 @@ def sequence_problems(config: PipelineConfig) -> list[str]:
     return problems
 
 
-def token_window_problems(config: PipelineConfig) -> list[str]:
+def find_token_window_problems(config: PipelineConfig) -> list[str]:
     """What cannot be done with windows of text, which cross from one document into the next."""
     refused = {
         "batch: windows of text have one length; drop `batch`, their number is batch_size": (
@@ -102,7 +105,7 @@ def token_window_problems(config: PipelineConfig) -> list[str]:
     return [problem for problem, holds in refused.items() if holds]
 
 
-def ops_problems(content: str, ops: Sequence[tuple[str, Op]]) -> list[str]:
+def find_ops_problems(content: str, ops: Sequence[tuple[str, Op]]) -> list[str]:
     """Ops, with the section of each, that do not work on this kind of data."""
     problems = []
     for section, op in ops:
@@ -117,15 +120,15 @@ def ops_problems(content: str, ops: Sequence[tuple[str, Op]]) -> list[str]:
     return problems
 
 
-def vector_problems(schema: RecordSchema, ops: Sequence[tuple[str, Op]]) -> list[str]:
+def find_vector_problems(schema: RecordSchema, ops: Sequence[tuple[str, Op]]) -> list[str]:
     """Ops of images, with the section of each, where the examples turned out to be numbers, which
     only the records of a tfrecord or tfds source tell.
     """
     vectors = schema.payload == "raw" and schema.feature == "features"
-    return ops_problems("vector", ops) if vectors else []
+    return find_ops_problems("vector", ops) if vectors else []
 
 
-def text_problems(preprocess: Sequence[Op]) -> list[str]:
+def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
     """What the ops of text lack, or have in the wrong order."""
     names = [op.name for op in preprocess]
     if names.count("tokenize") != 1:
@@ -154,7 +157,7 @@ def _one_of(content: str) -> str:
     return content if content == "images" else f"a {content}"
 
 
-def batch_problems(config: PipelineConfig) -> list[str]:
+def find_batch_problems(config: PipelineConfig) -> list[str]:
     """What cannot be done with batches of examples that do not differ in length."""
     if config.batch is None:
         return []

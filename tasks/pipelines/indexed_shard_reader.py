@@ -1,5 +1,5 @@
-"""Reading plain shards in any order: the records of a step by their numbers, which are arithmetic,
-from the mapped files at the offsets of their index.
+"""Reading uncompressed shards in any order: the records of a step by their numbers, which are
+arithmetic, from the mapped files at the offsets of their index.
 
 The records come in the order of the shards, which is that of the snapshot's rows: with the same
 seed both read the same examples in the same steps. Unlike a stream, this starts at any step, and
@@ -28,7 +28,7 @@ STEPS_PER_ORDER_CALL = 32
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedShardReader:
-    """The plain shards of one split, read as a plan's first step says."""
+    """The uncompressed shards of one split, read as a plan's first step says."""
 
     data: PreparedData
     split: str
@@ -63,13 +63,14 @@ class IndexedShardReader:
         """The mapped shards and their index.
 
         Raises:
-          MissingInput, CorruptShard: there are no plain shards, or an index is not its shard's.
+          MissingInput, CorruptShard: there are no uncompressed shards, or an index is not its
+            shard's.
         """
         shards = self.data.shards.for_split(self.split, "none")
         if not shards:
             raise MissingInput(
-                f"{self.data.shards_folder} holds no plain shards; set shard.compression to none or"
-                " both and run `dvc repro shard`"
+                f"{self.data.shards_folder} holds no uncompressed shards; set shard.compression to"
+                " none or both and run `dvc repro shard`"
             )
         return open_records([(self.data.path(shard), shard) for shard in shards])
 

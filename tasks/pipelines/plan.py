@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from tasks.errors import ImpossiblePlan
 from tasks.pipelines.constraints import (
-    batch_problems,
-    config_problems,
-    sequence_problems,
-    token_window_problems,
-    variable_size_problems,
-    vector_problems,
+    find_batch_problems,
+    find_config_problems,
+    find_sequence_problems,
+    find_token_window_problems,
+    find_variable_size_problems,
+    find_vector_problems,
 )
 from tasks.pipelines.ops import Load, Op, Parse
 from tasks.pipelines.parallelism import Parallelism
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def reads_indexed_shards(self) -> bool:
-        """Whether the plan reads the records of plain shards by their offsets, in any order."""
+        """Whether the plan reads records of uncompressed shards by their offsets, in any order."""
         return isinstance(self.steps[0], ReadIndexedShards)
 
     @property
@@ -142,16 +142,16 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
       ImpossiblePlan: the combination would be wrong or useless, or the examples cannot be batched;
         every reason is given.
     """
-    problems = config_problems(
+    problems = find_config_problems(
         config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
     )
-    problems += variable_size_problems(config, spec.ops_to_uniform_shape)
+    problems += find_variable_size_problems(config, spec.ops_to_uniform_shape)
     if isinstance(spec.window, TokenWindow):
-        problems += token_window_problems(config)
+        problems += find_token_window_problems(config)
     else:
         text = spec.schema.payload == "text"
-        problems += sequence_problems(config) if text else batch_problems(config)
-    problems += vector_problems(
+        problems += find_sequence_problems(config) if text else find_batch_problems(config)
+    problems += find_vector_problems(
         spec.schema,
         [
             *(("preprocess", op) for op in spec.preprocess),

@@ -116,8 +116,8 @@ class Read(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadIndexedShards(Step):
-    """Deliver the serialized records of plain shards by their numbers, in any order: as whole
-    batches, or one by one.
+    """Deliver the serialized records of uncompressed shards by their numbers, in any order: as
+    whole batches, or one by one.
     """
 
     params_key: ClassVar[str] = "read"

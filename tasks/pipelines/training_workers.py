@@ -80,7 +80,7 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
         return TrainingWorker()
     if kind not in counts or type(index) is not int or not 0 <= index < counts[kind]:
         raise ImpossiblePlan(
-            f"TF_CONFIG: task {json.dumps(task)} is none of the {count} workers of the cluster;"
+            f"TF_CONFIG: task {json.dumps(task)} is not one of the {count} workers of the cluster;"
             " each needs its own type (chief or worker) and index"
         )
     return TrainingWorker(index=index + (counts["chief"] if kind == "worker" else 0), count=count)

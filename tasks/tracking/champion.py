@@ -85,7 +85,9 @@ def score_from(tags: Mapping[str, str]) -> Score | None:
         return None
 
 
-def rejection_reason(score: Score, others: Sequence[Score], current: Score | None) -> str | None:
+def find_rejection_reason(
+    score: Score, others: Sequence[Score], current: Score | None
+) -> str | None:
     """Why a model of this score may not become champion; None where it may.
 
     `others` are the scores of its comparison, `current` is the champion's.

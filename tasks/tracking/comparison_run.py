@@ -16,9 +16,9 @@ from mlflow.utils.logging_utils import disable_logging, enable_logging
 from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.results.comparison import Comparison, Row
-from tasks.tracking.champion import Score, make_tags, read_score, rejection_reason, score_from
-from tasks.tracking.experiments import EXPERIMENT_PREFIX, RunKey, experiment_id, make_run_key
-from tasks.tracking.recorder import STORE_ERRORS, Recorder, lineage, reason, use_store
+from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
+from tasks.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id, make_run_key
+from tasks.tracking.recorder import STORE_ERRORS, Recorder, read_lineage, reason, use_store
 from tasks.tracking.saved_view import save_view, view_url
 
 CHAMPION = "champion"
@@ -56,10 +56,10 @@ def open_comparison(run_key: RunKey, name: str) -> str | None:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     use_store()
     try:
-        tags = {"pipeline": "comparison", **lineage()}
+        tags = {"pipeline": "comparison", **read_lineage()}
         return (
             mlflow.MlflowClient()
-            .create_run(experiment_id(run_key), run_name=name, tags=tags)
+            .create_run(get_experiment_id(run_key), run_name=name, tags=tags)
             .info.run_id
         )
     except STORE_ERRORS as error:
@@ -129,7 +129,7 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     if present is not None and present.run_id == row.mlflow_run_id:
         return f"stays version {present.version}, {best} of the same training"
     others = [other for pipeline, other in scores.items() if pipeline != best]
-    against = rejection_reason(score, others, score_from(present.tags) if present else None)
+    against = find_rejection_reason(score, others, score_from(present.tags) if present else None)
     if against is not None:
         return f"unchanged, since {best} may not become it: {against}"
     run = row.mlflow_run_id

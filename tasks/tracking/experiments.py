@@ -93,7 +93,7 @@ def _share(one: Sequence[str], other: Sequence[str]) -> float:
     return len({*within} & {*other}) / len(within) if within else 0.0
 
 
-def experiment_id(run_key: RunKey) -> str:
+def get_experiment_id(run_key: RunKey) -> str:
     """The experiment of a dataset, made if there is none yet, brought up to date if the data has
     changed.
     """

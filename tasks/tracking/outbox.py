@@ -42,7 +42,7 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
     write_json(file, asdict(replace(unsent, calls=calls)))
 
 
-def pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
+def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
     """Everything that is kept, the oldest first, each with its file."""
     for file in sorted(folder.glob("*.json")):
         values = read_json(file)

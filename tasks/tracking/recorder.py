@@ -31,8 +31,8 @@ from mlflow.types import Schema, TensorSpec
 
 from tasks.progress import echo
 from tasks.results.train import RunRecord
-from tasks.tracking.experiments import STORE_HOME, RunKey, experiment_id, store_home
-from tasks.tracking.outbox import PendingRun, enqueue, pending, remove
+from tasks.tracking.experiments import STORE_HOME, RunKey, get_experiment_id, store_home
+from tasks.tracking.outbox import PendingRun, enqueue, list_pending, remove
 
 __all__ = ["STORE_HOME", "Recorder", "RunKey"]
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
@@ -96,7 +96,7 @@ class Recorder:
                     run_key=self._run_key,
                     run_id=self.run_id,
                     status=status,
-                    tags=lineage(),
+                    tags=read_lineage(),
                     calls=self._unsent,
                 ),
             )
@@ -160,14 +160,14 @@ class Recorder:
         tags = {
             "pipeline": self._run_key.pipeline,
             "data.digest": self._run_key.data_digest,
-            **lineage(),
+            **read_lineage(),
         }
         if self.run_id is not None and not _gone(self.run_id):
             mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
             return
         if parent := os.environ.get(PARENT_RUN):
             tags["mlflow.parentRunId"] = parent
-        experiment, name = experiment_id(self._run_key), self._run_key.pipeline
+        experiment, name = get_experiment_id(self._run_key), self._run_key.pipeline
         self.run_id = mlflow.start_run(
             experiment_id=experiment, run_name=name, tags=tags, log_system_metrics=True
         ).info.run_id
@@ -280,7 +280,7 @@ def sync() -> tuple[int, int]:
     still to be.
     """
     sent = 0
-    waiting = list(pending(store_home() / UNSENT))
+    waiting = list(list_pending(store_home() / UNSENT))
     for file, unsent in waiting:
         recorder = Recorder(unsent.run_key, run_id=unsent.run_id)
         with recorder:
@@ -299,7 +299,7 @@ def read_run_id(folder: Path) -> str | None:
     return RunRecord.read(folder).mlflow_run_id if RunRecord.path(folder).exists() else None
 
 
-def lineage() -> dict[str, str]:
+def read_lineage() -> dict[str, str]:
     """Tags that tie a run to its code, experiment and flow run."""
     tags = {}
     commit = subprocess.run(

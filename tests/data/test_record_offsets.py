@@ -1,5 +1,5 @@
-"""Any record of plain shards can be read at any time, and an index that is not its shard's is
-refused.
+"""Any record of uncompressed shards can be read at any time, and an index that is not its shard's
+is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZES = ((3, 0, 500), (7,), (1, 2))
 
 @pytest.fixture
 def shards(tmp_path) -> list:
-    """Three plain shards of records of several sizes, with their indexes."""
+    """Three uncompressed shards of records of several sizes, with their indexes."""
     found = []
     for number, sizes in enumerate(SIZES):
         path = tmp_path / f"train-{number}.tfrecord"
@@ -53,7 +53,7 @@ def test_records_are_read_by_their_numbers_in_any_order(shards):
     assert table.read(np.array([], np.int64)).tolist() == []
 
 
-def test_the_shard_stage_writes_the_index_of_plain_shards_alone(arrays):
+def test_the_shard_stage_writes_the_index_of_uncompressed_shards_alone(arrays):
     index = read_shard_index(arrays / "shards")
     plain = [shard for shard in index.shards if shard.compression == "none"]
     assert {path.name for path in (arrays / "shards").glob("*.npy")} == {

@@ -49,7 +49,7 @@ def spoil(path: Path, offset: int) -> None:
 
 @pytest.fixture
 def plain(tmp_path) -> Shard:
-    """A plain shard of four records, of which the second one's data is damaged."""
+    """An uncompressed shard of four records, of which the second one's data is damaged."""
     shard = write_shard(tmp_path, "none")
     spoil(tmp_path / shard.name, SECOND_AT + 12)
     return shard

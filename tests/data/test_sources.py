@@ -105,7 +105,7 @@ def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path
     assert scanned.rejected == [
         Rejected(id="row 2: b.png", reason="label missing"),
         Rejected(id="row 3", reason="path missing"),
-        Rejected(id="row 4: c.png", reason="split tset is none of train, validation, test"),
+        Rejected(id="row 4: c.png", reason="split tset is not one of train, validation, test"),
     ]
 
 
@@ -149,7 +149,7 @@ def test_numbers_keep_what_float32_can_hold_and_mark_the_rest():
         (" train ", "train", None),
         (float("nan"), None, None),
         ("", None, None),
-        ("dev", None, "split dev is none of train, validation, test"),
+        ("dev", None, "split dev is not one of train, validation, test"),
     ],
 )
 def test_a_table_may_name_a_row_s_split(value, split, reason):

@@ -138,7 +138,7 @@ def test_a_row_that_cannot_be_used_is_rejected_and_the_others_are_not(tmp_path):
         "3": "text missing",
         "4": "not utf-8: byte 0xe9 at 0",
         "5": "other fields than the header: 4, not 3",
-        "6": "split tset is none of train, validation, test",
+        "6": "split tset is not one of train, validation, test",
     }
 
 
@@ -201,7 +201,7 @@ def test_lines_that_cannot_be_used_are_rejected(tmp_path):
     assert said[6].startswith("not JSON: ")
 
 
-def test_plain_lines_have_the_class_of_their_file(tmp_path):
+def test_lines_of_txt_have_the_class_of_their_file(tmp_path):
     write_folder(tmp_path, {"ham.txt": b"one\r\ntwo\n", "spam.txt": b"three", "x.csv": b"no"})
     source = text_lines.scan(settings("text_lines", tmp_path))
     assert found(source) == [
@@ -209,7 +209,7 @@ def test_plain_lines_have_the_class_of_their_file(tmp_path):
         ("ham.txt:00000002", "ham", b"two"),
         ("spam.txt:00000001", "spam", b"three"),
     ]
-    with pytest.raises(UnreadableSource, match="plain lines have no class"):
+    with pytest.raises(UnreadableSource, match=r"lines of a single \.txt file have no class"):
         text_lines.scan(settings("text_lines", tmp_path / "ham.txt"))
     with pytest.raises(DataNotFound, match="no file of lines"):
         text_lines.scan(settings("text_lines", tmp_path / "x.csv"))

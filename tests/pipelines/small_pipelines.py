@@ -63,7 +63,7 @@ def pipeline(
     postprocess=RESCALE,
     seed=3,
     with_keys=False,
-    plain=False,
+    in_order=False,
     address="",
     worker=TrainingWorker(),  # noqa: B008
     **config,
@@ -77,7 +77,7 @@ def pipeline(
         batch_size=BATCH,
     )
     return InputPipeline(
-        plan=make_plan(set_storage_order(chosen) if plain else chosen, spec),
+        plan=make_plan(set_storage_order(chosen) if in_order else chosen, spec),
         data=stored[kind],
         split="train",
         seed=seed,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tasks.pipelines.augmentations import Blur, RandAugment, RandomResizedCrop
-from tasks.pipelines.constraints import config_problems, variable_size_problems
+from tasks.pipelines.constraints import find_config_problems, find_variable_size_problems
 from tasks.pipelines.ops import CenterCrop, Decode, Flip, Mixup, Op, RandomCrop, Rescale
 from tasks.settings import PipelineConfig
 
@@ -16,7 +16,7 @@ MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 
 def problems_of(config: dict, *more: Op) -> list[str]:
     """The reasons against a configuration; `more` are ops after `decode`."""
-    return config_problems(
+    return find_config_problems(
         PipelineConfig.model_validate(config),
         preprocess=(Decode(), *more),
         augment=(Flip(),),
@@ -66,11 +66,11 @@ def test_ops_that_cannot_work_are_named():
 def test_images_that_differ_in_size_are_neither_batched_nor_gathered_on_the_device():
     crop, host = RandomCrop(height=8, width=8), PipelineConfig.model_validate(MAPPED)
     device = PipelineConfig.model_validate({**MAPPED, "snapshot_on": "device"})
-    assert variable_size_problems(host, (crop,)) == []
-    assert variable_size_problems(device, ()) == []
-    (batched,) = variable_size_problems(host, (Mixup(), crop))
+    assert find_variable_size_problems(host, (crop,)) == []
+    assert find_variable_size_problems(device, ()) == []
+    (batched,) = find_variable_size_problems(host, (Mixup(), crop))
     assert batched.startswith("augment: mixup needs batches")
-    (resident,) = variable_size_problems(device, (crop,))
+    (resident,) = find_variable_size_problems(device, (crop,))
     assert resident.startswith("snapshot_on: variable-size images are cropped")
 
 
@@ -78,7 +78,7 @@ def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on
     crop = RandomResizedCrop(height=8, width=8)
 
     def problems(config: dict) -> list[str]:
-        return config_problems(
+        return find_config_problems(
             PipelineConfig.model_validate(config),
             preprocess=(Decode(),),
             augment=(crop, Flip(), Blur(), RandAugment()),

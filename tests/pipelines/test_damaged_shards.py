@@ -136,7 +136,7 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
                 kind,
                 postprocess=(),
                 with_keys=True,
-                plain=True,
+                in_order=True,
                 address=service,
                 **config,
             )
@@ -215,10 +215,10 @@ def test_a_compressed_twin_makes_good_for_a_damaged_shard(arrays, stored, tmp_pa
         preprocess=(Decode(),),
     )
     assert found.shards.data_digest == index.data_digest
-    plain = {"postprocess": (), "with_keys": True, "plain": True}
+    in_order = {"postprocess": (), "with_keys": True, "in_order": True}
     assert (
-        digest_examples(pipeline({"arrays": found}, **plain)).digest
-        == digest_examples(pipeline(stored, **plain)).digest
+        digest_examples(pipeline({"arrays": found}, **in_order)).digest
+        == digest_examples(pipeline(stored, **in_order)).digest
     )
     repaired = next(shard for shard in found.shards.shards if shard.repaired)
     assert found.find_damage(repaired) == []

@@ -52,9 +52,9 @@ def service():
 
 
 def test_some_configurations_deliver_the_same_examples(stored):
-    plain = {"postprocess": (), "with_keys": True, "plain": True}
+    in_order = {"postprocess": (), "with_keys": True, "in_order": True}
     digests = {
-        name: digest_examples(pipeline(stored, "photos", **plain, **CONFIGS[name])).digest
+        name: digest_examples(pipeline(stored, "photos", **in_order, **CONFIGS[name])).digest
         for name in QUICK
     }
     assert len(set(digests.values())) == 1, digests
@@ -67,7 +67,13 @@ def test_all_configurations_deliver_the_same_examples(stored, service, kind):
     digests = {
         name: digest_examples(
             pipeline(
-                stored, kind, postprocess=(), with_keys=True, plain=True, address=service, **config
+                stored,
+                kind,
+                postprocess=(),
+                with_keys=True,
+                in_order=True,
+                address=service,
+                **config,
             )
         )
         for name, config in (CONFIGS | extra).items()
@@ -127,7 +133,9 @@ def by_key(pipe):
 
 
 def test_a_configuration_that_computes_something_else_has_another_digest(stored):
-    right = digest_examples(pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True))
+    right = digest_examples(
+        pipeline(stored, "photos", postprocess=(), with_keys=True, in_order=True)
+    )
     wrong_spec = InputSpec(
         schema=stored["photos"].shards.schema, batch_size=BATCH, augment=(), postprocess=(),
         preprocess=(*PREPROCESS["photos"][:2], Resize(height=16, width=18, method="nearest")),
@@ -350,17 +358,19 @@ def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
     # Refused here, where a crop counts pixels; benchmarks measure it.
     assert APPROXIMATE["decode"] == {"ratio": 2}
     exact = pipeline(
-        stored, "photos", postprocess=(), with_keys=True, plain=True, **CONFIGS["snapshot"]
+        stored, "photos", postprocess=(), with_keys=True, in_order=True, **CONFIGS["snapshot"]
     )
     for decode in ({"dct": "accurate"}, {"crop": "fused"}):
-        pipe = pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True, decode=decode)
+        pipe = pipeline(
+            stored, "photos", postprocess=(), with_keys=True, in_order=True, decode=decode
+        )
         apart = measure_difference(pipe, exact)
         assert pipe.plan.approximate
         assert apart.examples == pipe.examples
         assert apart.mean < 2, decode
     assert (
         measure_difference(
-            pipeline(stored, "photos", postprocess=(), with_keys=True, plain=True), exact
+            pipeline(stored, "photos", postprocess=(), with_keys=True, in_order=True), exact
         ).max
         == 0
     )

@@ -1,5 +1,5 @@
-"""Plain shards in any order: the same batches as the snapshot's, from any step, on any number of
-workers.
+"""Uncompressed shards in any order: the same batches as the snapshot's, from any step, on any
+number of workers.
 """
 
 from __future__ import annotations
@@ -174,12 +174,12 @@ def test_a_damaged_record_is_named_by_its_shard(stored, arrays, tmp_path):
         batches(damaged)
 
 
-def test_without_plain_shards_it_is_said(stored):
+def test_without_uncompressed_shards_it_is_said(stored):
     data = stored["arrays"]
     packed = tuple(shard for shard in data.shards.shards if shard.compression == "gzip")
     reader = indexed(
         {"arrays": replace(data, shards=replace(data.shards, shards=packed))}
     ).indexed_shards
     assert isinstance(reader, IndexedShardReader)
-    with pytest.raises(MissingInput, match=r"holds no plain shards; set shard\.compression"):
+    with pytest.raises(MissingInput, match=r"holds no uncompressed shards; set shard\.compression"):
         np.asarray(reader.table)

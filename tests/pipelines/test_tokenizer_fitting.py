@@ -55,7 +55,7 @@ for kind in ("sentencepiece", "wordpiece"):
 
 
 def write_shard(path, texts):
-    """A plain shard of texts; returns what `fit` takes."""
+    """An uncompressed shard of texts; returns what `fit` takes."""
     records = (
         frame(encode_example(key=key, label=0, value=text.encode(), feature="text"))
         for key, text in enumerate(texts)

@@ -58,7 +58,7 @@ def stored(photos, tmp_path_factory, request):
     )
 
 
-def pipeline(stored, config, *, augment=CROP, postprocess=(), plain=False) -> InputPipeline:
+def pipeline(stored, config, *, augment=CROP, postprocess=(), in_order=False) -> InputPipeline:
     chosen = PipelineConfig(**config)
     spec = InputSpec(
         schema=stored.shards.schema,
@@ -67,7 +67,7 @@ def pipeline(stored, config, *, augment=CROP, postprocess=(), plain=False) -> In
         postprocess=postprocess,
         batch_size=BATCH,
     )
-    plan = make_plan(set_storage_order(chosen) if plain else chosen, spec)
+    plan = make_plan(set_storage_order(chosen) if in_order else chosen, spec)
     return InputPipeline(plan=plan, data=stored, split="train", seed=3, with_keys=True)
 
 
@@ -102,7 +102,7 @@ def test_the_snapshot_holds_every_image_in_its_own_size(stored):
 )
 def test_all_configurations_deliver_the_same_examples(stored, crop):
     digests = {
-        name: digest_examples(pipeline(stored, config, augment=(crop,), plain=True))
+        name: digest_examples(pipeline(stored, config, augment=(crop,), in_order=True))
         for name, config in CONFIGS.items()
     }
     assert len({digest.digest for digest in digests.values()}) == 1, digests

@@ -22,9 +22,9 @@ from tasks.params import check
 from tasks.results.train import HeldOut
 from tasks.settings import DataSettings
 from tasks.snapshot import snapshot
-from tasks.tracking.champion import Score, make_tags, read_score, rejection_reason, score_from
+from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
 from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
-from tasks.tracking.experiments import STORE_HOME, experiment_id, make_run_key, same_data
+from tasks.tracking.experiments import STORE_HOME, get_experiment_id, make_run_key, same_data
 from tasks.tracking.recorder import Recorder, RunKey
 
 pytestmark = pytest.mark.integration
@@ -73,15 +73,15 @@ def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_
     grown = identity(images(tmp_path / "a" / "photos", range(60, 100)), tmp_path / "grown")
     moved = identity(images(tmp_path / "b" / "elsewhere", range(100)), tmp_path / "moved")
     other = identity(images(tmp_path / "c" / "photos", range(1000, 1060)), tmp_path / "other")
-    experiment = experiment_id(first)
+    experiment = get_experiment_id(first)
     name = mlflow.get_experiment(experiment).name
     assert name.startswith("throughline/photos-") and len(name) == len("throughline/photos-") + 8
-    assert experiment_id(grown) == experiment and experiment_id(moved) == experiment
-    assert experiment_id(replace(grown, pipeline="other")) == experiment
-    assert experiment_id(other) != experiment and mlflow.get_experiment(
-        experiment_id(other)
+    assert get_experiment_id(grown) == experiment and get_experiment_id(moved) == experiment
+    assert get_experiment_id(replace(grown, pipeline="other")) == experiment
+    assert get_experiment_id(other) != experiment and mlflow.get_experiment(
+        get_experiment_id(other)
     ).name.startswith("throughline/photos-")
-    assert experiment_id(first) == experiment
+    assert get_experiment_id(first) == experiment
 
 
 def test_the_same_pictures_with_other_labels_are_another_data_set(tmp_path):
@@ -137,13 +137,13 @@ OF_NUMBERS = [
 def test_a_champion_is_better_than_a_constant_and_not_worse_than_the_rest(
     change, others, present, said
 ):
-    against = rejection_reason(replace(GOOD, **change), others, present)
+    against = find_rejection_reason(replace(GOOD, **change), others, present)
     assert against is None if said is None else said in against
 
 
 @pytest.mark.parametrize(("change", "present", "said"), OF_NUMBERS)
 def test_of_an_error_less_is_better(change, present, said):
-    against = rejection_reason(replace(ERRORS, **change), [], present)
+    against = find_rejection_reason(replace(ERRORS, **change), [], present)
     assert against is None if said is None else said in against
 
 

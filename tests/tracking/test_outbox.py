@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tasks.files import read_json, write_json
 from tasks.tracking.experiments import RunKey
-from tasks.tracking.outbox import PendingRun, enqueue, pending, remove
+from tasks.tracking.outbox import PendingRun, enqueue, list_pending, remove
 
 
 def unsent(pipeline: str, *calls) -> PendingRun:
@@ -16,7 +16,7 @@ def test_runs_come_back_value_by_value_the_oldest_first(tmp_path):
     runs = [unsent("naive", ["metric", "loss", 0.5, 3]), unsent("cached", ["tag", "a", "b"])]
     for run in runs:
         enqueue(tmp_path, run)
-    assert [run for _, run in pending(tmp_path)] == [
+    assert [run for _, run in list_pending(tmp_path)] == [
         PendingRun(**{**vars(run), "calls": list(run.calls)}) for run in runs
     ]
 
@@ -27,7 +27,7 @@ def test_a_file_of_an_earlier_version_is_read(tmp_path):
     (file,) = tmp_path.glob("*.json")
     values = read_json(file)
     write_json(file, {"identity": values.pop("run_key"), **values})
-    assert [read.run_key for _, read in pending(tmp_path)] == [run.run_key]
+    assert [read.run_key for _, read in list_pending(tmp_path)] == [run.run_key]
 
 
 def test_files_and_folders_are_copied_and_outlive_their_originals(tmp_path):
@@ -39,10 +39,10 @@ def test_files_and_folders_are_copied_and_outlive_their_originals(tmp_path):
     enqueue(outbox, unsent("naive", *calls))
     for path in (worktree / "profile" / "trace.txt", worktree / "plan.json"):
         path.unlink()
-    ((file, run),) = pending(outbox)
+    ((file, run),) = list_pending(outbox)
     (kind, folder), (_, plan) = ((call[0], call[1]) for call in run.calls)
     assert (kind, run.calls[0][2]) == ("artifact", "x")
     assert (outbox / folder / "trace.txt").read_text() == "trace"
     assert (outbox / plan).read_text() == "plan"
     remove(file)
-    assert list(outbox.iterdir()) == [] and list(pending(outbox)) == []
+    assert list(outbox.iterdir()) == [] and list(list_pending(outbox)) == []

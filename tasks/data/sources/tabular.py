@@ -32,7 +32,7 @@ def read_frame(path: Path, *, as_text: bool = False) -> pd.DataFrame:
                 keep_default_na=True,
             )
         )
-    except Exception as error:  # parsers of foreign files raise anything
+    except Exception as error:  # parsers of other people's files raise anything
         raise UnreadableSource(
             f"{path} is not a readable {'Parquet' if path.suffix == '.parquet' else 'CSV'} table:"
             f" {error}"
@@ -62,7 +62,7 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     return (
         (split, None)
         if split in SPLITS
-        else (None, f"split {split} is none of {', '.join(SPLITS)}")
+        else (None, f"split {split} is not one of {', '.join(SPLITS)}")
     )
 
 

@@ -1,5 +1,5 @@
 """Texts as lines of files: JSON objects (.jsonl) with a key for the text and one for the class, or
-plain lines (.txt) of which each file is a class. Lines are read one by one.
+lines of text (.txt), where each file is a class. Lines are read one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
 
 JSON = frozenset({".jsonl", ".ndjson"})
-PLAIN = frozenset({".txt"})
+TXT = frozenset({".txt"})
 _BLOCK = 1 << 20
 
 
@@ -26,7 +26,7 @@ def scan(settings: DataSettings) -> Texts:
 
     Raises:
       DataNotFound: there is no such file, or no file of lines in the folder.
-      UnreadableSource: there are plain lines without a class.
+      UnreadableSource: a single .txt file, whose lines have no class.
     """
     root = Path(settings.path)
     check_encoding(settings.encoding, lines=True)
@@ -34,16 +34,16 @@ def scan(settings: DataSettings) -> Texts:
     files = [
         path
         for path in names
-        if path.suffix.lower() in JSON | PLAIN and path.is_file() and not path.name.startswith(".")
+        if path.suffix.lower() in JSON | TXT and path.is_file() and not path.name.startswith(".")
     ]
     if not files:
         raise DataNotFound(
-            f"{root} is no file of lines ({', '.join(sorted(JSON | PLAIN))}), nor a folder of such"
+            f"{root} is no file of lines ({', '.join(sorted(JSON | TXT))}), nor a folder of such"
             " files; set `data.path`"
         )
-    if root.is_file() and root.suffix.lower() in PLAIN and settings.label_kind != "none":
+    if root.is_file() and root.suffix.lower() in TXT and settings.label_kind != "none":
         raise UnreadableSource(
-            f"{root}: plain lines have no class; use a folder with a file per class"
+            f"{root}: lines of a single .txt file have no class; use a folder with a file per class"
             " (`spam.txt`, `ham.txt`), JSON lines with a label, or data.label_kind: none"
         )
     return Texts(documents=_documents(files, settings), total=sum(map(_count_lines, files)))
@@ -51,12 +51,12 @@ def scan(settings: DataSettings) -> Texts:
 
 def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document | Rejected]:
     for path in files:
-        plain = path.suffix.lower() in PLAIN
+        is_txt = path.suffix.lower() in TXT
         for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
             example_id = f"{path.name}:{number:08d}"
             if isinstance(line, int):
                 yield Rejected(id=example_id, reason=f"larger than data.max_bytes: {line:,} bytes")
-            elif plain:
+            elif is_txt:
                 label = label_or_none(path.stem, settings)
                 yield Document(id=example_id, content=line, label=label)
             else:

@@ -91,7 +91,7 @@ def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejecte
 def _scan_parquet(path: Path, settings: DataSettings) -> Texts:
     try:
         table = pq.ParquetFile(path)
-    except Exception as error:  # parsers of foreign files raise anything
+    except Exception as error:  # parsers of other people's files raise anything
         raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
     names = list(table.schema_arrow.names)
     check_fields(names, settings, where=str(path))

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from tasks.data.sources.base import Arrays, StoredImages
-from tasks.data.sources.foreign import (
+from tasks.data.sources.external_shards import (
     ExampleLayout,
-    ForeignShard,
+    ExternalShard,
     InputFeature,
     LabelFeature,
     read_examples,
@@ -55,7 +55,7 @@ def scan(settings: DataSettings) -> StoredImages | Arrays:
     return read_examples(root, shards, layout)
 
 
-def _read_layout(root: Path, settings: DataSettings) -> tuple[list[ForeignShard], ExampleLayout]:
+def _read_layout(root: Path, settings: DataSettings) -> tuple[list[ExternalShard], ExampleLayout]:
     """The shards of the dataset, and what is in them."""
     info, features = _read_metadata(root, "dataset_info.json"), _read_features(root)
     shards = list_shards(root, info)
@@ -79,7 +79,7 @@ def _read_layout(root: Path, settings: DataSettings) -> tuple[list[ForeignShard]
     return shards, layout
 
 
-def list_shards(root: Path, info: Mapping[str, Any]) -> list[ForeignShard]:
+def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
     """The shards of all splits that dataset_info.json names.
 
     Raises:
@@ -109,7 +109,9 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ForeignShard]:
             # A split of another name, such as `unsupervised`, is no one's to train on unasked.
             kind = SPLIT_WORDS.get(split["name"])
             if kind and length:
-                shards.append(ForeignShard(path=root / name, name=name, split=kind, records=length))
+                shards.append(
+                    ExternalShard(path=root / name, name=name, split=kind, records=length)
+                )
     if not shards:
         named = ", ".join(str(split.get("name")) for split in info.get("splits", ())) or "none"
         raise UnreadableSource(

@@ -25,9 +25,9 @@ from tasks.data.example_features import (
     read_integers,
 )
 from tasks.data.sources.base import Arrays, StoredImages
-from tasks.data.sources.foreign import (
+from tasks.data.sources.external_shards import (
     ExampleLayout,
-    ForeignShard,
+    ExternalShard,
     InputFeature,
     LabelFeature,
     open_shard,
@@ -113,7 +113,7 @@ def scan(settings: DataSettings) -> StoredImages | Arrays:
     return read_examples(root, shards, layout)
 
 
-def find_shards(root: Path) -> list[ForeignShard]:
+def find_shards(root: Path) -> list[ExternalShard]:
     """The TFRecord files below a folder, or the one file, each with the split that its name says.
 
     Raises:
@@ -134,7 +134,7 @@ def find_shards(root: Path) -> list[ForeignShard]:
     base = root if root.is_dir() else root.parent
     names = [path.relative_to(base).as_posix() for path in paths]
     shards = [
-        ForeignShard(path=path, name=name, split=find_split(name))
+        ExternalShard(path=path, name=name, split=find_split(name))
         for path, name in zip(paths, names, strict=True)
     ]
     return leave_validation_open(shards)
@@ -156,7 +156,7 @@ def find_split(name: str) -> str | None:
     return None
 
 
-def leave_validation_open(shards: Sequence[ForeignShard]) -> list[ForeignShard]:
+def leave_validation_open(shards: Sequence[ExternalShard]) -> list[ExternalShard]:
     """Leave the split of training shards open where none is for validation, so that some of their
     examples are assigned to it.
     """
@@ -167,7 +167,7 @@ def leave_validation_open(shards: Sequence[ForeignShard]) -> list[ForeignShard]:
     ]
 
 
-def summarize(shard: ForeignShard) -> dict[str, FeatureSummary]:
+def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
     """What the first records of a shard hold, by the names of their features; empty for an empty
     shard.
 
@@ -226,7 +226,7 @@ def merge_summaries(
 
 
 def _check_schema(
-    shard: ForeignShard,
+    shard: ExternalShard,
     found: Mapping[str, FeatureSummary],
     needed: Mapping[str, FeatureSummary],
 ) -> None:

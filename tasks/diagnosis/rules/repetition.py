@@ -14,13 +14,13 @@ from tasks.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
 def _compressed_reads(facts: Facts) -> str | None:
     if facts.config.read != "gzip_shards" or facts.plan.caches:
         return None
-    packed, plain = (
+    packed, uncompressed = (
         facts.batch_size * facts.costs.read_us.get(source, 0.0) / 1e3
         for source in ("gzip_shards", "shards")
     )
     return (
-        f"reading takes {packed:.2f} ms of a step, {plain:.2f} ms from plain shards"
-        if facts.is_worthwhile(packed - plain)
+        f"reading takes {packed:.2f} ms of a step, {uncompressed:.2f} ms from uncompressed shards"
+        if facts.is_worthwhile(packed - uncompressed)
         else None
     )
 

@@ -40,7 +40,7 @@ _CHANNELS = (1, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeignShard:
+class ExternalShard:
     """A TFRecord file that others wrote; `name` is its path below the data's folder, `records` how
     many it is said to hold, None where nobody says so.
     """
@@ -100,7 +100,7 @@ class _Unusable(Exception):
     """The reason why a record is no example."""
 
 
-def open_shard(shard: ForeignShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
+def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
     """Map a shard and find its records: the bytes, and the edges of the frames (records + 1,).
 
     Raises:
@@ -116,7 +116,8 @@ def open_shard(shard: ForeignShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
     if problem and data[:2] == GZIP:
         raise UnreadableSource(
             f"{shard.path} is compressed with GZIP; examples are read where they are, at their"
-            f" offsets, which takes plain TFRecord: unpack it, such as with `{_unpack(shard.path)}`"
+            " offsets, which takes uncompressed TFRecord: unpack it, such as with"
+            f" `{_unpack(shard.path)}`"
         )
     if problem:
         remedy = "get the file again, or remove it to do without it"
@@ -141,7 +142,7 @@ def _unpack(path: Path) -> str:
 
 
 def read_examples(
-    root: Path, shards: Sequence[ForeignShard], layout: ExampleLayout
+    root: Path, shards: Sequence[ExternalShard], layout: ExampleLayout
 ) -> StoredImages | Arrays:
     """Read all shards, which are below `root`, as the layout says.
 
@@ -216,11 +217,11 @@ def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
     return shape, "uint8" if is_image else "float32"
 
 
-def _id(shard: ForeignShard, entry: _Entry) -> str:
+def _id(shard: ExternalShard, entry: _Entry) -> str:
     return f"{shard.name}/{entry.number:08d}"
 
 
-def _stored_image(shard: ForeignShard, entry: _Entry, label: str) -> StoredImage:
+def _stored_image(shard: ExternalShard, entry: _Entry, label: str) -> StoredImage:
     start, stop = entry.place
     return StoredImage(
         id=_id(shard, entry),
@@ -232,7 +233,7 @@ def _stored_image(shard: ForeignShard, entry: _Entry, label: str) -> StoredImage
     )
 
 
-def _read_shard(shard: ForeignShard, layout: ExampleLayout) -> tuple[list[_Entry], list[Rejected]]:
+def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entry], list[Rejected]]:
     """The usable records of a shard, and the others with their reasons."""
     data, edges = open_shard(shard)
     entries, rejected = [], []
@@ -312,8 +313,8 @@ def _read_numbers(record: bytes, feature: Feature, layout: ExampleLayout) -> np.
 def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
     """Values stored as bytes, of the layout's shape and dtype."""
     try:
-        plain = zlib.decompress(data) if feature.form == "zlib" else data
-        return _in_form(np.frombuffer(plain, feature.dtype), feature)
+        unpacked = zlib.decompress(data) if feature.form == "zlib" else data
+        return _in_form(np.frombuffer(unpacked, feature.dtype), feature)
     except (zlib.error, ValueError) as error:
         raise _Unusable(f"feature {feature.name} cannot be read: {error}") from error
 

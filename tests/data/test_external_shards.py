@@ -18,7 +18,7 @@ from conftest import picture
 from test_example_features import example
 
 from tasks import ingest
-from tasks.data.sources import base, foreign, tfds, tfrecord
+from tasks.data.sources import base, external_shards, tfds, tfrecord
 from tasks.data.tfrecord import frame
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings, RecordSettings
@@ -503,7 +503,9 @@ def test_a_shard_is_opened_at_the_edges_of_its_records(tmp_path):
     records = [b"a" * size for size in (3, 0, 500)]
     path = tmp_path / "a.tfrecord"
     path.write_bytes(b"".join(chain.from_iterable(map(frame, records))))
-    _, edges = foreign.open_shard(foreign.ForeignShard(path=path, name=path.name, split=None))
+    _, edges = external_shards.open_shard(
+        external_shards.ExternalShard(path=path, name=path.name, split=None)
+    )
     assert edges.tolist() == [0, 19, 35, 551]
 
 

@@ -56,9 +56,9 @@ def photo_records(folder):
 
 
 @pytest.fixture(scope="module")
-def foreign_photos(photo_folder, tmp_path_factory):
+def external_photos(photo_folder, tmp_path_factory):
     """The photos in two shards without a split in their names."""
-    folder = tmp_path_factory.mktemp("foreign")
+    folder = tmp_path_factory.mktemp("external")
     records = list(photo_records(photo_folder))
     for number, part in enumerate((records[:25], records[25:])):
         with tf.io.TFRecordWriter(str(folder / f"photos-{number:05d}-of-00002")) as writer:
@@ -69,16 +69,16 @@ def foreign_photos(photo_folder, tmp_path_factory):
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_photos_in_shards_of_others_give_the_same_shards_as_in_folders(
-    photos, foreign_photos, tmp_path, split
+    photos, external_photos, tmp_path, split
 ):
-    manifest = shards_of(settings(foreign_photos), tmp_path)
+    manifest = shards_of(settings(external_photos), tmp_path)
     assert manifest.classes == read_manifest(photos / "manifest").classes
     assert contents(tmp_path, split) == contents(photos, split)
     assert not (manifest.folder / "values.npy").exists()
 
 
-def test_what_the_records_hold_is_in_the_manifest(foreign_photos, tmp_path):
-    ingest(settings(foreign_photos), tmp_path / "manifest")
+def test_what_the_records_hold_is_in_the_manifest(external_photos, tmp_path):
+    ingest(settings(external_photos), tmp_path / "manifest")
     features = read_manifest(tmp_path / "manifest").stats["features"]
     assert features["image/class/text"].startswith("bytes: text or values, 3 to 8 bytes")
     assert features["image/encoded"].startswith("bytes: JPEG")
@@ -88,7 +88,9 @@ def test_what_the_records_hold_is_in_the_manifest(foreign_photos, tmp_path):
     ("source", "more"), [("tfds", {}), ("tfrecord", {"records": {"shape": [12, 10, 1]}})]
 )
 def test_our_own_shards_are_read_as_those_of_others(arrays, tmp_path, source, more):
-    if source == "tfrecord":  # which knows nothing of the compressed set next to the plain one
+    if (
+        source == "tfrecord"
+    ):  # which knows nothing of the compressed set next to the uncompressed one
         (tmp_path / "plain").mkdir()
         for path in (arrays / "shards").glob("*.tfrecord"):
             (tmp_path / "plain" / path.name).symlink_to(path)
@@ -138,11 +140,11 @@ def test_a_shard_that_changes_after_ingest_is_named(photo_folder, tmp_path):
         shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=1))
 
 
-def test_a_broken_image_in_a_shard_is_rejected(foreign_photos, tmp_path):
+def test_a_broken_image_in_a_shard_is_rejected(external_photos, tmp_path):
     with tf.io.TFRecordWriter(str(tmp_path / "photos.tfrecord")) as writer:
         for number, record in enumerate(
             tf.data.TFRecordDataset(
-                [str(path) for path in sorted(foreign_photos.iterdir())]
+                [str(path) for path in sorted(external_photos.iterdir())]
             ).as_numpy_iterator()
         ):
             made = tf.train.Example.FromString(record)
