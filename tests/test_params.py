@@ -170,11 +170,11 @@ def test_all_problems_are_told_together():
         ),
         (
             {"window__stride": 2},
-            "window.stride: the source fashion_mnist is no time series, which alone is cut into windows",
+            "window.stride: the source image_folder is no time series, which alone is cut",
         ),
         (
             {"window__targets": "[load]"},
-            "window.targets: the source fashion_mnist is no time series",
+            "window.targets: the source image_folder is no time series",
         ),
         (
             {"data__path": "data/raw/mine"},
