@@ -22,8 +22,8 @@ from tasks.scratch import clear_scratch, temporary_files_in_scratch
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """What a stage gets for one configuration; `malloc_tuned`: whether the allocator agreed to (see
-    `allocator.py`).
+    """What a stage gets for one configuration; `malloc_tuned`: whether the allocator's thresholds
+    are set (`allocator.py`).
     """
 
     params: Params

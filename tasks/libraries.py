@@ -31,8 +31,8 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "report": ("jinja2", "matplotlib"),
 }
 
-# They say, show and check, and what they decide is in the settings that a stage is given.
-_PLUMBING = (
+# Messages, progress and checks: what these modules decide reaches a stage by its settings.
+_SUPPORTING = (
     "tasks.cli",
     "tasks.code_identity",
     "tasks.errors",
@@ -51,7 +51,7 @@ def program_digest(stage: str) -> str:
     """Digest of a stage's code, with all it imports, and of its libraries: only the same program
     continues what it began.
     """
-    code = code_digest(f"tasks.{stage}", roots=[HERE], without=_PLUMBING)
+    code = code_digest(f"tasks.{stage}", roots=[HERE], without=_SUPPORTING)
     return digest_json({"code": code, "libraries": installed_versions(LIBRARIES[stage])})
 
 
