@@ -65,16 +65,16 @@ def update_forms(environment: Mapping[str, str]) -> None:
     changes.
 
     Raises:
-      ServiceFailed: with what was said.
+      ServiceFailed: with the output of the module.
     """
     run_module(["flows.forms"], environment)
 
 
 def run_module(module: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run a module with its arguments in a process of its own, which says nothing.
+    """Run a module with its arguments in a process of its own, without showing its output.
 
     Raises:
-      ServiceFailed: with what was said.
+      ServiceFailed: with the output of the module.
     """
     done = subprocess.run(
         [sys.executable, "-m", *module],

@@ -1,4 +1,4 @@
-"""Calls of DVC that survive what DVC does not: another process at work in the project, and lock
+"""Calls of DVC that survive what DVC does not: another process in the project, and lock
 files of killed ones.
 
 DVC refuses paths that another process reads or writes (`.dvc/tmp/rwlock`), also if asked to wait

@@ -207,7 +207,7 @@ def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> froze
     """Ask DVC, which is to know all own code, in turn with other runs in the same folder."""
     logger = get_run_logger()
     waits = hold_folder(
-        workspace.lock, workspace.owner, lambda who: logger.info(f"waits: {who} is at work here")
+        workspace.lock, workspace.owner, lambda who: logger.info(f"waits: {who} is running here")
     )
     with waits as folder_fds:
         for added in watch_own_code(workspace.root):

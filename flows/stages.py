@@ -89,8 +89,8 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_ran: bool) ->
 
 @contextmanager
 def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[int, ...]]:
-    """Wait until the stage may run: no other run on this machine measures, if it does, and none is
-    at work in the folder.
+    """Wait until the stage may run: no other run on this machine measures, if it does, and none
+    works in the folder.
 
     Yields the file descriptors of all locks; they are the kernel's, so they hold without a server,
     too, and are free when nothing of the stage is left, even by kill -9.
@@ -114,7 +114,7 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
             hold_folder(
                 stage_env.lock,
                 stage_env.owner,
-                lambda who: logger.info(f"{stage} waits: {who} is at work here"),
+                lambda who: logger.info(f"{stage} waits: {who} is running here"),
             )
         )
         yield tuple(lock_fds)
@@ -124,7 +124,7 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
     """Run `dvc repro --single-item` and stream its output to the task's log; returns whether the
     stage's command ran.
 
-    Tried again for as long as another DVC process, such as one started by hand, is at work on the
+    Tried again for as long as another DVC process, such as one started by hand, uses the
     same files.
 
     Raises:

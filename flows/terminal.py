@@ -81,7 +81,7 @@ class StageView(logging.Handler):
 
 
 def _concerns_users(record: logging.LogRecord) -> bool:
-    """Whether it is a message of ours, or a warning of somebody who has no other way to show it."""
+    """Whether it is a message of this project, or a warning that nothing else shows."""
     if record.name.startswith("prefect"):
         ours = record.pathname.startswith(_ROOT) and "site-packages" not in record.pathname
         return ours or record.pathname == loggers.__file__  # which prints in our place

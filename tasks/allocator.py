@@ -21,8 +21,8 @@ _VARIABLES = {
 
 
 def raise_malloc_thresholds() -> bool:
-    """Let this process reuse blocks of up to a gibibyte; says whether glibc agreed. Elsewhere than
-    under glibc nothing happens.
+    """Let this process reuse blocks of up to a gibibyte; returns whether glibc accepts that.
+    Without glibc nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:

@@ -34,7 +34,7 @@ from tasks.progress import echo
 
 PIPELINE_FILE = Path("dvc.yaml")
 OPS = ("preprocess", "augment", "postprocess")
-# The sections of params.yaml that may name code of one's own, by the stages that run it.
+# The sections of params.yaml that may name user code, by the stages that run it.
 CODE: Mapping[str, tuple[str, ...]] = {
     "snapshot": ("preprocess",),
     "build": OPS,
@@ -85,8 +85,8 @@ def write_identities(root: Path, out: Path) -> None:
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with the defaults of what they leave out; ops as they are written. Imports no code
-    of one's own.
+    """Parameters with the defaults of what they leave out; ops as they are written. Imports no
+    user code.
 
     Raises:
       InvalidParams: all problems of the parameters.
@@ -99,7 +99,7 @@ def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_modules(section: Any) -> Iterator[str]:
-    """Modules of one's own that a section of params.yaml names: `my_ops:Sharpen` is of `my_ops`."""
+    """User modules that a section of params.yaml names: `my_ops:Sharpen` is of `my_ops`."""
     if isinstance(section, str):
         if ":" in section:
             yield section.partition(":")[0]

@@ -24,7 +24,7 @@ from tasks.source_kinds import SOURCES
 if TYPE_CHECKING:
     from tasks.params import Params
 
-RAW = "data/raw"  # where `fetch` puts known datasets, and nobody else anything
+RAW = "data/raw"  # for the datasets that `fetch` gets, and nothing else
 TEXT_MODELS = ("text_classifier", "transformer_encoder")
 NEXT_TOKEN_MODELS = ("transformer_decoder",)
 BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")
@@ -138,7 +138,7 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
 
 
 def _find_path_problems(params: Params) -> list[str]:
-    """Data of one's own must not be where `fetch` writes."""
+    """User data must not be where `fetch` writes."""
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
     if not path.is_relative_to(raw) or (
         params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)

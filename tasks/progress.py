@@ -31,7 +31,7 @@ def progress(items: Iterable[T], *, total: int, label: str, unit: str = "example
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
-    """Yield function(item) for all items in their order, `workers` at work at once; pending items
+    """Yield function(item) for all items in their order, by `workers` threads; pending items
     are cancelled when one fails.
     """
     pool = ThreadPoolExecutor(workers)

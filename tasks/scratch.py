@@ -1,9 +1,9 @@
-"""Folders for what a process writes to disk for itself alone, such as tf.data's caches: they go
-with it, or are cleared by the next.
+"""Folders for what a process writes to disk for itself alone, such as tf.data's caches: removed
+when it ends, or by the next process.
 
 They are in `.throughline/scratch` of the project, on its disk, not in the system's temporary
-directory, where nobody would clear them. A process that is killed leaves its own; the kernel's lock
-on a folder says whether its process lives.
+directory, where nothing would clear them. A process that is killed leaves its own; the kernel's
+lock on a folder shows whether its process is alive.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def snapshot(
 
     Images that still differ in size, and the tokens of texts, make a ragged column. Of a series the
     rows are time steps, and there is no label: windows are cut when they are read. `names` gives
-    the ids of examples by their keys, for what is said of damaged ones.
+    the ids of examples by their keys, for messages about damaged ones.
 
     Raises:
       CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`

@@ -283,7 +283,7 @@ def user_modules(params: Params) -> set[str]:
 
 
 def layer_modules(params: Params) -> set[str]:
-    """The modules that may hold layers which Keras does not know by itself: one's own, and that of
+    """The modules that may hold layers which Keras does not know by itself: the user's, and that of
     the built-in transformers.
     """
     transformer = params.model.name in ("transformer_encoder", "transformer_decoder")

@@ -153,7 +153,7 @@ def open_input_service(config: PipelineConfig) -> Iterator[str]:
     where it uses none.
 
     Raises:
-      ServiceFailed: a given dispatcher does not answer, or one's own did not start.
+      ServiceFailed: a given dispatcher does not answer, or a local one did not start.
     """
     if config.service is None:
         yield ""

@@ -1,4 +1,4 @@
-"""A project's prepared data, input pipelines and model, for training loops of one's own
+"""A project's prepared data, input pipelines and model, for custom training loops
 (docs/training.md).
 """
 

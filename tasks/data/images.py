@@ -135,7 +135,7 @@ def _read(path: Path, max_pixels: int) -> bytes:
     """The bytes of a regular file that is no larger than an image of its size can be."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise RejectedImage("is no regular file")
-    # What has become a pipe since then is opened without waiting for whoever writes to it.
+    # What has become a pipe since then is opened without waiting for its writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

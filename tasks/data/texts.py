@@ -29,7 +29,7 @@ def read_document(path: Path, *, root: Path, max_bytes: int) -> bytes:
         target = path.resolve()
         if not target.is_relative_to(root.resolve()):
             raise RejectedText("leads outside the data root")
-        # A pipe is opened without waiting for whoever writes to it.
+        # A pipe is opened without waiting for its writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):

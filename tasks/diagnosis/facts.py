@@ -66,7 +66,7 @@ class Facts:
 
     @property
     def map_parallelism(self) -> Parallelism:
-        """Calls of the maps at work at once."""
+        """Parallel calls of the maps."""
         return Parallelism(self.config.map.parallel)
 
     def step_share_pct(self, milliseconds: float) -> float:

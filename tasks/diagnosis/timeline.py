@@ -1,4 +1,4 @@
-"""An execution timeline from a trace: when each step of the plan was at work, on real time. Nothing
+"""An execution timeline from a trace: when each step of the plan was running, on real time. Nothing
 is simulated.
 """
 

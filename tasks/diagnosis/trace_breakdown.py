@@ -3,8 +3,8 @@ which of them held the step up.
 
 An iterator's *work* is time spent in its own code and in the functions it calls, on whatever
 thread; waiting for others is no work. Its *critical* time is the part of the training's waits in
-which it was what everybody waited for: from the training down the tree, through a parallel map to
-the calls at work, through a prefetch to whatever filled it.
+which everything waited for it: from the training down the tree, through a parallel map to
+the running calls, through a prefetch to whatever filled it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def break_down(trace: Trace) -> Breakdown:
 
 
 def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
-    """When each step of the plan was at work, as spans, from the consumer to the disk; its
+    """When each step of the plan was running, as spans, from the consumer to the disk; its
     iterators are taken together.
     """
     tallies = _tally(events)
@@ -164,7 +164,7 @@ def _iterators(
 def _attribute_wait(
     path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]
 ) -> None:
-    """Share out the instants in which everybody waited for `path`: to its functions at work, then
+    """Share out the instants in which everything waited for `path`: to its running functions, then
     to its inputs, the rest to itself.
     """
     tally = tallies[path]

@@ -1,7 +1,7 @@
 """Which rectangle of an image an op crops: pure functions of seed, epoch, key and the size of the
 image, for one image or a batch of them.
 
-A box is (top, left, height, width) in pixels of the image, int32. What of it lies outside of the
+A box is (top, left, height, width) in pixels of the image, int32. The part outside of the
 image is zero in the result. Arithmetic that rounds is in float64, whose last bit decides nothing:
 kernels for one image and for many may differ in it.
 """

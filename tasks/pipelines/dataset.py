@@ -179,7 +179,7 @@ def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) ->
     if step.where == "memory":
         return dataset.cache(name=step.trace_name)
     # What tf.data keeps on disk has no key of its own, so every dataset gets a fresh folder that
-    # goes away with its pipeline.
+    # is removed with its pipeline.
     folder = str(context.scratch.new_folder() / "elements")
     if step.where == "disk":
         return dataset.cache(folder, name=step.trace_name)

@@ -10,7 +10,7 @@ AUTOTUNE = -1  # tf.data.AUTOTUNE, without TensorFlow
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Calls, or readers, at work at once: none (one after another), auto (left to AUTOTUNE), cores
+    """Parallel calls, or readers: none (one after another), auto (left to AUTOTUNE), cores
     (as many as there are) or a number.
     """
 

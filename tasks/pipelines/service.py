@@ -3,7 +3,7 @@
     python -m tasks.pipelines.service dispatcher --workers 2       prints its address
     python -m tasks.pipelines.service worker --dispatcher ADDRESS
 
-TensorFlow lets both listen on every interface of the host and asks nobody who is there: keep them
+TensorFlow lets both listen on every interface of the host, without authentication: keep them
 in a private network. On one host the service adds no processor: it pays when workers run on
 others, which then join by the address. A process whose standard input is a pipe ends when that
 closes, so none outlives a parent that is killed.

@@ -96,7 +96,7 @@ class Read(Step):
 
     @property
     def parallel(self) -> Parallelism:
-        """Readers at work at once."""
+        """Parallel readers."""
         return Parallelism(self.interleave.parallel) if self.interleave else Parallelism()
 
     @property

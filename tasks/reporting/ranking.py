@@ -5,8 +5,8 @@ Configurations were measured minutes apart, on a machine whose speed drifts and 
 programs come and go. So they are compared by pairs:
 each round of a profile timed training and the reference model alone, the same work for every
 configuration, within a second. `relative_rates` are those ratios; one reference rate for all turns
-them into examples per second. What is said of a ratio of two configurations is said with its
-bootstrap interval.
+them into examples per second. A ratio of two configurations comes with its bootstrap
+interval.
 """
 
 from __future__ import annotations

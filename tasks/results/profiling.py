@@ -46,7 +46,7 @@ class IteratorTime:
 
     `total_ms` counts a call from beginning to end, `self_ms` only work; `call_ms_p50/p95` are those
     of the functions it calls (of the calls themselves where it calls none). `parallelism` is how
-    many threads were at work on average, `critical_pct` its share of all waits, `ops` the work of
+    many threads were busy on average, `critical_pct` its share of all waits, `ops` the work of
     kernels by op of the plan.
     """
 

@@ -16,7 +16,7 @@ PrefetchSize = Annotated[
     str | int, word_or_count("none", "auto"), json_word_or_count("none", "auto")
 ]
 ThreadPool = Annotated[str | int, word_or_count("shared"), json_word_or_count("shared")]
-# So that a problem is said once.
+# A tagged union reports a problem once.
 Sampling = Annotated[
     Annotated[Literal["uniform", "balanced"], Tag("literal")]
     | Annotated[dict[str, Annotated[float, Field(ge=0)]], Tag("constrained")],
@@ -34,7 +34,7 @@ class InterleaveSettings(Settings):
     )
     parallel: Parallel = Field(
         default="none",
-        description="readers at work at once: none, auto (AUTOTUNE), cores or a number",
+        description="parallel readers: none, auto (AUTOTUNE), cores or a number",
     )
 
 
@@ -43,7 +43,7 @@ class MapSettings(Settings):
 
     parallel: Parallel = Field(
         default="none",
-        description="calls at work at once: none, auto (AUTOTUNE), cores or a number",
+        description="parallel calls: none, auto (AUTOTUNE), cores or a number",
     )
 
 

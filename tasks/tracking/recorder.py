@@ -1,9 +1,9 @@
 """MLflow: one run per configuration, a child of its comparison. Nothing that trains depends on the
 server being there.
 
-Every number is in the files of runs/NAME before it is sent. If the server goes away, one line says
-so, the rest of the training continues, `sent` is false in runs/NAME/run.json, and `python -m
-tasks.tracking.recorder sync` sends what is missing later.
+Every number is in the files of runs/NAME before it is sent. If the server cannot be reached, one
+line reports it, the rest of the training continues, `sent` is false in runs/NAME/run.json, and
+`python -m tasks.tracking.recorder sync` sends what is missing later.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     try:
         own = imported(objects or {})
         model: Any = load_model(Path(path), objects or {})
-    except Exception as error:  # noqa: BLE001 - whatever a layer of one's own makes Keras raise
+    except Exception as error:  # noqa: BLE001 - user-defined layers make Keras raise anything
         echo(
             f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})"
         )

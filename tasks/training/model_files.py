@@ -1,5 +1,5 @@
-"""Models as files: saving them in Keras' format, and loading them with layers and functions of
-one's own.
+"""Models as files: saving them in Keras' format, and loading them with user-defined layers
+and functions.
 
 Keras loads what it knows: its own layers, and what is registered or given to it. Which classes and
 functions of the project a file needs is in its config, so they are given to Keras by name, whether

@@ -1,8 +1,8 @@
 """A trained model of text as a TensorFlow SavedModel that takes strings: tokenizing is part of it.
 
 Its signature `serve` is what TensorFlow Serving and `tf.saved_model.load` call. The tokenizers are
-ops of TensorFlow Text, so whoever loads it needs `import tensorflow_text` first, unless tokens are
-bytes.
+ops of TensorFlow Text, so a program that loads it needs `import tensorflow_text` first, unless
+tokens are bytes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ source itself: `tfrecord` infers the layout, `tfds` reads it.
 
 An encoded image stays where it is: what is kept of it is its place in the shard. Values of one
 shape become one array. A record that cannot be used is rejected with its reason; a shard that
-cannot be read to its end is refused, since nobody knows what it lacks.
+cannot be read to its end is refused, since what it lacks is unknown.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _CHANNELS = (1, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalShard:
-    """A TFRecord file that others wrote; `name` is its path below the data's folder, `records` how
-    many it is said to hold, None where nobody says so.
+    """A TFRecord file that another program wrote; `name` is its path below the data's folder,
+    `records` how many it should hold by its metadata, None where that is unknown.
     """
 
     path: Path
