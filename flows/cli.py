@@ -15,7 +15,7 @@ from flows.credentials import use_running_servers
 from flows.parameters import Changes, check_name
 from flows.resolution import resolve, share_resolved
 from flows.temporary_server import prefect_server
-from flows.terminal import show_on_terminal
+from flows.terminal import Detail, show_on_terminal
 from tasks.errors import InvalidParams, UserError
 from tasks.garbage import collect_garbage_as_usual
 from tasks.params_file import read_yaml
@@ -45,6 +45,10 @@ DebugOption = Annotated[
     bool,
     typer.Option("--debug", help="show all that Prefect and the stages say, and tracebacks"),
 ]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("--verbose", help="show all that the stages print, not their results alone"),
+]
 
 
 def run_command(command: Callable[..., None]) -> None:
@@ -63,7 +67,7 @@ def flow_command(
     set_: list[str] | None,
     overlay: Path | None,
     name: str | None,
-    debug: bool,
+    detail: Detail,
 ) -> Iterator[Changes]:
     """Yield the changes that a command asks for, in a block in which flows can be run: with
     servers, their stages shown on the terminal, a failure reported in one panel.
@@ -71,7 +75,7 @@ def flow_command(
     configure_logging()
     project = Path.cwd()
     with (
-        show_on_terminal(flow, project, debug=debug),
+        show_on_terminal(flow, project, detail=detail),
         use_running_servers(project),
         resolved_changes(set_, overlay, name, pipelines) as changes,
         prefect_server(),

@@ -16,12 +16,14 @@ from flows.cli import (
     NameOption,
     OverlayOption,
     SetOption,
+    VerboseOption,
     flow_command,
     run_command,
 )
 from flows.flow_run import Run, start_run
 from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
 from flows.stages import MEASURED, PREPARATION
+from flows.terminal import Detail
 from tasks.layout import Layout
 from tasks.reporting.table import EXPLANATION, comparison_table, to_text
 from tasks.results.comparison import Comparison
@@ -110,20 +112,23 @@ def open_parent(run: Run, chosen: list[str], run_key: RunKey, *, prepared: bool)
 
 
 def show(compared: Comparison, report: Path) -> None:
-    """Print the comparison as a table on the terminal."""
+    """Print the comparison on the terminal: the table, what it says in a sentence, and where more
+    is.
+    """
     typer.echo(
-        f"{compared.headline}\n\n{to_text(comparison_table(compared))}\n\n{EXPLANATION}\n"
-        f"The page about it: {report / 'index.html'}"
+        f"\n{to_text(comparison_table(compared))}\n\n{compared.headline}\n\n"
+        f"{EXPLANATION}\nThe page about it: {report / 'index.html'}"
     )
 
 
-def command(
+def command(  # noqa: PLR0913 - the options of a command line
     pipeline: Annotated[
         list[str] | None, typer.Option("--pipeline", help="only this configuration; repeatable")
     ] = None,
     set_: SetOption = None,
     overlay: OverlayOption = None,
     name: NameOption = None,
+    verbose: VerboseOption = False,
     debug: DebugOption = False,
     promote: Annotated[
         bool, typer.Option("--promote", help="let a run with changes choose MLflow's champion, too")
@@ -133,8 +138,9 @@ def command(
     report/index.html.
     """
     selected = select_pipelines(pipeline or [])
+    detail = Detail.of(verbose=verbose, debug=debug)
     with flow_command(
-        "comparison", selected, set_=set_, overlay=overlay, name=name, debug=debug
+        "comparison", selected, set_=set_, overlay=overlay, name=name, detail=detail
     ) as changes:
         report = comparison(pipelines=selected, changes=changes, name=name or "", promote=promote)
         if report:

@@ -10,12 +10,14 @@ from flows.cli import (
     NameOption,
     OverlayOption,
     SetOption,
+    VerboseOption,
     flow_command,
     run_command,
 )
 from flows.flow_run import start_run
 from flows.parameters import UNCHANGED, Changes, RunName
 from flows.stages import PREPARATION
+from flows.terminal import Detail
 
 
 @flow(
@@ -44,11 +46,13 @@ def command(
     set_: SetOption = None,
     overlay: OverlayOption = None,
     name: NameOption = None,
+    verbose: VerboseOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
+    detail = Detail.of(verbose=verbose, debug=debug)
     with flow_command(
-        "prepare-data", [], set_=set_, overlay=overlay, name=name, debug=debug
+        "prepare-data", [], set_=set_, overlay=overlay, name=name, detail=detail
     ) as changes:
         prepare_data(changes=changes, name=name or "")
 

@@ -1,8 +1,8 @@
-"""What a flow shows on a terminal: its stages with their times, one after another, and at the end
-of a failed one a panel that says why.
+"""What a flow shows on a terminal: a line for each stage with its time and its result, what is
+wrong in between, and at the end of a failed one a panel that says why.
 
-All that Prefect, DVC and the stages print is in a log file below .throughline/logs; Prefect's own
-lines are shown with --debug alone.
+All that Prefect, DVC and the stages print is in a log file below .throughline/logs; what stages
+print is shown with --verbose, Prefect's own lines with --debug alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 
 import typer
@@ -23,6 +24,7 @@ from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tasks.errors import Failure, StageFailed, describe_failure
+from tasks.progress import PROBLEM_MARK, RESULT_MARK
 
 LOGS = Path(".throughline") / "logs"
 KEPT_LOGS = 50
@@ -30,20 +32,41 @@ KEPT_LOGS = 50
 # the log file alone.
 STAGE_EVENT, STAGE_OUTPUT, LOG_ONLY = "stage_event", "stage_output", "log_only"
 STARTED, RAN = "started", "ran"  # events; others are reasons for not running
+DVC_WARNING = "WARNING: "
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message)s"
+# In a log, where nothing can be drawn over, a running stage says something after so long, then
+# after twice as long, and so on.
+FIRST_SIGN_S = 60.0
 _ROOT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
-class StageView(logging.Handler):
-    """Shows records of a flow as a list: a line per finished stage, and what the running one says.
+class Detail(Enum):
+    """How much is shown: results and problems; also what stages print; also what Prefect says."""
 
-    On a terminal that is the last line, which changes; elsewhere all that it prints.
+    RESULTS = "results"
+    OUTPUT = "output"
+    ALL = "all"
+
+    @classmethod
+    def of(cls, *, verbose: bool, debug: bool) -> Detail:
+        """What the options --verbose and --debug ask for."""
+        return cls.ALL if debug else cls.OUTPUT if verbose else cls.RESULTS
+
+
+class StageView(logging.Handler):
+    """Shows records of a flow as a list: a line per finished stage with its result, and problems as
+    they come.
+
+    On a terminal the last line says what the running stage does. With `verbose` all that stages
+    print is shown.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
         super().__init__(logging.INFO)
-        self._console = console
+        self._console, self._verbose = console, verbose
         self._started_at: dict[str, float] = {}
+        self._results: dict[str, str] = {}
+        self._next_sign_s = FIRST_SIGN_S
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[stage]:<22}"),
@@ -60,24 +83,55 @@ class StageView(logging.Handler):
         stage, event = getattr(record, "task_run_name", ""), getattr(record, STAGE_EVENT, None)
         if event == STARTED:
             self._started_at[stage] = time.monotonic()
-            self.progress.reset(self._running, description="", stage=stage)
+            self._results.pop(stage, None)
+            self._next_sign_s = FIRST_SIGN_S
+            self.progress.reset(self._running, description="", stage=_title(stage))
         elif event:
-            seconds = time.monotonic() - self._started_at.pop(stage, time.monotonic())
-            done = f"{seconds:>8.1f} s" if event == RAN else f"  {event}"
+            done = f"{_duration(self._seconds(stage)):>8}" if event == RAN else f"  {event}"
             mark = "✓" if event == RAN else "·"
-            self._console.print(f"{mark} {stage:<22}{done}", highlight=False)
+            result = self._results.pop(stage, "") if event == RAN else ""
+            self._print(f"{mark} {_title(stage):<22}{done}  {result}".rstrip())
+            self._started_at.pop(stage, None)
             self.progress.reset(self._running, description="", stage="")
         elif getattr(record, STAGE_OUTPUT, False):
-            self._show_output(record.getMessage())
+            self._take_output(stage, record.getMessage())
         elif not getattr(record, LOG_ONLY, False) and _concerns_users(record):
-            self._console.print(escape(record.getMessage()), highlight=False, soft_wrap=True)
+            self._print(record.getMessage())
 
-    def _show_output(self, text: str) -> None:
-        if self._console.is_terminal:
+    def _take_output(self, stage: str, text: str) -> None:
+        """Keep a line of a stage if it is its result, show it if it is a problem, else let it be
+        the sign that the stage is at work.
+        """
+        if text.startswith(RESULT_MARK):
+            self._results[stage] = text.removeprefix(RESULT_MARK)
+        elif text.startswith((PROBLEM_MARK, DVC_WARNING)):
+            problem = text.removeprefix(PROBLEM_MARK)
+            self._print(f"{PROBLEM_MARK}{_title(stage):<22}{'':>8}  {problem}")
+        elif self._verbose:
+            self._print(f"  {text}")
+        elif self._console.is_terminal:
             width = max(self._console.width - 40, 20)
-            self.progress.update(self._running, description=escape(text[:width]))
-        else:
-            self._console.print(f"  {escape(text)}", highlight=False, soft_wrap=True)
+            self.progress.update(self._running, description=escape(text.strip()[:width]))
+        elif (seconds := self._seconds(stage)) >= self._next_sign_s:
+            self._next_sign_s = 2 * seconds
+            self._print(f"  {_title(stage):<22}{_duration(seconds):>8}  {text.strip()}")
+
+    def _seconds(self, stage: str) -> float:
+        """Since the stage has started."""
+        now = time.monotonic()
+        return now - self._started_at.get(stage, now)
+
+    def _print(self, text: str) -> None:
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _title(stage: str) -> str:
+    """A stage as people call it: `train naive` for train@naive."""
+    return stage.replace("@", " ")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"  # noqa: PLR2004
 
 
 def _concerns_users(record: logging.LogRecord) -> bool:
@@ -89,14 +143,18 @@ def _concerns_users(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def show_on_terminal(flow: str, project: Path, *, debug: bool = False) -> Iterator[None]:
+def show_on_terminal(
+    flow: str, project: Path, *, detail: Detail = Detail.RESULTS
+) -> Iterator[None]:
     """Show what a flow that starts in the block does, and end the process with one panel where it
     fails: exit code 2 where the user can do something about it, 1 for a bug.
 
-    With `debug` everything that Prefect says is shown, and the traceback of a bug.
+    With `Detail.ALL` everything that Prefect says is shown, and the traceback of a bug.
     """
+    debug = detail is Detail.ALL
     console, root = Console(stderr=True), logging.getLogger()
-    view, log = StageView(console), _open_log(project, flow)
+    view = StageView(console, verbose=detail is Detail.OUTPUT)
+    log = _open_log(project, flow)
     handlers = root.handlers
     root.handlers = [*handlers, log] if debug else [view, log]
     try:

@@ -15,12 +15,14 @@ from flows.cli import (
     NameOption,
     OverlayOption,
     SetOption,
+    VerboseOption,
     flow_command,
     run_command,
 )
 from flows.flow_run import start_run
 from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED, PREPARATION
+from flows.terminal import Detail
 from tasks.layout import Layout
 from tasks.results.profiling import ProfileResult
 from tasks.results.train import TrainResult
@@ -74,11 +76,13 @@ def command(
     set_: SetOption = None,
     overlay: OverlayOption = None,
     name: NameOption = None,
+    verbose: VerboseOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Run one configuration through all stages."""
+    detail = Detail.of(verbose=verbose, debug=debug)
     with flow_command(
-        "training", [pipeline], set_=set_, overlay=overlay, name=name, debug=debug
+        "training", [pipeline], set_=set_, overlay=overlay, name=name, detail=detail
     ) as changes:
         result = training(pipeline=pipeline, changes=changes, name=name or "")
         typer.echo(json.dumps(result, indent=2))

@@ -29,7 +29,7 @@ from tasks.measurement.hardware import UsageMonitor, describe_machine
 from tasks.measurement.padding import measure_sequences
 from tasks.measurement.throughput import measure_input
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.progress import echo
+from tasks.progress import echo, echo_result
 from tasks.results.build import BuildResult, PlanSummary
 from tasks.settings import MeasureSettings
 
@@ -155,12 +155,11 @@ def main() -> None:
                 about=about,
             )
         throughput, digest = result.throughput, result.examples_digest
-        echo(f"build {name}: {result.plan}")
-        echo(
-            f"  input-only {throughput.input_examples_per_s:,.0f} examples/s (first pass"
+        echo(f"build {name}: {result.plan}; digest {digest.digest[:12]}")
+        echo_result(
+            f"input alone {throughput.input_examples_per_s:,.0f} examples/s (first pass"
             f" {throughput.cold_examples_per_s:,.0f}), first batch"
-            f" {throughput.first_batch_s * 1e3:,.0f} ms, {digest.examples:,} examples,"
-            f" digest {digest.digest[:12]}"
+            f" {throughput.first_batch_s * 1e3:,.0f} ms, {digest.examples:,} examples"
         )
         if apart := result.pixel_difference:
             echo(

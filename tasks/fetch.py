@@ -17,7 +17,7 @@ from tasks.errors import UnexpectedFiles, expect_current_schema
 from tasks.files import digest_file, digest_json, read_json, resumable_folder, write_json
 from tasks.layout import Layout
 from tasks.libraries import program_digest
-from tasks.progress import echo
+from tasks.progress import echo_result
 
 FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos, "mails": fetch_mails}
 ORIGIN = "origin.json"
@@ -85,7 +85,7 @@ def _digests(folder: Path) -> dict[str, str]:
 def main() -> None:
     """Put a known dataset (data.fetch) into data/raw/NAME."""
     with stage_cli(main) as params:
-        echo(f"fetch: {fetch(params.data.fetch, Layout().raw)}")
+        echo_result(str(fetch(params.data.fetch, Layout().raw)))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_blake2b, digest_json, resumable_folder
 from tasks.layout import Layout
 from tasks.libraries import program_digest
-from tasks.progress import echo, in_threads, progress
+from tasks.progress import echo, echo_problem, echo_result, in_threads, progress
 from tasks.settings import DataSettings, SplitSettings
 
 REJECTS_SHOWN = 5
@@ -453,16 +453,17 @@ def main() -> None:
             if manifest.classes
             else f"columns {_name_some(manifest.schema.columns)}"
         )
-        echo(
-            f"ingest: {counts}; {kind}, {stats['bytes'] / 1e6:,.1f} MB, {stats['rejected']}"
-            " rejected"
-        )
+        echo_result(f"{counts}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
+        if stats["rejected"]:
+            echo_problem(
+                f"{stats['rejected']:,} rejected, listed in {Layout().manifest / 'rejected.csv'}"
+            )
         for reason, count in {**stats["reject_reasons"], **stats["notes"]}.items():
-            echo(f"  {count} × {reason}")
+            echo_problem(f"{count:,} × {reason}")
         for name, what in stats["features"].items():
             echo(f"  feature {name}: {what}")
         for name in stats["empty_classes"]:
-            echo(f"  class folder {name} holds no example and is left out")
+            echo_problem(f"class folder {name} holds no example and is left out")
 
 
 if __name__ == "__main__":

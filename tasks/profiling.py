@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -35,15 +36,16 @@ from tasks.files import atomic_folder, write_json
 from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from tasks.measurement.padding import padding_in_buckets
-from tasks.measurement.steady_state import WARM_UP_STEPS, SteadyState
+from tasks.measurement.steady_state import UNDECIDED_SIDE, WARM_UP_STEPS, Side, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.progress import echo
+from tasks.progress import echo, echo_problem, echo_result
 from tasks.reporting.plots import plot_steps, plot_timelines
 from tasks.results.build import BuildResult, InputThroughput, SequenceBatches
 from tasks.results.profiling import (
     METRICS_FILE,
+    UNDECIDED,
     Breakdown,
     Diagnosis,
     ProfileResult,
@@ -289,27 +291,22 @@ def record(out: Path, run_key: RunKey, diagnosis: Diagnosis, result: ProfileResu
         recorder.log_artifact(out / "profile", folder="profile")
 
 
+SIDES: Mapping[Side, str] = {
+    "both": "from full buffers and from empty ones alike",
+    "drained": "from empty buffers, since full ones run down",
+    "full": "from full buffers, which stay full",
+    UNDECIDED_SIDE: "from full buffers to empty ones",
+}
+
+
 def print_summary(name: str, profiled: Profile) -> None:
     """Print verdict, cause, fix and the tree."""
     diagnosis, state = profiled.diagnosis, profiled.state
     interval = "{:.0f} to {:.0f} %".format(*state.stall_interval_pct)
-    sides = {
-        "both": "from full buffers and from empty ones alike",
-        "drained": "from empty buffers, since full ones run down",
-    }
-    seen = sides.get(
-        state.side,
-        (
-            "from full buffers, which stay full"
-            if state.side == "full"
-            else "full and empty buffers disagree"
-        ),
-    )
-    rounds = f"{interval} over {len(state.rounds)} rounds, {seen}"
-    echo(
-        f"profile {name}: {diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} % ({rounds});"
-        f" {diagnosis.evidence}"
-    )
+    echo(f"profile {name}: {len(state.rounds)} rounds, {SIDES[state.side]}; {diagnosis.evidence}")
+    echo_result(f"{diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} % ({interval})")
+    if diagnosis.verdict == UNDECIDED:
+        echo_problem(f"undecided: {diagnosis.cause}; {diagnosis.fix}")
     gain = (
         ""
         if diagnosis.predicted_gain is None

@@ -1,4 +1,8 @@
-"""Progress of long work: a bar on a terminal, a line every few seconds in a log."""
+"""Progress of long work, a bar on a terminal and a line every few seconds in a log, and what a
+stage says: its one-line result, what is wrong, and details.
+
+A flow's terminal shows results and problems, which begin with their marks; details are in its log.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 LINE_EVERY_S = 5.0
+RESULT_MARK, PROBLEM_MARK = "✓ ", "! "
 
 
 def progress(items: Iterable[T], *, total: int, label: str, unit: str = "examples") -> Iterator[T]:
@@ -42,7 +47,17 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) 
 
 
 def echo(message: str) -> None:
-    """Print one line of progress or result at once, so that a flow sees it while the stage still
+    """Print one line of progress or detail at once, so that a flow sees it while the stage still
     runs.
     """
     print(message, flush=True)
+
+
+def echo_result(message: str) -> None:
+    """Print what a stage has made, in one line of words and figures; a flow adds stage and time."""
+    echo(f"{RESULT_MARK}{message}")
+
+
+def echo_problem(message: str) -> None:
+    """Print what somebody should know of: what was left out, is undecided, or could not be done."""
+    echo(f"{PROBLEM_MARK}{message}")

@@ -20,7 +20,7 @@ from tasks.data.shards import read_shard_index
 from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.files import atomic_folder
 from tasks.layout import Layout
-from tasks.progress import echo
+from tasks.progress import echo, echo_problem, echo_result
 from tasks.reporting.checklist import run_checklist
 from tasks.reporting.comparison_plots import plot_histories, plot_throughput
 from tasks.reporting.plots import plot_timelines
@@ -328,9 +328,16 @@ def main() -> None:
     """Put all configurations side by side and write report/."""
     with stage_cli(main) as params:
         comparison = report(list(params.pipelines), Layout(), Layout().report)
-        echo(comparison.headline)
         echo(to_text(comparison_table(comparison)))
         echo(EXPLANATION)
+        echo(comparison.headline)
+        count = len(comparison.configurations)
+        what = "1 configuration" if count == 1 else f"{count} configurations side by side"
+        echo_result(f"{what}: {Layout().report / 'index.html'}")
+        if comparison.warning:
+            echo_problem(comparison.warning)
+        for name, lacking in comparison.missing.items():
+            echo_problem(f"{name} is left out: {', '.join(lacking)} missing")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from tasks.errors import DataNotFound
 from tasks.files import digest_blake2b, digest_file, digest_json, resumable_folder
 from tasks.layout import Layout
 from tasks.libraries import program_digest
-from tasks.progress import echo, in_threads, progress
+from tasks.progress import echo_result, in_threads, progress
 from tasks.settings import ShardSettings
 
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
@@ -261,10 +261,11 @@ def main() -> None:
         started_at = time.perf_counter()
         index = shard(manifest, layout.shards, settings=params.shard)
         seconds = time.perf_counter() - started_at
-        examples, size = len(manifest.examples), sum(item.bytes for item in index.shards) / 1e6
-        rate = f"{size / seconds:,.0f} MB/s, {examples / seconds:,.0f} examples/s"
+        examples, size = len(manifest.examples), sum(item.bytes for item in index.shards) / 2**20
+        rate = f"{examples / seconds:,.0f} examples/s"
         what = "blocks of time steps" if index.schema.payload == "series" else "examples"
-        echo(f"shard: {examples:,} {what} in {len(index.shards)} shards, {size:,.1f} MB, {rate}")
+        shards = f"{len(index.shards)} shard{'s' if len(index.shards) != 1 else ''}"
+        echo_result(f"{examples:,} {what} in {shards}, {size:,.1f} MiB, {rate}")
 
 
 if __name__ == "__main__":

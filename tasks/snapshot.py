@@ -52,7 +52,7 @@ from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import compute_snapshot_key
 from tasks.pipelines.shapes import output_shape, resolve_decode, stored_shape
 from tasks.pipelines.undecodable import find_undecodable, process_record
-from tasks.progress import echo, in_threads, progress
+from tasks.progress import echo_problem, echo_result, in_threads, progress
 from tasks.results.snapshot import SnapshotCost
 from tasks.settings import SnapshotSettings
 
@@ -132,7 +132,7 @@ def snapshot(
     skips = settings.on_corrupt == "skip"
     damage = Damage(problems=find_damaged_shards(shards, shards_folder) if skips else {})
     for problem in itertools.chain.from_iterable(damage.problems.values()):
-        echo(f"snapshot: damaged, {problem}")
+        echo_problem(f"damaged: {problem}")
     try:
         return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
     except _NotDecoded as error:
@@ -158,7 +158,7 @@ def snapshot(
             )
             raise CorruptShard(f"{first}{more}; {remedy}") from error
     for problem in damage.unusable.values():
-        echo(f"snapshot: {problem}")
+        echo_problem(problem)
     return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
 
 
@@ -185,8 +185,8 @@ def _write_snapshot(
             left_out = sum(
                 whole.examples(split) - shards.examples(split) for split in shards.splits
             )
-            echo(
-                f"snapshot: {left_out:,} examples dropped; all configurations read the repaired"
+            echo_problem(
+                f"{left_out:,} examples dropped; all configurations read the repaired"
                 f" shards in {out / REPAIRED}"
             )
         tokens = _prepare_tokenizer(shards, shards_folder, folder, preprocess)
@@ -481,9 +481,9 @@ def main() -> None:
         SnapshotCost(
             seconds=seconds, examples_per_s=examples / seconds, bytes_per_example=mean
         ).write(layout.snapshot.parent)
-        echo(
-            f"snapshot: {examples:,} examples of {np.dtype(image.dtype)} {sizes}, {mean:,.0f} bytes"
-            f" each, {size / max(1, read):.2f} × the shards, {size / 1e6 / seconds:,.0f} MB/s"
+        echo_result(
+            f"{examples:,} examples of {np.dtype(image.dtype)} {sizes}, {size / 2**20:,.1f} MiB,"
+            f" {size / max(1, read):.2f} × the shards, {examples / seconds:,.0f} examples/s"
         )
 
 

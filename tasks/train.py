@@ -36,7 +36,7 @@ from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.steps import TokenWindow
 from tasks.pipelines.training_workers import training_worker_from_tf_config
-from tasks.progress import echo
+from tasks.progress import echo, echo_problem, echo_result
 from tasks.results.build import BuildResult
 from tasks.results.train import (
     RunRecord,
@@ -97,8 +97,8 @@ def train(
     compile_model(model, settings, target=models.target, steps=pipelines.train.steps_per_epoch)
     start, train_function = checkpoints.restore(model), TrainFunction(model)
     if start != Position():
-        echo(
-            f"train: resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
+        echo_problem(
+            f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
         )
     with UsageMonitor(used_gpus(device_names(model)), paused=True) as monitor:
         checkpoints.attach(train_function, monitor)
@@ -301,6 +301,21 @@ def configure_process(settings: TrainSettings) -> None:
         )
 
 
+def summarize(result: TrainResult) -> str:
+    """The result in one line: the rate of warm epochs, and the metric by which people judge it."""
+    rate = (
+        f"{result.throughput.train_examples_per_s:,.0f} examples/s"
+        if result.throughput
+        else "no epoch timed"
+    )
+    figures = {
+        f"test {name}": result.test[name]
+        for name in (result.metric, "perplexity")
+        if name in result.test
+    } or {f"validation {result.metric}": result.last_epoch[f"val_{result.metric}"]}
+    return ", ".join([rate, *(f"{name} {value:.4f}" for name, value in figures.items())])
+
+
 def main() -> None:
     """Train the model through one configuration's input pipeline."""
     with (
@@ -369,15 +384,7 @@ def main() -> None:
             recorder.log_model(out / "model.keras", objects)
         RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
-        speed = result.throughput.train_examples_per_s if result.throughput else float("nan")
-        echo(
-            f"  {speed:,.0f} examples/s"
-            + "".join(
-                f", test {name} {result.test[name]:.4f}"
-                for name in (result.metric, "perplexity")
-                if name in result.test
-            )
-        )
+        echo_result(summarize(result))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import psutil
 import pynvml
 
 from tasks.measurement.gpus import visible_gpus
-from tasks.progress import echo
+from tasks.progress import echo_problem
 from tasks.results.base import Usage
 
 SAMPLE_EVERY_S = 0.2
@@ -89,7 +89,9 @@ class UsageMonitor:
                 f"{len(self._failures)} of {len(self._failures) + len(self._samples)} readings of"
                 " the GPU failed"
             )
-            echo(f"  {counted} (NVML: {self._failures[-1]}); GPU metrics are those of the others")
+            echo_problem(
+                f"{counted} (NVML: {self._failures[-1]}); GPU metrics are those of the others"
+            )
         utilization = sorted(_known(sample.utilization_pct for sample in self._samples))
         memory = _known(sample.memory_mb for sample in self._samples)
         power = _known(sample.power_w for sample in self._samples)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.errors import ServiceFailed
-from tasks.progress import echo
+from tasks.progress import echo_problem
 
 START_S = 120
 CONNECT_S = 10
@@ -72,7 +72,7 @@ def _keep_alive(
     while not stopping.wait(CHECK_S):
         for number, worker in enumerate(addresses, start=1):
             if running[number].poll() is not None:
-                echo(
+                echo_problem(
                     f"tf.data service: worker {worker} died with code {running[number].returncode};"
                     " restarting it"
                 )

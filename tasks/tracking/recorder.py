@@ -29,7 +29,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
-from tasks.progress import echo
+from tasks.progress import echo, echo_problem
 from tasks.results.train import RunRecord
 from tasks.tracking.experiments import STORE_HOME, RunKey, get_experiment_id, store_home
 from tasks.tracking.outbox import PendingRun, enqueue, list_pending, remove
@@ -196,12 +196,12 @@ class Recorder:
             )
             if away or starts:
                 self.sent = False
-                echo(
+                echo_problem(
                     f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)});"
                     " kept for `python -m tasks.tracking.recorder sync`"
                 )
             else:
-                echo(
+                echo_problem(
                     f"MLflow at {mlflow.get_tracking_uri()} does not take something, which is left"
                     f" out ({reason(error)})"
                 )

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tasks.errors import MissingInput
 from tasks.files import digest_file, digest_json, read_json, write_json
-from tasks.progress import echo
+from tasks.progress import echo_problem
 
 MAX_TO_KEEP = 2
 STATE = "state.json"
@@ -72,7 +72,7 @@ class CheckpointStore:
                     variable.assign(value)
                 continue
             return saved.state
-        echo("train: no checkpoint can be used; training starts from the beginning")
+        echo_problem("no checkpoint can be used; training starts from the beginning")
         return None
 
     def write(
@@ -128,7 +128,7 @@ class CheckpointStore:
                     f"is of another training, its {', '.join(differing)}"
                     f" differ{'s' if len(differing) == 1 else ''}",
                 )
-                echo("train: training starts from the beginning")
+                echo_problem("training starts from the beginning")
             other = True
             shutil.rmtree(folder, ignore_errors=True)
         return usable
@@ -160,7 +160,7 @@ def _read_verified(folder: Path) -> dict[str, Any]:
 
 
 def _discard(folder: Path, reason: str) -> None:
-    echo(f"train: the checkpoint {folder} {reason}; it is removed")
+    echo_problem(f"the checkpoint {folder} {reason}; it is removed")
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tasks.errors import disk_reason
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.progress import echo
+from tasks.progress import echo, echo_problem
 from tasks.settings import TrainSettings
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.step_timer import StepTimer
@@ -230,8 +230,8 @@ class CheckpointCallback(keras.callbacks.Callback):
             )
         except (OSError, tf.errors.OpError) as error:
             reason = disk_reason(error) or str(error).splitlines()[0][:200]
-            echo(
-                f"  no checkpoint could be written ({reason}); training continues, the earlier one"
+            echo_problem(
+                f"no checkpoint could be written ({reason}); training continues, the earlier one"
                 " stays"
             )
 

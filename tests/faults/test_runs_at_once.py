@@ -42,7 +42,7 @@ def project(folder, array_file) -> Path:
 
 
 def start(project: Path, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "flows.prepare_data", *arguments]
+    command = [sys.executable, "-m", "flows.prepare_data", "--verbose", *arguments]
     return subprocess.Popen(
         command,
         cwd=project,

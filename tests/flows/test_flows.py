@@ -51,7 +51,7 @@ def train_naive(folder, override, *, name, code=0):
 def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
     folder, _ = first
     output = run(folder, "python", "-m", "flows.comparison")
-    assert len(re.findall(r"^· \S+ +up to date$", output, re.MULTILINE)) == 11, (
+    assert len(re.findall(r"^· \S.* up to date$", output, re.MULTILINE)) == 11, (
         "without asking DVC stage by stage"
     )
     assert "Running stage" not in output
@@ -77,7 +77,7 @@ def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
         == 2
     )
     assert "tuned" in run(folder, "dvc", "exp", "list")
-    for restored in ("snapshot", "train@optimized"):
+    for restored in ("snapshot", "train optimized"):
         assert re.search(rf"^· {restored} +from DVC's cache$", output, re.MULTILINE), (
             "comes from the shared cache"
         )
@@ -143,6 +143,7 @@ def test_killing_the_flow_leaves_no_orphan_and_no_lock(first):
         "train.epochs=5000",
         "--name",
         "killed",
+        "--verbose",
     ]
     flow = subprocess.Popen(
         command,

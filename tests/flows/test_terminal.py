@@ -16,6 +16,7 @@ from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.states import Cancelled, exception_to_failed_state
 from rich.console import Console
 
+from flows import terminal
 from flows.artifacts import failure_reason
 from flows.stages import _should_retry
 from flows.terminal import (
@@ -26,6 +27,7 @@ from flows.terminal import (
     STAGE_EVENT,
     STAGE_OUTPUT,
     STARTED,
+    Detail,
     StageView,
     show_on_terminal,
 )
@@ -47,10 +49,11 @@ def logs(folder):
     return sorted((folder / LOGS).glob("*.log"))
 
 
-def test_stages_are_lines_and_everything_is_in_the_log(tmp_path, capsys, stage):
+def test_stages_are_lines_with_their_results_and_everything_is_in_the_log(tmp_path, capsys, stage):
     with show_on_terminal("training", tmp_path):
         stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
-        stage.info("[60,000] of 70,000", extra={STAGE_OUTPUT: True})
+        for line in ("[60,000] of 70,000", "! 3 × corrupt [JPEG]", "✓ 70,000 examples [of 3]"):
+            stage.info(line, extra={STAGE_OUTPUT: True})
         stage.info("a traceback", extra={LOG_ONLY: True})
         stage.info("ingest ran", extra={STAGE_EVENT: RAN})
         stage.info("ingest is up to date", extra={STAGE_EVENT: "up to date"})
@@ -68,13 +71,39 @@ def test_stages_are_lines_and_everything_is_in_the_log(tmp_path, capsys, stage):
         )
         logging.getLogger("prefect.task_runs").handle(record)
     shown = capsys.readouterr().err.splitlines()
-    assert shown[0] == "  [60,000] of 70,000"
-    assert re.fullmatch(r"✓ ingest +0\.\d s", shown[1])
+    assert re.fullmatch(r"! ingest +3 × corrupt \[JPEG\]", shown[0]), "a problem, at once"
+    assert re.fullmatch(r"✓ ingest +0\.\d s  70,000 examples \[of 3\]", shown[1])
     assert shown[2].split() == ["·", "ingest", "up", "to", "date"]
     assert shown[3:] == ["look [here]", "mind this"]
     (log,) = logs(tmp_path)
     text = log.read_text()
     assert "prefect.task_runs ingest | a traceback" in text and "Finished in state" in text
+    assert "ingest | [60,000] of 70,000" in text, "details"
+
+
+def test_all_that_stages_print_is_shown_on_demand(tmp_path, capsys, stage):
+    with show_on_terminal("training", tmp_path, detail=Detail.OUTPUT):
+        stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
+        stage.info("[60,000] of 70,000", extra={STAGE_OUTPUT: True})
+    assert capsys.readouterr().err == "  [60,000] of 70,000\n"
+
+
+def test_in_a_log_a_long_stage_shows_at_ever_longer_intervals_that_it_is_at_work(monkeypatch):
+    screen, now = io.StringIO(), 0.0
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    view = StageView(Console(file=screen, width=80))
+    view.handle(of_stage("train@naive", STAGE_EVENT, STARTED))
+    for now in range(0, 400, 10):
+        view.handle(of_stage("train@naive", STAGE_OUTPUT, f"epoch {now}"))
+    signs = [line.split() for line in screen.getvalue().splitlines()]
+    assert signs == [["train", "naive", f"{at}", "s", "epoch", f"{at}"] for at in (60, 120, 240)]
+
+
+def of_stage(stage, event, text):
+    """A record of a stage, as its task logs it."""
+    return logging.makeLogRecord(
+        {"name": "x", "levelno": 20, "msg": text, "task_run_name": stage, event: text}
+    )
 
 
 def test_on_a_terminal_the_running_stage_is_one_line(stage):
@@ -82,10 +111,7 @@ def test_on_a_terminal_the_running_stage_is_one_line(stage):
     view = StageView(Console(file=screen, force_terminal=True, width=100))
     with view.progress:
         for event, text in ((STAGE_EVENT, STARTED), (STAGE_OUTPUT, "[60,000] of 70,000")):
-            record = logging.makeLogRecord(
-                {"name": "x", "levelno": 20, "msg": text, "task_run_name": "ingest", event: text}
-            )
-            view.handle(record)
+            view.handle(of_stage("ingest", event, text))
         view.progress.refresh()
         assert "[60,000] of 70,000" in screen.getvalue()
     assert screen.getvalue().count("\n") <= 3, "it is drawn over"
@@ -93,7 +119,8 @@ def test_on_a_terminal_the_running_stage_is_one_line(stage):
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_bug_is_one_line_and_its_traceback_is_in_the_log(tmp_path, capsys, debug):
-    with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path, debug=debug):
+    detail = Detail.of(verbose=False, debug=debug)
+    with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path, detail=detail):
         raise RuntimeError("odd")
     shown = capsys.readouterr().err
     assert ended.value.code == 1
