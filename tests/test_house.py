@@ -71,6 +71,7 @@ FLOWS_MAY_IMPORT = (
     "tasks.garbage",
     "tasks.identities",
     "tasks.layout",
+    "tasks.progress",
     "tasks.reporting.table",
     "tasks.results",
     "tasks.scratch",
