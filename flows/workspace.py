@@ -24,12 +24,11 @@ from flows.parameters import check_name
 from flows.resolution import ResolvedParams
 from tasks.errors import WorkspaceProblem
 from tasks.files import atomic_file
-from tasks.layout import Layout
+from tasks.layout import WORKSPACES, Layout
 from tasks.params_file import PARAMS_FILE
 from tasks.scratch import Scratch
 
 STATE_DIR = ".throughline"
-WORKSPACES = Path(STATE_DIR) / "workspaces"
 EPHEMERAL = Path(STATE_DIR) / "ephemeral"  # a mark in the worktree of a run without a name
 SWEPT_AFTER_S = 86_400.0  # until then a retry of the run goes on from its worktree
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git

@@ -19,7 +19,7 @@ PACKAGES = ("tasks", "flows")
 WIDE = 100
 STAGES = {
     *("identities", "fetch", "ingest", "shard", "snapshot", "build", "train", "profiling"),
-    *("report", "verify", "stall", "export", "cli"),
+    *("report", "verify", "stall", "export", "predict", "cli"),
 }
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.allocator import raise_malloc_thresholds
-from tasks.errors import InvalidParams, did_you_mean, report_user_errors
+from tasks.errors import InvalidParams, MissingInput, did_you_mean, report_user_errors
 from tasks.files import clear_leftovers
 from tasks.garbage import collect_garbage_as_usual
-from tasks.layout import Layout
+from tasks.layout import MODEL_FILE, STORE_HOME, Layout
 from tasks.libraries import check_versions
 from tasks.params import Params, load_params
 from tasks.params_file import PARAMS_FILE
@@ -32,14 +34,25 @@ class StageContext:
     malloc_tuned: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainedModelContext:
+    """The file of a trained model that a command uses, and the command's options."""
+
+    model: Path
+    options: argparse.Namespace
+
+
 @contextmanager
-def stage_cli(command: Callable[[], None]) -> Iterator[Params]:
+def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and report user errors. Imports no
-    TensorFlow.
+    TensorFlow. With `of_runs` it takes --name.
     """
     collect_garbage_as_usual()
     with report_user_errors():
-        parse_command(command)
+        parser = _parser(command)
+        if of_runs:
+            add_run_option(parser)
+        enter_run(parser.parse_args())
         check_versions(_stage_of(command), root=Path())
         params = load_params()
         clear_after_kills(Layout())
@@ -63,6 +76,7 @@ def pipeline_stage_cli(
         if add:
             add(parser)
         options = parser.parse_args()
+        enter_run(options)
         check_versions(_stage_of(command), root=Path())
         params, name = load_params(), options.pipeline
         if name not in params.pipelines:
@@ -77,6 +91,79 @@ def pipeline_stage_cli(
             yield StageContext(
                 params=params, name=name, options=options, malloc_tuned=raise_malloc_thresholds()
             )
+
+
+@contextmanager
+def trained_model_cli(
+    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
+) -> Iterator[TrainedModelContext]:
+    """The command line of what uses a trained model, which has all that this takes within its file;
+    `add` declares options of its own.
+
+    Raises:
+      MissingInput: there is no such model; says what to run, and which models there are.
+    """
+    collect_garbage_as_usual()
+    with report_user_errors():
+        parser = _parser(command)
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument(
+            "--pipeline", metavar="NAME", help="a key of `pipelines:`: the model of that training"
+        )
+        which.add_argument("--model", type=Path, metavar="FILE", help="any model.keras of a run")
+        add_run_option(parser)
+        add(parser)
+        options = parser.parse_args()
+        enter_run(options)
+        sys.path.insert(0, str(Path.cwd()))  # own ops and layers
+        model = options.model or Layout().results(options.pipeline) / MODEL_FILE
+        if not model.is_file():
+            there = sorted(path.parent.name for path in Layout().root.glob(f"runs/*/{MODEL_FILE}"))
+            raise MissingInput(
+                f"{model} does not exist; "
+                + (
+                    f"run `dvc repro train@{options.pipeline}`; trained are:"
+                    f" {', '.join(there) or 'none'}. Those of runs with changes: --name RUN"
+                    if options.pipeline
+                    else "name a model.keras that train has written"
+                )
+            )
+        yield TrainedModelContext(model=model, options=options)
+
+
+def add_run_option(parser: argparse.ArgumentParser) -> None:
+    """Declare `--name`, of a command that reads what a run has written."""
+    parser.add_argument(
+        "--name",
+        metavar="RUN",
+        help="read what the run with changes of this name has written (`flows.* --name RUN`)",
+    )
+
+
+def enter_run(options: argparse.Namespace) -> None:
+    """Continue in the worktree of the run that `--name` names, if any; paths among the options stay
+    those they were.
+
+    Raises:
+      MissingInput: there is no such run; names those there are.
+    """
+    name = getattr(options, "name", None)
+    if name is None:
+        return
+    root, known = Layout().run(name).root, Layout().run_names
+    if name not in known:
+        raise MissingInput(
+            f"--name {name}: there is no such run of this project;"
+            f" {did_you_mean(name, known) if known else 'there are none with changes.'}"
+        )
+    for key, value in vars(options).items():
+        if isinstance(value, Path):
+            setattr(options, key, value.absolute())
+        elif isinstance(value, list):
+            absolute = [one.absolute() if isinstance(one, Path) else one for one in value]
+            setattr(options, key, absolute)
+    os.environ.setdefault(STORE_HOME, str(Path.cwd()))
+    os.chdir(root)
 
 
 def parse_command(command: Callable[[], None]) -> None:

@@ -115,6 +115,18 @@ class UnsavableModel(UserError):
     """
 
 
+class OutdatedModel(UserError):
+    """A trained model does not say how it is used, or was trained with ops or by a version of the
+    program that there no longer are; train it again.
+    """
+
+
+class NothingPredicted(UserError):
+    """None of the inputs of `tasks.predict` can be used, or, with --strict, not all of them; each
+    has its reason in the result.
+    """
+
+
 class UnequalConfigurations(UserError):
     """Two configurations with the same preprocessing do not deliver the same examples."""
 

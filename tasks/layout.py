@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+WORKSPACES = Path(".throughline") / "workspaces"  # a worktree per run with changes, by its name
+MODEL_FILE = "model.keras"
+STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store serves without a server
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -36,6 +40,15 @@ class Layout:
     def raw(self) -> Path:
         """Folder of known datasets, written by fetch."""
         return self.root / "data" / "raw"
+
+    def run(self, name: str) -> Layout:
+        """Where the outputs of a run with changes are."""
+        return Layout(self.root / WORKSPACES / name)
+
+    @property
+    def run_names(self) -> list[str]:
+        """Names of the runs with changes that there are."""
+        return sorted(path.parent.name for path in self.root.glob(f"{WORKSPACES}/*/params.yaml"))
 
     def results(self, pipeline: str) -> Path:
         """Folder of one configuration's results."""

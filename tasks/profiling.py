@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tasks.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from tasks.assembly.model import build_models_for
-from tasks.cli import StageContext, pipeline_stage_cli
+from tasks.cli import StageContext, add_run_option, pipeline_stage_cli
 from tasks.diagnosis.cost_model import ModelStepCost, estimate_load
 from tasks.diagnosis.diagnose import Ceilings, diagnose
 from tasks.diagnosis.facts import Facts
@@ -365,6 +365,7 @@ def profile_emulated(context: StageContext, accelerator: Accelerator, *, address
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
     """What this stage's command line takes besides `--pipeline`."""
+    add_run_option(parser)
     parser.add_argument("--fail-if", metavar="CONDITION", help=FAIL_IF)
     parser.add_argument(
         "--accelerator", metavar="NAME", help=f"{ACCELERATOR}: {', '.join(ACCELERATORS)}"

@@ -61,3 +61,8 @@ def echo_result(message: str) -> None:
 def echo_problem(message: str) -> None:
     """Print what somebody should know of: what was left out, is undecided, or could not be done."""
     echo(f"{PROBLEM_MARK}{message}")
+
+
+def note(message: str) -> None:
+    """Print one line to standard error, of a command whose result is on standard output."""
+    print(message, file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tasks.assembly.inference import inference_ops, make_inference_spec
 from tasks.assembly.inputs import (
     explain_read_errors,
     make_series_window,
@@ -27,7 +28,7 @@ from tasks.cli import pipeline_stage_cli
 from tasks.code_identity import code_digest
 from tasks.errors import ImpossiblePlan
 from tasks.files import digest_json
-from tasks.layout import Layout
+from tasks.layout import MODEL_FILE, Layout
 from tasks.measurement.gpus import used_gpus, visible_gpus
 from tasks.measurement.hardware import UsageMonitor, describe_machine
 from tasks.measurement.held_out import describe_held_out, describe_next_tokens
@@ -50,7 +51,8 @@ from tasks.tracking.experiments import make_run_key
 from tasks.tracking.recorder import Recorder
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback, Position
-from tasks.training.model_files import check_savable, save_model
+from tasks.training.inference import save_trained_model
+from tasks.training.model_files import check_savable
 from tasks.training.models import Models, Target, compile_model, make_trainable_model
 from tasks.training.train_function import TrainFunction
 from tasks.training.transformers import TransformerEncoder
@@ -352,12 +354,11 @@ def main() -> None:
             )
         if visible_gpus()[1]:
             echo(f"  {visible_gpus()[1]}")
-        objects: dict[str, str] = {}
+        needs = None
         if modules := layer_modules(params):
-            savable = check_savable(models.full_model, sorted(modules))
-            objects = dict(savable.objects)
-            if savable.hint():
-                echo(f"  {savable.hint()}")
+            needs = check_savable(models.full_model, sorted(modules))
+            if needs.hint():
+                echo(f"  {needs.hint()}")
         with explain_read_errors(data), Recorder(run_key, run_id=store.run_id) as recorder:
             log_inputs(
                 recorder,
@@ -375,13 +376,18 @@ def main() -> None:
                 targets=window.targets if window else None,
             )
             result = training.result
-            save_model(models.full_model, out / "model.keras")
+            save_trained_model(
+                models.full_model,
+                out / MODEL_FILE,
+                make_inference_spec(params, name, data, needs),
+                inference_ops(params, name, data),
+            )
             write_history(out, training.rows)
             result.write(out)
             recorder.log_metrics(train_metrics(BuildResult.read(out), result))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.log_artifact(out / file)
-            recorder.log_model(out / "model.keras", objects)
+            recorder.log_model(out / MODEL_FILE, needs.objects if needs else {})
         RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         echo_result(summarize(result))

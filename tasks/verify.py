@@ -18,7 +18,7 @@ from tasks.progress import echo, progress
 
 def main() -> None:
     """Check shards and snapshot byte by byte."""
-    with stage_cli(main) as params:
+    with stage_cli(main, of_runs=True) as params:
         layout = Layout()
         stored = open_prepared_data(
             manifest=layout.manifest,

@@ -58,8 +58,14 @@ LAYERS = (
     ("tasks.reporting",),
     ("tasks.diagnosis",),
     ("tasks.params", "tasks.params_checks", "tasks.params_file"),
-    ("tasks.cli", "tasks.assembly"),
-    (*(f"tasks.{stage}" for stage in STAGES), "tasks.verify", "tasks.stall", "tasks.export"),
+    ("tasks.cli", "tasks.assembly", "tasks.prediction"),
+    (
+        *(f"tasks.{stage}" for stage in STAGES),
+        "tasks.verify",
+        "tasks.stall",
+        "tasks.export",
+        "tasks.predict",
+    ),
 )
 FLOWS_MAY_IMPORT = (
     "flows",

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tasks.errors import did_you_mean
 from tasks.pipelines import augmentations, text_ops  # noqa: F401 - they register their ops
-from tasks.pipelines.ops import REGISTRY, Op
+from tasks.pipelines.ops import PROGRAM, REGISTRY, DecodeImage, DecodeRaw, Op
 
 
 def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, list[str]]:
@@ -42,6 +42,23 @@ def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, l
         return kind(**arguments), []
     except ValidationError as error:
         return None, [_problem(f"{where}.{name}", kind, item) for item in error.errors()]
+
+
+def describe_op(op: Op) -> dict[str, dict[str, Any]]:
+    """An op as `{name: arguments}` of JSON, with all its arguments; `restore_op` is the reverse."""
+    kind = type(op)
+    own = kind.__module__.partition(".")[0] not in PROGRAM
+    name = f"{kind.__module__}:{kind.__name__}" if own else op.name
+    return {name: op.model_dump(mode="json")}
+
+
+def restore_op(described: Mapping[str, Any]) -> tuple[Op | None, list[str]]:
+    """The op that `describe_op` has described, or None and what is wrong."""
+    arguments = described.get("decode")
+    if arguments:  # what `decode` has become for the data
+        kind = DecodeImage if "channels" in arguments else DecodeRaw
+        return kind(**arguments), []
+    return parse_op(described, where="op")
 
 
 def _import_op(path: str) -> type[Op] | None:

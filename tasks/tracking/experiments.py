@@ -24,8 +24,8 @@ from mlflow.exceptions import MlflowException
 
 from tasks.errors import MissingInput
 from tasks.files import digest_blake2b, read_json
+from tasks.layout import STORE_HOME
 
-STORE_HOME = "THROUGHLINE_HOME"
 EXPERIMENT_PREFIX = "throughline/"
 SKETCH_TAG = "data.sketch"
 SKETCHED = 128  # hashes; of a dataset that has doubled, half of them are still there

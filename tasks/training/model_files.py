@@ -74,12 +74,17 @@ class LoadRequirements:
         return None
 
 
-def save_model(model: keras.Model, path: Path) -> None:
-    """Save a model in Keras' own format, atomically."""
+def save_model(model: keras.Model, path: Path, members: Mapping[str, bytes] | None = None) -> None:
+    """Save a model in Keras' own format, atomically; `members` by name are added to the file, where
+    Keras passes over them.
+    """
     with atomic_file(path) as temporary:
         named = temporary.with_name(f"{temporary.name}.keras")  # Keras insists on the suffix
         try:
             model.save(named)
+            with zipfile.ZipFile(named, "a") as file:
+                for name, content in (members or {}).items():
+                    file.writestr(name, content)
             named.rename(temporary)
         finally:
             named.unlink(missing_ok=True)
@@ -127,7 +132,7 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirement
             model.save(path)
         except Exception as error:
             raise UnsavableModel(
-                f"the model cannot be saved: {_reason(error)}\n{SAVABLE}"
+                f"the model cannot be saved: {explain(error)}\n{SAVABLE}"
             ) from error
         objects = _needed(json.loads(zipfile.ZipFile(path).read("config.json")), modules)
         unregistered = tuple(
@@ -140,7 +145,7 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirement
                 load_model(path, objects, safe=False)
             except Exception:  # noqa: BLE001 - the first one says more
                 raise UnsavableModel(
-                    f"the model can be saved, but not loaded again: {_reason(error)}\n{LOADABLE}"
+                    f"the model can be saved, but not loaded again: {explain(error)}\n{LOADABLE}"
                 ) from error
             return LoadRequirements(objects=objects, unregistered=unregistered, safe=False)
     return LoadRequirements(objects=objects, unregistered=unregistered, safe=True)
@@ -188,7 +193,7 @@ def _nodes(value: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(part)
 
 
-def _reason(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """What went wrong in a line: Keras puts the cause last, and the whole config in between."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [

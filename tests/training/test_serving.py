@@ -8,14 +8,18 @@ import pytest
 import tensorflow as tf
 from texts import params_of, prepare_texts
 
+from tasks.assembly.inference import inference_ops, make_inference_spec
 from tasks.assembly.inputs import open_inputs
 from tasks.assembly.model import build_models_for
-from tasks.errors import MissingInput, UnexpectedFiles
+from tasks.data.records import RecordSchema
 from tasks.export import export
 from tasks.pipelines.text_ops import Tokenize
 from tasks.pipelines.tokenizers import tokenize
-from tasks.training.model_files import save_model
-from tasks.training.serving import CLASSES, export_text_model
+from tasks.settings import DataSettings, WindowSettings
+from tasks.train import layer_modules
+from tasks.training.inference import InferenceSpec, TrainedModel, save_trained_model
+from tasks.training.model_files import check_savable
+from tasks.training.serving import CLASSES, export_model
 
 pytestmark = pytest.mark.integration
 
@@ -27,14 +31,23 @@ def layout(tmp_path_factory):
     return prepare_texts(tmp_path_factory.mktemp("texts"))
 
 
+def save(params, name, layout):
+    """Save the model of a configuration with its first weights, as train does in the end."""
+    data = open_inputs(params, layout)
+    model = build_models_for(params, data).full_model
+    spec = make_inference_spec(
+        params, name, data, check_savable(model, sorted(layer_modules(params)))
+    )
+    path = layout.results(name) / "model.keras"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_trained_model(model, path, spec, inference_ops(params, name, data))
+    return model
+
+
 def test_the_model_of_a_run_is_exported(layout, tmp_path):
     params = params_of({}, train={"seed": 1})
-    with pytest.raises(MissingInput, match="run `dvc repro train@p`"):
-        export(params, "p", tmp_path / "served", layout=layout)
-    model = build_models_for(params, open_inputs(params, layout)).full_model
-    layout.results("p").mkdir(parents=True)
-    save_model(model, layout.results("p") / "model.keras")
-    export(params, "p", tmp_path / "served", layout=layout)
+    model = save(params, "p", layout)
+    assert export(layout.results("p") / "model.keras", tmp_path / "served") == "text: string"
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(TEXTS))
     for text, answer in zip(TEXTS, served["probabilities"].numpy(), strict=True):
@@ -42,19 +55,12 @@ def test_the_model_of_a_run_is_exported(layout, tmp_path):
         expected = tf.nn.softmax(model(np.array([tokens], np.int32)))[0]
         np.testing.assert_allclose(answer, expected, atol=1e-5)
     assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
-    with pytest.raises(UnexpectedFiles, match="name another folder"):
-        export(params, "p", tmp_path / "served", layout=layout)
-    other = params_of({}, model={"options": {"width": 3}})
-    with pytest.raises(MissingInput, match=r"other parameters.* run `dvc repro train@p`"):
-        export(other, "p", tmp_path / "other", layout=layout)
 
 
 def test_a_language_model_says_which_token_follows(layout, tmp_path):
     params = params_of({}, window={"tokens": 24}, model={"options": {"width": 8, "blocks": 1}})
-    model = build_models_for(params, open_inputs(params, layout)).full_model
-    layout.results("next").mkdir(parents=True)
-    save_model(model, layout.results("next") / "model.keras")
-    export(params, "next", tmp_path / "served", layout=layout)
+    model = save(params, "p", layout)
+    export(layout.results("p") / "model.keras", tmp_path / "served")
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(TEXTS[2:]))
     tokens = np.array([[byte + 1 for byte in TEXTS[2].encode()][-24:]], np.int32)
@@ -85,7 +91,15 @@ def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
     text = keras.Input((None,), dtype="int32")
     embedded = keras.layers.Embedding(50, 4, mask_zero=True)(text)
     model = keras.Model(text, keras.layers.GlobalAveragePooling1D()(embedded))
-    export_text_model(model, [op], tmp_path / "served", classes=["a", "b", "c", "d"])
+    spec = InferenceSpec(
+        task="class",
+        schema=RecordSchema(payload="text", shape=(None,), dtype="int32"),
+        data=DataSettings(source="text_folder", path="unused"),
+        window=WindowSettings(),
+        ops=(),
+        classes=("a", "b", "c", "d"),
+    )
+    export_model(TrainedModel(model=model, spec=spec, ops=(op,)), tmp_path / "served")
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(["the foxes", "quick"]))
     tokens = tokenize(op, tf.constant(["the foxes", "quick"])).to_tensor()

@@ -1,0 +1,47 @@
+"""How a trained model is used, from parameters and prepared data: what train keeps within
+model.keras.
+"""
+
+from __future__ import annotations
+
+from tasks.assembly.inputs import make_input_spec, make_series_window, make_token_window
+from tasks.params import Params
+from tasks.pipelines.ops import Op
+from tasks.pipelines.prepared_data import PreparedData
+from tasks.pipelines.shapes import resolve_decode
+from tasks.training.inference import InferenceSpec, store_ops
+from tasks.training.model_files import LoadRequirements
+
+
+def inference_ops(params: Params, name: str, data: PreparedData) -> tuple[Op, ...]:
+    """The ops between a stored example and the full model, as the evaluation of configuration
+    `name` runs them.
+    """
+    config, spec = params.pipelines[name], make_input_spec(params, data, "evaluate")
+    read = None if config.read == "snapshot" else config  # how a configuration decodes by itself
+    return (*resolve_decode(spec.preprocess, spec.schema, read), *spec.augment)
+
+
+def make_inference_spec(
+    params: Params, name: str, data: PreparedData, needs: LoadRequirements | None = None
+) -> InferenceSpec:
+    """How the model of configuration `name` is used; `needs`: what its file needs to be loaded."""
+    schema, window = data.shards.schema, make_series_window(params, data)
+    classes, targets = tuple(data.shards.classes), ()
+    if window is not None:
+        classes, targets = (), tuple(schema.columns[column] for column in window.targets)
+    elif schema.label == "number":
+        classes, targets = (), (params.data.label_column,)
+    next_token = make_token_window(params, data) is not None
+    return InferenceSpec(
+        task="regression" if targets else "next_token" if next_token else "class",
+        schema=schema,
+        data=params.data,
+        window=params.window,
+        ops=store_ops(inference_ops(params, name, data)),
+        classes=() if next_token else classes,
+        targets=targets,
+        objects=dict(needs.objects) if needs else {},
+        safe=needs.safe if needs else True,
+        data_digest=data.shards.data_digest,
+    )

@@ -1,0 +1,149 @@
+"""Images to predict: files, folders of them, tables with a column of their paths, and arrays of
+images. Files are examined and converted as ingest does it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.data.decoder import Decoder
+from tasks.data.images import RejectedImage, inspect_image
+from tasks.data.sources.base import Rejected
+from tasks.data.sources.image_folder import SUFFIXES
+from tasks.data.sources.tabular import TABLES, check_columns, read_frame
+from tasks.errors import UnreadableSource
+from tasks.pipelines.shapes import ops_until_uniform
+from tasks.prediction.examples import Example, Examples, Wanted, as_arrays, in_batches
+from tasks.progress import in_threads, note
+from tasks.training.inference import TrainedModel
+
+ARRAYS = frozenset({".npy", ".npz"})
+FILES_AT_ONCE = 64  # examined together; their bytes are in memory
+
+
+def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
+    """The images at `path`."""
+    if path.is_dir():
+        names = [(str(path / name), path / name) for name in list_images(path)]
+        return _examine(names, path, trained)
+    if path.suffix.lower() in ARRAYS:
+        return _read_arrays(path, trained)
+    if path.suffix.lower() in TABLES:
+        column = trained.spec.data.path_column
+        frame = read_frame(path, as_text=True)
+        check_columns(frame, [column], path=path, keys="data.path_column")
+        listed = [str(name) for name in frame[column]]
+        return _examine([(name, path.parent / name) for name in listed], path.parent, trained)
+    return _examine([(str(path), path)], Path(path.absolute().anchor), trained)
+
+
+def list_images(folder: Path) -> Sequence[str]:
+    """Image files below a folder, sorted; says what other files it passes over."""
+    images, others = [], Counter()
+    for name, folders, files in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        for file in sorted(one for one in files if not one.startswith(".")):
+            suffix = Path(file).suffix.lower()
+            if suffix in SUFFIXES:
+                images.append((Path(name) / file).relative_to(folder).as_posix())
+            else:
+                others[suffix or "without a suffix"] += 1
+    if others:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(5))
+        passed_over = (
+            f"{folder}: {sum(others.values())} files that are no images passed over ({kinds})"
+        )
+        note(passed_over)
+    if not images:
+        raise UnreadableSource(f"{folder} holds no image ({', '.join(sorted(SUFFIXES))})")
+    return images
+
+
+def _examine(named: Sequence[tuple[str, Path]], root: Path, trained: TrainedModel) -> Examples:
+    """Image files by their names, none of which may lead out of `root`."""
+    limit = trained.spec.data.max_pixels
+
+    def examine(name: str, path: Path, decoder: Decoder, folder: Path) -> Example | Rejected:
+        try:
+            info = inspect_image(
+                path, root=root, max_pixels=limit, converted=folder, decoder=decoder
+            )
+            data = info.path.read_bytes()
+            if info.path.is_relative_to(folder):
+                info.path.unlink(missing_ok=True)
+            problem = _find_misfit(info.height, info.width, info.channels, trained)
+            if problem:
+                return Rejected(id=name, reason=problem)
+            return Example(id=name, value=_as_stored(data, trained))
+        except (RejectedImage, FileNotFoundError) as reason:
+            return Rejected(id=name, reason=str(reason))
+
+    def items() -> Iterator[Example | Rejected]:
+        with TemporaryDirectory(prefix="throughline-") as folder, Decoder() as decoder:
+            for some in in_batches(named, FILES_AT_ONCE):
+                one = partial(_call, examine, decoder, Path(folder))
+                yield from in_threads(one, some, workers=os.cpu_count() or 1)
+
+    return Examples(items=items(), total=len(named))
+
+
+def _call(examine, decoder: Decoder, folder: Path, named: tuple[str, Path]):  # noqa: ANN001, ANN202 - the closure above
+    return examine(*named, decoder, folder)
+
+
+def _find_misfit(height: int, width: int, channels: int, trained: TrainedModel) -> str | None:
+    """Why the model cannot see an image as it saw those of its training; None where it can."""
+    schema = trained.spec.schema
+    if channels > schema.channels:
+        return "in color, and the model was trained on grey images; convert it to grey first"
+    variable = replace(schema, shape=None) if schema.payload == "encoded" else schema
+    needed = None if schema.shape is None else schema.shape[:2]
+    resized = schema.payload == "encoded" and ops_until_uniform(trained.ops, variable) is not None
+    if needed is None or resized or (height, width) == tuple(needed):
+        return None
+    return (
+        f"{width}×{height} pixels, and the model takes {needed[1]}×{needed[0]}; resize it as the"
+        " images of the training were, or train with `resize` in preprocess"
+    )
+
+
+def _as_stored(data: bytes, trained: TrainedModel) -> bytes | np.ndarray:
+    """The file itself, or its pixels where the training had arrays."""
+    schema = trained.spec.schema
+    if schema.payload == "encoded":
+        return data
+    shape = schema.shape or ()
+    image = tf.io.decode_image(data, channels=shape[-1], expand_animations=False)
+    return image.numpy()
+
+
+def _read_arrays(path: Path, trained: TrainedModel) -> Examples:
+    """Images in an array (examples, *shape) uint8."""
+    schema, name = trained.spec.schema, trained.spec.data.features
+    try:
+        values = as_arrays(path, name)
+    except (KeyError, OSError, ValueError, EOFError) as error:
+        raise UnreadableSource(f"{path}: no array {name} can be read ({error})") from error
+    if values.ndim == len(schema.shape or ()) and schema.shape and schema.shape[-1] == 1:
+        values = values[..., None]
+    if schema.payload != "raw" or values.shape[1:] != schema.shape or values.dtype != schema.dtype:
+        raise UnreadableSource(
+            f"{path} has dtype {values.dtype} and shape {values.shape}; the model takes"
+            f" {schema.dtype} of (examples, {', '.join(map(str, schema.shape or ['files']))})"
+        )
+    return Examples(
+        items=(
+            Example(id=f"{path}[{number}]", value=np.asarray(values[number]))
+            for number in range(len(values))
+        ),
+        total=len(values),
+    )

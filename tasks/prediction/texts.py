@@ -1,0 +1,58 @@
+"""Texts to predict: a document per file, a line of a file, or a row of a table with a column of
+texts. They are read and examined as ingest does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tasks.data.sources import text_folder, text_lines, text_table
+from tasks.data.sources.base import Document, Rejected
+from tasks.data.sources.tabular import TABLES
+from tasks.data.texts import RejectedText, inspect_text, read_document
+from tasks.prediction.examples import Example, Examples, Wanted
+from tasks.settings import DataSettings
+from tasks.training.inference import TrainedModel
+
+
+def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
+    """The texts at `path`; their classes, if there are some, are not looked at."""
+    settings = trained.spec.data.model_copy(update={"path": str(path), "label_kind": "none"})
+    suffix = path.suffix.lower()
+    if suffix in TABLES:
+        found = text_table.scan(settings)
+    elif suffix in text_lines.JSON or (wanted.lines and suffix in text_lines.TXT):
+        found = text_lines.scan(settings)
+    elif path.is_dir():
+        found = (text_lines if wanted.lines else text_folder).scan(settings)
+    else:
+        return Examples(items=_inspect([_read_file(path, settings)], "", settings), total=1)
+    before = f"{path}/" if path.is_dir() else f"{path}:"
+    return Examples(items=_inspect(found.documents, before, settings), total=found.total)
+
+
+def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
+    """A file as one document."""
+    try:
+        anywhere = Path(path.absolute().anchor)
+        content = read_document(path, root=anywhere, max_bytes=settings.max_bytes)
+        return Document(id=str(path), content=content, label="")
+    except RejectedText as reason:
+        return Rejected(id=str(path), reason=str(reason))
+
+
+def _inspect(
+    documents: Iterable[Document | Rejected], before: str, settings: DataSettings
+) -> Iterator[Example | Rejected]:
+    """The usable ones as UTF-8, by ids that begin with `before`."""
+    for document in documents:
+        name = f"{before}{document.id}"
+        if isinstance(document, Rejected):
+            yield Rejected(id=name, reason=document.reason)
+            continue
+        try:
+            content = inspect_text(document.content, encoding=settings.encoding)
+            yield Example(id=name, value=content)
+        except RejectedText as reason:
+            yield Rejected(id=name, reason=str(reason))

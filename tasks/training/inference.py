@@ -1,0 +1,157 @@
+"""What a trained model needs besides its weights to be used: how files become its inputs, and what
+its outputs mean.
+
+It is kept within model.keras itself, as members of the file that Keras passes over: names of
+classes, vocabularies of columns and the tokenizer cannot be those of another model.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import keras
+from pydantic import TypeAdapter, ValidationError
+
+from tasks.data.records import RecordSchema
+from tasks.errors import OutdatedModel
+from tasks.files import digest_json
+from tasks.pipelines.op_parsing import describe_op, restore_op
+from tasks.pipelines.ops import Op
+from tasks.pipelines.text_ops import Tokenize
+from tasks.settings import DataSettings, WindowSettings
+from tasks.training.model_files import explain, load_model, save_model
+
+SPEC, TOKENIZER = "throughline/inference.json", "throughline/tokenizer"
+RETRAIN = "train it again: `dvc repro --force train@NAME`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredOp:
+    """An op as `{name: arguments}`, and the digest of its identity."""
+
+    op: Mapping[str, Any]
+    identity: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceSpec:
+    """How a model is used.
+
+    `ops` make the model's input of an example that is stored as `schema` says, as evaluation does.
+    `classes` are in the order of the outputs; `targets` names the numbers of a regression. `data`
+    says how tables and texts were read, `window` how long windows are. `objects` are the project's
+    classes and functions that the file needs, as module:name by name; `safe`: Keras loads it in
+    safe mode. `data_digest` identifies what it was trained on.
+    """
+
+    task: Literal["class", "regression", "next_token"]
+    schema: RecordSchema
+    data: DataSettings
+    window: WindowSettings
+    ops: tuple[StoredOp, ...]
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    objects: Mapping[str, str] = field(default_factory=dict)
+    safe: bool = True
+    data_digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A model from its file, how it is used, and the ops that make its inputs."""
+
+    model: keras.Model
+    spec: InferenceSpec
+    ops: tuple[Op, ...]
+
+
+def store_ops(ops: Sequence[Op]) -> tuple[StoredOp, ...]:
+    """Ops as they are kept with a model."""
+    return tuple(StoredOp(op=describe_op(op), identity=digest_json(op.identity)) for op in ops)
+
+
+def save_trained_model(
+    model: keras.Model, path: Path, spec: InferenceSpec, ops: Sequence[Op]
+) -> None:
+    """Save a model in Keras' own format, with `spec` and with the tokenizer among its `ops`,
+    atomically.
+    """
+    members = {SPEC: _adapter().dump_json(spec, indent=1)}
+    for op in ops:
+        if isinstance(op, Tokenize) and op.file:
+            members[TOKENIZER] = Path(op.model).read_bytes()
+    save_model(model, path, members)
+
+
+def read_spec(path: Path) -> InferenceSpec:
+    """Read how the model of a file is used.
+
+    Raises:
+      OutdatedModel: the file does not say so, or not as this version of the program reads it.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            return _adapter().validate_json(file.read(SPEC))
+    except KeyError as error:
+        raise OutdatedModel(
+            f"{path} does not say what its inputs and classes are: it was saved by an earlier"
+            f" version, or by other means than the train stage; {RETRAIN}"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise OutdatedModel(
+            f"{path} was saved by another version of the program ({where}: {first['msg']});"
+            f" {RETRAIN}"
+        ) from error
+    except zipfile.BadZipFile as error:
+        raise OutdatedModel(f"{path} is no model.keras, or cut off ({error}); {RETRAIN}") from error
+
+
+@contextmanager
+def open_trained_model(path: Path) -> Iterator[TrainedModel]:
+    """Load the model of a file for the length of the block.
+
+    Raises:
+      OutdatedModel: it cannot be used any more; says why.
+    """
+    spec = read_spec(path)
+    with TemporaryDirectory(prefix="throughline-") as folder, zipfile.ZipFile(path) as file:
+        tokenizer = Path(folder) / "tokenizer"
+        if TOKENIZER in file.namelist():
+            tokenizer.write_bytes(file.read(TOKENIZER))
+        ops = tuple(_restore(stored, tokenizer, path) for stored in spec.ops)
+        try:
+            model = load_model(path, spec.objects, safe=spec.safe)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise OutdatedModel(
+                f"{path} cannot be loaded ({explain(error)}); run from"
+                " the project whose code it needs, or train it again"
+            ) from error
+        yield TrainedModel(model=model, spec=spec, ops=ops)
+
+
+def _restore(stored: StoredOp, tokenizer: Path, path: Path) -> Op:
+    """The op as the model was trained with it."""
+    op, problems = restore_op(stored.op)
+    if isinstance(op, Tokenize) and op.file:
+        op = op.model_copy(update={"model": str(tokenizer)})
+    if op is None or digest_json(op.identity) != stored.identity:
+        name = next(iter(stored.op))
+        why = "; ".join(problems) or "its code or version has changed since"
+        raise OutdatedModel(
+            f"{path} was trained with another {name} than there is now ({why}); {RETRAIN}"
+        )
+    return op
+
+
+@cache
+def _adapter() -> TypeAdapter[InferenceSpec]:
+    return TypeAdapter(InferenceSpec)

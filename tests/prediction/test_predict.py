@@ -1,0 +1,370 @@
+"""Predictions with a trained model: what it says of the original files is what evaluation says of
+the stored examples, in words, and what cannot be used is named.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import picture
+from texts import params_of as text_params
+from texts import prepare_texts
+
+from tasks.assembly.inference import inference_ops, make_inference_spec
+from tasks.assembly.inputs import open_input_pipeline, open_inputs
+from tasks.assembly.model import build_models_for
+from tasks.cli import enter_run
+from tasks.data.manifest import read_manifest
+from tasks.data.shards import read_shard_index
+from tasks.errors import MissingInput, NothingPredicted, OutdatedModel, UnexpectedFiles
+from tasks.export import export
+from tasks.ingest import ingest
+from tasks.layout import Layout
+from tasks.params import check
+from tasks.predict import report_rejected, write_predictions
+from tasks.prediction import texts
+from tasks.prediction.examples import Wanted
+from tasks.settings import ShardSettings
+from tasks.shard import shard
+from tasks.snapshot import snapshot
+from tasks.train import layer_modules
+from tasks.training.inference import SPEC, open_trained_model, read_spec, save_trained_model
+from tasks.training.model_files import check_savable
+from tasks.training.serving import CLASSES, TARGETS
+
+pytestmark = pytest.mark.integration
+ON_DEVICE = {"read": "snapshot", "shuffle": {"kind": "global"}, "postprocess_on": "device"}
+
+
+def save_untrained(params, layout, name="p") -> Path:
+    """Save the model of a configuration with its first weights, as train does in the end."""
+    data = open_inputs(params, layout)
+    path = layout.results(name) / "model.keras"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = build_models_for(params, data).full_model
+    for weights in model.trainable_variables:  # so that classes differ
+        weights.assign(tf.random.stateless_normal(weights.shape, [len(weights.path), 7]))
+    needs = check_savable(model, sorted(layer_modules(params)))
+    spec = make_inference_spec(params, name, data, needs)
+    save_trained_model(model, path, spec, inference_ops(params, name, data))
+    return path
+
+
+def predict_rows(model: Path, *paths: Path, **wanted) -> tuple[list[dict[str, str]], object]:
+    """The lines of the CSV for these paths, and the counts."""
+    out = io.StringIO()
+    with open_trained_model(model) as trained:
+        counts = write_predictions(
+            trained, paths, out, wanted=Wanted(**wanted), batch_size=7, show_progress=False
+        )
+    return list(csv.DictReader(io.StringIO(out.getvalue()))), counts
+
+
+def evaluate(params, layout, split, name="p") -> np.ndarray:
+    """What the full model says of a split in its evaluation, in storage order."""
+    data = open_inputs(params, layout)
+    pipeline = open_input_pipeline(params, name, data, split=split, purpose="evaluate")
+    model = keras.saving.load_model(layout.results(name) / "model.keras", compile=False)
+    return np.concatenate([model(inputs, training=False) for inputs, _ in pipeline.dataset()])
+
+
+@pytest.fixture(scope="module")
+def photo_model(photos, photo_folder, tmp_path_factory):
+    """Photos of variable size, cropped to one size after resizing by the shorter side."""
+    root = tmp_path_factory.mktemp("photo-model")
+    layout = Layout(root)
+    (root / "data").mkdir()
+    for part in ("manifest", "shards"):
+        (root / "data" / part).symlink_to(photos / part)
+    params = check(
+        {
+            "data": {"source": "image_folder", "path": str(photo_folder)},
+            "preprocess": ["decode", {"resize": {"shorter": 20}}],
+            "augment": [{"random_crop": {"height": 16, "width": 16}}, "flip"],
+            "postprocess": ["rescale"],
+            "batch_size": 8,
+            "model": {"name": "mlp", "options": {"width": 8}},
+            "pipelines": {"p": ON_DEVICE},
+        }
+    )
+    snapshot(
+        read_shard_index(layout.shards),
+        layout.shards,
+        layout.snapshot,
+        preprocess=params.preprocess,
+    )
+    return params, layout, save_untrained(params, layout)
+
+
+def test_predictions_of_the_files_of_a_split_are_those_of_evaluation(photo_model, photo_folder):
+    params, layout, model = photo_model
+    from tasks.pipelines.prepared_data import list_files
+
+    files = list_files(layout.manifest, "test").paths
+    expected = tf.nn.softmax(evaluate(params, layout, "test")).numpy()
+    rows, counts = predict_rows(model, *map(Path, files))
+    classes = read_manifest(layout.manifest).classes
+    assert counts.predicted == len(files) == len(expected)
+    assert [row["input"] for row in rows] == list(files)
+    assert [row["class"] for row in rows] == [classes[place] for place in expected.argmax(axis=1)]
+    np.testing.assert_allclose(
+        [float(row["probability"]) for row in rows], expected.max(axis=1), atol=2e-6
+    )
+    assert list(rows[0]) == [
+        "input", "class", "probability", "class_2", "probability_2", "class_3", "probability_3",
+        "error",
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp_path, capsys):
+    *_, model = photo_model
+    folder = tmp_path / "new"
+    (folder / "sub").mkdir(parents=True)
+    picture(1).save(folder / "a.jpg")
+    picture(2).save(folder / "sub" / "b.webp")
+    (folder / "c.png").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("not an image")
+    rows, counts = predict_rows(model, folder, tmp_path / "gone.jpg")
+    named = {Path(row["input"]).name: row for row in rows}
+    assert list(named) == ["a.jpg", "c.png", "b.webp", "gone.jpg"]
+    assert named["a.jpg"]["class"] and named["b.webp"]["class"]
+    assert named["c.png"]["error"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
+    assert named["gone.jpg"]["error"] == "does not exist"
+    assert (counts.predicted, counts.rejected) == (2, 2)
+    report_rejected(counts, strict=False)
+    assert "2 of 4 inputs not used" in capsys.readouterr().err
+    with pytest.raises(NothingPredicted, match="2 of 4 inputs cannot be used"):
+        report_rejected(counts, strict=True)
+    _, nothing = predict_rows(model, tmp_path / "gone.jpg")
+    with pytest.raises(NothingPredicted):
+        report_rejected(nothing, strict=False)
+
+
+def test_a_saved_model_answers_jpeg_bytes_as_predict_does(photo_model, photo_folder, tmp_path):
+    *_, model = photo_model
+    files = sorted(photo_folder.glob("cat/*.jpg"))[:3]
+    rows, _ = predict_rows(model, *files)
+    assert export(model, tmp_path / "served") == "image: string"
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    answer = served.serve(tf.constant([file.read_bytes() for file in files]))["probabilities"]
+    np.testing.assert_allclose(
+        answer.numpy().max(axis=1), [float(row["probability"]) for row in rows], atol=2e-6
+    )
+    classes = (tmp_path / "served" / CLASSES).read_text().splitlines()
+    assert [classes[place] for place in answer.numpy().argmax(axis=1)] == [
+        row["class"] for row in rows
+    ]
+    with pytest.raises(UnexpectedFiles, match="name another folder"):
+        export(model, tmp_path / "served")
+
+
+@pytest.mark.slow
+def test_the_file_is_a_keras_model_anywhere(photo_model, tmp_path):
+    *_, model = photo_model
+    shutil.copy(model, tmp_path / "model.keras")
+    code = (
+        "import keras, json, zipfile; m = keras.saving.load_model('model.keras');"
+        "print(m.input_shape, json.loads(zipfile.ZipFile('model.keras')"
+        f".read('{SPEC}'))['classes'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip().endswith("(None, 16, 16, 3) ['bird/owl', 'cat', 'dog']")
+
+
+def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_path):
+    layout = prepare_texts(tmp_path / "texts")
+    model = save_untrained(text_params({}, train={"seed": 1}), layout)
+    text = tmp_path / "texts" / "source" / "ham" / "000.txt"
+    before, _ = predict_rows(model, text)
+    index = layout.shards / "index.json"
+    index.write_text(index.read_text().replace('"ham"', '"spam!"'))
+    shutil.rmtree(layout.snapshot)
+    after, _ = predict_rows(model, text)
+    assert before == after
+    assert export(model, tmp_path / "served") == "text: string"
+    assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
+
+
+def test_texts_are_files_lines_or_rows(tmp_path):
+    layout = prepare_texts(tmp_path / "texts")
+    model = save_untrained(text_params({}, train={"seed": 1}), layout)
+    lines = tmp_path / "some.txt"
+    lines.write_text("the fox\nthe dog\n\n")
+    table = tmp_path / "some.csv"
+    table.write_text("id,text\n1,the fox\n2,the dog\n3,\n")
+    whole, _ = predict_rows(model, lines)
+    split, _ = predict_rows(model, lines, lines=True)
+    rows, _ = predict_rows(model, table)
+    assert len(whole) == 1
+    assert [row["probability"] for row in split][:2] == [row["probability"] for row in rows][:2]
+    assert split[2]["error"] == "empty text"
+    with open_trained_model(model) as trained:
+        documents = list(texts.read(lines.parent / "texts" / "source", trained, Wanted()).items)
+    assert len(documents) == 150  # also those in class folders, whose classes are not looked at
+    assert rows[2]["error"] == "text missing"
+
+
+def test_a_file_that_does_not_say_how_it_is_used_is_refused(photo_model, tmp_path):
+    *_, model = photo_model
+    plain = tmp_path / "plain.keras"
+    with zipfile.ZipFile(model) as source, zipfile.ZipFile(plain, "w") as copy:
+        for name in source.namelist():
+            if name != SPEC:
+                copy.writestr(name, source.read(name))
+    with pytest.raises(OutdatedModel, match="does not say what its inputs and classes are"):
+        read_spec(plain)
+    other = tmp_path / "other.keras"
+    with zipfile.ZipFile(model) as source, zipfile.ZipFile(other, "w") as copy:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == SPEC:
+                spec = json.loads(content)
+                spec["ops"][1]["op"]["resize"]["shorter"] = 21
+                content = json.dumps(spec).encode()
+            copy.writestr(name, content)
+    with (
+        pytest.raises(OutdatedModel, match="another resize than there is now"),
+        open_trained_model(other),
+    ):
+        pass
+
+
+def save_of_table(folder: Path, table: str, *, label: str, kind: str = "auto") -> tuple:
+    """Ingest a table up to its snapshot, and save the model for it."""
+    (folder / "table.csv").write_text(table)
+    layout = Layout(folder)
+    data = {"source": "table", "path": str(folder / "table.csv"), "label_column": label}
+    params = check(
+        {
+            "data": {**data, "label_kind": kind, "split": {"validation": 0.2, "test": 0.2}},
+            "augment": [],
+            "postprocess": ["standardize", "categories"],
+            "batch_size": 8,
+            "model": {"name": "mlp", "options": {"width": 4}},
+            "pipelines": {"p": ON_DEVICE},
+        }
+    )
+    prepare(params, layout)
+    return params, layout, save_untrained(params, layout)
+
+
+def prepare(params, layout: Layout) -> None:
+    """Ingest, shards and snapshot of the parameters' data."""
+    manifest = replace(ingest(params.data, layout.manifest), folder=layout.manifest)
+    shard(manifest, layout.shards, settings=ShardSettings(min_shards=2, writers=1))
+    index = read_shard_index(layout.shards)
+    snapshot(index, layout.shards, layout.snapshot, preprocess=params.preprocess)
+
+
+def make_table(rows: int) -> str:
+    draw = np.random.default_rng(5)
+    colors = ("red", "green", "blue")
+    lines = [
+        f"{size:.3f},{colors[number % 3]},{price:.3f},c{number % 2}"
+        for number, (size, price) in enumerate(draw.normal(size=(rows, 2)))
+    ]
+    return "\n".join(["size,color,price,kind", *lines]) + "\n"
+
+
+def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
+    _, layout, model = save_of_table(tmp_path, make_table(60), label="kind")
+    manifest, values = read_manifest(layout.manifest), np.load(layout.manifest / "values.npy")
+    chosen = manifest.for_split("test")["row"].tolist()
+    full = keras.saving.load_model(model, compile=False)
+    expected = tf.nn.softmax(full(values[chosen])).numpy().max(axis=1)
+    rows, _ = predict_rows(model, tmp_path / "table.csv")
+    got = [float(rows[row]["probability"]) for row in chosen]
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    other = tmp_path / "other.csv"
+    other.write_text("price,color,more,size\n1,blue,x,2\n1,pink,x,2\n,red,x,2\nlow,red,x,2\n")
+    named, _ = predict_rows(model, other)
+    assert [row["error"] for row in named] == [
+        "",
+        "color is 'pink', a category that the training has not seen",
+        "price is missing",
+        "price is 'low', no number",
+    ]
+    assert (
+        export(model, tmp_path / "served") == "features: size float32, price float32, color string"
+    )
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    answer = served.serve(
+        {"size": tf.constant([2.0]), "price": tf.constant([1.0]), "color": tf.constant(["blue"])}
+    )
+    likeliest = float(answer["probabilities"].numpy().max())
+    assert abs(likeliest - float(named[0]["probability"])) < 2e-6
+
+
+def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
+    *_, model = save_of_table(tmp_path, make_table(60), label="price", kind="number")
+    rows, _ = predict_rows(model, tmp_path / "table.csv")
+    assert list(rows[0]) == ["input", "price", "error"]
+    assert len({row["price"] for row in rows}) > 2
+    export(model, tmp_path / "served")
+    assert (tmp_path / "served" / TARGETS).read_text() == "price\n"
+
+
+def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
+    steps = np.random.default_rng(2).normal(size=(120, 2))
+    lines = [f"{number},{one:.4f},{two:.4f}" for number, (one, two) in enumerate(steps)]
+    (tmp_path / "series.csv").write_text("\n".join(["time,load,wind", *lines]) + "\n")
+    layout = Layout(tmp_path)
+    params = check(
+        {
+            "data": {
+                "source": "time_series",
+                "path": str(tmp_path / "series.csv"),
+                "time_column": "time",
+                "split": {"validation": 0.2, "test": 0.2},
+            },
+            "augment": [],
+            "postprocess": ["standardize"],
+            "window": {"length": 6, "horizon": 2, "targets": ["wind"]},
+            "batch_size": 8,
+            "model": {"name": "mlp", "options": {"width": 4}},
+            "pipelines": {"p": ON_DEVICE},
+        }
+    )
+    prepare(params, layout)
+    model = save_untrained(params, layout)
+    last, _ = predict_rows(model, tmp_path / "series.csv")
+    assert [(row["row"], list(row)) for row in last] == [
+        ("121", ["input", "row", "wind", "error"]),
+        ("122", ["input", "row", "wind", "error"]),
+    ]
+    every, _ = predict_rows(model, tmp_path / "series.csv", every_window=True)
+    assert len(every) == 2 * (120 - 6 + 1)
+    assert every[-2:] == last
+    expected = evaluate(params, layout, "test")  # windows of the last 24 steps
+    first = 2 * (120 - 24)
+    got = np.array([float(row["wind"]) for row in every[first : first + 2 * len(expected)]])
+    np.testing.assert_allclose(got.reshape(-1, 2), expected[..., 0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_command_reads_the_run_that_is_named(tmp_path, monkeypatch):
+    run = tmp_path / ".throughline" / "workspaces" / "wide"
+    run.mkdir(parents=True)
+    (run / "params.yaml").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    options = Namespace(name="wide", out=Path("a.csv"), paths=[Path("b.jpg")])
+    enter_run(options)
+    assert Path.cwd() == run
+    assert (options.out, options.paths) == (tmp_path / "a.csv", [tmp_path / "b.jpg"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingInput, match=r"--name wid: there is no such run.*did you mean wide"):
+        enter_run(Namespace(name="wid"))

@@ -1,0 +1,71 @@
+"""What is given to a model, and what it says, as rows: cells to numbers, outputs to words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks.data.records import RecordSchema
+from tasks.data.sources.base import Rejected
+from tasks.errors import UnreadableSource
+from tasks.prediction.examples import Example, in_batches
+from tasks.prediction.images import list_images
+from tasks.prediction.predictor import Prediction
+from tasks.prediction.table import make_header, make_rows
+from tasks.prediction.tables import code_rows
+from tasks.settings import DataSettings, WindowSettings
+from tasks.training.inference import InferenceSpec
+
+
+def spec_of(**fields) -> InferenceSpec:
+    usual = {
+        "task": "class",
+        "schema": RecordSchema(payload="raw", shape=(2,), dtype="float32"),
+        "data": DataSettings(source="table", path="unused"),
+        "window": WindowSettings(),
+        "ops": (),
+    }
+    return InferenceSpec(**{**usual, **fields})
+
+
+def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabulary():
+    frame = pd.DataFrame({"a": ["1", " 2.5 ", None, "1e99"], "b": ["x", "y", "x", "x"]})
+    values, reasons = code_rows(frame, ("a", "b"), (("x", "y"),))
+    np.testing.assert_array_equal(values[:2], [[1, 0], [2.5, 1]])
+    assert reasons == ["", "", "a is missing", "a is '1e99', no number"]
+
+
+def test_the_likeliest_classes_are_named_with_their_probabilities():
+    spec = spec_of(classes=("cat", "dog"))
+    item = Prediction(example=Example(id="1", value=b""), output=np.array([0.25, 0.75]))
+    assert make_header(spec) == [
+        "input", "class", "probability", "class_2", "probability_2", "error",
+    ]  # fmt: skip
+    assert list(make_rows(item, spec)) == [["1", "dog", "0.750000", "cat", "0.250000", ""]]
+    rejected = Rejected(id="2", reason="empty file")
+    assert list(make_rows(rejected, spec)) == [["2", "", "", "", "", "empty file"]]
+
+
+def test_each_predicted_step_of_a_series_is_a_row():
+    series = RecordSchema(payload="series", shape=(2,), dtype="float32", columns=("a", "b"))
+    spec = spec_of(task="regression", schema=series, targets=("b",))
+    item = Prediction(
+        example=Example(id="s", value=np.zeros(0), row=9), output=np.array([[1.5], [2.0]])
+    )
+    assert list(make_rows(item, spec)) == [["s", "10", "1.5", ""], ["s", "11", "2", ""]]
+
+
+def test_a_folder_without_images_is_refused_and_other_files_are_counted(tmp_path, capsys):
+    (tmp_path / "a.svg").touch()
+    (tmp_path / "b.txt").touch()
+    with pytest.raises(UnreadableSource, match="holds no image"):
+        list_images(tmp_path)
+    assert "2 files that are no images passed over (1 .svg, 1 .txt)" in capsys.readouterr().err
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.PNG").touch()
+    assert list_images(tmp_path) == ["sub/c.PNG"]
+
+
+def test_batches_are_cut_in_order():
+    assert list(in_batches(range(5), 2)) == [[0, 1], [2, 3], [4]]
