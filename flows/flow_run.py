@@ -21,6 +21,7 @@ from flows.locks import hold_folder
 from flows.parameters import Changes
 from flows.resolution import resolve
 from flows.source_check import check_source
+from flows.stage_server import stage_server
 from flows.stages import StageEnvironment, run_stage
 from flows.workspace import (
     Workspace,
@@ -192,15 +193,28 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             identified = [replace(_run_stage(IDENTITIES, stage_env, []), ran=False)]
             stage_env = replace(stage_env, stale=_stale_stages(workspace, environment))
         try:
-            yield Run(
-                name=run_name,
-                workspace=workspace,
-                params=resolved.params,
-                stage_env=stage_env,
-                identified=identified,
-            )
+            with share_imports(stage_env) as served:
+                yield Run(
+                    name=run_name,
+                    workspace=workspace,
+                    params=resolved.params,
+                    stage_env=served,
+                    identified=identified,
+                )
         finally:
             clear_scratch(workspace.root)  # of stages that were ended
+
+
+@contextmanager
+def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
+    """Have a server of stages for the length of the block where more than one stage will run; a
+    single one has imported what it needs as soon as the server.
+    """
+    if len(stage_env.stale) < 2:  # noqa: PLR2004
+        yield stage_env
+        return
+    with stage_server(stage_env.root, stage_env.environment) as address:
+        yield replace(stage_env, environment={**stage_env.environment, **address})
 
 
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:

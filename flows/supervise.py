@@ -63,7 +63,7 @@ def start_command(command: list[str]) -> int:
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         close_fds=False,
-        preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
     )
     process.returncode = 0  # it is waited for here, not by Popen
     return process.pid
@@ -76,7 +76,7 @@ def supervise(*, lifeline: int, start: Callable[[], int], grace_s: float) -> int
     Ends everything when `lifeline`, a file descriptor, is closed at its other end, at SIGTERM and
     SIGINT, and when the child has exited.
     """
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     wake, wakeup = os.pipe()
     for descriptor in (wake, wakeup):
         os.set_blocking(descriptor, False)
@@ -163,7 +163,8 @@ def _children() -> list[int]:
         return [process.pid for process in psutil.Process().children()]
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process, where the system has such properties."""
     with contextlib.suppress(AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

@@ -4,13 +4,15 @@ the stages are plain functions, which flows/stages.py wraps as Prefect tasks.
 Importing the package sets the defaults of the environment that every process of Throughline runs
 in. They must stand before TensorFlow, MLflow or DVC are imported, which read them once; what the
 user has set stays. It also keeps Keras from importing what no stage uses, and Python from searching
-for garbage while a stage imports its libraries.
+for garbage while a stage imports its libraries; where a process has them already, that runs the
+stage.
 """
 
 import os
 import sys
 
 from tasks.garbage import pause_garbage_collection
+from tasks.stage_client import find_started_stage, hand_over
 
 DEFAULT_ENVIRONMENT = {
     # TensorFlow: warnings and errors, no start-up chatter.
@@ -28,6 +30,8 @@ for _name, _value in DEFAULT_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
+if _stage := find_started_stage(HEAVY_STAGES):
+    hand_over(_stage)
 pause_garbage_collection("tasks", HEAVY_STAGES)
 
 
