@@ -34,6 +34,8 @@ from tasks.garbage import collect_garbage_as_usual
 from tasks.scratch import Scratch
 from tasks.stage_client import REFUSED, STAGE_SERVER, STREAMS
 
+# What no stage imports before it needs it, and train and profile do need.
+IMPORTED_LATE = ("mlflow.store.tracking.sqlalchemy_store",)
 LONGEST_REQUEST = 1 << 22  # bytes; an environment is a few thousand
 
 
@@ -65,8 +67,8 @@ def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[st
 def main() -> None:
     """Serve the stages of the current folder until this process is ended."""
     started_ns = time.time_ns()
-    for stage in HEAVY_STAGES:
-        importlib.import_module(f"tasks.{stage}")
+    for module in (*(f"tasks.{stage}" for stage in HEAVY_STAGES), *IMPORTED_LATE):
+        importlib.import_module(module)
     collect_garbage_as_usual()
     imported = list_imported_files()
     if max(imported.values()) > started_ns:
@@ -95,7 +97,7 @@ def list_imported_files() -> dict[str, int]:
 
 def _changed_ns(path: str) -> int:
     try:
-        return os.stat(path).st_mtime_ns
+        return Path(path).stat().st_mtime_ns
     except FileNotFoundError:
         return 0
 

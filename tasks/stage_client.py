@@ -44,8 +44,10 @@ def hand_over(stage: str) -> None:
             return
         # A signal for us is one for the work: the server ends it when this side is shut, and
         # answers when nothing of it is left.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
+        before = {
+            number: signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             request = {"stage": stage, "arguments": sys.argv[1:], "environment": dict(os.environ)}
             content = json.dumps(request).encode()
@@ -58,6 +60,5 @@ def hand_over(stage: str) -> None:
     if answer != REFUSED:
         sys.stdout.flush()
         sys.exit(int(answer) if answer else "the process of this stage was killed")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
