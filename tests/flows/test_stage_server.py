@@ -1,0 +1,161 @@
+"""A stage that a server has forked is a stage as any other: its output, exit code and end are those
+of a process of its own, and nothing outlives who asked for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows import stage_server as server_module
+from flows.stage_server import list_imported_files, serve, stage_server
+from tasks import stage_client
+from tasks.stage_client import REFUSED, STAGE_SERVER, find_started_stage, hand_over
+from tests.project import environment
+
+SLEEPING_MODEL = """
+import pathlib, time
+pathlib.Path("asleep").touch()
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def socket_pair():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def request(connection, stage="build", arguments=()):
+    content = json.dumps(
+        {"stage": stage, "arguments": list(arguments), "environment": dict(os.environ)}
+    ).encode()
+    socket.send_fds(connection, [len(content).to_bytes(4, "big")], [0, 1, 2])
+    connection.sendall(content)
+
+
+def test_a_stage_is_refused_once_a_file_of_the_program_has_changed(socket_pair):
+    ours, theirs = socket_pair
+    request(ours)
+    imported = list_imported_files()
+    file = server_module.__file__
+    assert serve(theirs, {**imported, file: imported[file] - 1}) == REFUSED
+
+
+def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(STAGE_SERVER, "stages")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("stages")
+    listener.listen()
+    before = signal.getsignal(signal.SIGTERM)
+
+    def refuse():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4)
+            connection.sendall(REFUSED)
+            connection.recv(1 << 20)
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    with listener:
+        hand_over("build")
+        thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_without_a_server_a_stage_goes_on_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(STAGE_SERVER, "nobody")
+    hand_over("build")
+
+
+@pytest.mark.parametrize(
+    ("command", "stage"),
+    [
+        (["-m", "tasks.build", "--pipeline", "naive"], "build"),
+        (["-m", "tasks.verify"], None),
+        (["-m", "flows.build"], None),
+        (["tasks/build.py"], None),
+        (["-c", "pass"], None),
+    ],
+)
+def test_only_a_stage_that_python_starts_is_handed_over(monkeypatch, command, stage):
+    # While Python looks for a module, `-m` stands for its name.
+    shown = ["-m", *command[2:]] if command[0] == "-m" else command
+    monkeypatch.setattr(stage_client.sys, "argv", shown)
+    monkeypatch.setattr(stage_client.sys, "orig_argv", ["python", *command])
+    assert find_started_stage(["build"]) == stage
+
+
+def start(folder: Path, served: dict, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env={**environment(folder), **served},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def sleeping(folder: Path) -> list[psutil.Process]:
+    """The processes of a server in a folder that run a stage: those of the server itself, the
+    supervisors left out, are two.
+    """
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "cwd", "status"])
+        if "flows.stage_server" in (process.info["cmdline"] or ())
+        and process.info["cwd"] == str(folder)
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+@pytest.mark.slow
+def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
+    folder, _ = first
+    alone = start(folder, {}, "tasks.build", "--pipeline", "absent")
+    (folder / "asleep.py").write_text(SLEEPING_MODEL)
+    with stage_server(folder, environment(folder)) as served:
+        wait_for(lambda: (folder / served[STAGE_SERVER]).exists())
+        idle = len(sleeping(folder))
+        wrong = start(folder, served, "tasks.build", "--pipeline", "absent")
+        # What TensorFlow says when it is imported comes first, where it is imported.
+        assert alone.communicate()[0].endswith(wrong.communicate()[0])
+        assert wrong.returncode == alone.returncode == 2
+
+        build = start(folder, served, "tasks.build", "--pipeline", "naive")
+        printed, _ = build.communicate()
+        assert build.returncode == 0 and "build naive: read" in printed
+
+        params = folder / "params.yaml"
+        params.write_text(params.read_text().replace("name: mlp", "name: 'asleep:build'"))
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            train = start(folder, served, "tasks.train", "--pipeline", "naive")
+            wait_for((folder / "asleep").exists)
+            assert len(sleeping(folder)) > idle
+            train.send_signal(number)
+            assert train.wait() == (128 + number if number == signal.SIGTERM else -number)
+            wait_for(lambda: len(sleeping(folder)) == idle)
+            (folder / "asleep").unlink()
+    assert not sleeping(folder)
