@@ -29,10 +29,9 @@ from typing import Any
 
 from flows.dvc_calls import SUPERVISE, dvc_environment
 from flows.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
-from tasks import HEAVY_STAGES
 from tasks.garbage import collect_garbage_as_usual
 from tasks.scratch import Scratch
-from tasks.stage_client import REFUSED, STAGE_SERVER, STREAMS
+from tasks.stage_client import HEAVY_STAGES, REFUSED, STAGE_SERVER, STREAMS
 
 # What no stage imports before it needs it, and train and profile do need.
 IMPORTED_LATE = ("mlflow.store.tracking.sqlalchemy_store",)

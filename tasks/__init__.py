@@ -12,7 +12,7 @@ import os
 import sys
 
 from tasks.garbage import pause_garbage_collection
-from tasks.stage_client import find_started_stage, hand_over
+from tasks.stage_client import HEAVY_STAGES, find_started_stage, hand_over
 
 DEFAULT_ENVIRONMENT = {
     # TensorFlow: warnings and errors, no start-up chatter.
@@ -29,7 +29,6 @@ DEFAULT_ENVIRONMENT = {
 for _name, _value in DEFAULT_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
-HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
 if _stage := find_started_stage(HEAVY_STAGES):
     hand_over(_stage)
 pause_garbage_collection("tasks", HEAVY_STAGES)

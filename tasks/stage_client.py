@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 STAGE_SERVER = "THROUGHLINE_STAGE_SERVER"  # path of its socket, relative to the stage's folder
 REFUSED = b"refused"
+HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
 STREAMS = 3  # standard input, output, error
 
 

@@ -8,7 +8,7 @@ import sys
 from project import ROOT
 
 from flows import COMMANDS
-from tasks import HEAVY_STAGES
+from tasks.stage_client import HEAVY_STAGES
 from tasks.garbage import USUAL_THRESHOLDS
 
 

@@ -81,6 +81,7 @@ FLOWS_MAY_IMPORT = (
     "tasks.reporting.table",
     "tasks.results",
     "tasks.scratch",
+    "tasks.stage_client",
     "tasks.tracking",
 )
 # They do not decide what a stage writes: messages and plumbing.

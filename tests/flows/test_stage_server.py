@@ -86,7 +86,7 @@ def test_without_a_server_a_stage_goes_on_by_itself(tmp_path, monkeypatch):
     ("command", "stage"),
     [
         (["-m", "tasks.build", "--pipeline", "naive"], "build"),
-        (["-m", "tasks.verify"], None),
+        (["-m", "tasks.cli"], None),
         (["-m", "flows.build"], None),
         (["tasks/build.py"], None),
         (["-c", "pass"], None),
