@@ -8,8 +8,8 @@ import sys
 from project import ROOT
 
 from flows import COMMANDS
-from tasks.stage_client import HEAVY_STAGES
 from tasks.garbage import USUAL_THRESHOLDS
+from tasks.stage_client import HEAVY_STAGES
 
 
 def test_none_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():
