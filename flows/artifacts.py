@@ -19,6 +19,8 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import State
 
 from tasks.errors import StageFailed
@@ -54,6 +56,7 @@ def show_comparison(comparison: Comparison, report: Path, run_id: str | None) ->
     """The comparison as a table, in words with cause and fix, as pictures, and a link to its MLflow
     run.
     """
+    shown = dict.fromkeys([comparison.baseline, comparison.best])
     table: list[dict[str, Any]] = [*to_records(comparison_table(comparison))]
     create_table_artifact(key="comparison", table=table, description=comparison.headline)
     create_markdown_artifact(key="comparison-report", markdown=to_markdown(comparison))
@@ -61,7 +64,7 @@ def show_comparison(comparison: Comparison, report: Path, run_id: str | None) ->
     _show_picture(
         "comparison-timelines",
         report / "plots" / "timelines.png",
-        f"{comparison.baseline} and {comparison.best}, real steps",
+        ", ".join(f"{name}: real steps" for name in shown),
     )
     if pages := comparison_run.run_urls(run_id):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=comparison.headline)
@@ -78,15 +81,18 @@ def link_to_report(report: Path) -> None:
     create_link_artifact(key="comparison-page", link=page.as_uri(), link_text=f"the report: {page}")
 
 
-def show_training(pipeline: str, result: Mapping[str, Any], folder: Path) -> None:
-    """One configuration's result as a table, its timeline, and a link to its MLflow run."""
+def show_training(compared: Comparison, result: Mapping[str, Any], folder: Path) -> None:
+    """One configuration's result in words and as a table, its timeline, and a link to its MLflow
+    run.
+    """
+    pipeline = compared.best
     figures = {
         key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)
     }
     create_table_artifact(
         key="training",
         table=[{"metric": key, "value": value} for key, value in figures.items()],
-        description=f"{pipeline}: {result['verdict']}",
+        description=compared.headline,
     )
     _show_picture(
         "training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps"
@@ -102,7 +108,7 @@ def to_markdown(comparison: Comparison) -> str:
         for row in comparison.configurations
     ]
     table = table_to_markdown(comparison_table(comparison))
-    return "\n".join([f"**{comparison.headline}**", "", table, "", "## Cause and fix", "", *fixes])
+    return "\n".join([comparison.headline, "", table, "", "## Cause and fix", "", *fixes])
 
 
 def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
@@ -114,7 +120,17 @@ def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
     )
     heading = f"# {flow_run.name}: {state.name}\n\n{fenced(failure_reason(state)[:LONGEST_REASON])}"
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
-    create_markdown_artifact(key=f"{flow.name}-failure", markdown=f"{heading}\n\n{advice}")
+    # A cut run's hook is called outside of the run, where Prefect's own function does not know of
+    # which run the artifact is.
+    with get_client(sync_client=True) as client:
+        client.create_artifact(
+            ArtifactCreate(
+                key=f"{flow.name}-failure",
+                type="markdown",
+                data=f"{heading}\n\n{advice}",
+                flow_run_id=flow_run.id,
+            )
+        )
 
 
 def failure_reason(state: State) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from flows.terminal import Detail, show_on_terminal
 from tasks.errors import InvalidParams, UserError
 from tasks.garbage import collect_garbage_as_usual
 from tasks.params_file import read_yaml
+from tasks.reporting.table import TIED_NOTE, comparison_table, to_text
+from tasks.results.comparison import Comparison
 
 SetOption = Annotated[
     list[str] | None,
@@ -51,12 +54,47 @@ VerboseOption = Annotated[
 ]
 
 
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="print the result as JSON on standard output, for scripts")
+]
+MEASURE_AGAIN = "--measure-again"
+
+
 def run_command(command: Callable[..., None]) -> None:
     """Parse the command line and run the command."""
     collect_garbage_as_usual()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     app()
+
+
+def print_comparison(compared: Comparison, where: str) -> None:
+    """Print the table, what it says in a sentence, and where more is."""
+    lines = ["", to_text(comparison_table(compared)), ""]
+    lines += [TIED_NOTE, ""] if len(compared.tied) > 1 else []
+    lines += [compared.headline]
+    lines += [compared.warning] if compared.warning else []
+    lines += [
+        f"{name} is left out: {', '.join(lacking)} missing"
+        for name, lacking in compared.missing.items()
+    ]
+    typer.echo("\n".join([*lines, "", where]))
+
+
+def compose_measure_again(arguments: Sequence[str], names: Sequence[str]) -> str:
+    """The command that measures these configurations again; `arguments` are those of the command
+    that has measured them.
+
+    >>> compose_measure_again(["--name", "x", "--measure-again", "a"], ["b"])
+    'python -m flows.comparison --name x --measure-again b'
+    """
+    kept = [
+        argument
+        for before, argument in zip(["", *arguments], arguments, strict=False)
+        if argument != MEASURE_AGAIN and before != MEASURE_AGAIN
+    ]
+    again = [word for name in names for word in (MEASURE_AGAIN, name)]
+    return shlex.join(["python", "-m", "flows.comparison", *kept, *again])
 
 
 @contextmanager

@@ -4,6 +4,7 @@ flows.comparison`.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,23 +13,28 @@ from prefect import flow, get_run_logger
 
 from flows.artifacts import link_to_report, report_failure, show_comparison, to_markdown
 from flows.cli import (
+    MEASURE_AGAIN,
     DebugOption,
     NameOption,
     OverlayOption,
     SetOption,
     VerboseOption,
+    compose_measure_again,
     flow_command,
+    print_comparison,
     run_command,
 )
 from flows.flow_run import Run, start_run
 from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
 from flows.stages import MEASURED, PREPARATION
 from flows.terminal import Detail
+from tasks.errors import InvalidParams, did_you_mean
 from tasks.layout import Layout
-from tasks.reporting.table import EXPLANATION, comparison_table, to_text
 from tasks.results.comparison import Comparison
 from tasks.tracking import comparison_run
 from tasks.tracking.experiments import RunKey
+
+NONE: list[str] = []
 
 
 @flow(
@@ -43,6 +49,7 @@ def comparison(
     changes: Changes = UNCHANGED,
     name: RunName = "",
     promote: bool = False,
+    measure_again: list[Pipeline] = NONE,
 ) -> Path | None:
     """Run configurations through every stage and compare them; returns the folder of the report.
 
@@ -55,6 +62,8 @@ def comparison(
         goes when the run is kept
       promote: let a run with changes choose MLflow's `champion`, too; one without changes does.
         Either way its quality must not be worse
+      measure_again: configurations that are profiled once more although nothing has changed, such
+        as those that another program has disturbed; they are not trained again
     """
     selected = select_pipelines(pipelines)
     with start_run(changes, name, only=selected) as run:
@@ -62,9 +71,11 @@ def comparison(
         measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
         complete = set(chosen) == set(run.params.pipelines)
         run = run.with_progress_bar(len(PREPARATION) + len(measured) + complete)
+        again = list_forced(measure_again, chosen)
+        run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
         run_key = comparison_run.read_data_set(run.workspace.root, run.params.data.path)
-        parent = open_parent(run, chosen, run_key, prepared=prepared.ran)
+        parent = open_parent(run, chosen, run_key, certain=prepared.ran or bool(again))
         run = run.with_parent_run(parent)
         profiled = [
             run.chain([f"{stage}@{pipeline}" for stage in MEASURED], after=[prepared])
@@ -97,8 +108,29 @@ def comparison(
         return report
 
 
-def open_parent(run: Run, chosen: list[str], run_key: RunKey, *, prepared: bool) -> str | None:
-    """Open the MLflow run that the configurations' runs belong to, unless all is up to date."""
+def list_forced(measure_again: list[str], chosen: list[str]) -> list[str]:
+    """The stages that measure these configurations.
+
+    Raises:
+      InvalidParams: one of them is not among those of the run.
+    """
+    unknown = [name for name in measure_again if name not in chosen]
+    if unknown:
+        raise InvalidParams(
+            [
+                f"{MEASURE_AGAIN}: {name} is no configuration of this run;"
+                f" {did_you_mean(name, chosen)}"
+                for name in unknown
+            ]
+        )
+    return [f"profile@{name}" for name in measure_again]
+
+
+def open_parent(run: Run, chosen: list[str], run_key: RunKey, *, certain: bool) -> str | None:
+    """Open the MLflow run that the configurations' runs belong to, unless all is up to date.
+
+    `certain`: something of them will run, whatever DVC said at the start.
+    """
     concerned = {
         *PREPARATION,
         "report",
@@ -106,18 +138,8 @@ def open_parent(run: Run, chosen: list[str], run_key: RunKey, *, prepared: bool)
     }
     return (
         comparison_run.open_comparison(run_key, run.name)
-        if prepared or concerned & run.stage_env.stale
+        if certain or concerned & run.stage_env.stale
         else None
-    )
-
-
-def show(compared: Comparison, report: Path) -> None:
-    """Print the comparison on the terminal: the table, what it says in a sentence, and where more
-    is.
-    """
-    typer.echo(
-        f"\n{to_text(comparison_table(compared))}\n\n{compared.headline}\n\n"
-        f"{EXPLANATION}\nThe page about it: {report / 'index.html'}"
     )
 
 
@@ -133,6 +155,14 @@ def command(  # noqa: PLR0913 - the options of a command line
     promote: Annotated[
         bool, typer.Option("--promote", help="let a run with changes choose MLflow's champion, too")
     ] = False,
+    measure_again: Annotated[
+        list[str] | None,
+        typer.Option(
+            MEASURE_AGAIN,
+            metavar="NAME",
+            help="profile this configuration once more although nothing has changed; repeatable",
+        ),
+    ] = None,
 ) -> None:
     """Run every configuration of params.yaml (or those given) through all stages, then write
     report/index.html.
@@ -142,9 +172,20 @@ def command(  # noqa: PLR0913 - the options of a command line
     with flow_command(
         "comparison", selected, set_=set_, overlay=overlay, name=name, detail=detail
     ) as changes:
-        report = comparison(pipelines=selected, changes=changes, name=name or "", promote=promote)
+        report = comparison(
+            pipelines=selected,
+            changes=changes,
+            name=name or "",
+            promote=promote,
+            measure_again=measure_again or [],
+        )
         if report:
-            show(Comparison.read(report), report)
+            compared = Comparison.read(report)
+            where = [f"The page about it: {report / 'index.html'}"]
+            if compared.measure_again:
+                command_line = compose_measure_again(sys.argv[1:], compared.measure_again)
+                where = [f"Measure again while nothing else runs: {command_line}", *where]
+            print_comparison(compared, "\n".join(where))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 
 from flows.artifacts import StageProgress
@@ -85,6 +86,10 @@ class Run:
             return self
         environment = {**self.stage_env.environment, recorder.PARENT_RUN: parent}
         return replace(self, stage_env=replace(self.stage_env, environment=environment))
+
+    def with_forced(self, stages: Sequence[str]) -> Run:
+        """The same run in which these stages run although they are up to date."""
+        return replace(self, stage_env=replace(self.stage_env, forced=frozenset(stages)))
 
     def with_progress_bar(self, stages: int) -> Run:
         """The same run with a bar on its page that is full after so many stages."""
@@ -193,7 +198,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             identified = [replace(_run_stage(IDENTITIES, stage_env, []), ran=False)]
             stage_env = replace(stage_env, stale=_stale_stages(workspace, environment))
         try:
-            with share_imports(stage_env) as served:
+            with share_imports(stage_env) as served, say_how_to_resume(run_name, workspace):
                 yield Run(
                     name=run_name,
                     workspace=workspace,
@@ -203,6 +208,17 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                 )
         finally:
             clear_scratch(workspace.root)  # of stages that were ended
+
+
+@contextmanager
+def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
+    """Say in one line how a run that is cut in the block, by Ctrl-C or SIGTERM, goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, TerminationSignal):
+        same = f"the same command with --name {name}" if workspace.isolated else "the same command"
+        get_run_logger().warning(f"stopped; {same} resumes it")
+        raise
 
 
 @contextmanager

@@ -47,7 +47,7 @@ _NOISE = re.compile(
 @dataclass(frozen=True)
 class StageEnvironment:
     """Where stages run and with which environment; `stale` are the stages that DVC held for out of
-    date at the start.
+    date at the start, `forced` those that run even if they are not.
 
     `lock`: the file to lock around each call of DVC, where runs share the folder; `lock_fds`: file
     descriptors of locks that are held for the run's whole length. `owner` is what others are shown
@@ -60,6 +60,7 @@ class StageEnvironment:
     lock: Path | None = None
     lock_fds: tuple[int, ...] = ()
     owner: str = "a run"
+    forced: frozenset[str] = frozenset()
 
 
 @task(
@@ -76,7 +77,7 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_ran: bool) ->
       StageFailed: the stage ended with an error, which is reported in its own words.
     """
     logger = get_run_logger()
-    if not upstream_ran and stage not in stage_env.stale:
+    if not upstream_ran and stage not in stage_env.stale | stage_env.forced:
         logger.info(f"{stage} is up to date", extra={STAGE_EVENT: "up to date"})
         return Completed(name="Cached", message=f"{stage} is up to date", data=False)
     logger.info(f"{stage} starts", extra={STAGE_EVENT: STARTED})
@@ -160,8 +161,9 @@ def _run_once(
 ) -> tuple[int, bool]:
     logger = get_run_logger()
     ran = False
+    force = ["--force"] if stage in stage_env.forced else []
     with (
-        supervised([*DVC, "repro", "--single-item", stage], stage_env, lock_fds) as process,
+        supervised([*DVC, "repro", *force, "--single-item", stage], stage_env, lock_fds) as process,
         with_timeout(process) as timed_out,
     ):
         # Ends when no process is left that could write, not already with the supervisor: a killed

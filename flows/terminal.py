@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 import typer
+from prefect.exceptions import TerminationSignal
 from prefect.logging import loggers
 from rich.console import Console
 from rich.markup import escape
@@ -149,7 +151,8 @@ def show_on_terminal(
     """Show what a flow that starts in the block does, and end the process with one panel where it
     fails: exit code 2 where the user can do something about it, 1 for a bug.
 
-    With `Detail.ALL` everything that Prefect says is shown, and the traceback of a bug.
+    With `Detail.ALL` everything that Prefect says is shown, and the traceback of a bug. A run that
+    is cut, by Ctrl-C or SIGTERM, ends without one: what to do is said by the run itself.
     """
     debug = detail is Detail.ALL
     console, root = Console(stderr=True), logging.getLogger()
@@ -160,6 +163,10 @@ def show_on_terminal(
     try:
         with nullcontext() if debug else view.progress:
             yield
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+    except TerminationSignal as ended:
+        raise SystemExit(128 + ended.signal) from None
     except Exception as error:  # noqa: BLE001 - of whatever kind, it is reported
         failure = describe_failure(error)
         if failure.traceback:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +14,13 @@ from prefect import flow
 from flows.artifacts import report_failure, show_training
 from flows.cli import (
     DebugOption,
+    JsonOption,
     NameOption,
     OverlayOption,
     SetOption,
     VerboseOption,
     flow_command,
+    print_comparison,
     run_command,
 )
 from flows.flow_run import start_run
@@ -24,8 +28,22 @@ from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, Run
 from flows.stages import MEASURED, PREPARATION
 from flows.terminal import Detail
 from tasks.layout import Layout
-from tasks.results.profiling import ProfileResult
+from tasks.reporting.comparing import compare_one
+from tasks.results.comparison import Comparison
+from tasks.results.profiling import COMPUTE_BOUND, ProfileResult
 from tasks.results.train import TrainResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """All figures of a configuration by their names, what they say, the folder of its files, and of
+    a run with changes its report.
+    """
+
+    figures: Mapping[str, Any]
+    compared: Comparison
+    folder: Path
+    report: Path | None
 
 
 @flow(
@@ -37,7 +55,7 @@ from tasks.results.train import TrainResult
 )
 def training(
     pipeline: Pipeline = DEFAULT_PIPELINE, changes: Changes = UNCHANGED, name: RunName = ""
-) -> dict[str, Any]:
+) -> TrainingResult:
     """Run one configuration through every stage and return its result.
 
     Args:
@@ -57,19 +75,21 @@ def training(
         last = run.with_progress_bar(len(stages)).chain(stages)
         folder = Layout(run.workspace.root).results(pipeline)
         trained, profiled = TrainResult.read(folder), ProfileResult.read(folder)
-        result = {
+        figures = {
             **(asdict(trained.throughput) if trained.throughput else {}),
             **trained.last_epoch,
             **{f"test_{name}": value for name, value in trained.test.items()},
             **asdict(profiled),
         }
-        show_training(pipeline, result, folder)
-        if last.ran:
-            run.save_experiment(stages)
-    return result
+        compared = compare_one(pipeline, Layout(run.workspace.root))
+        show_training(compared, figures, folder)
+        report = (run.save_experiment(stages) if last.ran else None) or (
+            Layout(run.workspace.root).report if run.workspace.isolated else None
+        )
+    return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)
 
 
-def command(
+def command(  # noqa: PLR0913 - the options of a command line
     pipeline: Annotated[
         str, typer.Option("--pipeline", help="a key of `pipelines:` in params.yaml")
     ],
@@ -78,6 +98,7 @@ def command(
     name: NameOption = None,
     verbose: VerboseOption = False,
     debug: DebugOption = False,
+    json_: JsonOption = False,
 ) -> None:
     """Run one configuration through all stages."""
     detail = Detail.of(verbose=verbose, debug=debug)
@@ -85,7 +106,17 @@ def command(
         "training", [pipeline], set_=set_, overlay=overlay, name=name, detail=detail
     ) as changes:
         result = training(pipeline=pipeline, changes=changes, name=name or "")
-        typer.echo(json.dumps(result, indent=2))
+        if json_:
+            typer.echo(json.dumps(result.figures, indent=2))
+        else:
+            (row,) = result.compared.configurations
+            where = [f"To change first: {row.fix}"] if row.verdict != COMPUTE_BOUND else []
+            where += [
+                f"The page about it: {result.report / 'index.html'}"
+                if result.report
+                else f"Its files: {result.folder}"
+            ]
+            print_comparison(result.compared, "\n".join(where))
 
 
 if __name__ == "__main__":

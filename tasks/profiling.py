@@ -35,6 +35,7 @@ from tasks.errors import MissingInput, UnknownModel
 from tasks.files import atomic_folder, write_json
 from tasks.layout import Layout
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
+from tasks.measurement.other_processes import OtherProcesses
 from tasks.measurement.padding import padding_in_buckets
 from tasks.measurement.steady_state import UNDECIDED_SIDE, WARM_UP_STEPS, Side, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
@@ -75,6 +76,7 @@ class Profile:
     """What was measured and concluded about one configuration."""
 
     state: SteadyState
+    others: OtherProcesses
     breakdown: Breakdown
     diagnosis: Diagnosis
     cross_check: CrossCheck | None
@@ -97,7 +99,8 @@ def profile(
     params, measure = context.params, context.params.measure
     models = build_models_for(params, pipeline.data)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.warm_up_steps)
-    state = time_training(loop, models, pipeline, train=params.train, measure=measure)
+    with OtherProcesses() as others:
+        state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with atomic_folder(out) as folder:
         events = _trace_steady_state(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
@@ -137,7 +140,13 @@ def profile(
             timeline.write(folder)
             plot_timelines({str(pipeline.plan): timeline.lanes}, folder / "timeline")
         plot_steps(state.train_steps_ms, state.model_step_ms, folder)
-    return Profile(state=state, breakdown=breakdown, diagnosis=diagnosis, cross_check=cross_check)
+    return Profile(
+        state=state,
+        others=others,
+        breakdown=breakdown,
+        diagnosis=diagnosis,
+        cross_check=cross_check,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +280,9 @@ def summarize(profiled: Profile, batch_size: float) -> ProfileResult:
             for item in breakdown.iterators
             if item.tuned is not None
         },
+        others_cpu_pct=profiled.others.cpu_pct,
+        idle_cpu_pct=profiled.others.idle_pct,
+        busiest_other=profiled.others.busiest,
     )
 
 
@@ -400,6 +412,11 @@ def main() -> None:
         )
         print_summary(name, profiled)
         result = summarize(profiled, pipeline.examples_per_step)
+        if result.disturbed_by:
+            echo_problem(
+                f"disturbed: {result.disturbed_by} was at work, others took"
+                f" {result.others_cpu_pct:.0f} % of the cores meanwhile"
+            )
         result.write(out)
         write_json(out / METRICS_FILE, compared_metrics(built, trained, result))
         data_digest = data.shards.data_digest

@@ -9,71 +9,23 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from tasks.cli import stage_cli
-from tasks.data.shards import read_shard_index
-from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.files import atomic_folder
 from tasks.layout import Layout
 from tasks.progress import echo, echo_problem, echo_result
-from tasks.reporting.checklist import run_checklist
+from tasks.reporting.comparing import RunResults, compare, read_all
 from tasks.reporting.comparison_plots import plot_histories, plot_throughput
 from tasks.reporting.plots import plot_timelines
-from tasks.reporting.ranking import (
-    accuracy_warning,
-    break_even_epoch,
-    drift_pct,
-    find_baseline,
-    find_best,
-    find_tied,
-    ratio_interval,
-    reference_rate,
-    relative_interval,
-    relative_rate,
-    write_headline,
-)
-from tasks.reporting.table import EXPLANATION, comparison_table, to_text
-from tasks.results.base import ResultFile
-from tasks.results.build import BuildResult, PlanSummary
-from tasks.results.comparison import Comparison, MeasuredRow, Row
-from tasks.results.profiling import Breakdown, Diagnosis, ProfileResult, RoundTimes, Timeline
-from tasks.results.snapshot import SnapshotCost
-from tasks.results.train import HISTORY, RunRecord, TrainResult, read_history
-from tasks.settings import PipelineConfig
+from tasks.reporting.table import comparison_table, to_text
+from tasks.results.comparison import Comparison
+from tasks.results.profiling import Timeline
 
 PICTURES = ("throughput", "timelines", "histories")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResults:
-    """Everything that the stages have written about one configuration."""
-
-    plan: PlanSummary
-    built: BuildResult
-    trained: TrainResult
-    history: Sequence[Mapping[str, float]]
-    run: RunRecord
-    profiled: ProfileResult
-    breakdown: Breakdown
-    diagnosis: Diagnosis
-    rounds: RoundTimes
-
-
-RESULT_FILES: tuple[type[ResultFile], ...] = (
-    PlanSummary,
-    BuildResult,
-    TrainResult,
-    RunRecord,
-    ProfileResult,
-    Breakdown,
-    Diagnosis,
-    RoundTimes,
-)
 
 
 def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
@@ -85,17 +37,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
       MissingInput: no configuration has been built, trained and profiled.
       UnequalConfigurations: two configurations delivered different examples; nothing is compared.
     """
-    missing = {name: lacking for name in names if (lacking := _missing_files(layout.results(name)))}
-    results = {name: read_results(layout.results(name)) for name in names if name not in missing}
-    if not results:
-        raise MissingInput(
-            "; ".join(
-                f"{layout.results(name)}: {', '.join(lacking)} missing"
-                for name, lacking in missing.items()
-            )
-            + "; run `dvc repro` first"
-        )
-    check_equal({name: result.built for name, result in results.items()})
+    results, missing = read_all(names, layout)
     comparison = compare(results, missing, layout)
     with atomic_folder(out) as folder:
         plots = folder / "plots"
@@ -117,39 +59,6 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
     return comparison
 
 
-def compare(
-    results: Mapping[str, RunResults], missing: Mapping[str, list[str]], layout: Layout
-) -> Comparison:
-    """Rank the configurations and say which is best; their results are by name."""
-    measured = [_measured_row(name, result) for name, result in results.items()]
-    top, base = find_best(measured), find_baseline(measured)
-    shown = results[top.pipeline]
-    config = PipelineConfig.model_validate(shown.plan.config)
-    shards = read_shard_index(layout.shards, sizes=False)
-    return Comparison(
-        headline=write_headline(measured),
-        best=top.pipeline,
-        tied=tuple(find_tied(measured)),
-        drift_pct=drift_pct(measured),
-        baseline=base.pipeline,
-        metric=top.metric,
-        warning=accuracy_warning(measured),
-        missing=missing,
-        machine=shown.built.machine,
-        examples_digest=next(
-            (
-                result.built.examples_digest.digest
-                for result in results.values()
-                if result.built.pixel_difference is None
-            ),
-            "none",
-        ),
-        data_digest=shown.plan.data_digest,
-        checklist=tuple(run_checklist(config, shards, top)),
-        configurations=_rows(measured, setup_s=_snapshot_seconds(layout)),
-    )
-
-
 def _plot_side_by_side(layout: Layout, names: Mapping[str, None], stem: Path) -> None:
     """Timelines over the same length of real time, one below the other."""
     folders = {name: layout.results(name) for name in names}
@@ -160,131 +69,6 @@ def _plot_side_by_side(layout: Layout, names: Mapping[str, None], stem: Path) ->
     }
     if lanes:
         plot_timelines(lanes, stem)
-
-
-def _snapshot_seconds(layout: Layout) -> float:
-    """How long the snapshot took to write; 0 where that is not known."""
-    folder = layout.snapshot.parent
-    return SnapshotCost.read(folder).seconds if SnapshotCost.path(folder).exists() else 0.0
-
-
-def _missing_files(folder: Path) -> list[str]:
-    files = [kind.path(folder) for kind in RESULT_FILES]
-    return [
-        path.relative_to(folder).as_posix()
-        for path in (*files, folder / HISTORY)
-        if not path.exists()
-    ]
-
-
-def read_results(folder: Path) -> RunResults:
-    """Read what the stages have written into a configuration's folder."""
-    return RunResults(
-        plan=PlanSummary.read(folder),
-        built=BuildResult.read(folder),
-        trained=TrainResult.read(folder),
-        history=read_history(folder),
-        run=RunRecord.read(folder),
-        profiled=ProfileResult.read(folder),
-        breakdown=Breakdown.read(folder),
-        diagnosis=Diagnosis.read(folder),
-        rounds=RoundTimes.read(folder),
-    )
-
-
-def check_equal(built: Mapping[str, BuildResult]) -> None:
-    """Compare the digests of the examples that the configurations delivered.
-
-    Raises:
-      UnequalConfigurations: they differ; those that are approximate by their own wish apart, whose
-      difference is shown.
-    """
-    digests: dict[str, list[str]] = {}
-    for name, result in built.items():
-        if result.pixel_difference is None:
-            digests.setdefault(result.examples_digest.digest, []).append(name)
-    if len(digests) > 1:
-        groups = "; ".join(
-            f"{', '.join(names)}: {digest[:12]}" for digest, names in digests.items()
-        )
-        raise UnequalConfigurations(
-            f"the configurations did not deliver the same examples ({groups}); their throughputs"
-            " cannot be compared"
-        )
-
-
-def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]:
-    """One row per configuration, in the order of params.yaml."""
-    base, reference = find_baseline(measured), reference_rate(measured)
-    rows = [_row(row, base, reference) for row in measured]
-    return tuple(
-        replace(row, break_even_epoch=break_even_epoch(row, find_baseline(rows), setup_s=setup_s))
-        for row in rows
-    )
-
-
-def _row(row: MeasuredRow, base: MeasuredRow, reference: float) -> Row:
-    low, high = relative_interval(row)
-    speedup_low, speedup_high = ratio_interval(row, base)
-    return Row(
-        **vars(row),
-        steady_examples_per_s=relative_rate(row) * reference,
-        steady_examples_per_s_low=low * reference,
-        steady_examples_per_s_high=high * reference,
-        model_ceiling_examples_per_s=row.model_examples_per_s
-        / row.reference_examples_per_s
-        * reference,
-        speedup_vs_naive=relative_rate(row) / relative_rate(base),
-        speedup_vs_naive_low=speedup_low,
-        speedup_vs_naive_high=speedup_high,
-    )
-
-
-def _measured_row(name: str, result: RunResults) -> MeasuredRow:
-    """What the report says about one configuration."""
-    built, trained, profiled = result.built, result.trained, result.profiled
-    throughput, step, difference = trained.throughput, trained.step, built.pixel_difference
-    return MeasuredRow(
-        pipeline=name,
-        plan=result.plan.plan,
-        examples=result.plan.examples,
-        gathers=result.plan.config["read"] == "snapshot",
-        caches=result.plan.config["cache"] is not None,
-        train_examples_per_s=throughput and throughput.train_examples_per_s,
-        relative_rates=result.rounds.relative_rates,
-        reference_examples_per_s=profiled.reference_examples_per_s,
-        input_examples_per_s=built.throughput.input_examples_per_s,
-        cold_examples_per_s=built.throughput.cold_examples_per_s,
-        model_examples_per_s=profiled.model_examples_per_s,
-        attainable_examples_per_s=profiled.attainable_examples_per_s,
-        stall_pct=profiled.stall_pct,
-        stall_pct_low=profiled.stall_pct_low,
-        stall_pct_high=profiled.stall_pct_high,
-        wait_ms_p50=profiled.wait_ms_p50,
-        predicted_gain=profiled.predicted_gain,
-        first_batch_s=built.throughput.first_batch_s,
-        epoch_gap_s=built.throughput.epoch_gap_s,
-        fit_step_ms_p50=step and step.ms_p50,
-        fit_step_ms_p95=step and step.ms_p95,
-        fit_step_ms_p99=step and step.ms_p99,
-        rss_mb_max=trained.usage.rss_mb_max,
-        disk_read_mb=trained.usage.disk_read_mb,
-        cpu_seconds_per_1k_examples=trained.cpu_seconds_per_1k_examples,
-        cpu_utilization_pct=trained.usage.cpu_utilization_pct,
-        gpu_utilization_pct_mean=trained.usage.gpu_utilization_pct_mean,
-        metric=trained.metric,
-        validation_examples=built.validation_examples,
-        held_out=trained.held_out,
-        val_metric=trained.last_epoch[f"val_{trained.metric}"],
-        test_metric=trained.test.get(trained.metric),
-        difference_mean=difference and difference.mean,
-        difference_max=difference and difference.max,
-        verdict=result.diagnosis.verdict,
-        cause=result.diagnosis.cause,
-        fix=result.diagnosis.fix,
-        mlflow_run_id=result.run.mlflow_run_id,
-        sequence_batches=built.sequence_batches,
-    )
 
 
 def _page(
@@ -303,10 +87,17 @@ def _page(
         }
         for name in results
     }
+    table = comparison_table(comparison)
     plots = {kind: _svg(folder / "plots" / f"{kind}.svg") for kind in PICTURES}
     return environment.get_template("report.html").render(
         summary=comparison,
-        table=comparison_table(comparison),
+        table=table,
+        essential=[number for number, column in enumerate(table.columns) if column.essential],
+        further=[
+            number
+            for number, column in enumerate(table.columns)
+            if number == 0 or not column.essential
+        ],
         plots=plots,
         pictures=pictures,
         results=results,
@@ -329,7 +120,6 @@ def main() -> None:
     with stage_cli(main) as params:
         comparison = report(list(params.pipelines), Layout(), Layout().report)
         echo(to_text(comparison_table(comparison)))
-        echo(EXPLANATION)
         echo(comparison.headline)
         count = len(comparison.configurations)
         what = "1 configuration" if count == 1 else f"{count} configurations side by side"

@@ -784,8 +784,8 @@ FAULTS = (
     ),
     Fault(
         "of equals the one that waits most is best",
-        "min((row for row in rows if row.pipeline in names)",
-        "max((row for row in rows if row.pipeline in names)",
+        "min(candidates, key=lambda row",
+        "max(candidates, key=lambda row",
         REPORT,
     ),
     Fault(

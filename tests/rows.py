@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.reporting.ranking import find_baseline, find_tied, write_headline
+from tasks.reporting.headline import find_measure_again, find_undecided, write_headline
+from tasks.reporting.ranking import find_baseline, find_tied
 from tasks.results.comparison import Comparison, Row
 from tasks.results.train import HeldOut
 
@@ -23,6 +24,7 @@ def row(
     """
     usual: dict[str, Any] = {
         "plan": "read → batch", "examples": 1000, "gathers": False, "caches": False,
+        "model_layers": (), "disturbed_by": "",
         "train_examples_per_s": relative * 100, "reference_examples_per_s": 100.0,
         "input_examples_per_s": 400.0, "cold_examples_per_s": 300.0,
         "model_examples_per_s": 100.0, "attainable_examples_per_s": 80.0,
@@ -58,6 +60,8 @@ def comparison(*rows: Row, **more: Any) -> Comparison:
     """A comparison of rows; `more` are its other fields."""
     usual: dict[str, Any] = {
         "headline": write_headline(rows), "best": rows[0].pipeline, "tied": tuple(find_tied(rows)),
+        "undecided": tuple(find_undecided(rows)),
+        "measure_again": tuple(find_measure_again(rows)),
         "drift_pct": 1.0, "baseline": find_baseline(rows).pipeline, "metric": rows[0].metric,
         "warning": None, "missing": {}, "machine": {"gpus": []}, "examples_digest": "d",
         "data_digest": "d", "checklist": (),

@@ -78,7 +78,7 @@ FLOWS_MAY_IMPORT = (
     "tasks.identities",
     "tasks.layout",
     "tasks.progress",
-    "tasks.reporting.table",
+    "tasks.reporting",
     "tasks.results",
     "tasks.scratch",
     "tasks.stage_client",

@@ -16,7 +16,8 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     """Draw training throughput of each configuration, with the interval of its rounds, between its
     input-only and model-only ceilings.
 
-    An input ceiling far beyond what any training could use is an arrow at the edge with its value.
+    An input ceiling far beyond what any training could use is an arrow at the edge with its value;
+    training that seems faster than its own model says so.
     """
     figure = new_figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
@@ -54,9 +55,9 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     )
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-        axes.annotate(
-            f"{trained[place]:,.0f}", (0, place), (6, 0), ha="left", color="white", **note
-        )
+        above = rows[place].above_ceiling
+        rate = f"{trained[place]:,.0f}" + (f", above the model alone {above}" if above else "")
+        axes.annotate(rate, (0, place), (6, 0), ha="left", color="white", **note)
         if place not in near:
             axes.annotate(
                 f"{fed[place]:,.0f} ▶", (edge, place), (-2, 0), ha="right", color=INPUT, **note

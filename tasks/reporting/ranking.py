@@ -19,7 +19,6 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from tasks.results.comparison import MeasuredRow, Row
-from tasks.results.profiling import COMPUTE_BOUND, UNDECIDED
 from tasks.results.train import SIGNIFICANT_STDERRS
 
 BASELINE = "naive"
@@ -99,19 +98,33 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
 
 def find_best(rows: Sequence[SomeRow]) -> SomeRow:
     """The configuration to use: of those that are tied for the highest training throughput, the one
-    with the lowest stall.
+    with the lowest stall. One that certainly beats the baseline comes before others, whose
+    measurement may say little.
     """
-    names = find_tied(rows)
-    return min((row for row in rows if row.pipeline in names), key=lambda row: row.stall_pct)
+    names, winners = find_tied(rows), find_winners(rows)
+    tied = [row for row in rows if row.pipeline in names]
+    candidates = [row for row in tied if row in winners] or winners or tied
+    return min(candidates, key=lambda row: row.stall_pct)
+
+
+def find_winners(rows: Sequence[SomeRow]) -> list[SomeRow]:
+    """The configurations that train faster than the baseline beyond the noise."""
+    base = find_baseline(rows)
+    return [row for row in rows if row is not base and ratio_interval(row, base)[0] > 1]
 
 
 def find_tied(rows: Sequence[Ranked]) -> list[str]:
     """The fastest configuration and all that it does not beat beyond the noise, in given order.
 
-    Beyond the noise: the interval of their ratio does not hold 1.
+    Beyond the noise: the interval of their ratio does not hold 1. The baseline is not among them
+    where another one beats it.
     """
-    top = max(rows, key=relative_rate)
-    return [row.pipeline for row in rows if row is top or ratio_interval(top, row)[0] <= 1]
+    top, beaten = max(rows, key=relative_rate), find_baseline(rows) if find_winners(rows) else None
+    return [
+        row.pipeline
+        for row in rows
+        if row is top or (row is not beaten and ratio_interval(top, row)[0] <= 1)
+    ]
 
 
 def drift_pct(rows: Sequence[Ranked]) -> float:
@@ -120,45 +133,6 @@ def drift_pct(rows: Sequence[Ranked]) -> float:
     """
     rates = [row.reference_examples_per_s for row in rows]
     return 100 * (max(rates) - min(rates)) / statistics.median(rates)
-
-
-def write_headline(rows: Sequence[MeasuredRow]) -> str:
-    """The result in one sentence."""
-    top, base, names = find_best(rows), find_baseline(rows), find_tied(rows)
-    if base.pipeline in names:
-        return (
-            f"No configuration trains faster than {base.pipeline} beyond the noise; training is"
-            f" {top.verdict}."
-        )
-    subject = (
-        f"{names[0]} trains"
-        if len(names) == 1
-        else f"{', '.join(names[:-1])} and {names[-1]} (tied) train"
-    )
-    slowest, *_, fastest = sorted(
-        [top, *(row for row in rows if row.pipeline in names)], key=relative_rate
-    )
-    gains = [f"{relative_rate(row) / relative_rate(base):.1f}" for row in (slowest, fastest)]
-    low, high = ratio_interval(fastest, base)
-    interval = f"{low:.1f} to {high:.1f}"
-    gain = (
-        f"{gains[0]}× ({interval})"
-        if gains[0] == gains[1]
-        else f"{gains[0]} to {gains[1]}× (the fastest {interval})"
-    )
-    return f"{subject} {gain} as fast as {base.pipeline}; {_what_is_left(top)}."
-
-
-def _what_is_left(row: MeasuredRow) -> str:
-    """What input still costs the configuration to use."""
-    if row.verdict == COMPUTE_BOUND:
-        return "training is compute-bound, nothing more to gain from input"
-    if row.verdict == UNDECIDED:
-        return (
-            f"whether training still waits for input is undecided, {row.stall_pct:.0f} % of a step"
-            " may be lost to it"
-        )
-    return f"training is {row.verdict}, {row.stall_pct:.0f} % of a step is still lost to input"
 
 
 def break_even_epoch(row: Row, base: Row, *, setup_s: float) -> int | None:
@@ -181,14 +155,12 @@ def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
     """Say so where a configuration's validation accuracy is further from the others' median than
     chance explains.
 
-    Chance is the standard error of a share counted on the held-out examples, for two models, since
-    those of one dataset also differ by order and augmentation.
     """
     scores = {row.pipeline: row.val_metric for row in rows if row.metric == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
         return None
     middle, examples = statistics.median(scores.values()), rows[0].validation_examples
-    allowed = SIGNIFICANT_STDERRS * math.sqrt(2 * max(1e-6, middle * (1 - middle)) / examples)
+    allowed = SIGNIFICANT_STDERRS * stderr_of_difference(middle, examples)
     far = [f"{name} {score:.4f}" for name, score in scores.items() if abs(score - middle) > allowed]
     return (
         f"validation accuracy differs by more than chance (± {allowed:.4f} around {middle:.4f},"
@@ -196,3 +168,10 @@ def accuracy_warning(rows: Sequence[MeasuredRow]) -> str | None:
         if far
         else None
     )
+
+
+def stderr_of_difference(share: float, examples: int) -> float:
+    """Standard error of the difference of two shares counted on held-out examples: of two models,
+    since those of one dataset also differ by order and augmentation.
+    """
+    return math.sqrt(2 * max(1e-6, share * (1 - share)) / examples)

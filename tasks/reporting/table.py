@@ -11,10 +11,7 @@ from tasks.results.comparison import Comparison, Row
 
 ABSENT = "–"
 TIED_MARK = " *"
-EXPLANATION = (
-    "training: relative to the model alone in the same moments; the input alone and the model alone"
-    " as measured; more columns in the report. *: tied with the fastest"
-)
+TIED_NOTE = "*: the fastest, or as fast within the noise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,7 @@ def to_text(table: Table) -> str:
     height = max(map(len, headings))
     cells = [[line.cells[number].text for number in shown] for line in table.rows]
     for texts, line in zip(cells, table.rows, strict=True):
-        texts[0] += TIED_MARK if line.tied else ""
+        texts[0] += TIED_MARK if line.tied and len(table.rows) > 1 else ""
     columns = [
         [*[""] * (height - len(heading)), *heading, *texts]
         for heading, texts in zip(headings, zip(*cells, strict=True), strict=True)
@@ -143,9 +140,7 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
         TableColumn(
             heading="input alone", unit=rate, cell=lambda row: _number(row.input_examples_per_s)
         ),
-        TableColumn(
-            heading="model alone", unit=rate, cell=lambda row: _number(row.model_examples_per_s)
-        ),
+        TableColumn(heading="model alone", unit=rate, cell=_model_alone),
         *(_TEXT_COLUMNS if text else ()),
         TableColumn(heading="stall", unit="%", cell=_stall),
         TableColumn(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
@@ -195,6 +190,11 @@ def _number(value: float | None, *, digits: int = 0) -> Cell:
 def _speedup(row: Row, baseline: str) -> Cell:
     span = f"{row.speedup_vs_naive_low:.2f} to {row.speedup_vs_naive_high:.2f}"
     return Cell(text=f"{row.speedup_vs_naive:.2f}", detail="" if row.pipeline == baseline else span)
+
+
+def _model_alone(row: Row) -> Cell:
+    above = f"below training, {row.above_ceiling}" if row.above_ceiling else ""
+    return Cell(text=f"{row.model_ceiling_examples_per_s:,.0f}", detail=above)
 
 
 def _stall(row: Row) -> Cell:

@@ -14,7 +14,8 @@ from tasks.results.train import HeldOut
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow:
     """The measurements of one configuration, and the conclusions from them alone. `fit_step_ms_…`
-    are the steps of its own training.
+    are the steps of its own training, `model_layers` what its model does besides the network, and
+    `disturbed_by` what else was at work while it was measured; empty: nothing that matters.
 
     `validation_examples` counts the validation split, `held_out` describes the split of the final
     metric. None: not measured, or there is no such thing.
@@ -25,6 +26,8 @@ class MeasuredRow:
     examples: int
     gathers: bool
     caches: bool
+    model_layers: tuple[str, ...]
+    disturbed_by: str
     train_examples_per_s: float | None
     relative_rates: tuple[float, ...]
     reference_examples_per_s: float
@@ -65,6 +68,7 @@ class MeasuredRow:
 class Row(MeasuredRow):
     """A configuration next to the others: training in the steady state and the model's ceiling at
     the machine's speed of one moment, and what it gains over the baseline, with intervals.
+    Configurations whose model is the same share the ceiling.
     """
 
     steady_examples_per_s: float
@@ -75,6 +79,16 @@ class Row(MeasuredRow):
     speedup_vs_naive_low: float
     speedup_vs_naive_high: float
     break_even_epoch: int | None = None
+
+    @property
+    def above_ceiling(self) -> str:
+        """What to think of training that seems faster than its own model alone, which it cannot be;
+        empty: it is not.
+        """
+        if self.steady_examples_per_s <= self.model_ceiling_examples_per_s:
+            return ""
+        noise = self.steady_examples_per_s_low <= self.model_ceiling_examples_per_s
+        return "within the noise" if noise else "beyond the noise: measure it again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +103,7 @@ class ChecklistItem:
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ResultFile):
     """All configurations side by side. `missing` says which files of a configuration that is left
-    out are not there.
+    out are not there, `measure_again` which ones are undecided or were disturbed.
     """
 
     FILE: ClassVar[str] = "summary.json"
@@ -98,6 +112,8 @@ class Comparison(ResultFile):
     headline: str
     best: str
     tied: tuple[str, ...]
+    undecided: tuple[str, ...]
+    measure_again: tuple[str, ...]
     drift_pct: float
     baseline: str
     metric: str

@@ -23,6 +23,7 @@ AUTOMATIC = "Dataset:"
 METRICS_FILE = "metrics.json"
 # The usual target: of a step that is the model's own, and of the time that a GPU is busy.
 GOOD_UTILIZATION_PCT = 80.0
+DISTURBED_FROM_PCT = 10.0  # of the cores
 # What `dvc metrics show` compares, by the names in MLflow; the verdict and the model's quality come
 # with them.
 COMPARED = (
@@ -196,6 +197,8 @@ class ProfileResult(ResultFile):
     """What was measured and concluded about one configuration, as values; `--fail-if` can ask for
     each. `train_step_ms` is a step in the steady state, `epochs_stall_pct_low` the lower end of the
     stall by the training's own epochs, `stall_measurement_s` how long the measurement took.
+    Meanwhile other processes, most of all `busiest_other`, took `others_cpu_pct` of the cores, and
+    `idle_cpu_pct` were idle.
     """
 
     FILE: ClassVar[str] = "profile.json"
@@ -225,6 +228,17 @@ class ProfileResult(ResultFile):
     gpu_busy_ms: float | None
     gpu_copy_ms: float | None
     autotuned: Mapping[str, int]
+    others_cpu_pct: float
+    idle_cpu_pct: float
+    busiest_other: str
+
+    @property
+    def disturbed_by(self) -> str:
+        """Who took cores that training might have used; empty: nobody. What others took while as
+        much was idle was missed by nobody.
+        """
+        missed_pct = self.others_cpu_pct - self.idle_cpu_pct
+        return self.busiest_other if missed_pct >= DISTURBED_FROM_PCT else ""
 
 
 def profile_metrics(profiled: ProfileResult) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 
 from tasks.reporting.table import comparison_table, to_text
 from tasks.results.comparison import Comparison
+from tasks.results.profiling import ProfileResult
 
 pytestmark = pytest.mark.timeout(400)
 COUNT_RESOLVING = """
@@ -59,6 +60,42 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
     compared = Comparison.read(folder / "report")
     assert to_text(comparison_table(compared)) in output, "it ends with the table"
     assert compared.headline in output
+
+
+@pytest.mark.slow
+def test_a_configuration_is_measured_again_although_nothing_has_changed(first):
+    folder, _ = first
+    before = ProfileResult.read(folder / "runs" / "naive")
+    output = run(folder, "python", "-m", "flows.comparison", "--measure-again", "naive")
+    assert re.search(r"^✓ profile naive ", output, re.MULTILINE)
+    assert re.search(r"^· train naive +up to date$", output, re.MULTILINE), "it is not trained"
+    assert re.search(r"^✓ report ", output, re.MULTILINE)
+    after = ProfileResult.read(folder / "runs" / "naive")
+    assert after.stall_measurement_s != before.stall_measurement_s
+    assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_cut_says_how_it_goes_on(first, number):
+    folder, _ = first
+    command = [sys.executable, "-m", "flows.prepare_data", "--verbose", "--name", "cut"]
+    flow = subprocess.Popen(
+        [*command, "--set", "shard.min_shards=3"],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for line in flow.stdout:
+        if "Running stage 'shard'" in line:
+            flow.send_signal(number)
+            break
+    said = flow.communicate()[0]
+    assert flow.returncode in (128 + number, -number)
+    assert said.splitlines()[-1] == "stopped; the same command with --name cut resumes it"
+    assert "Traceback" not in said and "Warning" not in said
 
 
 @pytest.mark.slow
@@ -181,6 +218,9 @@ def test_a_training_with_changes_is_a_complete_experiment(first):
     folder, _ = first
     output = train_naive(folder, "train.epochs=1", name="single")
     assert "kept as DVC experiment single" in output
+    compared = Comparison.read(folder / ".throughline" / "workspaces" / "single" / "report")
+    assert to_text(comparison_table(compared)) in output and compared.headline in output
+    assert len(output.splitlines()) < 45
     workspace = folder / ".throughline" / "workspaces" / "single"
     assert list(YAML(typ="safe").load((workspace / "params.yaml").read_text())["pipelines"]) == [
         "naive"

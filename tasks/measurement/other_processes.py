@@ -1,0 +1,97 @@
+"""What other processes take of this machine while something is measured: how much, what is left
+idle, and which of them takes most.
+
+A measurement cannot keep others away, but it can know of them: what they take is all that the
+system counts on our cores less what is our own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from types import TracebackType
+
+import psutil
+
+OTHER_PROGRAMS = "other programs"  # who, where no single process took half of it
+IDLE = ("idle", "iowait")
+IN_OTHERS = ("guest", "guest_nice")  # the system counts these in user and nice, too
+
+
+class OtherProcesses:
+    """Context manager that measures what others do meanwhile; read its values after leaving it.
+
+    `cpu_pct` is what they took and `idle_pct` what nobody took, each of all cores that this process
+    may use; `busiest` names the process that took most of it.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_pct = self.idle_pct = 0.0
+        self.busiest = OTHER_PROGRAMS
+
+    def __enter__(self) -> OtherProcesses:
+        self._idle_s, self._busy_s = _cores_s()
+        self._by_process = _cpu_s_by_process()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        idle_s, busy_s = _cores_s()
+        idle_s, busy_s = idle_s - self._idle_s, busy_s - self._busy_s
+        now = _cpu_s_by_process()
+        # One that has started meanwhile counts from its beginning.
+        took = Counter({pid: seconds - self._by_process[pid] for pid, seconds in now.items()})
+        own = {os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))}
+        others_s = max(0.0, busy_s - sum(took[pid] for pid in own))
+        all_s = idle_s + busy_s
+        if all_s > 0:
+            self.cpu_pct, self.idle_pct = 100 * others_s / all_s, 100 * idle_s / all_s
+        named = [(pid, seconds) for pid, seconds in took.most_common() if pid not in own]
+        if named and named[0][1] >= others_s / 2 > 0:
+            self.busiest = _describe(named[0][0])
+
+
+def _cores_s() -> tuple[float, float]:
+    """Idle and busy time of the cores that this process may use [s], since the machine started.
+    Busy is also what a host took for other machines.
+    """
+    cores = psutil.cpu_times(percpu=True)
+    usable = os.sched_getaffinity(0)
+    if len(cores) > max(usable):
+        cores = [cores[number] for number in usable]
+    fields = cores[0]._fields
+    idle = sum(getattr(core, name) for core in cores for name in fields if name in IDLE)
+    busy = sum(
+        getattr(core, name) for core in cores for name in fields if name not in IDLE + IN_OTHERS
+    )
+    return idle, busy
+
+
+def _cpu_s_by_process() -> Counter[int]:
+    """CPU time of every process [s], with that of its children that have ended."""
+    return Counter(
+        {
+            process.pid: sum(times[:4])
+            for process in psutil.process_iter()
+            if (times := _times(process))
+        }
+    )
+
+
+def _times(process: psutil.Process) -> tuple[float, ...]:
+    try:
+        return process.cpu_times()
+    except psutil.Error:  # it has ended, or is none of ours to look at
+        return ()
+
+
+def _describe(pid: int) -> str:
+    """A process by its name and number; it may have ended."""
+    try:
+        return f"{psutil.Process(pid).name()} (process {pid})"
+    except psutil.Error:
+        return OTHER_PROGRAMS
