@@ -11,24 +11,24 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tasks.assembly.inference import describe_changed_data
 from tasks.cli import trained_model_cli
 from tasks.errors import UnexpectedFiles
+from tasks.layout import Layout
 from tasks.progress import echo
-from tasks.training.inference import open_trained_model
+from tasks.training.inference import TrainedModel, open_trained_model
 from tasks.training.serving import export_model
 
 
-def export(trained: Path, out: Path) -> str:
-    """Write the model of the file `trained` into the new folder `out`; returns what it takes.
+def export(trained: TrainedModel, out: Path) -> str:
+    """Write a trained model into the new folder `out`; returns what it takes.
 
     Raises:
-      OutdatedModel: the file cannot be used any more.
       UnexpectedFiles: there is something at `out`.
     """
     if out.exists():
         raise UnexpectedFiles(f"{out} exists; name another folder with --out, or remove it")
-    with open_trained_model(trained) as model:
-        return export_model(model, out)
+    return export_model(trained, out)
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +40,17 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Write a SavedModel that takes files, columns or texts."""
-    with trained_model_cli(main, declare_options) as context:
-        takes = export(context.model, context.options.out)
-        echo(f"export {context.model}: {context.options.out}, serve({takes})")
+    with (
+        trained_model_cli(main, declare_options) as context,
+        open_trained_model(context.model) as trained,
+    ):
+        options = context.options
+        if options.pipeline and (
+            changed := describe_changed_data(trained, options.pipeline, Layout())
+        ):
+            echo(f"export: {changed}")
+        takes = export(trained, options.out)
+        echo(f"export {context.model}: {options.out}, serve({takes})")
 
 
 if __name__ == "__main__":

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from tasks.assembly.inference import describe_changed_data
 from tasks.cli import trained_model_cli
 from tasks.data.sources.base import Rejected
 from tasks.errors import ImpossiblePlan, NothingPredicted
 from tasks.files import atomic_file
+from tasks.layout import Layout
 from tasks.prediction.examples import Wanted, read_examples
 from tasks.prediction.predictor import predict
 from tasks.prediction.table import make_header, make_rows
@@ -129,6 +131,10 @@ def main() -> None:
         open_trained_model(context.model) as trained,
     ):
         options = context.options
+        if options.pipeline and (
+            changed := describe_changed_data(trained, options.pipeline, Layout())
+        ):
+            note(f"predict: {changed}")
         of_lines = trained.spec.data.source == "text_lines"
         wanted = Wanted(
             lines=of_lines if options.lines is None else options.lines,

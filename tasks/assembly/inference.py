@@ -4,12 +4,17 @@ model.keras.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tasks.assembly.inputs import make_input_spec, make_series_window, make_token_window
+from tasks.data.shards import INDEX, read_shard_index
+from tasks.layout import Layout
 from tasks.params import Params
 from tasks.pipelines.ops import Op
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.shapes import resolve_decode
-from tasks.training.inference import InferenceSpec, store_ops
+from tasks.pipelines.text_ops import Tokenize
+from tasks.training.inference import InferenceSpec, TrainedModel, store_ops
 from tasks.training.model_files import LoadRequirements
 
 
@@ -44,4 +49,36 @@ def make_inference_spec(
         objects=dict(needs.objects) if needs else {},
         safe=needs.safe if needs else True,
         data_digest=data.shards.data_digest,
+    )
+
+
+def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
+    """What of the prepared data is no longer what the model was trained with: classes, columns,
+    tokenizer. The model keeps its own.
+    """
+    changed = []
+    if (layout.shards / INDEX).exists():
+        index = read_shard_index(layout.shards, sizes=False)
+        named = trained.spec.classes and trained.spec.classes != index.classes
+        changed += ["the classes"] if named else []
+        columns = (index.schema.columns, index.schema.categories)
+        of_model = (trained.spec.schema.columns, trained.spec.schema.categories)
+        changed += ["the columns or their categories"] if columns != of_model else []
+    for op in trained.ops:
+        if isinstance(op, Tokenize) and op.file and (layout.snapshot / op.file).exists():
+            same = (layout.snapshot / op.file).read_bytes() == Path(op.model).read_bytes()
+            changed += [] if same else ["the tokenizer"]
+    return changed
+
+
+def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> str | None:
+    """What to know of a model of configuration `name` where the data has changed since; None where
+    it has not.
+    """
+    changed = find_changed_data(trained, layout)
+    if not changed:
+        return None
+    return (
+        f"the data has changed since {name} was trained: {' and '.join(changed)}. The model is used"
+        f" with those of its training; `dvc repro train@{name}` trains it with today's"
     )

@@ -229,6 +229,7 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     import keras
     import tensorflow as tf
 
+    from tasks.training.inference import describe_outputs
     from tasks.training.model_files import code_paths, imported, load_model
 
     try:
@@ -250,6 +251,7 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     mlflow.tensorflow.log_model(
         model,
         name="model",
+        metadata=describe_outputs(Path(path)),
         signature=signature,
         pip_requirements=needs,
         custom_objects=own or None,

@@ -115,6 +115,17 @@ def read_spec(path: Path) -> InferenceSpec:
         raise OutdatedModel(f"{path} is no model.keras, or cut off ({error}); {RETRAIN}") from error
 
 
+def describe_outputs(path: Path) -> dict[str, Any] | None:
+    """What the outputs of a model mean, by its file: its task, and the names of classes or targets
+    in their order; None where the file does not say.
+    """
+    try:
+        spec = read_spec(path)
+    except OutdatedModel:
+        return None
+    return {"task": spec.task, "classes": list(spec.classes), "targets": list(spec.targets)}
+
+
 @contextmanager
 def open_trained_model(path: Path) -> Iterator[TrainedModel]:
     """Load the model of a file for the length of the block.

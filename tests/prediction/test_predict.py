@@ -23,7 +23,12 @@ from conftest import picture
 from texts import params_of as text_params
 from texts import prepare_texts
 
-from tasks.assembly.inference import inference_ops, make_inference_spec
+from tasks.assembly.inference import (
+    describe_changed_data,
+    find_changed_data,
+    inference_ops,
+    make_inference_spec,
+)
 from tasks.assembly.inputs import open_input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.cli import enter_run
@@ -71,6 +76,12 @@ def predict_rows(model: Path, *paths: Path, **wanted) -> tuple[list[dict[str, st
             trained, paths, out, wanted=Wanted(**wanted), batch_size=7, show_progress=False
         )
     return list(csv.DictReader(io.StringIO(out.getvalue()))), counts
+
+
+def export_file(model: Path, out: Path) -> str:
+    """Export the model of a file."""
+    with open_trained_model(model) as trained:
+        return export(trained, out)
 
 
 def evaluate(params, layout, split, name="p") -> np.ndarray:
@@ -157,7 +168,7 @@ def test_a_saved_model_answers_jpeg_bytes_as_predict_does(photo_model, photo_fol
     *_, model = photo_model
     files = sorted(photo_folder.glob("cat/*.jpg"))[:3]
     rows, _ = predict_rows(model, *files)
-    assert export(model, tmp_path / "served") == "image: string"
+    assert export_file(model, tmp_path / "served") == "image: string"
     served = tf.saved_model.load(str(tmp_path / "served"))
     answer = served.serve(tf.constant([file.read_bytes() for file in files]))["probabilities"]
     np.testing.assert_allclose(
@@ -168,7 +179,7 @@ def test_a_saved_model_answers_jpeg_bytes_as_predict_does(photo_model, photo_fol
         row["class"] for row in rows
     ]
     with pytest.raises(UnexpectedFiles, match="name another folder"):
-        export(model, tmp_path / "served")
+        export_file(model, tmp_path / "served")
 
 
 @pytest.mark.slow
@@ -188,15 +199,30 @@ def test_the_file_is_a_keras_model_anywhere(photo_model, tmp_path):
 
 def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_path):
     layout = prepare_texts(tmp_path / "texts")
-    model = save_untrained(text_params({}, train={"seed": 1}), layout)
+    words = tmp_path / "words.txt"
+    words.write_text("[UNK]\nthe\nfox\ndog\n")
+    preprocess = [{"tokenize": {"kind": "wordpiece", "model": str(words)}}]
+    params = text_params({}, train={"seed": 1}, preprocess=preprocess)
+    shutil.rmtree(layout.snapshot)
+    index = read_shard_index(layout.shards)
+    snapshot(index, layout.shards, layout.snapshot, preprocess=params.preprocess)
+    model = save_untrained(params, layout)
     text = tmp_path / "texts" / "source" / "ham" / "000.txt"
     before, _ = predict_rows(model, text)
+    with open_trained_model(model) as trained:
+        assert find_changed_data(trained, layout) == []
+    words.write_text("[UNK]\ndog\nthe\nfox\n")
+    (layout.snapshot / "tokenizer.txt").write_text(words.read_text())
     index = layout.shards / "index.json"
     index.write_text(index.read_text().replace('"ham"', '"spam!"'))
-    shutil.rmtree(layout.snapshot)
     after, _ = predict_rows(model, text)
     assert before == after
-    assert export(model, tmp_path / "served") == "text: string"
+    with open_trained_model(model) as trained:
+        assert find_changed_data(trained, layout) == ["the classes", "the tokenizer"]
+        told = describe_changed_data(trained, "p", layout)
+    assert told is not None
+    assert "the classes and the tokenizer. The model is used with those of its training" in told
+    assert export_file(model, tmp_path / "served") == "text: string"
     assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
 
 
@@ -300,7 +326,8 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
         "price is 'low', no number",
     ]
     assert (
-        export(model, tmp_path / "served") == "features: size float32, price float32, color string"
+        export_file(model, tmp_path / "served")
+        == "features: size float32, price float32, color string"
     )
     served = tf.saved_model.load(str(tmp_path / "served"))
     answer = served.serve(
@@ -315,7 +342,7 @@ def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
     rows, _ = predict_rows(model, tmp_path / "table.csv")
     assert list(rows[0]) == ["input", "price", "error"]
     assert len({row["price"] for row in rows}) > 2
-    export(model, tmp_path / "served")
+    export_file(model, tmp_path / "served")
     assert (tmp_path / "served" / TARGETS).read_text() == "price\n"
 
 

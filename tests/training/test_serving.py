@@ -17,7 +17,12 @@ from tasks.pipelines.text_ops import Tokenize
 from tasks.pipelines.tokenizers import tokenize
 from tasks.settings import DataSettings, WindowSettings
 from tasks.train import layer_modules
-from tasks.training.inference import InferenceSpec, TrainedModel, save_trained_model
+from tasks.training.inference import (
+    InferenceSpec,
+    TrainedModel,
+    open_trained_model,
+    save_trained_model,
+)
 from tasks.training.model_files import check_savable
 from tasks.training.serving import CLASSES, export_model
 
@@ -47,7 +52,8 @@ def save(params, name, layout):
 def test_the_model_of_a_run_is_exported(layout, tmp_path):
     params = params_of({}, train={"seed": 1})
     model = save(params, "p", layout)
-    assert export(layout.results("p") / "model.keras", tmp_path / "served") == "text: string"
+    with open_trained_model(layout.results("p") / "model.keras") as trained:
+        assert export(trained, tmp_path / "served") == "text: string"
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(TEXTS))
     for text, answer in zip(TEXTS, served["probabilities"].numpy(), strict=True):
@@ -60,7 +66,8 @@ def test_the_model_of_a_run_is_exported(layout, tmp_path):
 def test_a_language_model_says_which_token_follows(layout, tmp_path):
     params = params_of({}, window={"tokens": 24}, model={"options": {"width": 8, "blocks": 1}})
     model = save(params, "p", layout)
-    export(layout.results("p") / "model.keras", tmp_path / "served")
+    with open_trained_model(layout.results("p") / "model.keras") as trained:
+        export(trained, tmp_path / "served")
     loaded = tf.saved_model.load(str(tmp_path / "served"))
     served = loaded.serve(tf.constant(TEXTS[2:]))
     tokens = np.array([[byte + 1 for byte in TEXTS[2].encode()][-24:]], np.int32)
