@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tasks.assembly.evaluation import write_evaluation
 from tasks.assembly.inference import inference_ops, make_inference_spec
 from tasks.assembly.inputs import (
     explain_read_errors,
@@ -39,6 +40,7 @@ from tasks.pipelines.steps import TokenWindow
 from tasks.pipelines.training_workers import training_worker_from_tf_config
 from tasks.progress import echo, echo_problem, echo_result
 from tasks.results.build import BuildResult
+from tasks.results.evaluation import Evaluation
 from tasks.results.train import (
     RunRecord,
     TrainResult,
@@ -387,6 +389,8 @@ def main() -> None:
             recorder.log_metrics(train_metrics(BuildResult.read(out), result))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.log_artifact(out / file)
+            write_evaluation(models, params, data, Layout(), out / Evaluation.FOLDER)
+            recorder.log_artifact(out / Evaluation.FOLDER, folder=Evaluation.FOLDER)
             recorder.log_model(out / MODEL_FILE, needs.objects if needs else {})
         RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)

@@ -219,6 +219,16 @@ def open_exact_pipeline(params: Params, data: PreparedData, *, split: str) -> In
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
+def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
+    """The examples of a split, in order and with keys, as the full model takes them: from the
+    snapshot, without anything random, before the postprocessing.
+    """
+    spec = make_input_spec(params, data, "evaluate")
+    spec = replace(spec, postprocess=tuple(op for op in spec.postprocess if op.on_labels))
+    plan = make_plan(set_storage_order(PipelineConfig(read="snapshot")), spec)
+    return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
+
+
 def _check_memory(plan: Plan, data: PreparedData, split: str) -> None:
     """Refuse to keep more in memory than there is."""
     records = sum(shard.bytes for shard in data.shards.for_split(split))

@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import picture
+from PIL import Image
 from texts import params_of as text_params
 from texts import prepare_texts
 
+from tasks.assembly.evaluation import write_evaluation
 from tasks.assembly.inference import (
     describe_changed_data,
     find_changed_data,
@@ -39,9 +41,11 @@ from tasks.export import export
 from tasks.ingest import ingest
 from tasks.layout import Layout
 from tasks.params import check
+from tasks.pipelines.prepared_data import list_files
 from tasks.predict import report_rejected, write_predictions
 from tasks.prediction import texts
 from tasks.prediction.examples import Wanted
+from tasks.results.evaluation import WORST_PICTURE, Evaluation
 from tasks.settings import ShardSettings
 from tasks.shard import shard
 from tasks.snapshot import snapshot
@@ -76,6 +80,19 @@ def predict_rows(model: Path, *paths: Path, **wanted) -> tuple[list[dict[str, st
             trained, paths, out, wanted=Wanted(**wanted), batch_size=7, show_progress=False
         )
     return list(csv.DictReader(io.StringIO(out.getvalue()))), counts
+
+
+def list_files_of(layout):
+    """The files of the test split, in the order of the shards."""
+    return list_files(layout.manifest, "test")
+
+
+def evaluated(params, layout, model: Path, out: Path) -> Evaluation:
+    """What train writes about single examples."""
+    data = open_inputs(params, layout)
+    models = build_models_for(params, data)
+    models.full_model.load_weights(model)
+    return write_evaluation(models, params, data, layout, out)
 
 
 def export_file(model: Path, out: Path) -> str:
@@ -122,9 +139,7 @@ def photo_model(photos, photo_folder, tmp_path_factory):
 
 def test_predictions_of_the_files_of_a_split_are_those_of_evaluation(photo_model, photo_folder):
     params, layout, model = photo_model
-    from tasks.pipelines.prepared_data import list_files
-
-    files = list_files(layout.manifest, "test").paths
+    files = list_files_of(layout).paths
     expected = tf.nn.softmax(evaluate(params, layout, "test")).numpy()
     rows, counts = predict_rows(model, *map(Path, files))
     classes = read_manifest(layout.manifest).classes
@@ -138,6 +153,23 @@ def test_predictions_of_the_files_of_a_split_are_those_of_evaluation(photo_model
         "input", "class", "probability", "class_2", "probability_2", "class_3", "probability_3",
         "error",
     ]  # fmt: skip
+
+
+def test_the_confused_classes_and_the_worst_examples_are_those_of_evaluation(photo_model, tmp_path):
+    params, layout, model = photo_model
+    written = evaluated(params, layout, model, tmp_path / "evaluation")
+    assert Evaluation.read(tmp_path) == written
+    logits, labels = evaluate(params, layout, "test"), np.array(list_files_of(layout).labels)
+    counts = np.array(written.confusion.counts)
+    assert written.examples == counts.sum() == len(labels)
+    assert np.trace(counts) == (logits.argmax(axis=1) == labels).sum()
+    losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    expected = np.sort(np.asarray(losses))[::-1][:12]
+    np.testing.assert_allclose([item.loss for item in written.worst], expected, rtol=1e-4)
+    names = {file.rpartition("/")[2] for file in list_files_of(layout).paths}
+    assert {item.id.rpartition("/")[2] for item in written.worst} <= names
+    picture = Image.open(tmp_path / "evaluation" / WORST_PICTURE)
+    assert picture.size == (16, 16 * len(written.worst))
 
 
 def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp_path, capsys):
@@ -229,6 +261,8 @@ def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_p
 def test_texts_are_files_lines_or_rows(tmp_path):
     layout = prepare_texts(tmp_path / "texts")
     model = save_untrained(text_params({}, train={"seed": 1}), layout)
+    judged = evaluated(text_params({}), layout, model, tmp_path / "evaluation")
+    assert judged.worst[0].value == (layout.root / "source" / judged.worst[0].id).read_text()
     lines = tmp_path / "some.txt"
     lines.write_text("the fox\nthe dog\n\n")
     table = tmp_path / "some.csv"
@@ -308,7 +342,7 @@ def make_table(rows: int) -> str:
 
 
 def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
-    _, layout, model = save_of_table(tmp_path, make_table(60), label="kind")
+    params, layout, model = save_of_table(tmp_path, make_table(60), label="kind")
     manifest, values = read_manifest(layout.manifest), np.load(layout.manifest / "values.npy")
     chosen = manifest.for_split("test")["row"].tolist()
     full = keras.saving.load_model(model, compile=False)
@@ -325,6 +359,11 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
         "price is missing",
         "price is 'low', no number",
     ]
+    worst = evaluated(params, layout, model, tmp_path / "evaluation").worst[0]
+    row = manifest.examples.set_index("id").loc[worst.id]["row"]
+    color = ("blue", "green", "red")[int(values[row][2])]
+    size, price = values[row][:2]
+    assert worst.value == f"size: {size:.4g}, price: {price:.4g}, color: {color}"
     assert (
         export_file(model, tmp_path / "served")
         == "features: size float32, price float32, color string"
@@ -338,7 +377,13 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
 
 
 def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
-    *_, model = save_of_table(tmp_path, make_table(60), label="price", kind="number")
+    params, layout, model = save_of_table(tmp_path, make_table(60), label="price", kind="number")
+    judged = evaluated(params, layout, model, tmp_path / "evaluation")
+    assert judged.confusion is None
+    assert all(
+        abs(abs(float(item.truth) - float(item.predicted)) - item.loss) < 0.01 * item.loss + 1e-3
+        for item in judged.worst
+    )
     rows, _ = predict_rows(model, tmp_path / "table.csv")
     assert list(rows[0]) == ["input", "price", "error"]
     assert len({row["price"] for row in rows}) > 2
@@ -380,6 +425,9 @@ def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
     expected = evaluate(params, layout, "test")  # windows of the last 24 steps
     first = 2 * (120 - 24)
     got = np.array([float(row["wind"]) for row in every[first : first + 2 * len(expected)]])
+    judged = evaluated(params, layout, model, tmp_path / "evaluation")
+    assert judged.examples == len(expected)
+    assert judged.worst[0].id.startswith("window from time step ")
     np.testing.assert_allclose(got.reshape(-1, 2), expected[..., 0], rtol=1e-4, atol=1e-5)
 
 

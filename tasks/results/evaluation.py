@@ -1,0 +1,59 @@
+"""What train says about single held-out examples: which classes are taken for which, and the
+examples with the highest loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.results.base import ResultFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """How often examples of each class (rows) were taken for each class (columns).
+
+    Of many classes only the most confused are shown, in the order of the outputs; `left_out` are
+    the others.
+    """
+
+    classes: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstExample:
+    """An example with a high loss. `truth` and `predicted` are classes, or numbers as text;
+    `probability` is that of the predicted class, None of numbers; `value` is the example in words,
+    empty for an image, which is a part of the picture.
+    """
+
+    id: str
+    truth: str
+    predicted: str
+    probability: float | None
+    loss: float
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(ResultFile):
+    """The examples of a held-out split, one by one. `confusion` is None where classes are not
+    predicted. `picture`: whether `WORST_PICTURE` next to this file shows the worst examples, one
+    below the other.
+    """
+
+    FILE: ClassVar[str] = "evaluation.json"
+    FOLDER: ClassVar[str] = "evaluation"
+    STAGE: ClassVar[str] = "train@{name}"
+
+    split: str
+    examples: int
+    confusion: Confusion | None
+    worst: tuple[WorstExample, ...]
+    picture: bool
+
+
+WORST_PICTURE = "worst.png"

@@ -1,0 +1,24 @@
+"""Which classes are shown as confused."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tasks.measurement.evaluation import count_confusions
+
+
+def test_every_example_is_counted_in_the_row_of_its_class():
+    truths, predictions = np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 0, 2])
+    confusion = count_confusions(truths, predictions, ["a", "b", "c"])
+    assert confusion.counts == ((1, 1, 0), (0, 1, 0), (1, 0, 1))
+    assert (confusion.classes, confusion.left_out) == (("a", "b", "c"), 0)
+
+
+def test_of_many_classes_the_most_confused_are_kept_in_their_order():
+    truths = np.array([7, 7, 7, 3, 5, 5])
+    predictions = np.array([3, 3, 7, 3, 5, 5])
+    names = [str(number) for number in range(1000)]
+    confusion = count_confusions(truths, predictions, names, most=2)
+    assert confusion.classes == ("3", "7")
+    assert confusion.counts == ((1, 0), (2, 1))
+    assert confusion.left_out == 998
