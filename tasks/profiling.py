@@ -42,6 +42,7 @@ from tasks.measurement.train_steps import TrainingLoop, time_training, wait_unti
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo, echo_problem, echo_result
+from tasks.reporting.evaluation_plots import plot_evaluation
 from tasks.reporting.plots import plot_steps, plot_timelines
 from tasks.results.build import BuildResult, InputThroughput, SequenceBatches
 from tasks.results.profiling import (
@@ -410,6 +411,7 @@ def main() -> None:
             sequences=built.sequence_batches,
             trained=trained,
         )
+        plot_evaluation(out, out / "profile")
         print_summary(name, profiled)
         result = summarize(profiled, pipeline.examples_per_step)
         if result.disturbed_by:

@@ -23,6 +23,7 @@ from tasks.reporting.comparison_plots import plot_histories, plot_throughput
 from tasks.reporting.plots import plot_timelines
 from tasks.reporting.table import comparison_table, to_text
 from tasks.results.comparison import Comparison
+from tasks.results.evaluation import Evaluation
 from tasks.results.profiling import Timeline
 
 PICTURES = ("throughput", "timelines", "histories")
@@ -83,7 +84,7 @@ def _page(
     pictures = {
         name: {
             kind: _svg(layout.results(name) / "profile" / f"{kind}.svg")
-            for kind in ("timeline", "steps")
+            for kind in ("timeline", "steps", "confusion", "worst")
         }
         for name in results
     }
@@ -101,6 +102,7 @@ def _page(
         plots=plots,
         pictures=pictures,
         results=results,
+        evaluation=Evaluation.read(layout.results(comparison.best)),
     )
 
 

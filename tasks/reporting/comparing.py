@@ -31,6 +31,7 @@ from tasks.reporting.ranking import (
 from tasks.results.base import ResultFile
 from tasks.results.build import BuildResult, PlanSummary
 from tasks.results.comparison import Comparison, MeasuredRow, Row
+from tasks.results.evaluation import Evaluation
 from tasks.results.profiling import Breakdown, Diagnosis, ProfileResult, RoundTimes
 from tasks.results.snapshot import SnapshotCost
 from tasks.results.train import HISTORY, RunRecord, TrainResult, read_history
@@ -56,6 +57,7 @@ RESULT_FILES: tuple[type[ResultFile], ...] = (
     PlanSummary,
     BuildResult,
     TrainResult,
+    Evaluation,
     RunRecord,
     ProfileResult,
     Breakdown,

@@ -5,9 +5,12 @@ examples with the highest loss.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from tasks.results.base import ResultFile
+
+WORST_PICTURE = "worst.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,5 +58,7 @@ class Evaluation(ResultFile):
     worst: tuple[WorstExample, ...]
     picture: bool
 
-
-WORST_PICTURE = "worst.png"
+    @classmethod
+    def picture_path(cls, folder: Path) -> Path:
+        """The picture below a configuration's folder."""
+        return folder / cls.FOLDER / WORST_PICTURE

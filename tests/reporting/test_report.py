@@ -21,6 +21,7 @@ from tasks.layout import Layout
 from tasks.report import report
 from tasks.reporting.checklist import failed, run_checklist
 from tasks.reporting.comparing import RESULT_FILES, check_equal
+from tasks.reporting.evaluation_plots import plot_evaluation
 from tasks.reporting.plots import plot_steps
 from tasks.reporting.ranking import (
     accuracy_warning,
@@ -33,6 +34,7 @@ from tasks.reporting.ranking import (
 from tasks.reporting.table import ABSENT
 from tasks.results.build import BuildResult, Difference, PlanSummary
 from tasks.results.comparison import Comparison
+from tasks.results.evaluation import Confusion, Evaluation, WorstExample
 from tasks.results.profiling import Breakdown, RoundTimes, Timeline
 from tasks.results.train import TrainResult, write_history
 from tasks.settings import PipelineConfig
@@ -212,3 +214,20 @@ def test_a_training_that_was_only_finished_has_no_rates_and_is_compared(layout, 
     compared = report(["naive", "optimized"], layout, tmp_path / "report")
     assert compared.row("optimized").train_examples_per_s is None
     assert f"<td>{ABSENT}</td>" in (tmp_path / "report" / "index.html").read_text()
+
+
+def test_the_page_names_what_the_best_configuration_gets_wrong(layout):
+    folder = Evaluation.path(layout.results("optimized")).parent
+    worst = WorstExample(
+        id="17.txt", truth="<ham>", predicted="spam", probability=0.987, loss=4.3, value="a text"
+    )
+    confusion = Confusion(classes=("<ham>", "spam"), counts=((1, 2), (0, 3)), left_out=0)
+    Evaluation(split="test", examples=6, confusion=confusion, worst=(worst,), picture=False).write(
+        folder
+    )
+    plot_evaluation(layout.results("optimized"), layout.results("optimized") / "profile")
+    report(["naive", "optimized"], layout, layout.report)
+    page = (layout.report / "index.html").read_text()
+    assert "What optimized gets wrong" in page
+    assert "which classes optimized takes for which" in page
+    assert all(text in page for text in ("17.txt", "a text", "&lt;ham&gt;", "0.987"))
