@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -398,6 +399,8 @@ def _stats(
         "reject_reasons": dict(reasons),
         "notes": {**notes, **getattr(source, "notes", {})},
         "features": dict(getattr(source, "features", {})),
+        "dialect": list(getattr(source, "dialect", ())),
+        "columns": [asdict(reading) for reading in getattr(source, "readings", ())],
         "empty_classes": list(getattr(source, "empty_classes", ())),
     }
 
@@ -460,6 +463,10 @@ def main() -> None:
             )
         for reason, count in {**stats["reject_reasons"], **stats["notes"]}.items():
             echo_problem(f"{count:,} × {reason}")
+        for what in stats["dialect"]:
+            echo_problem(what)
+        for reading in stats["columns"]:
+            echo(f"  column {sources.ColumnReading(**reading)}")
         for name, what in stats["features"].items():
             echo(f"  feature {name}: {what}")
         for name in stats["empty_classes"]:

@@ -57,6 +57,7 @@ RAGGED = ("tests/data/test_ragged.py",)
 BEST_FIT = ("tests/pipelines/test_best_fit.py",)
 LENGTHS = ("tests/pipelines/test_length_batches.py",)
 PACKS = ("tests/pipelines/test_packed_batches.py",)
+TABLES = ("tests/data/test_tables.py",)
 SEQUENCES = ("tests/pipelines/test_sequences.py",)
 SAMPLERS = ("tests/pipelines/test_samplers.py",)
 SHARD = ("tests/test_shard.py",)
@@ -655,7 +656,7 @@ FAULTS = (
     Fault("a manifest that lacks rows is read", "if len(table) != rows:", "if False:", MANIFEST),
     Fault(
         "a label that is missing becomes a class",
-        "np.flatnonzero(label.isna().to_numpy())",
+        'np.flatnonzero(np.asarray(pc.equal(label, ""), bool)).tolist()',
         "()",
         LEAKS,
     ),
@@ -1291,15 +1292,39 @@ FAULTS = (
     ),
     Fault(
         "the first column of a table has a byte order mark in its name",
-        '[name.removeprefix("\\ufeff") for name in next(rows, [])]',
-        "next(rows, [])",
+        "cell.strip().removeprefix(BYTE_ORDER_MARK)",
+        "cell.strip()",
         DOCUMENTS,
     ),
     Fault(
         "bytes that are not of the encoding are replaced in tables",
-        'errors="surrogateescape", newline=""',
-        'errors="replace", newline=""',
+        'open_delimited(path, settings, errors="surrogateescape")',
+        'open_delimited(path, settings, errors="replace")',
         DOCUMENTS,
+    ),
+    Fault("a stray quote joins rows", "if len(record.text) > 1:", "if False:", TABLES),
+    Fault("a stray quote joins texts", "if line is not None:", "if False:", TABLES),
+    Fault(
+        "rows of other fields than the header are read",
+        "count = self._trailing + self._others",
+        "count = 0",
+        TABLES,
+    ),
+    Fault(
+        "blanks make another class",
+        "stripped = pc.utf8_trim_whitespace(cells)",
+        "stripped = cells",
+        TABLES,
+    ),
+    Fault(
+        "one word makes categories of numbers", "2 * numbers > filled", "numbers == filled", TABLES
+    ),
+    Fault("a decimal comma is no number", "if not commas:", "if True:", TABLES),
+    Fault(
+        "dates become categories",
+        "if _share(table, name, _DATE) > 0.5:",
+        "if _share(table, name, _DATE) > 2:",
+        TABLES,
     ),
     Fault(
         "a long field makes a table unreadable",

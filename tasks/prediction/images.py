@@ -19,7 +19,7 @@ from tasks.data.decoder import Decoder
 from tasks.data.images import RejectedImage, inspect_image
 from tasks.data.sources.base import Rejected
 from tasks.data.sources.image_folder import SUFFIXES
-from tasks.data.sources.tabular import TABLES, check_columns, read_frame
+from tasks.data.sources.tabular import TABLES, check_columns, read_table
 from tasks.errors import UnreadableSource
 from tasks.pipelines.shapes import ops_until_uniform
 from tasks.prediction.examples import Example, Examples, Wanted, as_arrays, in_batches
@@ -39,9 +39,9 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
         return _read_arrays(path, trained)
     if path.suffix.lower() in TABLES:
         column = trained.spec.data.path_column
-        frame = read_frame(path, as_text=True)
-        check_columns(frame, [column], path=path, keys="data.path_column")
-        listed = [str(name) for name in frame[column]]
+        table = read_table(path, trained.spec.data)
+        check_columns(table, [column], keys="data.path_column")
+        listed = table.cells(column)
         return _examine([(name, path.parent / name) for name in listed], path.parent, trained)
     return _examine([(str(path), path)], Path(path.absolute().anchor), trained)
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from tasks.data.sources import time_series
 from tasks.data.sources.base import Rejected
-from tasks.data.sources.tabular import check_columns, read_frame
+from tasks.data.sources.column_kinds import explain_no_number
+from tasks.data.sources.table import code_categories
+from tasks.data.sources.tabular import TextTable, check_columns, read_table
 from tasks.errors import UnreadableSource
 from tasks.prediction.examples import Example, Examples, Wanted
 from tasks.training.inference import TrainedModel
@@ -21,9 +22,9 @@ from tasks.training.inference import TrainedModel
 def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
     schema = trained.spec.schema
-    frame = read_frame(path, as_text=True)
-    check_columns(frame, schema.columns, path=path, keys="the header of the table")
-    values, reasons = code_rows(frame, schema.columns, schema.categories)
+    table = read_table(path, trained.spec.data)
+    check_columns(table, schema.columns, keys="the header of the table")
+    values, reasons = code_rows(table, schema.columns, schema.categories)
 
     def items() -> Iterator[Example | Rejected]:
         for number, reason in enumerate(reasons):
@@ -33,33 +34,29 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
             else:
                 yield Example(id=name, value=values[number])
 
-    return Examples(items=items(), total=len(frame))
+    return Examples(items=items(), total=len(table))
 
 
 def code_rows(
-    frame: pd.DataFrame, columns: tuple[str, ...], categories: tuple[tuple[str, ...], ...]
+    table: TextTable, columns: tuple[str, ...], categories: tuple[tuple[str, ...], ...]
 ) -> tuple[np.ndarray, list[str]]:
     """Rows as (rows, columns) float32, the categories of the last columns as numbers; and why a row
     cannot be used, empty where it can.
     """
-    reasons, values = [""] * len(frame), np.zeros((len(frame), len(columns)), np.float64)
+    reasons, values = [""] * len(table), np.zeros((len(table), len(columns)), np.float64)
     numeric = len(columns) - len(categories)
     for place, name in enumerate(columns):
-        cells = [None if pd.isna(cell) else str(cell).strip() for cell in frame[name]]
-        if place < numeric:
-            coded = pd.to_numeric(pd.Series(cells), errors="coerce").to_numpy(np.float64, copy=True)
-            coded[np.abs(coded) > np.finfo(np.float32).max] = np.nan
-            expected = "no number"
-        else:
-            words = {word: number for number, word in enumerate(categories[place - numeric])}
-            coded = np.asarray([words.get(cell or "", np.nan) for cell in cells], np.float64)
-            expected = "a category that the training has not seen"
-        for row in np.flatnonzero(~np.isfinite(coded)).tolist():
-            cell = cells[row]
+        values[:, place] = (
+            table.numbers(name)
+            if place < numeric
+            else code_categories(table.columns[name], categories[place - numeric])
+        )
+        for row in np.flatnonzero(~np.isfinite(values[:, place])).tolist():
+            cell = table.columns[name][row].as_py()
+            unseen = f"{name} is {cell!r}, a category that the training has not seen"
             reasons[row] = reasons[row] or (
-                f"{name} is {cell!r}, {expected}" if cell else f"{name} is missing"
+                explain_no_number(table, name, row) if place < numeric or not cell else unseen
             )
-        values[:, place] = coded
     return values.astype(np.float32), reasons
 
 

@@ -65,7 +65,29 @@ class DataSettings(Settings):
         default="text", description="text_table, text_lines: column (JSON: key) with the text"
     )
     encoding: str = Field(
-        default="utf-8", description="texts: encoding, kept as UTF-8 from then on"
+        default="utf-8", description="texts, CSV: encoding, kept as UTF-8 from then on"
+    )
+    delimiter: Literal["auto", ",", ";", "tab", "|"] = Field(
+        default="auto",
+        description="CSV: what divides cells; auto: what divides the header and most lines alike",
+    )
+    decimal: Literal["auto", ".", ","] = Field(
+        default="auto",
+        description=(
+            "CSV: what divides a number's fraction; auto: a comma where numbers have one and none"
+            " has a point"
+        ),
+    )
+    quoting: Literal["auto", "multi_line", "none"] = Field(
+        default="auto",
+        description=(
+            "CSV: none: quotes are ordinary characters · multi_line: quoted cells may hold line"
+            " breaks · auto: only texts may, unless the lines read as rows"
+        ),
+    )
+    missing_values: list[str] = Field(
+        default=[],
+        description="tables, series: cells that mean missing besides the empty one, such as NA",
     )
     max_bytes: int = Field(
         default=50_000_000, ge=1, description="a text with more bytes is rejected, a file unread"
@@ -74,15 +96,21 @@ class DataSettings(Settings):
         default="auto",
         description=(
             "table: whether the label is a class or a number to predict; auto: text, booleans and"
-            " whole numbers are classes · text: none, of documents without classes"
+            " whole numbers of few values are classes · text: none, of documents without classes"
         ),
     )
     numeric: list[str] = Field(
         default=[],
-        description="table, time_series: numeric columns; empty: all numeric columns",
+        description=(
+            "table, time_series: numeric columns; empty: those in which most cells are numbers"
+        ),
     )
     categorical: list[str] = Field(
-        default=[], description="table: columns of categories; empty: all text columns"
+        default=[], description="table: columns of categories; empty: all other columns"
+    )
+    ignore: list[str] = Field(
+        default=[],
+        description="table, time_series: columns to leave out, such as ids, dates and free text",
     )
     features: str = Field(
         default="x",

@@ -7,20 +7,15 @@ import struct
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from tasks.data.sources import fashion_mnist, image_folder, image_table, time_series
 from tasks.data.sources.base import ImageFile, Rejected
-from tasks.data.sources.tabular import (
-    check_columns,
-    numbers,
-    numeric_columns,
-    read_frame,
-    read_split,
-)
+from tasks.data.sources.tabular import check_columns, read_split, read_table
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
+
+TABLE = DataSettings(source="table", path="unused")
 
 
 def write_idx(path: Path, values: np.ndarray, *, shape: tuple[int, ...] | None = None) -> None:
@@ -112,35 +107,27 @@ def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path
 def test_a_column_that_a_table_lacks_is_named_with_the_nearest(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("height,label\n1,a\n")
-    frame = read_frame(path)
-    check_columns(frame, ["height", "label"], path=path, keys="data.numeric")
+    table = read_table(path, TABLE)
+    check_columns(table, ["height", "label"], keys="data.numeric")
     with pytest.raises(
         UnreadableSource, match=r"table\.csv: no column heigth; .*height.* Set data\.numeric\."
     ):
-        check_columns(frame, ["heigth"], path=path, keys="data.numeric")
+        check_columns(table, ["heigth"], keys="data.numeric")
 
 
 def test_a_tsv_is_read_with_tabs(tmp_path):
     (tmp_path / "table.tsv").write_text("text\tlabel\na, b\tx\n")
-    assert read_frame(tmp_path / "table.tsv").to_dict("records") == [{"text": "a, b", "label": "x"}]
+    table = read_table(tmp_path / "table.tsv", TABLE)
+    assert (table.cells("text"), table.cells("label")) == (["a, b"], ["x"])
 
 
 def test_what_is_no_table_is_named(tmp_path):
     path = tmp_path / "table.parquet"
     with pytest.raises(DataNotFound, match=r"table\.parquet does not exist"):
-        read_frame(path)
+        read_table(path, TABLE)
     path.write_text("height,label\n")
     with pytest.raises(UnreadableSource, match="is not a readable Parquet table"):
-        read_frame(path)
-
-
-def test_numbers_keep_what_float32_can_hold_and_mark_the_rest():
-    frame = pd.DataFrame({"a": ["1.5", "many", "-1e39"], "b": [1, 2, 3]})
-    values = numbers(frame, ["b", "a"])
-    np.testing.assert_array_equal(values, [[1, 1.5], [2, np.nan], [3, np.inf]])
-    assert numeric_columns(frame, [], without=[]) == ["b"]
-    assert numeric_columns(frame, [], without=["b"]) == []
-    assert numeric_columns(frame, ["a"], without=[]) == ["a"]
+        read_table(path, TABLE)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +162,7 @@ def test_one_array_is_a_series_of_one_column(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("day,heat\n1,1\n2,\n3,\n", "row 2, column heat is nan, and so are 1 more values"),
+        ("day,heat\n1,1\n2,\n3,\n", "row 2, column heat is missing, and 1 more values"),
         ("day,heat\n1,1\n3,1\n2,1\n", "day does not increase in row 3"),
         ("day,heat\n1,1\n1,1\n", "day does not increase in row 2"),
         ("day,place\n1,x\n2,y\n", "no numeric column; set data.numeric"),

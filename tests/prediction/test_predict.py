@@ -357,7 +357,7 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
         "",
         "color is 'pink', a category that the training has not seen",
         "price is missing",
-        "price is 'low', no number",
+        "price is 'low', no number (data.missing_values can say that it is missing)",
     ]
     worst = evaluated(params, layout, model, tmp_path / "evaluation").worst[0]
     row = manifest.examples.set_index("id").loc[worst.id]["row"]

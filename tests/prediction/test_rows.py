@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.data.sources.base import Rejected
+from tasks.data.sources.tabular import read_table
 from tasks.errors import UnreadableSource
 from tasks.prediction.examples import Example, in_batches
 from tasks.prediction.images import list_images
@@ -29,11 +29,19 @@ def spec_of(**fields) -> InferenceSpec:
     return InferenceSpec(**{**usual, **fields})
 
 
-def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabulary():
-    frame = pd.DataFrame({"a": ["1", " 2.5 ", None, "1e99"], "b": ["x", "y", "x", "x"]})
-    values, reasons = code_rows(frame, ("a", "b"), (("x", "y"),))
+def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabulary(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b\n1,x\n 2.5 ,y\n,x\n1e99,x\n3,z\n")
+    table = read_table(path, DataSettings(source="table", path=str(path)))
+    values, reasons = code_rows(table, ("a", "b"), (("x", "y"),))
     np.testing.assert_array_equal(values[:2], [[1, 0], [2.5, 1]])
-    assert reasons == ["", "", "a is missing", "a is '1e99', no number"]
+    assert reasons == [
+        "",
+        "",
+        "a is missing",
+        "a exceeds the range of float32",
+        "b is 'z', a category that the training has not seen",
+    ]
 
 
 def test_the_likeliest_classes_are_named_with_their_probabilities():

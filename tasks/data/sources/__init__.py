@@ -23,6 +23,7 @@ from tasks.data.sources import (
 )
 from tasks.data.sources.base import (
     Arrays,
+    ColumnReading,
     ImageFile,
     ImageFiles,
     Rejected,
@@ -36,6 +37,7 @@ from tasks.settings import DataSettings
 __all__ = [
     "SCANNERS",
     "Arrays",
+    "ColumnReading",
     "ImageFile",
     "ImageFiles",
     "Rejected",

@@ -97,12 +97,31 @@ class Texts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ColumnReading:
+    """How a column of a table was read: its kind, how many different cells it has, how many are
+    empty, and the first one that is not.
+    """
+
+    name: str
+    kind: str
+    distinct: int
+    missing: int
+    example: str
+
+    def __str__(self) -> str:
+        missing = f", {self.missing:,} missing" if self.missing else ""
+        shown = f", such as {self.example[:40]}" if self.example else ""
+        return f"{self.name}: {self.kind}, {self.distinct:,} distinct{missing}{shown}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arrays:
     """Examples that are in one array: values (examples, *schema.shape) of schema.dtype.
 
     `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
     have one entry per example; a split of None is assigned by content. `features` and `notes` are
-    those of `StoredImages`.
+    those of `StoredImages`. `readings` say how the columns of a table were read, `dialect` what of
+    its notation was detected.
     """
 
     values: np.ndarray
@@ -114,6 +133,8 @@ class Arrays:
     rejected: Sequence[Rejected] = ()
     features: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
+    readings: Sequence[ColumnReading] = ()
+    dialect: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,3 +143,5 @@ class Series:
 
     values: np.ndarray
     schema: RecordSchema
+    readings: Sequence[ColumnReading] = ()
+    dialect: Sequence[str] = ()

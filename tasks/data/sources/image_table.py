@@ -6,36 +6,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
-
 from tasks.data.sources.base import ImageFile, ImageFiles, Rejected
-from tasks.data.sources.tabular import check_columns, read_frame, read_split
+from tasks.data.sources.tabular import check_columns, read_split, read_table
 from tasks.settings import DataSettings
 
 
 def scan(settings: DataSettings) -> ImageFiles:
     """Read the table at `data.path`; an optional column `split` holds train, validation or test."""
     path = Path(settings.path)
-    table = read_frame(path, as_text=True)
+    table = read_table(path, settings)
     check_columns(
         table,
         [settings.path_column, settings.label_column],
-        path=path,
         keys="data.path_column and data.label_column",
     )
     files, rejected = [], []
-    for number, row in enumerate(table.to_dict("records"), start=1):
-        name, label = row[settings.path_column], row[settings.label_column]
-        split, problem = read_split(row.get("split"))
+    names, labels = table.cells(settings.path_column), table.cells(settings.label_column)
+    splits = table.cells("split") if "split" in table.columns else [""] * len(table)
+    for number, (name, label, named) in enumerate(zip(names, labels, splits, strict=True), start=1):
+        split, problem = read_split(named)
         where = f"row {number}: {name}"
-        if bool(pd.isna(name)) or not str(name).strip():
+        if not name:
             rejected.append(Rejected(id=f"row {number}", reason="path missing"))
-        elif bool(pd.isna(label)) or not str(label).strip():
+        elif not label:
             rejected.append(Rejected(id=where, reason="label missing"))
         elif problem is not None:
             rejected.append(Rejected(id=where, reason=problem))
         else:
-            files.append(
-                ImageFile(id=str(name), path=path.parent / str(name), label=str(label), split=split)
-            )
+            files.append(ImageFile(id=name, path=path.parent / name, label=label, split=split))
     return ImageFiles(root=path.parent, files=files, rejected=rejected)

@@ -2,30 +2,36 @@
 one label column.
 
 Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in
-the test split keeps its place. A row with a missing or impossible value is rejected with its
-reason.
+the test split keeps its place. Categories and classes are the text of their cells. A row with a
+missing or impossible value is rejected with its reason.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
+import pyarrow.compute
 
 from tasks.data.records import Label, RecordSchema
 from tasks.data.sources.base import Arrays, Rejected
-from tasks.data.sources.tabular import (
-    check_columns,
-    numbers,
-    numeric_columns,
-    read_frame,
-    read_split,
+from tasks.data.sources.column_kinds import (
+    FEW_CATEGORIES,
+    Kind,
+    describe_column,
+    explain_no_number,
+    find_kinds,
+    guess_kind,
 )
+from tasks.data.sources.number_text import have_fractions
+from tasks.data.sources.tabular import TextTable, check_columns, read_split, read_table
 from tasks.errors import UnreadableSource
 from tasks.settings import DataSettings
 
-MOST_FLOAT_CLASSES = 20  # different labels such as 3.0, which missing ones make of integers
+pc: Any = pyarrow.compute  # its functions are made when it is imported
+EXAMPLES_PER_NUMBERED_CLASS = 10  # below, many whole numbers are rather values to predict
 
 
 def scan(settings: DataSettings) -> Arrays:
@@ -35,54 +41,46 @@ def scan(settings: DataSettings) -> Arrays:
     follows from its column.
     """
     path = Path(settings.path)
-    frame = read_frame(path)
+    table = read_table(path, settings)
     check_columns(
-        frame,
-        [settings.label_column, *settings.numeric, *settings.categorical],
-        path=path,
-        keys="data.label_column, numeric, categorical",
+        table,
+        [settings.label_column, *settings.numeric, *settings.categorical, *settings.ignore],
+        keys="data.label_column, numeric, categorical or ignore",
     )
-    label = pd.Series(frame[settings.label_column])
-    apart = [settings.label_column, "split", *settings.categorical]
-    numeric = numeric_columns(frame, settings.numeric, without=apart)
-    texts = [str(name) for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
-    categorical = settings.categorical or [name for name in texts if name not in [*apart, *numeric]]
+    kinds = find_kinds(table, [settings.label_column, "split"])
+    numeric = settings.numeric or _of_kind(kinds, "number")
+    categorical = settings.categorical or _of_kind(kinds, "category")
     if not numeric and not categorical:
         raise UnreadableSource(
             f"{path}: no column is left to learn from besides the label {settings.label_column};"
             " set data.numeric or data.categorical"
         )
-    kind = _label_kind(label, settings, path)
-    vocabularies = [
-        tuple(sorted(frame[name].dropna().astype(str).unique())) for name in categorical
-    ]
+    kind = _label_kind(table, settings)
+    vocabularies = [_vocabulary(table, name) for name in categorical]
     values = np.column_stack(
         [
-            numbers(frame, numeric),
+            *(table.numbers(name) for name in numeric),
             *(
-                _codes(pd.Series(frame[name]), words)
+                code_categories(table.columns[name], words)
                 for name, words in zip(categorical, vocabularies, strict=True)
             ),
         ]
     )
     columns = (*numeric, *categorical)
-    named = (
-        [read_split(value) for value in frame["split"]]
-        if "split" in frame
-        else [(None, None)] * len(frame)
-    )
+    splits = table.cells("split") if "split" in table.columns else [""] * len(table)
+    named = [read_split(value) for value in splits]
     reasons = [
         problem or reason
-        for (_, problem), reason in zip(named, _reasons(values, columns, label), strict=True)
+        for (_, problem), reason in zip(
+            named, _find_reasons(table, values, columns, kind), strict=True
+        )
     ]
     usable = np.asarray([reason is None for reason in reasons], bool)
-    ids = np.asarray([f"{number:08d}" for number in range(len(frame))])
-    labels = (
-        label[usable].astype(float).tolist()
-        if kind == "number"
-        else [_class(value) for value in label[usable]]
-    )
-    distinct = sorted(set(labels)) if kind == "class" else []
+    ids = np.asarray([f"{number:08d}" for number in range(len(table))])
+    cells = np.asarray(table.cells(settings.label_column), object)[usable].tolist()
+    labels = table.numbers(settings.label_column)[usable].tolist() if kind == "number" else cells
+    distinct = sorted(set(cells)) if kind == "class" else []
+    roles: dict[str, Kind] = {settings.label_column: "label", "split": "split"}
     return Arrays(
         values=values[usable].astype(np.float32),
         labels=labels,
@@ -102,59 +100,89 @@ def scan(settings: DataSettings) -> Arrays:
             for number, reason in enumerate(reasons)
             if reason is not None
         ],
+        readings=[
+            describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns
+        ],
+        dialect=table.describe_dialect(),
     )
 
 
-def _codes(column: pd.Series, vocabulary: tuple[str, ...]) -> np.ndarray:
-    """Numbers of the categories in their vocabulary; NaN where there is none."""
-    numbers = {word: number for number, word in enumerate(vocabulary)}
-    return np.asarray(
-        [numbers.get(str(value), np.nan) if not pd.isna(value) else np.nan for value in column],
-        np.float64,
-    )
+def code_categories(cells: pa.StringArray, vocabulary: tuple[str, ...]) -> np.ndarray:
+    """(rows,) float64: each category's number in its vocabulary; NaN where it has none."""
+    codes = pc.index_in(cells, pa.array(vocabulary, pa.string()))
+    return np.asarray(pc.fill_null(codes.cast(pa.float64()), np.nan), np.float64)
 
 
-def _reasons(values: np.ndarray, columns: tuple[str, ...], label: pd.Series) -> list[str | None]:
+def _of_kind(kinds: dict[str, Kind], kind: Kind) -> list[str]:
+    return [name for name, each in kinds.items() if each == kind]
+
+
+def _vocabulary(table: TextTable, name: str) -> tuple[str, ...]:
+    return tuple(sorted(word for word in pc.unique(table.columns[name]).to_pylist() if word))
+
+
+def _find_reasons(
+    table: TextTable, values: np.ndarray, columns: tuple[str, ...], kind: Label
+) -> list[str | None]:
     """Why a row cannot be used, or None."""
     reasons: list[str | None] = [None] * len(values)
     for row, column in np.argwhere(~np.isfinite(values))[::-1].tolist():
-        what = (
-            "exceeds the range of float32"
-            if np.isinf(values[row, column])
-            else "is missing or no number"
-        )
-        reasons[row] = f"{columns[column]} {what}"
-    for row in np.flatnonzero(label.isna().to_numpy()).tolist():
+        reasons[row] = explain_no_number(table, columns[column], row)
+    name = table.settings.label_column
+    label = table.columns[name]
+    numbered = kind == "class" and guess_kind(table, name) == "number"
+    if kind == "number" or (numbered and table.settings.label_kind == "auto"):
+        for row in np.flatnonzero(~np.isfinite(table.numbers(name))).tolist():
+            reasons[row] = explain_no_number(table, name, row, shown="label")
+    for row in np.flatnonzero(np.asarray(pc.equal(label, ""), bool)).tolist():
         reasons[row] = "label missing"
-    if pd.api.types.is_float_dtype(label):
-        for row in np.flatnonzero(
-            np.abs(label.to_numpy(np.float64, na_value=np.nan)) > np.finfo(np.float32).max
-        ).tolist():
-            reasons[row] = "label exceeds the range of float32"
     return reasons
 
 
-def _label_kind(label: pd.Series, settings: DataSettings, path: Path) -> Label:
-    """A class is text, a boolean or a whole number. Fractions are numbers to predict, and so are
-    whole numbers written with a decimal point where there are too many for classes.
+def _label_kind(table: TextTable, settings: DataSettings) -> Label:
+    """A class is text, a boolean or one of few whole numbers. Fractions are numbers to predict, and
+    so are whole numbers written with a decimal point where there are too many for classes.
+
+    Raises:
+      UnreadableSource: many whole numbers may be either; or texts are as many as rows.
     """
-    if settings.label_kind == "number" and not pd.api.types.is_numeric_dtype(label):
+    name = settings.label_column
+    looks = guess_kind(table, name)
+    shown = f"{table.path}: label column {name}"
+    if settings.label_kind == "number" and looks == "category":
         raise UnreadableSource(
-            f"{path}: column {settings.label_column} holds text, and data.label_kind: number needs"
-            " numbers; set data.label_kind: class, or name another data.label_column"
+            f"{shown} holds text, and data.label_kind: number needs numbers; set data.label_kind:"
+            " class, or name another data.label_column"
         )
     if settings.label_kind != "auto":
         return settings.label_kind
-    if not pd.api.types.is_float_dtype(label):
+    reading = describe_column(table, name, "label")
+    rows = len(table) - reading.missing
+    if looks == "category" or _is_truth(table, name):
+        if reading.distinct > max(FEW_CATEGORIES, rows / 2):
+            raise UnreadableSource(
+                f"{shown} has {reading.distinct:,} different texts in {rows:,} rows: no classes."
+                " Name another data.label_column, or set data.label_kind: class"
+            )
         return "class"
-    values = label.to_numpy(np.float64, na_value=np.nan)
-    distinct = np.unique(values[np.isfinite(values)])
-    whole = bool((distinct % 1 == 0).all())
-    return "class" if whole and len(distinct) <= MOST_FLOAT_CLASSES else "number"
+    values = table.numbers(name)
+    values = values[np.isfinite(values)]
+    if (values % 1 != 0).any():
+        return "number"
+    if reading.distinct <= FEW_CATEGORIES:
+        return "class"
+    if name in table.floats or have_fractions(table.columns[name], table.decimal):
+        return "number"
+    if rows < EXAMPLES_PER_NUMBERED_CLASS * reading.distinct:
+        raise UnreadableSource(
+            f"{shown} holds {reading.distinct:,} different whole numbers in {rows:,} rows: set"
+            " data.label_kind: number to predict them, or class if they number classes"
+        )
+    return "class"
 
 
-def _class(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+def _is_truth(table: TextTable, name: str) -> bool:
+    return set(pc.unique(pc.utf8_lower(table.columns[name])).to_pylist()) <= {"true", "false", ""}
 
 
 def _by_value(name: str) -> tuple[float, str]:

@@ -1,55 +1,129 @@
-"""Reading a table, CSV or Parquet, with errors that say what to do. Not a source itself: three of
-them use it.
+"""Tables, CSV or Parquet, as columns of text: no cell is taken for anything before the whole column
+has been seen. Not a source itself: tables, series and lists of images use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from tasks.data.manifest import SPLITS
+from tasks.data.sources.delimited import (
+    FieldCount,
+    open_delimited,
+    refuse_joined_lines,
+)
+from tasks.data.sources.number_text import find_decimal, read_numbers
 from tasks.errors import DataNotFound, UnreadableSource, did_you_mean
+from tasks.settings import DataSettings
 
+pc: Any = pyarrow.compute  # its functions are made when it is imported
 TABLES = {".csv", ".tsv", ".parquet"}
+_ROWS_AT_ONCE = 65_536
 
 
-def read_frame(path: Path, *, as_text: bool = False) -> pd.DataFrame:
-    """Read the table at `path`; with `as_text` nothing is taken for a number."""
+@dataclass(frozen=True, kw_only=True)
+class TextTable:
+    """Columns of cells as text, without blanks around them; a missing cell is empty.
+
+    `lines` says where each row stands: its line of the file, or its number in a Parquet file.
+    `notes` are what has been detected, `nested` the columns whose cells are no single values,
+    `floats` those that a Parquet file holds as such.
+    """
+
+    path: Path
+    columns: Mapping[str, pa.StringArray]
+    lines: np.ndarray
+    settings: DataSettings
+    notes: Sequence[str] = ()
+    nested: Mapping[str, str] = field(default_factory=dict)
+    floats: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def cells(self, name: str) -> list[str]:
+        """A column's cells."""
+        return self.columns[name].to_pylist()
+
+    @cached_property
+    def decimal(self) -> str:
+        """What divides a number's fraction from its whole in this table."""
+        return find_decimal(self.columns, self.settings, self.path)
+
+    def describe_dialect(self) -> list[str]:
+        """What of the notation was detected, for people to check."""
+        comma = self.settings.decimal == "auto" and self.decimal == ","
+        return [*self.notes, *(["numbers have decimal commas (data.decimal sets it)"] * comma)]
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A column as (rows,) float64; NaN where a cell is empty or no number, infinite where
+        float32 cannot hold it.
+        """
+        values = read_numbers(self.columns[name], self.decimal)
+        values[np.abs(values) > np.finfo(np.float32).max] = np.inf
+        return values
+
+
+def read_table(path: Path, settings: DataSettings) -> TextTable:
+    """Read the table at `path` as text, in the dialect that `settings` name or that it shows.
+
+    Raises:
+      DataNotFound: there is no such file.
+      UnreadableSource: it is no table, or rows do not fit its header; names the lines.
+    """
+    if path.is_dir():
+        raise UnreadableSource(
+            f"{path} is a folder; `data.path` must be one CSV or Parquet file"
+            + _join_parquet_hint(path)
+        )
     if not path.is_file():
         raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
-    try:
-        return (
-            pq.read_table(path).to_pandas()
-            if path.suffix == ".parquet"
-            else pd.read_csv(
-                path,
-                sep="\t" if path.suffix == ".tsv" else ",",
-                dtype=str if as_text else None,
-                keep_default_na=True,
-            )
-        )
-    except Exception as error:  # parsers of other people's files raise anything
-        raise UnreadableSource(
-            f"{path} is not a readable {'Parquet' if path.suffix == '.parquet' else 'CSV'} table:"
-            f" {error}"
-        ) from error
+    table = (
+        _read_parquet(path, settings) if path.suffix == ".parquet" else _read_csv(path, settings)
+    )
+    missing = pa.array(settings.missing_values, pa.string())
+    return TextTable(
+        path=path,
+        columns={name: _blank(cells, missing) for name, cells in table.columns.items()},
+        lines=table.lines,
+        settings=settings,
+        notes=table.notes,
+        nested=table.nested,
+        floats=table.floats,
+    )
 
 
-def check_columns(frame: pd.DataFrame, columns: Sequence[str], *, path: Path, keys: str) -> None:
+def check_columns(table: TextTable, columns: Sequence[str], *, keys: str) -> None:
     """Refuse a table that lacks a column; `keys` are the keys of params.yaml that name it."""
     for column in columns:
-        if column not in frame.columns:
-            known = [str(name) for name in frame.columns]
+        if column in table.nested:
+            raise UnreadableSource(
+                f"{table.path}: the cells of column {column} are {table.nested[column]}, no single"
+                f" values; write them to columns of their own. Set {keys}."
+            )
+        if column not in table.columns:
+            known = list(table.columns)
             named = (
                 did_you_mean(column, known)
-                if set(path.suffixes) & TABLES
+                if set(table.path.suffixes) & TABLES
                 else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
             )
-            raise UnreadableSource(f"{path}: no column {column}; {named} Set {keys}.")
+            hint = (
+                " Its first line holds numbers, not names: add a line of names."
+                if known and not np.isnan(read_numbers(pa.array(known), ".")).any()
+                else ""
+            )
+            raise UnreadableSource(f"{table.path}: no column {column}; {named}{hint} Set {keys}.")
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
@@ -66,23 +140,98 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     )
 
 
-def numbers(frame: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
-    """The columns as (rows, columns) float64; what is no number becomes NaN, what float32 cannot
-    hold becomes infinite.
+def _blank(cells: pa.StringArray, missing: pa.StringArray) -> pa.StringArray:
+    """Cells without blanks around them; what means missing is empty."""
+    stripped = pc.utf8_trim_whitespace(cells)
+    return pc.if_else(pc.is_in(stripped, missing), "", stripped) if len(missing) else stripped
+
+
+def _read_csv(path: Path, settings: DataSettings) -> TextTable:
+    with open_delimited(path, settings) as text:
+        header = text.header
+        if not header:
+            raise UnreadableSource(f"{path} is empty; its first line must name the columns")
+        names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise UnreadableSource(
+                f"{path}: more than one column is named {doubled[0]}; rename one of them"
+            )
+        count = FieldCount(header, path)
+        chunks: list[list[pa.StringArray]] = [[] for _ in names]
+        rows: list[list[str]] = []
+        lines: list[int] = []
+
+        def keep() -> None:
+            for chunk, cells in zip(chunks, zip(*rows, strict=True), strict=True):
+                chunk.append(pa.array(cells, pa.string()))
+            rows.clear()
+
+        for record in text.records:
+            if settings.quoting == "auto":
+                refuse_joined_lines(record, path)
+            rows.append(count.fit(record))
+            lines.append(record.line)
+            if len(rows) == _ROWS_AT_ONCE:
+                keep()
+        if rows:
+            keep()
+        notes = [note for note in (text.detected, count.check()) if note]
+    return TextTable(
+        path=path,
+        columns={
+            name: pa.concat_arrays(chunk) if chunk else pa.array([], pa.string())
+            for name, chunk in zip(names, chunks, strict=True)
+        },
+        lines=np.asarray(lines, np.int64),
+        settings=settings,
+        notes=notes,
+    )
+
+
+def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
+    try:
+        table = pq.read_table(path).combine_chunks()
+    except Exception as error:  # parsers of other people's files raise anything
+        raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
+    columns, nested = {}, {}
+    for name in table.column_names:
+        column = table.column(name)
+        if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+            nested[name] = str(column.type)
+        else:
+            columns[name] = _as_text(column)
+    return TextTable(
+        path=path,
+        columns=columns,
+        lines=np.arange(1, table.num_rows + 1),
+        settings=settings,
+        nested=nested,
+        floats=frozenset(
+            name for name in columns if pa.types.is_floating(table.schema.field(name).type)
+        ),
+    )
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.StringArray:
+    """Typed cells as text: the shortest that gives the same value back, whole numbers without a
+    fraction; null and NaN are empty.
     """
-    values = np.empty((len(frame), len(columns)), np.float64)
-    for number, column in enumerate(columns):
-        values[:, number] = np.asarray(pd.to_numeric(frame[column], errors="coerce"), np.float64)
-    values[np.abs(values) > np.finfo(np.float32).max] = np.inf
-    return values
+    cells = column.combine_chunks()
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if pa.types.is_boolean(cells.type):
+        cells = pc.if_else(cells, "True", "False")
+    elif pa.types.is_floating(cells.type):
+        cells = pc.if_else(pc.is_nan(cells), None, cells).cast(pa.float64())
+    text = cells.cast(pa.string())
+    text = pc.fill_null(text, "")
+    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
 
 
-def numeric_columns(
-    frame: pd.DataFrame, named: Sequence[str], *, without: Sequence[str]
-) -> list[str]:
-    """The columns named, or all that hold numbers."""
-    return list(named) or [
-        str(name)
-        for name in frame.columns
-        if pd.api.types.is_numeric_dtype(frame[name]) and name not in without
-    ]
+def _join_parquet_hint(folder: Path) -> str:
+    if not any(folder.glob("**/*.parquet")):
+        return ""
+    return (
+        '; join its Parquet files: python -c "import pyarrow.dataset as d, pyarrow.parquet as p;'
+        f" p.write_table(d.dataset('{folder}').to_table(), 'data.parquet')\""
+    )

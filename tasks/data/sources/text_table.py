@@ -4,20 +4,24 @@ read one by one, so the table need not fit into memory.
 
 from __future__ import annotations
 
-import csv
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from tasks.data.sources.base import Document, Rejected, Texts
+from tasks.data.sources.delimited import (
+    DelimitedText,
+    Record,
+    find_joined_row,
+    open_delimited,
+)
 from tasks.data.sources.text_records import read_fields
 from tasks.data.texts import check_encoding
 from tasks.errors import DataNotFound, UnreadableSource, did_you_mean
 from tasks.settings import DataSettings
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
+CSV = (".csv", ".tsv")
 _ROWS = 256
 _BLOCK = 1 << 20
 
@@ -35,7 +39,7 @@ def scan(settings: DataSettings) -> Texts:
     check_encoding(settings.encoding)
     if path.suffix == ".parquet":
         return _scan_parquet(path, settings)
-    if path.suffix not in DELIMITERS:
+    if path.suffix not in CSV:
         raise UnreadableSource(
             f"{path}: a table of texts is named .csv, .tsv or .parquet; for .jsonl and .txt set"
             " `data.source: text_lines`"
@@ -63,29 +67,41 @@ def _column_keys(settings: DataSettings) -> list[str]:
 
 
 def _csv_rows(path: Path, settings: DataSettings) -> Iterator[Document | Rejected]:
-    csv.field_size_limit(sys.maxsize)
-    with path.open(encoding=settings.encoding, errors="surrogateescape", newline="") as file:
-        rows = csv.reader(file, delimiter=DELIMITERS[path.suffix])
-        try:
-            header = [name.removeprefix("\ufeff") for name in next(rows, [])]
-            check_fields(header, settings, where=str(path))
-            for number, row in enumerate(rows, start=1):
-                example_id = f"row {number:08d}"
-                if not row:
-                    continue  # a blank line
-                if len(row) == len(header):
-                    yield read_fields(
-                        {name: value or None for name, value in zip(header, row, strict=True)},
-                        example_id,
-                        settings,
-                    )
-                else:
-                    reason = f"other fields than the header: {len(row)}, not {len(header)}"
-                    yield Rejected(id=example_id, reason=reason)
-        except (csv.Error, UnicodeError) as error:
-            raise UnreadableSource(
-                f"{path}, line {rows.line_num}: is not a readable table: {error}"
-            ) from error
+    with open_delimited(path, settings, errors="surrogateescape") as table:
+        header = table.header
+        check_fields(header, settings, where=str(path))
+        labels: set[str] = set()
+        place = header.index(settings.label_column) if settings.label_kind != "none" else None
+        for number, record in enumerate(table.records, start=1):
+            cells, example_id = record.cells, f"row {number:08d}"
+            if len(cells) != len(header):
+                reason = f"other fields than the header: {len(cells)}, not {len(header)}"
+                yield Rejected(id=example_id, reason=reason)
+                continue
+            if place is not None:
+                if settings.quoting == "auto":
+                    _refuse_joined_rows(record, table, path, place, labels)
+                labels.add(cells[place].strip())
+            fields = zip(header, cells, strict=True)
+            yield read_fields({name: cell or None for name, cell in fields}, example_id, settings)
+
+
+def _refuse_joined_rows(
+    record: Record, table: DelimitedText, path: Path, place: int, labels: set[str]
+) -> None:
+    """Texts may have several lines; a line that reads as a row of its own, with a class that is
+    known, was joined to others by a stray quote.
+    """
+    line = find_joined_row(
+        record, table, is_label=lambda cell, at: at == place and cell in labels and bool(cell)
+    )
+    if line is not None:
+        raise UnreadableSource(
+            f"{path}, line {record.line}: a quoted text goes on to line"
+            f" {record.line + len(record.text) - 1}, and line {line} in it reads as a row of its"
+            " own; a stray quote? Set data.quoting: none if quotes are ordinary characters here, or"
+            " multi_line if the text is meant so"
+        )
 
 
 def _scan_parquet(path: Path, settings: DataSettings) -> Texts:

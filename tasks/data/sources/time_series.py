@@ -13,7 +13,8 @@ import pandas as pd
 
 from tasks.data.records import RecordSchema
 from tasks.data.sources.base import Series
-from tasks.data.sources.tabular import check_columns, numbers, numeric_columns, read_frame
+from tasks.data.sources.column_kinds import Kind, describe_column, explain_no_number, guess_kind
+from tasks.data.sources.tabular import TextTable, check_columns, read_table
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
 
@@ -26,14 +27,22 @@ def scan(settings: DataSettings) -> Series:
         row and column.
     """
     path = Path(settings.path)
-    values, columns = _from_array(path) if path.suffix == ".npy" else _from_table(path, settings)
+    table = None
+    if path.suffix == ".npy":
+        values, columns = _from_array(path)
+    else:
+        values, table, columns = _from_table(path, settings)
     bad = np.argwhere(~np.isfinite(values))
     if len(bad):
         row, column = bad[0].tolist()
+        what = (
+            explain_no_number(table, columns[column], row)
+            if table
+            else f"{columns[column]} is {values[row, column]}"
+        )
         raise UnreadableSource(
-            f"{path}: row {row + 1}, column {columns[column]} is {values[row, column]}, and so are"
-            f" {len(bad) - 1} more values; windows need every time step: fill the gaps or cut the"
-            " series"
+            f"{path}: row {row + 1}, column {what}, and {len(bad) - 1} more values are no numbers,"
+            " too; windows need every time step: fill the gaps or cut the series"
         )
     schema = RecordSchema(
         payload="series",
@@ -42,7 +51,18 @@ def scan(settings: DataSettings) -> Series:
         label="none",
         columns=tuple(columns),
     )
-    return Series(values=values.astype(np.float32, copy=False), schema=schema)
+    readings = []
+    if table:
+        roles: dict[str, Kind] = {settings.time_column: "time", **dict.fromkeys(columns, "number")}
+        readings = [
+            describe_column(table, name, roles.get(name, "ignored")) for name in table.columns
+        ]
+    return Series(
+        values=values.astype(np.float32, copy=False),
+        schema=schema,
+        readings=readings,
+        dialect=table.describe_dialect() if table else (),
+    )
 
 
 def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
@@ -66,26 +86,37 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
     return values, [f"column_{number}" for number in range(values.shape[1])]
 
 
-def _from_table(path: Path, settings: DataSettings) -> tuple[np.ndarray, list[str]]:
-    frame = read_frame(path)
+def _from_table(path: Path, settings: DataSettings) -> tuple[np.ndarray, TextTable, list[str]]:
+    table = read_table(path, settings)
     time = [settings.time_column] if settings.time_column else []
     check_columns(
-        frame, [*time, *settings.numeric], path=path, keys="data.time_column and data.numeric"
+        table,
+        [*time, *settings.numeric, *settings.ignore],
+        keys="data.time_column, numeric or ignore",
     )
     if time:
-        moments = frame[settings.time_column]
-        moments = (
-            moments
-            if pd.api.types.is_numeric_dtype(moments)
-            else pd.to_datetime(moments, errors="coerce", utc=True)
-        )
-        late = np.flatnonzero(~(moments.diff().iloc[1:] > moments.diff().iloc[1:] * 0).to_numpy())
-        if len(late):
-            raise UnreadableSource(
-                f"{path}: {settings.time_column} does not increase in row {int(late[0]) + 2}; sort"
-                " the table and drop doubled rows"
-            )
-    columns = numeric_columns(frame, settings.numeric, without=time)
+        _check_time(table, settings.time_column)
+    columns = settings.numeric or [
+        name
+        for name in table.columns
+        if name not in [*time, *settings.ignore] and guess_kind(table, name) == "number"
+    ]
     if not columns:
         raise UnreadableSource(f"{path}: no numeric column; set data.numeric")
-    return numbers(frame, columns), columns
+    return np.column_stack([table.numbers(name) for name in columns]), table, columns
+
+
+def _check_time(table: TextTable, name: str) -> None:
+    """Refuse moments, numbers or dates, that do not increase from row to row."""
+    moments = (
+        pd.Series(table.numbers(name))
+        if guess_kind(table, name) == "number"
+        else pd.to_datetime(pd.Series(table.cells(name)), errors="coerce", utc=True)
+    )
+    steps = moments.diff().iloc[1:]
+    late = np.flatnonzero(~(steps > steps * 0).to_numpy())
+    if len(late):
+        raise UnreadableSource(
+            f"{table.path}: {name} does not increase in row {int(late[0]) + 2}; sort the table and"
+            " drop doubled rows"
+        )

@@ -1,0 +1,304 @@
+"""A table is read as it is written, or refused: no row is joined, no cell shifted, no column given
+two types, and nothing is taken for a number, a category or a class that cannot be meant so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.data.sources import image_table, table, text_table, time_series
+from tasks.data.sources.base import Document
+from tasks.data.sources.column_kinds import guess_kind
+from tasks.data.sources.delimited import find_delimiter
+from tasks.data.sources.number_text import is_number, read_numbers
+from tasks.data.sources.tabular import read_table
+from tasks.errors import UnreadableSource
+from tasks.settings import DataSettings
+
+
+def write(tmp_path, header, rows, *, delimiter=",", end="\n"):
+    path = tmp_path / "table.csv"
+    lines = [header, *(delimiter.join(map(str, row)) for row in rows)]
+    path.write_bytes((end.join(lines) + end).encode())
+    return path
+
+
+def scan(path, **data):
+    return table.scan(DataSettings(source="table", path=str(path), **data))
+
+
+def measured(count):
+    """Rows of a number, a category and a label that nothing is wrong with."""
+    return [[row / 8, "ab"[row % 2], "xy"[row % 2]] for row in range(count)]
+
+
+@pytest.mark.parametrize("stray", [('"a', 'b"'), ('"a', '"b')], ids=["as a pair", "both open"])
+def test_stray_quotes_do_not_join_rows(tmp_path, stray):
+    rows = measured(400)
+    rows[100][1], rows[300][1] = stray
+    path = write(tmp_path, "size,color,label", rows)
+    with pytest.raises(UnreadableSource, match=r"line 102: a quoted cell.*data\.quoting: none"):
+        scan(path)
+    kept = scan(path, quoting="none")
+    assert len(kept.ids) == 400
+    assert kept.schema.categories == (tuple(sorted({"a", "b", *stray})),)
+
+
+def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
+    rows = [["1.5", '"a, b"', "x"], ["2.5", '"c\nd"', "y"]]
+    path = write(tmp_path, "size,color,label", rows)
+    with pytest.raises(
+        UnreadableSource, match=r"line 3: a quoted cell goes on to line 4.*multi_line"
+    ):
+        scan(path)
+    assert scan(path, quoting="multi_line").schema.categories == (("a, b", "c\nd"),)
+
+
+@pytest.mark.parametrize("surplus", [1, -1])
+def test_rows_with_other_fields_than_the_header_are_named(tmp_path, surplus):
+    rows = measured(30)
+    for row in (7, 9):
+        rows[row] = [*rows[row], "more"] if surplus > 0 else rows[row][:-1]
+    path = write(tmp_path, "size,color,label", rows)
+    cells = 3 + surplus
+    with pytest.raises(
+        UnreadableSource,
+        match=rf"2 of 30 rows have other fields than the header's 3: line 9 has {cells}, line 11",
+    ):
+        scan(path)
+
+
+def test_every_row_with_one_field_more_is_no_index(tmp_path):
+    rows = [[row, *cells] for row, cells in enumerate(measured(30))]
+    with pytest.raises(UnreadableSource, match="30 of 30 rows have other fields"):
+        scan(write(tmp_path, "size,color,label", rows))
+    trailing = write(tmp_path, "size,color,label", [[*cells, ""] for cells in measured(30)])
+    found = scan(trailing)
+    assert found.schema.columns == ("size", "color") and len(found.ids) == 30
+    assert found.dialect == ["every line ends with a delimiter, which is left out"]
+
+
+def test_labels_and_categories_are_the_text_of_their_cells(tmp_path):
+    """Over more rows than one block of any reader."""
+    count = 140_000
+    rows = [[row % 100 / 8, f"{row % 4:03}", f"{row % 8:03}"] for row in range(count)]
+    rows[-1][2] = " 001 "
+    found = scan(write(tmp_path, "size,code,label", rows), categorical=["code"])
+    assert found.classes == [f"{label:03}" for label in range(8)]
+    assert found.schema.categories == (("000", "001", "002", "003"),)
+    assert found.labels[-1] == "001"
+
+
+def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_column(tmp_path):
+    rows = [[row / 8, row % 7, "xy"[row % 2]] for row in range(300)]
+    rows[40][0] = "?"
+    path = write(tmp_path, "size,age,label", rows)
+    found = scan(path)
+    assert (found.schema.columns, found.schema.categories) == (("size", "age"), ())
+    assert [(item.id, item.reason) for item in found.rejected] == [
+        ("row 41", "size is '?', no number (data.missing_values can say that it is missing)")
+    ]
+    told = scan(path, missing_values=["?"])
+    assert [item.reason for item in told.rejected] == ["size is missing"]
+    series = DataSettings(source="time_series", path=str(path))
+    with pytest.raises(UnreadableSource, match=r"row 41, column size is '\?', no number"):
+        time_series.scan(series)
+
+
+def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
+    rows = [[f"{row},5", f"1.{row:03},25", "xy"[row % 2]] for row in range(40)]
+    path = write(tmp_path, "size;price;label", rows, delimiter=";")
+    found = scan(path)
+    assert found.values[:3].tolist() == [[0.5, 1000.25], [1.5, 1001.25], [2.5, 1002.25]]
+    assert found.dialect == [
+        "cells are divided by semicolons (data.delimiter sets it)",
+        "numbers have decimal commas (data.decimal sets it)",
+    ]
+    target = scan(path, label_column="size", categorical=["label"])
+    assert target.schema.label == "number" and target.labels[:2] == [0.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ages", "words"),
+    [
+        (
+            ["1,5", "2,5"],
+            ["1.5", "2.5"],
+            r"size holds numbers such as 1,5, column age such as 1\.5",
+        ),
+        (["1,234", "2,500"], ["1", "2"], "1,234 in column size may be a fraction or have a thous"),
+    ],
+    ids=["both marks", "thousands"],
+)
+def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, words):
+    rows = [[size, age, label] for size, age, label in zip(sizes, ages, "xy", strict=True)]
+    path = write(tmp_path, "size;age;label", rows, delimiter=";")
+    with pytest.raises(UnreadableSource, match=words + r".*data\.decimal"):
+        scan(path)
+    assert scan(path, decimal=",").values[0, 0] == np.float32(sizes[0].replace(",", "."))
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "words"),
+    [
+        ("day", lambda row: f"2026-{row // 28 % 12 + 1:02}-{row % 28 + 1:02}", "holds dates"),
+        ("note", lambda row: f"text {row}", "300 different texts in 300 rows: ids or free text"),
+        ("nr", lambda row: row + 1, r"column nr \(1, …\) numbers the rows"),
+        ("user_id", lambda row: row * 7919 % 10007, "numbers the rows"),
+        ("", lambda row: row, "column Unnamed: 1 has no name in the header; a row index"),
+        ("seconds", lambda row: 1_700_000_001 + row % 9, "float32 keeps the first seven digits"),
+    ],
+)
+def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
+    tmp_path, name, cell, words
+):
+    rows = [[row % 50 / 8, cell(row), "xy"[row % 2]] for row in range(300)]
+    path = write(tmp_path, f"size,{name},label", rows)
+    name = name or "Unnamed: 1"
+    with pytest.raises(UnreadableSource, match=words) as refused:
+        scan(path)
+    assert f"data.ignore: [{name}]" in str(refused.value)
+    found = scan(path, ignore=[name])
+    assert found.schema.columns == ("size",)
+    assert [str(reading) for reading in found.readings] == [
+        "size: number, 50 distinct, such as 0.0",
+        f"{name}: ignored, {len({cell(row) for row in range(300)}):,} distinct, such as {cell(0)}",
+        "label: label, 2 distinct, such as x",
+    ]
+    key = "categorical" if "text" in words or "dates" in words else "numeric"
+    if name != "Unnamed: 1":
+        assert name in scan(path, **{key: [name]}).schema.columns
+
+
+def test_many_whole_numbers_are_no_classes_unless_told(tmp_path):
+    rows = [[row % 50 / 8, 90_000 + 37 * (row * 7919 % 211)] for row in range(300)]
+    path = write(tmp_path, "size,price", rows)
+    with pytest.raises(
+        UnreadableSource, match=r"211 different whole numbers in 300 rows: set data"
+    ):
+        scan(path, label_column="price")
+    assert scan(path, label_column="price", label_kind="number").classes == []
+    assert len(scan(path, label_column="price", label_kind="class").classes) == 211
+
+
+@pytest.mark.parametrize("word", ["None", "NA", "null", "nan", "NaN"])
+def test_only_the_empty_cell_is_missing(tmp_path, word):
+    rows = [[row / 8, ["a", word][row % 2], ["x", word][row % 2]] for row in range(40)]
+    found = scan(write(tmp_path, "size,color,label", rows))
+    assert not found.rejected
+    assert found.classes == sorted(["x", word]) and found.schema.categories == (
+        tuple(sorted(["a", word])),
+    )
+    told = scan(tmp_path / "table.csv", missing_values=[word])
+    assert len(told.rejected) == 20
+
+
+def test_blanks_round_a_class_make_no_other_class(tmp_path):
+    rows = [[f"{row}.png", ["cat", " cat ", "dog"][row % 3]] for row in range(6)]
+    path = write(tmp_path, "path,label", rows)
+    images = image_table.scan(DataSettings(source="image_table", path=str(path)))
+    assert {item.label for item in images.files} == {"cat", "dog"}
+    texts = text_table.scan(
+        DataSettings(source="text_table", path=str(path), text_column="path")
+    ).documents
+    assert {item.label for item in texts if isinstance(item, Document)} == {"cat", "dog"}
+
+
+def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
+    rows = [[f"text {row}", "ab"[row % 2]] for row in range(50)]
+    rows[10][0], rows[30][0] = '"text 10', 'text 30"'
+    path = write(tmp_path, "text,label", rows)
+    settings = DataSettings(source="text_table", path=str(path))
+    with pytest.raises(UnreadableSource, match=r"line 12: a quoted text goes on to line 32"):
+        list(text_table.scan(settings).documents)
+    kept = list(text_table.scan(settings.model_copy(update={"quoting": "none"})).documents)
+    assert len(kept) == 50 and kept[10].content == '"text 10'
+    path.write_text('text,label\n"two\nlines, of, text",a\nother,b\n')
+    assert [item.content for item in text_table.scan(settings).documents] == [
+        "two\nlines, of, text",
+        "other",
+    ]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end):
+    path = write(tmp_path, "\ufeffsize,color,label", measured(30), end=end)
+    path.write_bytes(path.read_bytes() + end.encode() * 2)
+    found = scan(path)
+    assert found.schema.columns == ("size", "color") and len(found.ids) == 30
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty; its first line must name the columns"),
+        (b"a,a,label\n1,2,x\n", "more than one column is named a"),
+        (b"5.1,3.5,1\n4.9,3.0,0\n", "Its first line holds numbers, not names"),
+        ("größe,label\n1,x\n".encode("latin-1"), r"is not utf-8.*data\.encoding"),
+        (b'size,label\n1,"x\n', "does not end as one; a stray quote"),
+    ],
+    ids=["empty", "doubled", "no header", "encoding", "open quote"],
+)
+def test_what_is_no_table_is_refused_with_the_way_out(tmp_path, content, words):
+    path = tmp_path / "table.csv"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableSource, match=words):
+        scan(path)
+
+
+def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
+    path = tmp_path / "table.parquet"
+    cells = {
+        "whole": pa.array([1, None, 3]),
+        "wide": pa.array([1.0, 2.5, None], pa.float32()),
+        "truth": pa.array([True, False, None]),
+        "word": pa.array(["a", "", None]).dictionary_encode(),
+        "image": pa.array([{"bytes": b"x", "path": "a"}] * 3),
+    }
+    pq.write_table(pa.table(cells), path)
+    read = read_table(path, DataSettings(source="table", path=str(path)))
+    assert read.cells("whole") == ["1", "", "3"] and read.cells("wide") == ["1", "2.5", ""]
+    assert read.cells("truth") == ["True", "False", ""] and read.cells("word") == ["a", "", ""]
+    assert read.nested == {"image": "struct<bytes: binary, path: string>"}
+    with pytest.raises(UnreadableSource, match=r"cells of column image are struct<bytes: binary"):
+        scan(path, label_column="image")
+
+
+@pytest.mark.parametrize(
+    ("lines", "delimiter"),
+    [
+        (["a,b", "1;2,3", "4,5"], ","),
+        (["a;b", "1,5;2", "3,5;4"], ";"),
+        (["price, net;b", "1,5;2", "3;4"], ";"),
+        (["a|b", "1|2"], "|"),
+        (["alone", "1"], ","),
+    ],
+)
+def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lines, delimiter):
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines))
+    settings = DataSettings(source="table", path=str(path))
+    assert find_delimiter(path, settings)[0] == delimiter
+    assert find_delimiter(path, settings.model_copy(update={"delimiter": "tab"}))[0] == "\t"
+
+
+def test_a_column_is_what_most_of_its_cells_are(tmp_path):
+    path = write(
+        tmp_path, "a,b,c,d", [[1, "x", "", "true"], [2, 1, "", "false"], ["x", "y", "", ""]]
+    )
+    read = read_table(path, DataSettings(source="table", path=str(path)))
+    assert [guess_kind(read, name) for name in "abcd"] == ["number", "category", "empty", "number"]
+
+
+def test_only_plain_notation_is_a_number():
+    cells = pa.array(
+        ["1", "-.5", "2.", "1e-3", "+7", "", "inf", "nan", "1_000", "0x1", "1,5", "1 2"]
+    )
+    assert is_number(cells, ".").tolist() == [True] * 5 + [False] * 7
+    np.testing.assert_array_equal(read_numbers(cells, ".")[:5], [1, -0.5, 2, 1e-3, 7])
+    assert np.isnan(read_numbers(cells, ".")[5:]).all()
+    truth = pa.array(["true", "FALSE", ""])
+    np.testing.assert_array_equal(read_numbers(truth, "."), [1, 0, np.nan])
