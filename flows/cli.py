@@ -81,6 +81,12 @@ def print_comparison(compared: Comparison, where: str) -> None:
     typer.echo("\n".join([*lines, "", where]))
 
 
+def from_here(path: Path) -> Path:
+    """A path as it opens from where one stands."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def compose_measure_again(arguments: Sequence[str], names: Sequence[str]) -> str:
     """The command that measures these configurations again; `arguments` are those of the command
     that has measured them.

@@ -21,6 +21,7 @@ from flows.cli import (
     VerboseOption,
     compose_measure_again,
     flow_command,
+    from_here,
     print_comparison,
     run_command,
 )
@@ -181,7 +182,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         )
         if report:
             compared = Comparison.read(report)
-            where = [f"The page about it: {report / 'index.html'}"]
+            where = [f"The page about it: {from_here(report / 'index.html')}"]
             if compared.measure_again:
                 command_line = compose_measure_again(sys.argv[1:], compared.measure_again)
                 where = [f"Measure again while nothing else runs: {command_line}", *where]

@@ -20,6 +20,7 @@ from flows.cli import (
     SetOption,
     VerboseOption,
     flow_command,
+    from_here,
     print_comparison,
     run_command,
 )
@@ -112,9 +113,9 @@ def command(  # noqa: PLR0913 - the options of a command line
             (row,) = result.compared.configurations
             where = [f"To change first: {row.fix}"] if row.verdict != COMPUTE_BOUND else []
             where += [
-                f"The page about it: {result.report / 'index.html'}"
+                f"The page about it: {from_here(result.report / 'index.html')}"
                 if result.report
-                else f"Its files: {result.folder}"
+                else f"Its files: {from_here(result.folder)}"
             ]
             print_comparison(result.compared, "\n".join(where))
 

@@ -29,6 +29,7 @@ class Fault:
 COLUMNS = ("tests/data/test_columns.py",)
 CROPPING = ("tests/pipelines/test_cropping.py",)
 DATASET = "tests/pipelines/test_dataset.py::"
+HEADLINE = ("tests/reporting/test_headline.py",)
 DOCUMENTS = ("tests/data/test_text_sources.py",)
 EXAMPLES = ("tests/data/test_example_features.py",)
 FITTING = ("tests/pipelines/test_tokenizer_fitting.py",)
@@ -790,6 +791,36 @@ FAULTS = (
         REPORT,
     ),
     Fault(
+        "what is wide and may be 1 is a tie",
+        "low <= 1 <= high and high >= WIDE * low",
+        "False",
+        HEADLINE,
+    ),
+    Fault(
+        "quality is the same unchecked",
+        "if abs(ours - theirs) <= allowed",
+        "if True",
+        HEADLINE,
+    ),
+    Fault(
+        "what others take disturbs although as much is idle",
+        "self.others_cpu_pct - self.idle_cpu_pct",
+        "self.others_cpu_pct",
+        ("tests/measurement/test_other_processes.py",),
+    ),
+    Fault(
+        "a model with other layers has the same ceiling",
+        "if row.model_layers == layers",
+        "if True",
+        REPORT,
+    ),
+    Fault(
+        "problems of a stage are details",
+        "text.startswith((PROBLEM_MARK, DVC_WARNING))",
+        "text.startswith(DVC_WARNING)",
+        ("tests/flows/test_terminal.py",),
+    ),
+    Fault(
         "a snapshot has paid an epoch too early",
         "math.ceil(spent / (other - epoch))",
         "math.floor(spent / (other - epoch))",
@@ -815,8 +846,8 @@ FAULTS = (
     ),
     Fault(
         "the table shows the rate of the epochs as that of the training",
-        "_number(row.steady_examples_per_s)",
-        "_number(row.train_examples_per_s)",
+        "{row.steady_examples_per_s:,.0f}",
+        "{row.train_examples_per_s:,.0f}",
         ("tests/reporting/test_table.py",),
     ),
     Fault(

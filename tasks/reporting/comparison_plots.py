@@ -17,7 +17,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     input-only and model-only ceilings.
 
     An input ceiling far beyond what any training could use is an arrow at the edge with its value;
-    training that seems faster than its own model says so.
+    training that seems faster than one of its ceilings has a dagger.
     """
     figure = new_figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
@@ -55,8 +55,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     )
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-        above = rows[place].above_ceiling
-        rate = f"{trained[place]:,.0f}" + (f", above the model alone {above}" if above else "")
+        rate = f"{trained[place]:,.0f}" + (" †" if rows[place].above_ceiling else "")
         axes.annotate(rate, (0, place), (6, 0), ha="left", color="white", **note)
         if place not in near:
             axes.annotate(

@@ -41,22 +41,21 @@ def write_headline(rows: Sequence[MeasuredRow]) -> str:
     others = [
         name for name in find_tied(rows) if name not in (top.pipeline, base.pipeline, *undecided)
     ]
-    more = [f"{_enumerate(others)} {_be(others)} as fast within the noise"] if others else []
+    more = []
+    if top.verdict == UNDECIDED:
+        left = f"{top.stall_pct_low:.0f} to {top.stall_pct_high:.0f} %"
+        more += [f"how long it still waits is undecided, {left}"]
+    more += [f"{_enumerate(others)} {_be(others)} as fast within the noise"] if others else []
     more += [_say_undecided(rows, undecided)] if undecided else []
     return f"{_before_and_after(base, top)} {gain}{''.join(f'; {each}' for each in more)}."
 
 
 def find_undecided(rows: Sequence[MeasuredRow]) -> list[str]:
-    """Configurations of which it is open whether they are faster than the baseline, or as fast as
-    the best, since the interval of that ratio holds 1 and is wide; in given order.
+    """Configurations of which it is open whether they are faster than the baseline: the interval of
+    that ratio holds 1 and is wide.
     """
-    base, top = find_baseline(rows), find_best(rows)
-    pairs = {row.pipeline: [other for other in (base, top) if other is not row] for row in rows}
-    return [
-        row.pipeline
-        for row in rows
-        if row not in (base, top) and any(_is_open(row, other) for other in pairs[row.pipeline])
-    ] + ([top.pipeline] if top is not base and _is_open(top, base) else [])
+    base = find_baseline(rows)
+    return [row.pipeline for row in rows if row is not base and _is_open(row, base)]
 
 
 def find_measure_again(rows: Sequence[MeasuredRow]) -> list[str]:
@@ -137,8 +136,7 @@ def _before_and_after(base: MeasuredRow, top: MeasuredRow) -> str:
     if top.verdict == COMPUTE_BOUND:
         return f"{before}. `{top.pipeline}` ends that:"
     if top.verdict == UNDECIDED:
-        left = f"{top.stall_pct_low:.0f} to {top.stall_pct_high:.0f} % (undecided)"
-        return f"{before}, with `{top.pipeline}` {left}:"
+        return f"{before}. `{top.pipeline}` is"
     return f"{before}. `{top.pipeline}` brings that to {top.stall_pct:.0f} %:"
 
 

@@ -124,9 +124,7 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
             heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)
         ),
         TableColumn(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
-        TableColumn(
-            heading="training", unit=rate, cell=lambda row: _number(row.steady_examples_per_s)
-        ),
+        TableColumn(heading="training", unit=rate, cell=_training),
         TableColumn(
             heading=f"× {comparison.baseline}",
             cell=lambda row: _speedup(row, comparison.baseline),
@@ -140,7 +138,11 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
         TableColumn(
             heading="input alone", unit=rate, cell=lambda row: _number(row.input_examples_per_s)
         ),
-        TableColumn(heading="model alone", unit=rate, cell=_model_alone),
+        TableColumn(
+            heading="model alone",
+            unit=rate,
+            cell=lambda row: _number(row.model_ceiling_examples_per_s),
+        ),
         *(_TEXT_COLUMNS if text else ()),
         TableColumn(heading="stall", unit="%", cell=_stall),
         TableColumn(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
@@ -192,9 +194,8 @@ def _speedup(row: Row, baseline: str) -> Cell:
     return Cell(text=f"{row.speedup_vs_naive:.2f}", detail="" if row.pipeline == baseline else span)
 
 
-def _model_alone(row: Row) -> Cell:
-    above = f"below training, {row.above_ceiling}" if row.above_ceiling else ""
-    return Cell(text=f"{row.model_ceiling_examples_per_s:,.0f}", detail=above)
+def _training(row: Row) -> Cell:
+    return Cell(text=f"{row.steady_examples_per_s:,.0f}", detail=row.above_ceiling)
 
 
 def _stall(row: Row) -> Cell:

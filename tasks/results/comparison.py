@@ -82,13 +82,20 @@ class Row(MeasuredRow):
 
     @property
     def above_ceiling(self) -> str:
-        """What to think of training that seems faster than its own model alone, which it cannot be;
-        empty: it is not.
+        """What to think of training that seems faster than its input or its model alone, which it
+        cannot be, since they were measured in other moments; empty: it is not.
         """
-        if self.steady_examples_per_s <= self.model_ceiling_examples_per_s:
+        ceilings = {
+            "its input alone": self.input_examples_per_s,
+            "its model alone": self.model_ceiling_examples_per_s,
+        }
+        passed = {
+            name: rate for name, rate in ceilings.items() if rate < self.steady_examples_per_s
+        }
+        if not passed:
             return ""
-        noise = self.steady_examples_per_s_low <= self.model_ceiling_examples_per_s
-        return "within the noise" if noise else "beyond the noise: measure it again"
+        noise = self.steady_examples_per_s_low <= min(passed.values())
+        return f"above {' and '.join(passed)}, {'within' if noise else 'beyond'} the noise"
 
 
 @dataclass(frozen=True, kw_only=True)

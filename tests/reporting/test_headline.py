@@ -25,9 +25,9 @@ def test_what_is_left_of_the_waiting_is_said():
     left = row("optimized", 0.5, 30, "input-bound")
     assert " `optimized` brings that to 30 %: 2.0× as fast" in write_headline([NAIVE, left])
     unclear = row("optimized", 0.5, 20, "undecided")
-    assert (
-        "75 % of the time, with `optimized` 18 to 22 % (undecided): 2.0× as fast"
-        in write_headline([NAIVE, unclear])
+    assert write_headline([NAIVE, unclear]).endswith(
+        "75 % of the time. `optimized` is 2.0× as fast (1.9 to 2.1), same examples, same accuracy;"
+        " how long it still waits is undecided, 18 to 22 %."
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_up import made_up
-from rows import row
+from rows import comparison, row
 
 from tasks.data.records import RecordSchema
 from tasks.data.shards import Shard, ShardIndex
@@ -20,7 +20,7 @@ from tasks.errors import MissingInput, UnequalConfigurations
 from tasks.layout import Layout
 from tasks.report import report
 from tasks.reporting.checklist import failed, run_checklist
-from tasks.reporting.comparing import RESULT_FILES, check_equal
+from tasks.reporting.comparing import RESULT_FILES, check_equal, compare, read_all
 from tasks.reporting.evaluation_plots import plot_evaluation
 from tasks.reporting.plots import plot_steps
 from tasks.reporting.ranking import (
@@ -31,11 +31,11 @@ from tasks.reporting.ranking import (
     find_tied,
     ratio_interval,
 )
-from tasks.reporting.table import ABSENT
+from tasks.reporting.table import ABSENT, comparison_table, to_records
 from tasks.results.build import BuildResult, Difference, PlanSummary
 from tasks.results.comparison import Comparison
 from tasks.results.evaluation import Confusion, Evaluation, WorstExample
-from tasks.results.profiling import Breakdown, RoundTimes, Timeline
+from tasks.results.profiling import Breakdown, ProfileResult, RoundTimes, Timeline
 from tasks.results.train import TrainResult, write_history
 from tasks.settings import PipelineConfig
 
@@ -194,6 +194,45 @@ def test_the_page_shows_every_configuration_with_its_pictures(layout, tmp_path):
         assert f'alt="step times of {one.pipeline}"' in page
     for picture in ("timelines.svg", "throughput.svg", "histories.svg", "throughput.csv"):
         assert (tmp_path / "report" / "plots" / picture).stat().st_size
+
+
+def test_configurations_whose_model_is_the_same_have_one_ceiling_in_table_and_picture(layout):
+    for name, rate in (("naive", 100.0), ("optimized", 110.0)):
+        profiled = ProfileResult.read(layout.results(name))
+        replace(profiled, model_examples_per_s=rate, reference_examples_per_s=100.0).write(
+            layout.results(name)
+        )
+    compared = compare(*read_all(["naive", "optimized"], layout), layout)
+    assert [row.model_ceiling_examples_per_s for row in compared.configurations] == [105.0, 105.0]
+    shown = [
+        record["model alone [examples/s]"] for record in to_records(comparison_table(compared))
+    ]
+    assert shown == ["105", "105"]
+    plan = PlanSummary.read(layout.results("optimized"))
+    replace(plan, device_ops=[]).write(layout.results("optimized"))
+    compared = compare(*read_all(["naive", "optimized"], layout), layout)
+    ceilings = [row.model_ceiling_examples_per_s for row in compared.configurations]
+    assert ceilings == pytest.approx([100, 110])
+
+
+def test_training_above_a_ceiling_says_so():
+    assert row("a", 0.9).above_ceiling == ""
+    assert row("a", 1.01).above_ceiling == "above its model alone, within the noise"
+    slow = row("a", 1.5, input_examples_per_s=120.0)
+    assert slow.above_ceiling == "above its input alone and its model alone, beyond the noise"
+    (record,) = to_records(comparison_table(comparison(slow)))
+    assert record["training [examples/s]"] == f"150 ({slow.above_ceiling})"
+
+
+def test_the_page_says_what_to_measure_again_and_who_disturbed_it(layout, tmp_path):
+    profiled = ProfileResult.read(layout.results("optimized"))
+    replace(profiled, others_cpu_pct=50.0, idle_cpu_pct=0.0, busiest_other="yes (process 9)").write(
+        layout.results("optimized")
+    )
+    report(["naive", "optimized"], layout, tmp_path / "report")
+    page = strip_tags((tmp_path / "report" / "index.html").read_text())
+    assert "yes (process 9) was at work while optimized was measured" in page
+    assert "python -m flows.comparison --measure-again optimized does it" in page
 
 
 def test_a_report_comes_out_without_traces_and_names_what_is_missing(layout, tmp_path):
