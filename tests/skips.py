@@ -56,6 +56,11 @@ NEEDS = {
         remedy="apt-get install chromium",
         met=lambda: shutil.which("chromium") is not None,
     ),
+    "curl": Need(
+        untested="the commands of docs/prediction.md that ask a served model",
+        remedy="apt-get install curl",
+        met=lambda: shutil.which("curl") is not None,
+    ),
     "postgres": Need(
         untested="the whole stack: Postgres, object store, passwords, backups",
         remedy="apt-get install postgresql",
