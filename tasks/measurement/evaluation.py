@@ -16,9 +16,11 @@ from tasks.data.manifest import map_documents, read_manifest
 from tasks.data.records import RecordSchema
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.results.evaluation import Confusion, Evaluation, WorstExample
+from tasks.training.inference import gives_probabilities
 
 MOST_CLASSES, MOST_WORST = 20, 12
 LONGEST_TEXT = 200  # characters of a text that are shown
+SMALLEST_PROBABILITY = 1e-7  # as Keras' losses take it
 THUMBNAIL = 96  # longest side of an image in the picture [pixels]
 
 
@@ -42,10 +44,13 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
     """
     feature = pipeline.data.shards.schema.feature
     judge = _judge_classes if classes else _judge_numbers
+    probabilities = gives_probabilities(model)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         outputs = tf.cast(model(element[feature], training=False), tf.float32)
+        if classes and probabilities:
+            outputs = tf.math.log(tf.maximum(outputs, SMALLEST_PROBABILITY))
         return {"outputs": outputs, **judge(outputs, element["label"])}
 
     examples, truths, predictions, worst = 0, [], [], None

@@ -115,6 +115,19 @@ def read_spec(path: Path) -> InferenceSpec:
         raise OutdatedModel(f"{path} is no model.keras, or cut off ({error}); {RETRAIN}") from error
 
 
+def gives_probabilities(model: keras.Model) -> bool:
+    """Whether a model ends with a softmax, as one of your own may, instead of giving logits."""
+    while getattr(model, "outputs", None):
+        layer = model.outputs[0]._keras_history.operation
+        if not isinstance(layer, keras.Model):
+            softmax = keras.activations.softmax
+            return isinstance(layer, keras.layers.Softmax) or (
+                getattr(layer, "activation", None) is softmax
+            )
+        model = layer
+    return False
+
+
 def describe_outputs(path: Path) -> dict[str, Any] | None:
     """What the outputs of a model mean, by its file: its task, and the names of classes or targets
     in their order; None where the file does not say.

@@ -23,7 +23,7 @@ from tasks.pipelines.ops import DecodeRaw, Op
 from tasks.pipelines.shapes import ops_until_uniform, output_shape
 from tasks.pipelines.text_ops import EndDocument, Tokenize, Truncate
 from tasks.pipelines.tokenizers import open_tokenizer
-from tasks.training.inference import InferenceSpec, TrainedModel
+from tasks.training.inference import InferenceSpec, TrainedModel, gives_probabilities
 
 CLASSES, TARGETS = Path("assets.extra", "classes.txt"), Path("assets.extra", "targets.txt")
 Outputs = dict[str, tf.Tensor]
@@ -38,12 +38,17 @@ def make_serve_fn(trained: TrainedModel) -> Callable[[tf.Tensor], Outputs]:
     windows (batch, length, columns) of series, or texts (batch,) string.
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
+    probabilities = gives_probabilities(model)
     if spec.schema.payload == "text":
-        return lambda texts: _answer_texts(model, ops, texts, context=_context(spec))
+        return lambda texts: _name_outputs(
+            _answer_texts(model, ops, texts, context=_context(spec)),
+            spec,
+            probabilities=probabilities,
+        )
 
     def serve(stored: tf.Tensor) -> Outputs:
         inputs = _preprocess(ops, spec.schema, stored, series=spec.schema.payload == "series")
-        return _name_outputs(model(inputs, training=False), spec)
+        return _name_outputs(model(inputs, training=False), spec, probabilities=probabilities)
 
     return serve
 
@@ -143,26 +148,27 @@ def _apply(ops: Sequence[Op], schema: RecordSchema, value: tf.Tensor, *, lead: A
     return apply_ops(ops, element, seed=0, epoch=tf.constant(0, tf.int64))[schema.feature]
 
 
-def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec) -> Outputs:
+def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: bool) -> Outputs:
     outputs = tf.cast(outputs, tf.float32)
     if spec.task == "regression":
         return {"values": outputs}
-    return {"probabilities": tf.nn.softmax(outputs)}
+    return {"probabilities": outputs if probabilities else tf.nn.softmax(outputs)}
 
 
 def _answer_texts(
     model: keras.Model, ops: Sequence[Op], texts: tf.Tensor, *, context: int | None
-) -> Outputs:
-    """What the model says of texts (batch,), of a language model of the last `context` tokens."""
+) -> tf.Tensor:
+    """Outputs of the model for texts (batch,); of a language model, after the last `context` tokens
+    of each.
+    """
     if context is not None:  # a text goes on where it ends
         ops = tuple(op for op in ops if not isinstance(op, EndDocument | Truncate))
     element = apply_ops(ops, {"text": texts}, seed=0, epoch=tf.constant(0, tf.int64))
     tokens: Any = element["text"] if context is None else element["text"][:, -context:]
-    logits = tf.cast(model(_pad(tokens), training=False), tf.float32)
-    if context is not None:
-        last = tf.maximum(tokens.row_lengths() - 1, 0)
-        logits = tf.gather(logits, last, batch_dims=1)
-    return {"probabilities": tf.nn.softmax(logits)}
+    outputs = model(_pad(tokens), training=False)
+    if context is None:
+        return outputs
+    return tf.gather(outputs, tf.maximum(tokens.row_lengths() - 1, 0), batch_dims=1)
 
 
 def _context(spec: InferenceSpec) -> int | None:

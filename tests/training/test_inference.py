@@ -1,0 +1,44 @@
+"""What is kept within a model's file: ops come back as they were, and outputs are read as what
+they are.
+"""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from keras import layers
+
+from tasks.pipelines.op_parsing import describe_op, restore_op
+from tasks.pipelines.ops import CenterCrop, DecodeImage, DecodeRaw, Op, Resize, Standardize
+from tasks.pipelines.text_ops import Tokenize
+from tasks.training.inference import gives_probabilities
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        Resize(shorter=20),
+        Resize(height=3, width=4, antialias=True),
+        CenterCrop(height=3, width=4),
+        DecodeImage(channels=3, dct="accurate", ratio=2, crop=(4, 5)),
+        DecodeRaw(size=(None, 3), dtype="float32"),
+        Standardize(mean=(0.5, 1.0), deviation=(2.0, 3.0)),
+        Tokenize(kind="bytes"),
+    ],
+    ids=lambda op: op.name,
+)
+def test_an_op_comes_back_as_it_was(op: Op):
+    restored, problems = restore_op(describe_op(op))
+    assert (restored, problems) == (op, [])
+    assert restored is not None and restored.identity == op.identity
+
+
+def test_a_model_that_ends_with_a_softmax_gives_probabilities():
+    inputs = keras.Input((3,))
+    logits = layers.Dense(2)(inputs)
+    inner = keras.Model(inputs, layers.Dense(2, "softmax")(inputs))
+    assert not gives_probabilities(keras.Model(inputs, logits))
+    assert not gives_probabilities(keras.Model(inputs, layers.Dense(2, "sigmoid")(inputs)))
+    assert gives_probabilities(keras.Model(inputs, layers.Softmax()(logits)))
+    assert gives_probabilities(keras.Model(inputs, layers.Activation("softmax")(logits)))
+    assert gives_probabilities(keras.Model(inputs, inner(inputs))), "within another model"
