@@ -7,14 +7,16 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.credentials import use_running_servers
-from flows.parameters import Changes, check_name
-from flows.resolution import resolve, share_resolved
+from flows.parameters import OVERRIDE, Changes, check_name
+from flows.resolution import join_overlays, resolve, share_resolved
 from flows.temporary_server import prefect_server
 from flows.terminal import Detail, show_on_terminal
 from tasks.errors import InvalidParams, UserError
@@ -32,8 +34,16 @@ SetOption = Annotated[
     ),
 ]
 OverlayOption = Annotated[
-    Path | None,
-    typer.Option("--overlay", metavar="FILE", help="a YAML file merged into params.yaml"),
+    list[Path] | None,
+    typer.Option(
+        "--overlay",
+        metavar="FILE",
+        help="a YAML file merged into params.yaml; repeatable, later ones win",
+    ),
+]
+ShowOption = Annotated[
+    bool,
+    typer.Option("--show", help="print the parameters that the run would have, and run nothing"),
 ]
 NameOption = Annotated[
     str | None,
@@ -103,25 +113,37 @@ def compose_measure_again(arguments: Sequence[str], names: Sequence[str]) -> str
     return shlex.join(["python", "-m", "flows.comparison", *kept, *again])
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What every flow's command line takes: how the run differs from params.yaml, its name, how
+    much is shown of it, and whether its parameters alone are shown.
+    """
+
+    set_: list[str] | None
+    overlay: list[Path] | None
+    name: str | None
+    detail: Detail
+    show: bool = False
+
+
 @contextmanager
-def flow_command(
-    flow: str,
-    pipelines: Sequence[str],
-    *,
-    set_: list[str] | None,
-    overlay: Path | None,
-    name: str | None,
-    detail: Detail,
-) -> Iterator[Changes]:
+def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> Iterator[Changes]:
     """Yield the changes that a command asks for, in a block in which flows can be run: with
-    servers, their stages shown on the terminal, a failure reported in one panel.
+    servers, their stages shown on the terminal, a failure reported in one panel. Where the
+    parameters alone are to be shown, the process ends with them.
     """
     configure_logging()
     project = Path.cwd()
+    shown = show_on_terminal(flow, project, detail=options.detail)
+    resolved = resolved_changes(options.set_, options.overlay, options.name, pipelines)
+    if options.show:
+        with shown, resolved as changes:
+            typer.echo(resolve(project, changes, pipelines).text, nl=False)
+            raise SystemExit(0)
     with (
-        show_on_terminal(flow, project, detail=detail),
+        shown,
         use_running_servers(project),
-        resolved_changes(set_, overlay, name, pipelines) as changes,
+        resolved as changes,
         prefect_server(),
     ):
         yield changes
@@ -129,7 +151,10 @@ def flow_command(
 
 @contextmanager
 def resolved_changes(
-    overrides: list[str] | None, overlay: Path | None, name: str | None, pipelines: Sequence[str]
+    overrides: list[str] | None,
+    overlays: Sequence[Path] | None,
+    name: str | None,
+    pipelines: Sequence[str],
 ) -> Iterator[Changes]:
     """Yield what a command asks for, checked as a whole before a flow starts; flows of the block
     have their parameters from here.
@@ -139,14 +164,14 @@ def resolved_changes(
         a configuration does not exist.
       WorkspaceProblem: the name cannot be one.
     """
-    wrong = [text for text in overrides or [] if "=" not in text]
-    if wrong:
+    if wrong := [text for text in overrides or [] if not OVERRIDE.fullmatch(text)]:
         raise InvalidParams(
             [f"--set: {text!r} is not KEY=VALUE, such as train.epochs=5" for text in wrong]
         )
     if name is not None:
         check_name(name)
-    changes = Changes(overrides=overrides or [], overlay=read_yaml(overlay) if overlay else {})
+    overlay = reduce(join_overlays, map(read_yaml, overlays or []), {})
+    changes = Changes(overrides=overrides or [], overlay=overlay)
     with share_resolved(resolve(Path.cwd(), changes, pipelines)):
         yield changes
 

@@ -17,7 +17,9 @@ from flows.cli import (
     DebugOption,
     NameOption,
     OverlayOption,
+    RunOptions,
     SetOption,
+    ShowOption,
     VerboseOption,
     compose_measure_again,
     flow_command,
@@ -150,6 +152,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     ] = None,
     set_: SetOption = None,
     overlay: OverlayOption = None,
+    show: ShowOption = False,
     name: NameOption = None,
     verbose: VerboseOption = False,
     debug: DebugOption = False,
@@ -171,7 +174,9 @@ def command(  # noqa: PLR0913 - the options of a command line
     selected = select_pipelines(pipeline or [])
     detail = Detail.of(verbose=verbose, debug=debug)
     with flow_command(
-        "comparison", selected, set_=set_, overlay=overlay, name=name, detail=detail
+        "comparison",
+        selected,
+        RunOptions(set_=set_, overlay=overlay, name=name, detail=detail, show=show),
     ) as changes:
         report = comparison(
             pipelines=selected,

@@ -22,6 +22,7 @@ from tasks.params_file import PARAMS_FILE, read_yaml
 NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 )
+OVERRIDE = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)*=[^\n\r]*$")  # KEY=VALUE, a dotted key
 OVERLAYS = ("infra/demo", "infra/presets")
 
 
@@ -134,7 +135,7 @@ class Changes(BaseModel):
     learning_rate: float = Field(
         default=_OWN_NUMBERS["learning_rate"], gt=0, le=10, description="initial rate of Adam"
     )
-    overrides: list[Annotated[str, Field(pattern=r"^[\w.]+=.*$")]] = Field(
+    overrides: list[Annotated[str, Field(pattern=OVERRIDE.pattern)]] = Field(
         default=[],
         description=(
             "any other key as KEY=VALUE, e.g. pipelines.naive.prefetch=2 or data.path=my/photos"

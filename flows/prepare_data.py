@@ -9,7 +9,9 @@ from flows.cli import (
     DebugOption,
     NameOption,
     OverlayOption,
+    RunOptions,
     SetOption,
+    ShowOption,
     VerboseOption,
     flow_command,
     run_command,
@@ -45,6 +47,7 @@ def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
 def command(
     set_: SetOption = None,
     overlay: OverlayOption = None,
+    show: ShowOption = False,
     name: NameOption = None,
     verbose: VerboseOption = False,
     debug: DebugOption = False,
@@ -52,7 +55,9 @@ def command(
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
     detail = Detail.of(verbose=verbose, debug=debug)
     with flow_command(
-        "prepare-data", [], set_=set_, overlay=overlay, name=name, detail=detail
+        "prepare-data",
+        [],
+        RunOptions(set_=set_, overlay=overlay, name=name, detail=detail, show=show),
     ) as changes:
         prepare_data(changes=changes, name=name or "")
 

@@ -7,15 +7,18 @@ them on; a flow that was started from the UI resolves them itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from flows.access_policy import AccessPolicy, is_confined, load_limits
 from flows.parameters import Changes
@@ -51,6 +54,8 @@ class ResolvedParams:
     changed: bool
 
 
+# Words and paths: plain text wherever they stand.
+_PLAIN = re.compile(r"\w[\w/. -]*(?<! )")
 _SHARED: ContextVar[ResolvedParams | None] = ContextVar("shared", default=None)
 
 
@@ -117,12 +122,52 @@ def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
             document[key] = value
 
 
+def join_overlays(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The overlay that changes what two change one after the other.
+
+    >>> join_overlays({"pipelines!": {"a": {}}}, {"pipelines": {"b": {}}, "batch_size": 8})
+    {'pipelines!': {'a': {}, 'b': {}}, 'batch_size': 8}
+    """
+    joined = deepcopy(dict(first))
+    for key, value in second.items():
+        name = key.removesuffix("!")
+        replaces = f"{name}!" in joined
+        before = joined.pop(f"{name}!", None) or joined.pop(name, None)
+        if key.endswith("!") or not isinstance(value, Mapping) or before is None:
+            joined[key] = value
+        elif not isinstance(before, Mapping):
+            joined[f"{name}!"] = value
+        elif replaces:
+            merge(before := dict(before), value)
+            joined[f"{name}!"] = before
+        else:
+            joined[name] = join_overlays(before, value)
+    return joined
+
+
 def _dump(document: Any) -> str:
+    """The text of a document, with its comments, that any parser reads as the same values."""
     yaml = YAML()
     yaml.width = 160
     text = StringIO()
-    yaml.dump(document, text)
+    yaml.dump(_quoted(document), text)
     return text.getvalue()
+
+
+def _quoted(value: Any) -> Any:
+    """A document in which texts are quoted that are more than words or paths: what a plain one may
+    hold depends on where it stands, and on the parser.
+    """
+    if isinstance(value, dict):
+        for key in list(value):
+            if _quoted(key) is not key:
+                value[_quoted(key)] = value.pop(key)
+            value[key] = _quoted(value[key])
+    elif isinstance(value, list):
+        value[:] = [_quoted(item) for item in value]
+    elif type(value) is str and not _PLAIN.fullmatch(value):
+        return DoubleQuotedScalarString(value)
+    return value
 
 
 def _select(params: Params, project: Path, only: Sequence[str]) -> Params:

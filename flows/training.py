@@ -17,7 +17,9 @@ from flows.cli import (
     JsonOption,
     NameOption,
     OverlayOption,
+    RunOptions,
     SetOption,
+    ShowOption,
     VerboseOption,
     flow_command,
     from_here,
@@ -96,6 +98,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     ],
     set_: SetOption = None,
     overlay: OverlayOption = None,
+    show: ShowOption = False,
     name: NameOption = None,
     verbose: VerboseOption = False,
     debug: DebugOption = False,
@@ -104,7 +107,9 @@ def command(  # noqa: PLR0913 - the options of a command line
     """Run one configuration through all stages."""
     detail = Detail.of(verbose=verbose, debug=debug)
     with flow_command(
-        "training", [pipeline], set_=set_, overlay=overlay, name=name, detail=detail
+        "training",
+        [pipeline],
+        RunOptions(set_=set_, overlay=overlay, name=name, detail=detail, show=show),
     ) as changes:
         result = training(pipeline=pipeline, changes=changes, name=name or "")
         if json_:

@@ -27,7 +27,7 @@ from tasks.errors import InvalidParams, report_user_errors
 from tasks.files import atomic_file, digest_file, write_json
 from tasks.layout import Layout
 from tasks.libraries import LIBRARIES, check_versions, find_distributions, installed_versions
-from tasks.params import ParamsDocument, check
+from tasks.params import ParamsDocument, check, resolve_defaults
 from tasks.params_file import PARAMS_FILE, read_yaml
 from tasks.pipelines.ops import PROGRAM
 from tasks.progress import echo
@@ -85,14 +85,14 @@ def write_identities(root: Path, out: Path) -> None:
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with the defaults of what they leave out; ops as they are written. Imports no
-    user code.
+    """Parameters with the defaults of what they leave out, and what follows from other values, such
+    as the model that `auto` stands for; ops as they are written. Imports no user code.
 
     Raises:
       InvalidParams: all problems of the parameters.
     """
     try:
-        return ParamsDocument.model_validate(document).model_dump()
+        return resolve_defaults(ParamsDocument.model_validate(document)).model_dump()
     except ValidationError as error:
         check(document)  # says what is wrong, ops included
         raise InvalidParams([str(error)]) from error

@@ -120,8 +120,9 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     """
     problems: list[str] = []
     ops = {
-        section: _parse_ops(document.get(section), section, problems)
+        section: _parse_ops(document[section], section, problems)
         for section in ("preprocess", "augment", "postprocess")
+        if section in document
     }
     try:
         parsed = ParamsDocument.model_validate(document)
@@ -134,19 +135,14 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
         raise InvalidParams(
             [f"{name}: {problem}" for problem in dict.fromkeys(problems)]
         ) from error
-    preprocess = (
-        ops["preprocess"]
-        if "preprocess" in document
-        else _parse_ops(parsed.preprocess, "preprocess", problems)
-    )
+    parsed = resolve_defaults(parsed)
+    for section in ("preprocess", "augment", "postprocess"):
+        if section not in ops:
+            ops[section] = _parse_ops(getattr(parsed, section), section, problems)
+    preprocess = ops["preprocess"]
     if preprocess is not None and not any(op.name == "decode" for op in preprocess):
         # It goes without saying: there is nothing else that a stored example could begin with.
-        preprocess = (*(_parse_ops(["decode"], "preprocess", problems) or ()), *preprocess)
-    postprocess = (
-        ops["postprocess"]
-        if "postprocess" in document
-        else _parse_ops(_default_postprocess(parsed), "postprocess", problems)
-    )
+        preprocess = [*(_parse_ops(["decode"], "preprocess", problems) or ()), *preprocess]
     params = Params(
         **{
             key: getattr(parsed, key)
@@ -157,14 +153,14 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
                 "window",
                 "batch_size",
                 "pipelines",
+                "model",
                 "train",
                 "measure",
             )
         },
-        model=_model_for(parsed),
         preprocess=tuple(preprocess or ()),
         augment=tuple(ops["augment"] or ()),
-        postprocess=tuple(postprocess or ()),
+        postprocess=tuple(ops["postprocess"] or ()),
     )
     problems += find_problems(params)
     if problems:
@@ -172,25 +168,26 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     return params
 
 
-def _model_for(document: ParamsDocument) -> ModelSettings:
-    """The model of a document; `auto` is the one that takes what the source gives."""
-    if document.model.name != "auto":
-        return document.model
-    fitting = list_fitting_models(document.data, document.window)
-    return document.model.model_copy(update={"name": fitting[0]})
-
-
-def _default_postprocess(document: ParamsDocument) -> list[OpSpec]:
-    """What makes floats of images and tables; tokens stay numbers."""
+def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
+    """A document with what follows from its other values: the model that `auto` stands for, the
+    one that takes what the source gives, and the ops that make floats of images and tables, where
+    none are given; tokens stay numbers.
+    """
+    resolved: dict[str, Any] = {}
+    if document.model.name == "auto":
+        fitting = list_fitting_models(document.data, document.window)
+        name = SOURCES[document.data.source].auto_model or fitting[0]
+        resolved["model"] = document.model.model_copy(update={"name": name})
     text = SOURCES[document.data.source].content == "text"
-    return [] if text else document.postprocess
+    if text and "postprocess" not in document.model_fields_set:
+        resolved["postprocess"] = []
+    return document.model_copy(update=resolved)
 
 
 def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:
-    """Parse one list of ops, adding to `problems`; None where it is no list (the schema says so) or
-    has problems.
-    """
+    """Parse one list of ops, adding to `problems`; None where it is no list."""
     if not isinstance(specs, list):
+        problems.append(f"{section}: expected a list of ops, such as [decode]; found {specs!r}")
         return None
     ops, found = [], []
     for index, spec in enumerate(specs):

@@ -13,14 +13,17 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class SourceKind:
-    """What examples are, and whether each is an image file of its own (for `read: files`)."""
+    """What examples are, whether each is an image file of its own (for `read: files`), and the
+    model that `auto` stands for, where it is not the first that fits the content.
+    """
 
     content: Literal["images", "text", "table", "time series"] = "images"
     has_files: bool = False
+    auto_model: str = ""
 
 
 SOURCES: Mapping[str, SourceKind] = {
-    "fashion_mnist": SourceKind(),
+    "fashion_mnist": SourceKind(auto_model="mlp"),  # 28×28, of one channel
     "arrays": SourceKind(),
     "image_folder": SourceKind(has_files=True),
     "image_table": SourceKind(has_files=True),

@@ -12,6 +12,7 @@ import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.errors import InvalidParams
+from tasks.identities import resolve_settings
 from tasks.params import check, load_params
 from tasks.params_checks import model_names
 from tasks.params_file import apply_overrides
@@ -324,3 +325,18 @@ def test_the_imagenet_recipe_trains_on_random_rectangles_and_evaluates_the_cente
         f"{gather}random_resized_crop fetched+flip {crop}:standardize"
     )
     assert plan(center, "optimized") == f"{gather}resized_center_crop {crop}:standardize"
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "postprocess"),
+    [
+        ("image_folder", "small_cnn", ["rescale"]),
+        ("fashion_mnist", "mlp", ["rescale"]),
+        ("text_folder", "text_classifier", []),
+    ],
+)
+def test_what_is_chosen_by_default_is_resolved_in_what_dvc_compares(source, model, postprocess):
+    """So that stages run again once `auto` means another model, or the default other ops."""
+    document = {"data": {"source": source, "path": "x"}, "pipelines": {"a": {"read": "shards"}}}
+    values = resolve_settings(document)
+    assert (values["model"]["name"], values["postprocess"]) == (model, postprocess)

@@ -38,7 +38,7 @@ class TrainSettings(Settings):
     schedule: Literal["constant", "cosine"] = Field(
         default="cosine", description="constant, or cosine decay to zero over all epochs"
     )
-    seed: int = Field(default=0, ge=0, description="of weights, order and augmentation")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="of weights, order and augmentation")
     deterministic: bool = Field(
         default=False, description="bit-for-bit repeatable kernels; slower on a GPU"
     )

@@ -11,9 +11,11 @@ import pytest
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from project import SMALL, write_params
 
-from flows.cli import configure_logging, resolved_changes
+from flows.cli import RunOptions, configure_logging, flow_command, resolved_changes
 from flows.resolution import resolve
+from flows.terminal import Detail
 from tasks.errors import InvalidParams, MissingInput, WorkspaceProblem
+from tasks.params_file import read_yaml
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def project(tmp_path, monkeypatch) -> Path:
 
 def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
     (project / "more.yaml").write_text("train: {epochs: 5}\nbatch_size: 8\n")
-    with resolved_changes(["batch_size=16"], Path("more.yaml"), "mine", ["naive"]) as changes:
+    with resolved_changes(["batch_size=16"], [Path("more.yaml")], "mine", ["naive"]) as changes:
         shared = resolve(project, changes, ["naive"])
         assert (shared.params.train.epochs, shared.params.batch_size) == (5, 16)
         assert resolve(project, changes, ["naive"]) is shared
@@ -36,6 +38,12 @@ def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
     ("overrides", "overlay", "name", "error", "reason"),
     [
         (["epochs"], None, None, InvalidParams, "--set: 'epochs' is not KEY=VALUE"),
+        (["[a]=1"], None, None, InvalidParams, r"'\[a\]=1' is not KEY=VALUE"),
+        (["a b=1"], None, None, InvalidParams, "'a b=1' is not KEY=VALUE"),
+        (["pipelines.[1]=2"], None, None, InvalidParams, "is not KEY=VALUE"),
+        (["postprocess={a: 1}"], None, None, InvalidParams, "postprocess: expected a list of ops"),
+        (["preprocess=decode"], None, None, InvalidParams, "preprocess: expected a list of ops"),
+        (["train.seed=4294967296"], None, None, InvalidParams, r"train\.seed: .*less than"),
         (["train.epoch=1"], None, None, InvalidParams, r"train\.epoch is not a field"),
         (None, "absent.yaml", None, InvalidParams, r"absent\.yaml"),
         (None, None, "../out", WorkspaceProblem, "cannot be the name of a run"),
@@ -44,7 +52,7 @@ def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
 def test_nothing_starts_with_a_mistake(project, overrides, overlay, name, error, reason):
     with (
         pytest.raises(error, match=reason),
-        resolved_changes(overrides, Path(overlay) if overlay else None, name, []),
+        resolved_changes(overrides, [Path(overlay)] if overlay else None, name, []),
     ):
         pytest.fail("the block was entered")
 
@@ -70,3 +78,35 @@ def test_only_bugs_keep_their_traceback_in_the_log_of_a_run(monkeypatch, caplog,
         logger.removeHandler(caplog.handler)
     assert caplog.records[0].getMessage() == text
     assert bool(caplog.records[0].exc_info) is isinstance(error, KeyError)
+
+
+def test_overlays_are_merged_in_their_order(project):
+    """Even where both have the same key."""
+    texts = ("train: {epochs: 7}\nbatch_size: 8\n", "train: {seed: 3}\nbatch_size: 4\n")
+    files = [project / f"{number}.yaml" for number, _ in enumerate(texts)]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    with resolved_changes(None, files, None, []) as changes:
+        params = resolve(project, changes).params
+    assert (params.train.epochs, params.train.seed, params.batch_size) == (7, 3, 4)
+
+
+def test_what_a_run_would_have_is_shown_and_nothing_runs(project, capsys):
+    with (
+        pytest.raises(SystemExit) as ended,
+        flow_command(
+            "training",
+            ["naive"],
+            RunOptions(
+                set_=["train.epochs=9"],
+                overlay=None,
+                name=None,
+                detail=Detail.RESULTS,
+                show=True,
+            ),
+        ),
+    ):
+        pytest.fail("the block was entered")
+    assert ended.value.code == 0
+    (project / "shown.yaml").write_text(capsys.readouterr().out)
+    assert read_yaml(project / "shown.yaml")["train"]["epochs"] == 9

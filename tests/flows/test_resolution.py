@@ -4,16 +4,21 @@ are change nothing, and what has been resolved is handed on.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from project import SMALL, write_params
+from ruamel.yaml import YAML
 
 from flows.parameters import Changes, find_numbers
-from flows.resolution import resolve, share_resolved
+from flows.resolution import _dump, join_overlays, merge, resolve, share_resolved
 from tasks.errors import InvalidParams
-from tasks.params_file import read_yaml
+from tasks.params_file import parse_yaml, read_yaml
 
+TRAIN = "train: {epochs: 2, learning_rate: 0.01}\n"
 UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **find_numbers(SMALL)}
 
 
@@ -94,3 +99,58 @@ def test_what_was_handed_on_is_for_the_same_request_alone(project):
 def test_a_configuration_that_does_not_exist_is_refused_with_the_nearest(project):
     with pytest.raises(InvalidParams, match=r"pipelines\.nave does not exist; did you mean naive"):
         resolve(project, Changes(), ["nave"])
+
+
+OWN_MODEL = (
+    """model: {name: "my_models:build", options: {"a: b": "#c", "empty": "", "yes": "no"}}"""
+)
+
+
+def test_an_overlay_s_values_are_merged_whatever_their_text(project, monkeypatch):
+    """Into a mapping on one line, too, where YAML's rules for plain text are others."""
+    text = (project / "params.yaml").read_text()
+    flow = "model: {name: mlp, options: {}}  # a comment\n"
+    (project / "params.yaml").write_text(text[: text.index("model:")] + flow + TRAIN)
+    (project / "my_models.py").write_text("def build(input_shape, outputs, **options): ...\n")
+    overlay = parse_yaml(OWN_MODEL, "overlay.yaml")
+    monkeypatch.syspath_prepend(project)
+    resolved = resolve(project, Changes(overlay=overlay))
+    assert resolved.params.model.model_dump(include={"name", "options"}) == overlay["model"]
+    assert "# a comment" in resolved.text
+    for parser in (YAML(typ="safe"), YAML(typ="safe", pure=True)):
+        assert parser.load(resolved.text)["model"] == overlay["model"]
+
+
+@given(
+    st.recursive(
+        st.text(max_size=8) | st.integers() | st.booleans() | st.none(),
+        lambda items: (
+            st.lists(items, max_size=3) | st.dictionaries(st.text(max_size=5), items, max_size=3)
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_value_of_an_override_reads_as_itself(value):
+    document = YAML().load("a: {b: 1}\nc:\n  - d\n")
+    merge(document, {"a": {"b": value, "e": [value]}})
+    assert parse_yaml(_dump(document), "it")["a"] == {"b": value, "e": [value]}
+
+
+OVERLAY = st.dictionaries(
+    st.sampled_from(["a", "b", "a!", "b!"]),
+    st.recursive(
+        st.integers(0, 3),
+        lambda items: st.dictionaries(st.sampled_from(["a", "b"]), items, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=2,
+).filter(lambda overlay: len({key.rstrip("!") for key in overlay}) == len(overlay))
+
+
+@given(OVERLAY, OVERLAY, st.dictionaries(st.sampled_from("ab"), st.just({"a": {"b": 1}})))
+def test_joined_overlays_change_what_both_change_one_after_the_other(first, second, document):
+    joined, one_by_one = copy.deepcopy(document), copy.deepcopy(document)
+    merge(joined, join_overlays(first, second))
+    merge(one_by_one, copy.deepcopy(first))
+    merge(one_by_one, copy.deepcopy(second))
+    assert joined == one_by_one
