@@ -36,9 +36,12 @@ class StageContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModelContext:
-    """The file of a trained model that a command uses, and the command's options."""
+    """The file of a trained model that a command uses, the project or run it belongs to, and the
+    command's options.
+    """
 
     model: Path
+    layout: Layout
     options: argparse.Namespace
 
 
@@ -114,11 +117,11 @@ def trained_model_cli(
         add_run_option(parser)
         add(parser)
         options = parser.parse_args()
-        enter_run(options)
-        sys.path.insert(0, str(Path.cwd()))  # own ops and layers
-        model = options.model or Layout().results(options.pipeline) / MODEL_FILE
+        layout = find_run(options.name) if options.name else Layout()
+        sys.path.insert(0, str(layout.root.absolute()))  # own ops and layers
+        model = options.model or layout.results(options.pipeline) / MODEL_FILE
         if not model.is_file():
-            there = sorted(path.parent.name for path in Layout().root.glob(f"runs/*/{MODEL_FILE}"))
+            there = sorted(path.parent.name for path in layout.root.glob(f"runs/*/{MODEL_FILE}"))
             raise MissingInput(
                 f"{model} does not exist; "
                 + (
@@ -128,7 +131,7 @@ def trained_model_cli(
                     else "name a model.keras that train has written"
                 )
             )
-        yield TrainedModelContext(model=model, options=options)
+        yield TrainedModelContext(model=model, layout=layout, options=options)
 
 
 def add_run_option(parser: argparse.ArgumentParser) -> None:
@@ -140,28 +143,30 @@ def add_run_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def enter_run(options: argparse.Namespace) -> None:
-    """Continue in the worktree of the run that `--name` names, if any; paths among the options stay
-    those they were.
+def find_run(name: str) -> Layout:
+    """Where the outputs of the run with changes `name` are.
 
     Raises:
       MissingInput: there is no such run; names those there are.
     """
-    name = getattr(options, "name", None)
-    if name is None:
-        return
-    root, known = Layout().run(name).root, Layout().run_names
+    known = Layout().run_names
     if name not in known:
         raise MissingInput(
             f"--name {name}: there is no such run of this project;"
             f" {did_you_mean(name, known) if known else 'there are none with changes.'}"
         )
-    for key, value in vars(options).items():
-        if isinstance(value, Path):
-            setattr(options, key, value.absolute())
-        elif isinstance(value, list):
-            absolute = [one.absolute() if isinstance(one, Path) else one for one in value]
-            setattr(options, key, absolute)
+    return Layout().run(name)
+
+
+def enter_run(options: argparse.Namespace) -> None:
+    """Continue in the worktree of the run that `--name` names, if any.
+
+    Raises:
+      MissingInput: there is no such run.
+    """
+    if getattr(options, "name", None) is None:
+        return
+    root = find_run(options.name).root
     os.environ.setdefault(STORE_HOME, str(Path.cwd()))
     os.chdir(root)
 

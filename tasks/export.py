@@ -14,7 +14,6 @@ from pathlib import Path
 from tasks.assembly.inference import describe_changed_data
 from tasks.cli import trained_model_cli
 from tasks.errors import UnexpectedFiles
-from tasks.layout import Layout
 from tasks.progress import echo
 from tasks.training.inference import TrainedModel, open_trained_model
 from tasks.training.serving import export_model
@@ -46,7 +45,7 @@ def main() -> None:
     ):
         options = context.options
         if options.pipeline and (
-            changed := describe_changed_data(trained, options.pipeline, Layout())
+            changed := describe_changed_data(trained, options.pipeline, context.layout)
         ):
             echo(f"export: {changed}")
         takes = export(trained, options.out)

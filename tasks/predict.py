@@ -22,7 +22,6 @@ from tasks.cli import trained_model_cli
 from tasks.data.sources.base import Rejected
 from tasks.errors import ImpossiblePlan, NothingPredicted
 from tasks.files import atomic_file
-from tasks.layout import Layout
 from tasks.prediction.examples import Wanted, read_examples
 from tasks.prediction.predictor import predict
 from tasks.prediction.table import make_header, make_rows
@@ -132,7 +131,7 @@ def main() -> None:
     ):
         options = context.options
         if options.pipeline and (
-            changed := describe_changed_data(trained, options.pipeline, Layout())
+            changed := describe_changed_data(trained, options.pipeline, context.layout)
         ):
             note(f"predict: {changed}")
         of_lines = trained.spec.data.source == "text_lines"

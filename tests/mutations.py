@@ -52,6 +52,7 @@ NUMBERS = ("tests/test_tables_and_series.py",)
 ODD_FILES = ("tests/faults/test_odd_files.py",)
 ORDER = ("tests/data/test_splits.py",)
 PARAMS = ("tests/test_params.py",)
+PREDICT = ("tests/prediction/test_predict.py",)
 PINNED = ("tests/pipelines/test_pinned_draws.py",)
 PLAN = ("tests/pipelines/test_plan.py",)
 RAGGED = ("tests/data/test_ragged.py",)
@@ -1092,6 +1093,49 @@ FAULTS = (
         "if locked and version not in locked:",
         "if False:",
         ("tests/test_libraries.py",),
+    ),
+    # Trained models in use
+    Fault(
+        "a model is used with ops that have changed since its training",
+        "if op is None or digest_json(op.identity) != stored.identity:",
+        "if op is None:",
+        PREDICT,
+    ),
+    Fault(
+        "a model is given the tokenizer of today's data",
+        "{SPEC: _adapter().dump_json(spec, indent=1)}\n    for op in ops:",
+        "{SPEC: _adapter().dump_json(spec, indent=1)}\n    for op in ():",
+        PREDICT,
+    ),
+    Fault(
+        "the last window of a series ends before its last step",
+        "range(0 if wanted.every_window else steps - length, steps",
+        "range(0 if wanted.every_window else steps - length - 1, steps",
+        PREDICT,
+    ),
+    Fault(
+        "color images are given to a model of grey ones",
+        "if channels > schema.channels:",
+        "if False:",
+        PREDICT,
+    ),
+    Fault(
+        "the best examples are shown as the worst",
+        'order = np.argsort(-both["losses"], kind="stable")[:MOST_WORST]',
+        'order = np.argsort(both["losses"], kind="stable")[:MOST_WORST]',
+        PREDICT,
+    ),
+    Fault(
+        "the confused classes are those that are never confused",
+        'np.argsort(-confused, kind="stable")',
+        'np.argsort(confused, kind="stable")',
+        ("tests/measurement/test_evaluation.py",),
+    ),
+    Fault(
+        "a softmax is taken twice",
+        "outputs if probabilities else tf.nn.softmax(outputs)",
+        "tf.nn.softmax(outputs)",
+        ("tests/training/test_serving.py",),
     ),
     # Runs
     Fault(

@@ -5,8 +5,10 @@ the stored examples, in words, and what cannot be used is named.
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -39,10 +41,10 @@ from tasks.data.shards import read_shard_index
 from tasks.errors import MissingInput, NothingPredicted, OutdatedModel, UnexpectedFiles
 from tasks.export import export
 from tasks.ingest import ingest
-from tasks.layout import Layout
+from tasks.layout import STORE_HOME, Layout
 from tasks.params import check
 from tasks.pipelines.prepared_data import list_files
-from tasks.predict import report_rejected, write_predictions
+from tasks.predict import main, report_rejected, write_predictions
 from tasks.prediction import texts
 from tasks.prediction.examples import Wanted
 from tasks.results.evaluation import WORST_PICTURE, Evaluation
@@ -436,10 +438,85 @@ def test_a_command_reads_the_run_that_is_named(tmp_path, monkeypatch):
     run.mkdir(parents=True)
     (run / "params.yaml").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    options = Namespace(name="wide", out=Path("a.csv"), paths=[Path("b.jpg")])
-    enter_run(options)
+    monkeypatch.setenv(STORE_HOME, "")
+    monkeypatch.delenv(STORE_HOME)
+    enter_run(Namespace(name="wide"))
     assert Path.cwd() == run
-    assert (options.out, options.paths) == (tmp_path / "a.csv", [tmp_path / "b.jpg"])
+    assert os.environ[STORE_HOME] == str(tmp_path), "MLflow's store is the project's"
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingInput, match=r"--name wid: there is no such run.*did you mean wide"):
         enter_run(Namespace(name="wid"))
+
+
+def test_predict_uses_the_model_of_the_run_that_is_named(
+    photo_model, photo_folder, tmp_path, monkeypatch, capsys
+):
+    *_, model = photo_model
+    run = Layout(tmp_path).run("wide")
+    run.results("p").mkdir(parents=True)
+    (run.root / "params.yaml").write_text("{}")
+    shutil.copy(model, run.results("p") / "model.keras")
+    shutil.copy(next(photo_folder.glob("cat/*.jpg")), tmp_path / "a.jpg")
+    monkeypatch.chdir(tmp_path)
+    command = ["python -m tasks.predict", "--pipeline", "p", "a.jpg"]
+    monkeypatch.setattr(sys, "argv", [*command, "--name", "wide", "--out", "out.csv"])
+    main()
+    assert "predict: 1 predictions in out.csv" in capsys.readouterr().out
+    (row,) = csv.DictReader((tmp_path / "out.csv").open())
+    assert row["input"] == "a.jpg" and row["class"] in ("bird/owl", "cat", "dog")
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit):
+        main()
+    assert "runs/p/model.keras does not exist; run `dvc repro train@p`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["verify"], ["profiling", "--pipeline", "p"], ["export", "--pipeline", "p"]]
+)
+def test_every_command_that_reads_runs_takes_their_name(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    stage, *options = command
+    out = ["--out", "served"] if stage == "export" else []
+    monkeypatch.setattr(sys, "argv", [stage, *options, *out, "--name", "gone"])
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"tasks.{stage}").main()
+    assert "--name gone: there is no such run of this project" in capsys.readouterr().err
+
+
+def test_images_that_the_model_never_saw_the_like_of_are_refused(arrays, tmp_path):
+    layout = Layout(tmp_path)
+    (tmp_path / "data").mkdir()
+    for part in ("manifest", "shards"):
+        (tmp_path / "data" / part).symlink_to(arrays / part)
+    params = check(
+        {
+            "data": {"source": "arrays", "path": "unused"},
+            "model": {"name": "mlp", "options": {"width": 8}},
+            "pipelines": {"p": ON_DEVICE},
+        }
+    )
+    index = read_shard_index(layout.shards)
+    snapshot(index, layout.shards, layout.snapshot, preprocess=params.preprocess)
+    model = save_untrained(params, layout)
+    values = np.load(layout.manifest / "values.npy")[:2]
+    names = ("grey.png", "color.png", "large.png", "values.npy")
+    grey, color, large, array = (tmp_path / name for name in names)
+    Image.fromarray(values[0, ..., 0]).save(grey)
+    picture(1, size=(10, 12)).save(color)
+    picture(2, size=(20, 12), mode="L").save(large)
+    np.save(array, values)
+    rows, _ = predict_rows(model, grey, color, large, array)
+    assert [row["error"].partition(";")[0] for row in rows] == [
+        "",
+        "in color, and the model was trained on grey images",
+        "20×12 pixels, and the model takes 10×12",
+        "",
+        "",
+    ]
+    assert rows[0]["probability"] == rows[3]["probability"]
+    assert export_file(model, tmp_path / "served") == "image: string"
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    answer = served.serve(tf.constant([grey.read_bytes()]))["probabilities"].numpy()
+    assert abs(answer.max() - float(rows[0]["probability"])) < 2e-6
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not compatible with expected"):
+        served.serve(tf.constant([large.read_bytes()]))

@@ -24,7 +24,7 @@ from tasks.training.inference import (
     save_trained_model,
 )
 from tasks.training.model_files import check_savable
-from tasks.training.serving import CLASSES, export_model
+from tasks.training.serving import CLASSES, export_model, make_serve_fn
 
 pytestmark = pytest.mark.integration
 
@@ -112,3 +112,18 @@ def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
     tokens = tokenize(op, tf.constant(["the foxes", "quick"])).to_tensor()
     expected = tf.nn.softmax(model(tokens))
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-6)
+
+
+def test_a_model_that_ends_with_a_softmax_is_served_as_it_is():
+    features = keras.Input((3,), dtype="float32")
+    model = keras.Model(features, keras.layers.Dense(2, "softmax")(features))
+    spec = InferenceSpec(
+        task="class",
+        schema=RecordSchema(payload="raw", shape=(3,), dtype="float32"),
+        data=DataSettings(source="table", path="unused"),
+        window=WindowSettings(),
+        ops=(),
+    )
+    values = np.array([[1.0, -2.0, 0.5]], np.float32)
+    served = make_serve_fn(TrainedModel(model=model, spec=spec, ops=()))(tf.constant(values))
+    np.testing.assert_allclose(served["probabilities"], model(values), rtol=1e-6)
