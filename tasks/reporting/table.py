@@ -118,6 +118,9 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
     gpu = TableColumn(
         heading="GPU busy", unit="%", cell=lambda row: _number(row.gpu_utilization_pct_mean)
     )
+    speedup = TableColumn(
+        heading=f"× {comparison.baseline}", cell=lambda row: _speedup(row, comparison.baseline)
+    )
     text = any(row.sequence_batches is not None for row in comparison.configurations)
     return (
         TableColumn(
@@ -125,10 +128,7 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
         ),
         TableColumn(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
         TableColumn(heading="training", unit=rate, cell=_training),
-        TableColumn(
-            heading=f"× {comparison.baseline}",
-            cell=lambda row: _speedup(row, comparison.baseline),
-        ),
+        *((speedup,) if len(comparison.configurations) > 1 else ()),
         TableColumn(
             heading="its epochs",
             unit=rate,

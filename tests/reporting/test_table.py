@@ -64,6 +64,7 @@ def test_on_a_terminal_columns_are_aligned_and_what_is_tied_with_the_fastest_is_
 
 def test_columns_follow_what_there_is():
     without = comparison_table(comparison(row("naive")))
+    assert "× naive" not in [column.heading for column in without.columns], "compared with what?"
     assert "validation" in [column.unit for column in without.columns]
     assert "GPU busy" not in [column.heading for column in without.columns]
     machine = {"gpus": ["a GPU"]}
