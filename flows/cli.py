@@ -68,6 +68,14 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="print the result as JSON on standard output, for scripts")
 ]
 MEASURE_AGAIN = "--measure-again"
+MeasureAgainOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        MEASURE_AGAIN,
+        metavar="NAME",
+        help="profile this configuration once more although nothing has changed; repeatable",
+    ),
+]
 
 
 def run_command(command: Callable[..., None]) -> None:
@@ -97,12 +105,12 @@ def from_here(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def compose_measure_again(arguments: Sequence[str], names: Sequence[str]) -> str:
-    """The command that measures these configurations again; `arguments` are those of the command
-    that has measured them.
+def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[str]) -> str:
+    """The line that says how to measure these configurations again; `arguments` are those of the
+    flow's command that has measured them.
 
-    >>> compose_measure_again(["--name", "x", "--measure-again", "a"], ["b"])
-    'python -m flows.comparison --name x --measure-again b'
+    >>> compose_measure_again("comparison", ["--name", "x", "--measure-again", "a"], ["b"])
+    'Measure again while nothing else runs: python -m flows.comparison --name x --measure-again b'
     """
     kept = [
         argument
@@ -110,7 +118,8 @@ def compose_measure_again(arguments: Sequence[str], names: Sequence[str]) -> str
         if argument != MEASURE_AGAIN and before != MEASURE_AGAIN
     ]
     again = [word for name in names for word in (MEASURE_AGAIN, name)]
-    return shlex.join(["python", "-m", "flows.comparison", *kept, *again])
+    command = shlex.join(["python", "-m", f"flows.{flow}", *kept, *again])
+    return f"Measure again while nothing else runs: {command}"
 
 
 @dataclass(frozen=True, kw_only=True)

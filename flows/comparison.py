@@ -13,8 +13,8 @@ from prefect import flow, get_run_logger
 
 from flows.artifacts import link_to_report, report_failure, show_comparison, to_markdown
 from flows.cli import (
-    MEASURE_AGAIN,
     DebugOption,
+    MeasureAgainOption,
     NameOption,
     OverlayOption,
     RunOptions,
@@ -29,9 +29,8 @@ from flows.cli import (
 )
 from flows.flow_run import Run, start_run
 from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
-from flows.stages import MEASURED, PREPARATION
+from flows.stages import MEASURED, PREPARATION, list_profiles
 from flows.terminal import Detail
-from tasks.errors import InvalidParams, did_you_mean
 from tasks.layout import Layout
 from tasks.results.comparison import Comparison
 from tasks.tracking import comparison_run
@@ -74,7 +73,7 @@ def comparison(
         measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in MEASURED]
         complete = set(chosen) == set(run.params.pipelines)
         run = run.with_progress_bar(len(PREPARATION) + len(measured) + complete)
-        again = list_forced(measure_again, chosen)
+        again = list_profiles(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
         run_key = comparison_run.read_data_set(run.workspace.root, run.params.data.path)
@@ -111,24 +110,6 @@ def comparison(
         return report
 
 
-def list_forced(measure_again: list[str], chosen: list[str]) -> list[str]:
-    """The stages that measure these configurations.
-
-    Raises:
-      InvalidParams: one of them is not among those of the run.
-    """
-    unknown = [name for name in measure_again if name not in chosen]
-    if unknown:
-        raise InvalidParams(
-            [
-                f"{MEASURE_AGAIN}: {name} is no configuration of this run;"
-                f" {did_you_mean(name, chosen)}"
-                for name in unknown
-            ]
-        )
-    return [f"profile@{name}" for name in measure_again]
-
-
 def open_parent(run: Run, chosen: list[str], run_key: RunKey, *, certain: bool) -> str | None:
     """Open the MLflow run that the configurations' runs belong to, unless all is up to date.
 
@@ -159,14 +140,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     promote: Annotated[
         bool, typer.Option("--promote", help="let a run with changes choose MLflow's champion, too")
     ] = False,
-    measure_again: Annotated[
-        list[str] | None,
-        typer.Option(
-            MEASURE_AGAIN,
-            metavar="NAME",
-            help="profile this configuration once more although nothing has changed; repeatable",
-        ),
-    ] = None,
+    measure_again: MeasureAgainOption = None,
 ) -> None:
     """Run every configuration of params.yaml (or those given) through all stages, then write
     report/index.html.
@@ -189,8 +163,8 @@ def command(  # noqa: PLR0913 - the options of a command line
             compared = Comparison.read(report)
             where = [f"The page about it: {from_here(report / 'index.html')}"]
             if compared.measure_again:
-                command_line = compose_measure_again(sys.argv[1:], compared.measure_again)
-                where = [f"Measure again while nothing else runs: {command_line}", *where]
+                again = compose_measure_again("comparison", sys.argv[1:], compared.measure_again)
+                where = [again, *where]
             print_comparison(compared, "\n".join(where))
 
 

@@ -13,7 +13,7 @@ import re
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from prefect.states import Completed
 from flows.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
 from flows.locks import hold_folder, hold_machine
 from flows.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
-from tasks.errors import FAILURE_FILE, Failure, StageFailed
+from tasks.errors import FAILURE_FILE, Failure, InvalidParams, StageFailed, did_you_mean
 from tasks.scratch import Scratch
 
 LAST_LINES = 25
@@ -61,6 +61,24 @@ class StageEnvironment:
     lock_fds: tuple[int, ...] = ()
     owner: str = "a run"
     forced: frozenset[str] = frozenset()
+
+
+def list_profiles(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """The stages that measure these configurations, which are among those of the run.
+
+    Raises:
+      InvalidParams: one of them is not.
+    """
+    unknown = [name for name in names if name not in chosen]
+    if unknown:
+        raise InvalidParams(
+            [
+                f"--measure-again: {name} is no configuration of this run;"
+                f" {did_you_mean(name, list(chosen))}"
+                for name in unknown
+            ]
+        )
+    return [f"profile@{name}" for name in names]
 
 
 @task(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from flows.artifacts import report_failure, show_training
 from flows.cli import (
     DebugOption,
     JsonOption,
+    MeasureAgainOption,
     NameOption,
     OverlayOption,
     RunOptions,
     SetOption,
     ShowOption,
     VerboseOption,
+    compose_measure_again,
     flow_command,
     from_here,
     print_comparison,
@@ -28,13 +31,15 @@ from flows.cli import (
 )
 from flows.flow_run import start_run
 from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
-from flows.stages import MEASURED, PREPARATION
+from flows.stages import MEASURED, PREPARATION, list_profiles
 from flows.terminal import Detail
 from tasks.layout import Layout
 from tasks.reporting.comparing import compare_one
 from tasks.results.comparison import Comparison
-from tasks.results.profiling import COMPUTE_BOUND, ProfileResult
+from tasks.results.profiling import COMPUTE_BOUND, UNDECIDED, ProfileResult
 from tasks.results.train import TrainResult
+
+NONE: list[str] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,10 @@ class TrainingResult:
     on_cancellation=[report_failure],
 )
 def training(
-    pipeline: Pipeline = DEFAULT_PIPELINE, changes: Changes = UNCHANGED, name: RunName = ""
+    pipeline: Pipeline = DEFAULT_PIPELINE,
+    changes: Changes = UNCHANGED,
+    name: RunName = "",
+    measure_again: list[Pipeline] = NONE,
 ) -> TrainingResult:
     """Run one configuration through every stage and return its result.
 
@@ -67,8 +75,11 @@ def training(
         fields that are left as they are change nothing
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
         goes when the run is kept
+      measure_again: the configuration, to profile it once more although nothing has changed; it is
+        not trained again
     """
     with start_run(changes, name, only=[pipeline]) as run:
+        run = run.with_forced(list_profiles(measure_again, [pipeline]))
         # An experiment is complete with the report, which is then about this configuration alone.
         stages = [
             *PREPARATION,
@@ -100,6 +111,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     overlay: OverlayOption = None,
     show: ShowOption = False,
     name: NameOption = None,
+    measure_again: MeasureAgainOption = None,
     verbose: VerboseOption = False,
     debug: DebugOption = False,
     json_: JsonOption = False,
@@ -111,12 +123,16 @@ def command(  # noqa: PLR0913 - the options of a command line
         [pipeline],
         RunOptions(set_=set_, overlay=overlay, name=name, detail=detail, show=show),
     ) as changes:
-        result = training(pipeline=pipeline, changes=changes, name=name or "")
+        result = training(
+            pipeline=pipeline, changes=changes, name=name or "", measure_again=measure_again or []
+        )
         if json_:
             typer.echo(json.dumps(result.figures, indent=2))
         else:
             (row,) = result.compared.configurations
             where = [f"To change first: {row.fix}"] if row.verdict != COMPUTE_BOUND else []
+            if row.disturbed_by or row.verdict == UNDECIDED:
+                where += [compose_measure_again("training", sys.argv[1:], [pipeline])]
             where += [
                 f"The page about it: {from_here(result.report / 'index.html')}"
                 if result.report

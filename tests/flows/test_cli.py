@@ -11,8 +11,15 @@ import pytest
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from project import SMALL, write_params
 
-from flows.cli import RunOptions, configure_logging, flow_command, resolved_changes
+from flows.cli import (
+    RunOptions,
+    compose_measure_again,
+    configure_logging,
+    flow_command,
+    resolved_changes,
+)
 from flows.resolution import resolve
+from flows.stages import list_profiles
 from flows.terminal import Detail
 from tasks.errors import InvalidParams, MissingInput, WorkspaceProblem
 from tasks.params_file import read_yaml
@@ -110,3 +117,18 @@ def test_what_a_run_would_have_is_shown_and_nothing_runs(project, capsys):
     assert ended.value.code == 0
     (project / "shown.yaml").write_text(capsys.readouterr().out)
     assert read_yaml(project / "shown.yaml")["train"]["epochs"] == 9
+
+
+def test_the_command_that_measures_again_is_the_same_but_for_what_it_measures():
+    said = compose_measure_again(
+        "comparison", ["--set", "data.path=my data", "--measure-again", "a"], ["b", "c"]
+    )
+    assert said.endswith(
+        ": python -m flows.comparison --set 'data.path=my data' --measure-again b --measure-again c"
+    )
+
+
+def test_only_configurations_of_the_run_are_measured_again():
+    assert list_profiles(["naive"], ["naive", "optimized"]) == ["profile@naive"]
+    with pytest.raises(InvalidParams, match=r"nave is no configuration .*did you mean naive"):
+        list_profiles(["nave"], ["naive", "optimized"])
