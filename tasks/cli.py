@@ -36,11 +36,12 @@ class StageContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModelContext:
-    """The file of a trained model that a command uses, the project or run it belongs to, and the
-    command's options.
+    """The file of a trained model that a command uses, whether this project has trained it, the
+    project or run, and the command's options.
     """
 
     model: Path
+    trusted: bool
     layout: Layout
     options: argparse.Namespace
 
@@ -131,7 +132,9 @@ def trained_model_cli(
                     else "name a model.keras that train has written"
                 )
             )
-        yield TrainedModelContext(model=model, layout=layout, options=options)
+        yield TrainedModelContext(
+            model=model, trusted=options.model is None, layout=layout, options=options
+        )
 
 
 def add_run_option(parser: argparse.ArgumentParser) -> None:

@@ -121,6 +121,10 @@ class OutdatedModel(UserError):
     """
 
 
+class UntrustedModel(UserError):
+    """A file given with --model names code outside of this project, or holds some itself."""
+
+
 class NothingPredicted(UserError):
     """None of the inputs of `tasks.predict` can be used, or, with --strict, not all of them; each
     has its reason in the result.

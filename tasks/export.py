@@ -41,7 +41,7 @@ def main() -> None:
     """Write a SavedModel that takes files, columns or texts."""
     with (
         trained_model_cli(main, declare_options) as context,
-        open_trained_model(context.model) as trained,
+        open_trained_model(context.model, trusted=context.trusted) as trained,
     ):
         options = context.options
         if options.pipeline and (

@@ -127,7 +127,7 @@ def main() -> None:
     """Predict with a trained model; the result is a CSV with a line for each input."""
     with (
         trained_model_cli(main, declare_options) as context,
-        open_trained_model(context.model) as trained,
+        open_trained_model(context.model, trusted=context.trusted) as trained,
     ):
         options = context.options
         if options.pipeline and (

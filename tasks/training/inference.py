@@ -19,8 +19,9 @@ from typing import Any, Literal
 import keras
 from pydantic import TypeAdapter, ValidationError
 
+from tasks.code_identity import project_files
 from tasks.data.records import RecordSchema
-from tasks.errors import OutdatedModel
+from tasks.errors import OutdatedModel, UntrustedModel
 from tasks.files import digest_json
 from tasks.pipelines.op_parsing import describe_op, restore_op
 from tasks.pipelines.ops import Op
@@ -140,13 +141,18 @@ def describe_outputs(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def open_trained_model(path: Path) -> Iterator[TrainedModel]:
+def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedModel]:
     """Load the model of a file for the length of the block.
+
+    A file that is not `trusted` may name code of this project alone, and holds none that is run.
 
     Raises:
       OutdatedModel: it cannot be used any more; says why.
+      UntrustedModel: it names other code, or holds some.
     """
     spec = read_spec(path)
+    if not trusted:
+        _check_code(spec, path)
     with TemporaryDirectory(prefix="throughline-") as folder, zipfile.ZipFile(path) as file:
         tokenizer = Path(folder) / "tokenizer"
         if TOKENIZER in file.namelist():
@@ -160,6 +166,19 @@ def open_trained_model(path: Path) -> Iterator[TrainedModel]:
                 " the project whose code it needs, or train it again"
             ) from error
         yield TrainedModel(model=model, spec=spec, ops=ops)
+
+
+def _check_code(spec: InferenceSpec, path: Path) -> None:
+    """Refuse a model that would import or run anything but this project's code."""
+    named = [reference.partition(":")[0] for reference in spec.objects.values()]
+    named += [name.partition(":")[0] for stored in spec.ops for name in stored.op if ":" in name]
+    foreign = sorted({module for module in named if module not in project_files(module)})
+    if foreign or not spec.safe:
+        what = f"names code of {', '.join(foreign)}" if foreign else "holds code, a Lambda layer"
+        raise UntrustedModel(
+            f"{path} {what}, which --model does not run; use --pipeline NAME with a model that this"
+            " project has trained"
+        )
 
 
 def _restore(stored: StoredOp, tokenizer: Path, path: Path) -> Op:

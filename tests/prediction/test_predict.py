@@ -38,7 +38,13 @@ from tasks.assembly.model import build_models_for
 from tasks.cli import enter_run
 from tasks.data.manifest import read_manifest
 from tasks.data.shards import read_shard_index
-from tasks.errors import MissingInput, NothingPredicted, OutdatedModel, UnexpectedFiles
+from tasks.errors import (
+    MissingInput,
+    NothingPredicted,
+    OutdatedModel,
+    UnexpectedFiles,
+    UntrustedModel,
+)
 from tasks.export import export
 from tasks.ingest import ingest
 from tasks.layout import STORE_HOME, Layout
@@ -281,6 +287,43 @@ def test_texts_are_files_lines_or_rows(tmp_path):
     assert rows[2]["error"] == "text missing"
 
 
+def with_spec(model: Path, folder: Path, change) -> Path:
+    """A copy of a model's file whose description is changed."""
+    copied = folder / "changed.keras"
+    with zipfile.ZipFile(model) as source, zipfile.ZipFile(copied, "w") as copy:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == SPEC:
+                spec = json.loads(content)
+                change(spec)
+                content = json.dumps(spec).encode()
+            copy.writestr(name, content)
+    return copied
+
+
+def set_size(spec: dict) -> None:
+    spec["ops"][1]["op"]["resize"]["shorter"] = 21
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec.update(objects={"layer": "subprocess:Popen"}),
+        lambda spec: spec["ops"].append({"op": {"antigravity:Op": {}}, "identity": ""}),
+        lambda spec: spec.update(safe=False),
+    ],
+    ids=["a class", "an op", "a Lambda layer"],
+)
+def test_a_file_of_anyone_runs_no_code_but_the_projects(photo_model, tmp_path, change):
+    *_, model = photo_model
+    with (
+        pytest.raises(UntrustedModel, match="which --model does not run"),
+        open_trained_model(with_spec(model, tmp_path, change), trusted=False),
+    ):
+        pass
+    assert "antigravity" not in sys.modules
+
+
 def test_a_file_that_does_not_say_how_it_is_used_is_refused(photo_model, tmp_path):
     *_, model = photo_model
     plain = tmp_path / "plain.keras"
@@ -290,18 +333,9 @@ def test_a_file_that_does_not_say_how_it_is_used_is_refused(photo_model, tmp_pat
                 copy.writestr(name, source.read(name))
     with pytest.raises(OutdatedModel, match="does not say what its inputs and classes are"):
         read_spec(plain)
-    other = tmp_path / "other.keras"
-    with zipfile.ZipFile(model) as source, zipfile.ZipFile(other, "w") as copy:
-        for name in source.namelist():
-            content = source.read(name)
-            if name == SPEC:
-                spec = json.loads(content)
-                spec["ops"][1]["op"]["resize"]["shorter"] = 21
-                content = json.dumps(spec).encode()
-            copy.writestr(name, content)
     with (
         pytest.raises(OutdatedModel, match="another resize than there is now"),
-        open_trained_model(other),
+        open_trained_model(with_spec(model, tmp_path, set_size)),
     ):
         pass
 
