@@ -399,6 +399,7 @@ def _stats(
         "reject_reasons": dict(reasons),
         "notes": {**notes, **getattr(source, "notes", {})},
         "features": dict(getattr(source, "features", {})),
+        "skipped": dict(getattr(source, "skipped", {})),
         "dialect": list(getattr(source, "dialect", ())),
         "columns": [asdict(reading) for reading in getattr(source, "readings", ())],
         "empty_classes": list(getattr(source, "empty_classes", ())),
@@ -469,6 +470,9 @@ def main() -> None:
             echo(f"  column {sources.ColumnReading(**reading)}")
         for name, what in stats["features"].items():
             echo(f"  feature {name}: {what}")
+        if skipped := stats["skipped"]:
+            kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.items())
+            echo_problem(f"{sum(skipped.values()):,} files of other kinds are left out: {kinds}")
         for name in stats["empty_classes"]:
             echo_problem(f"class folder {name} holds no example and is left out")
 

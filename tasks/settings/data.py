@@ -53,6 +53,20 @@ class DataSettings(Settings):
     path: str = Field(
         description="folder or file that holds the source; a DVC dependency of ingest"
     )
+    folders: Literal["auto", "classes", "splits"] = Field(
+        default="auto",
+        description=(
+            "image_folder, text_folder: what the folders in `path` are; auto: splits if all are"
+            " named train, val, test or alike, else classes"
+        ),
+    )
+    class_level: Literal["deepest", "top"] = Field(
+        default="deepest",
+        description=(
+            "image_folder, text_folder: of nested class folders, the whole path is the class, or"
+            " the first folder alone"
+        ),
+    )
     path_column: str = Field(
         default="path",
         description="image_table: column with the image's path, relative to the table's folder",

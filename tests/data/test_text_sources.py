@@ -63,7 +63,7 @@ def test_a_folder_per_class_gives_a_document_per_file(tmp_path):
 
 def test_a_folder_without_texts_says_what_it_looked_for(tmp_path):
     with pytest.raises(DataNotFound, match=r"no class folder with texts \(\.eml.*\.txt\)"):
-        list_class_folders(tmp_path, text_folder.SUFFIXES, what="texts")
+        list_class_folders(settings("text_folder", tmp_path), text_folder.SUFFIXES, what="texts")
     with pytest.raises(DataNotFound, match="is not a folder"):
         text_folder.scan(settings("text_folder", tmp_path / "nowhere"))
 

@@ -35,12 +35,15 @@ class ImageFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFiles:
-    """Image files below one root; none may lead outside it."""
+    """Image files below one root; none may lead outside it. `skipped` counts files of other kinds
+    by their suffix.
+    """
 
     root: Path
     files: Sequence[ImageFile]
     rejected: Sequence[Rejected] = ()
     empty_classes: Sequence[str] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +91,13 @@ class Document:
 @dataclass(frozen=True, kw_only=True)
 class Texts:
     """Documents, read one by one while they are iterated, once; what cannot be used comes between
-    them. `total` counts both.
+    them. `total` counts both, `skipped` files of other kinds by their suffix.
     """
 
     documents: Iterable[Document | Rejected]
     total: int
     empty_classes: Sequence[str] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,48 +1,67 @@
 """Files in class folders: the class of a file is its folder's path below the root, so names may be
-nested (`bird/owl`). Not a source itself: images and texts use it.
+nested (`bird/owl`). Folders named as splits hold the class folders of that split. Not a source
+itself: images and texts use it.
 
-Nothing is passed over in silence but hidden files and other kinds of file: what cannot be listed or
-followed is rejected with its reason.
+Nothing is passed over in silence but hidden files: what cannot be listed or followed is rejected
+with its reason, other kinds of file are counted.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.data.sources.base import Rejected
-from tasks.errors import DataNotFound
+from tasks.errors import DataNotFound, UnreadableSource
+from tasks.settings import DataSettings
+
+# Names of folders, in lower case, and the splits that they hold.
+SPLIT_FOLDERS: Mapping[str, str] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFile:
-    """A file in the folder of its class, not yet looked into."""
+    """A file in the folder of its class, not yet looked into; `split` is None where its folder
+    names none.
+    """
 
     id: str
     path: Path
     label: str
+    split: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFolders:
-    """The files below a root, what cannot be listed, and the class folders that hold none."""
+    """The files below a root, what cannot be listed, the class folders that hold none, and how many
+    files of other kinds there are by suffix.
+    """
 
     files: Sequence[ClassFile]
     rejected: Sequence[Rejected]
     empty: Sequence[str]
+    skipped: Mapping[str, int]
 
 
 def list_class_folders(
-    root: Path, suffixes: Collection[str], *, what: str, classes: bool = True
+    settings: DataSettings, suffixes: Collection[str], *, what: str, classes: bool = True
 ) -> ClassFolders:
-    """List the files with these suffixes below `root`; `what` they are, for errors. Without
-    `classes` those in `root` itself are examples, too.
+    """List the files with these suffixes below `data.path`; `what` they are, for errors. Without
+    `classes` those in that folder itself are examples, too.
 
     Raises:
       DataNotFound: there is no such folder, or no class folder with such a file in it.
+      UnreadableSource: folders may be read as classes or as splits; names the key that decides.
     """
+    root = Path(settings.path)
     if not root.is_dir():
         raise DataNotFound(
             f"{root} is not a folder; `data.path` must be a folder"
@@ -56,7 +75,69 @@ def list_class_folders(
             f"{root} holds no {'class folder with ' if classes else ''}{what}"
             f" ({', '.join(sorted(suffixes))}){shown}"
         )
-    return ClassFolders(files=listing.files, rejected=listing.rejected, empty=listing.empty)
+    files = listing.files
+    if has_splits(files, settings, classes=classes):
+        files, outside = divide_by_split(files, classes=classes)
+        listing.rejected += outside
+    if settings.class_level == "top":
+        files = [replace(file, label=file.label.partition("/")[0]) for file in files]
+    return ClassFolders(
+        files=files,
+        rejected=listing.rejected,
+        empty=listing.empty,
+        skipped=dict(listing.skipped.most_common()),
+    )
+
+
+def has_splits(files: Sequence[ClassFile], settings: DataSettings, *, classes: bool) -> bool:
+    """Whether the folders below the root are splits: as `data.folders` says, or if all of them are
+    named so and hold class folders.
+
+    Raises:
+      UnreadableSource: only some are, or they hold files themselves.
+    """
+    if settings.folders != "auto":
+        return settings.folders == "splits"
+    tops = sorted({file.label.partition("/")[0] for file in files})
+    named = [top for top in tops if top.lower() in SPLIT_FOLDERS]
+    if not named:
+        return False
+    flat = sorted({file.label for file in files if file.label in named})
+    if len(named) == len(tops) and (not flat or not classes):
+        return True
+    why = (
+        f"{named[0]} is named as a split, {next(top for top in tops if top not in named)} is not"
+        if len(named) < len(tops)
+        else f"{flat[0]} is named as a split and holds files without a class folder"
+    )
+    raise UnreadableSource(
+        f"{settings.path}: {why}. Set data.folders: classes if"
+        f" {', '.join(tops[:_SHOWN])}{' …' if len(tops) > _SHOWN else ''} are classes, or splits if"
+        " they hold a folder per class for training, validation and test"
+    )
+
+
+def divide_by_split(
+    files: Sequence[ClassFile], *, classes: bool
+) -> tuple[list[ClassFile], list[Rejected]]:
+    """Files with their split by the first folder and their class by those below it, and what is in
+    no split's class folder.
+
+    Where no folder is for validation, the files for training leave that open: some are assigned.
+    """
+    divided, outside = [], []
+    splits = {SPLIT_FOLDERS.get(file.label.partition("/")[0].lower()) for file in files}
+    for file in files:
+        top, _, label = file.label.partition("/")
+        split = SPLIT_FOLDERS.get(top.lower())
+        if split is None:
+            outside.append(Rejected(id=file.id, reason="is outside any split's folder"))
+        elif classes and not label:
+            outside.append(Rejected(id=file.id, reason="is outside any class folder"))
+        else:
+            is_open = split == "train" and "validation" not in splits
+            divided.append(replace(file, label=label, split=None if is_open else split))
+    return divided, outside
 
 
 class _Listing:
@@ -67,6 +148,7 @@ class _Listing:
         self.files: list[ClassFile] = []
         self.rejected: list[Rejected] = []
         self.empty: list[str] = []
+        self.skipped: Counter[str] = Counter()
         self._listed: set[Path] = set()
         self._links: list[Path] = []
 
@@ -101,6 +183,11 @@ class _Listing:
                 if Path(name).suffix.lower() in self.suffixes and not name.startswith(".")
             )
             self._add(folder, chosen)
+            self.skipped.update(
+                Path(name).suffix.lower() or "without a suffix"
+                for name in set(names).difference(chosen)
+                if not name.startswith(".")
+            )
             if not chosen and not folders and folder != self.root:
                 self.empty.append(_readable(folder.relative_to(self.root)))
 

@@ -17,11 +17,14 @@ def scan(settings: DataSettings) -> ImageFiles:
     Raises:
       DataNotFound: there is no such folder, or no class folder with images in it.
     """
-    root = Path(settings.path)
-    listed = list_class_folders(root, SUFFIXES, what="images")
+    listed = list_class_folders(settings, SUFFIXES, what="images")
     return ImageFiles(
-        root=root,
-        files=[ImageFile(id=file.id, path=file.path, label=file.label) for file in listed.files],
+        root=Path(settings.path),
+        files=[
+            ImageFile(id=file.id, path=file.path, label=file.label, split=file.split)
+            for file in listed.files
+        ],
         rejected=listed.rejected,
         empty_classes=listed.empty,
+        skipped=listed.skipped,
     )

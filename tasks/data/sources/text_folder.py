@@ -23,13 +23,13 @@ def scan(settings: DataSettings) -> Texts:
       DataNotFound: there is no such folder, or no class folder with texts in it.
     """
     check_encoding(settings.encoding)
-    root = Path(settings.path)
     classes = settings.label_kind != "none"
-    listed = list_class_folders(root, SUFFIXES, what="texts", classes=classes)
+    listed = list_class_folders(settings, SUFFIXES, what="texts", classes=classes)
     return Texts(
-        documents=_documents(listed, root, settings),
+        documents=_documents(listed, Path(settings.path), settings),
         total=len(listed.files) + len(listed.rejected),
         empty_classes=listed.empty,
+        skipped=listed.skipped,
     )
 
 
@@ -41,6 +41,6 @@ def _documents(
         try:
             content = read_document(file.path, root=root, max_bytes=settings.max_bytes)
             label = label_or_none(file.label, settings)
-            yield Document(id=file.id, content=content, label=label)
+            yield Document(id=file.id, content=content, label=label, split=file.split)
         except RejectedText as reason:
             yield Rejected(id=file.id, reason=str(reason))

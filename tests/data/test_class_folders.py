@@ -1,0 +1,103 @@
+"""Folders are classes, or splits that hold classes: never the one in place of the other, and what
+is left out is counted.
+"""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from tasks.data.sources import image_folder, text_folder
+from tasks.data.sources.base import Document
+from tasks.errors import DataNotFound, UnreadableSource
+from tasks.ingest import ingest
+from tasks.settings import DataSettings
+
+
+def lay_out(root, *names):
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".png":
+            Image.new("RGB", (4, 4), (number, number * 7 % 256, 3)).save(path)
+        else:
+            path.write_text(f"text {number}")
+    return root
+
+
+def scan(root, **data):
+    found = image_folder.scan(DataSettings(source="image_folder", path=str(root), **data))
+    return {(file.id, file.label, file.split) for file in found.files}, found
+
+
+def test_folders_named_as_splits_are_splits(tmp_path):
+    lay_out(tmp_path, "train/cat/1.png", "Val/cat/2.png", "test/bird/owl/3.png")
+    files, _ = scan(tmp_path)
+    assert files == {
+        ("train/cat/1.png", "cat", "train"),
+        ("Val/cat/2.png", "cat", "validation"),
+        ("test/bird/owl/3.png", "bird/owl", "test"),
+    }
+
+
+def test_without_a_folder_for_validation_some_of_training_is_assigned(tmp_path):
+    names = [
+        f"{part}/{label}/{row}.png"
+        for part in ("train", "test")
+        for label in "ab"
+        for row in range(40)
+    ]
+    lay_out(tmp_path / "photos", *names)
+    settings = DataSettings(source="image_folder", path=str(tmp_path / "photos"))
+    manifest = ingest(settings, tmp_path / "manifest")
+    assert manifest.classes == ("a", "b")
+    examples = manifest.examples
+    assert set(examples[examples["id"].str.startswith("test/")]["split"]) == {"test"}
+    assert set(examples[examples["id"].str.startswith("train/")]["split"]) == {
+        "train",
+        "validation",
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["train/a/1.png", "cats/2.png"], "train is named as a split, cats is not"),
+        (["train/1.png", "test/2.png"], "test is named as a split and holds files without a class"),
+    ],
+)
+def test_where_two_readings_are_possible_a_key_decides(tmp_path, names, words):
+    lay_out(tmp_path, *names)
+    with pytest.raises(UnreadableSource, match=words + r".*data\.folders: classes if.*or splits"):
+        scan(tmp_path)
+    files, _ = scan(tmp_path, folders="classes")
+    assert {label for _, label, _ in files} == {name.rpartition("/")[0] for name in names}
+    _, found = scan(tmp_path, folders="splits")
+    assert [item.reason for item in found.rejected][-1] in (
+        "is outside any split's folder",
+        "is outside any class folder",
+    )
+
+
+def test_texts_without_classes_are_divided_by_their_folders(tmp_path):
+    lay_out(tmp_path, "train/1.txt", "train/a/2.txt", "validation/3.txt")
+    settings = DataSettings(source="text_folder", path=str(tmp_path), label_kind="none")
+    documents = text_folder.scan(settings).documents
+    assert [(item.id, item.split) for item in documents if isinstance(item, Document)] == [
+        ("train/1.txt", "train"),
+        ("train/a/2.txt", "train"),
+        ("validation/3.txt", "validation"),
+    ]
+
+
+def test_the_first_of_nested_folders_can_be_the_class(tmp_path):
+    lay_out(tmp_path, "bird/owl/1.png", "bird/2.png", "fish/cod/3.png")
+    assert {label for _, label, _ in scan(tmp_path)[0]} == {"bird/owl", "bird", "fish/cod"}
+    assert {label for _, label, _ in scan(tmp_path, class_level="top")[0]} == {"bird", "fish"}
+
+
+def test_files_of_other_kinds_are_counted(tmp_path):
+    lay_out(tmp_path, "a/1.png", "a/2.svg", "b/3.svg", "b/4.PNG.txt", "c/README", "c/.hidden")
+    assert scan(tmp_path)[1].skipped == {".svg": 2, ".txt": 1, "without a suffix": 1}
+    with pytest.raises(DataNotFound, match="holds no class folder with images"):
+        scan(lay_out(tmp_path / "none", "a/1.svg"))
