@@ -60,6 +60,9 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing(first):
     compared = Comparison.read(folder / "report")
     assert to_text(comparison_table(compared)) in output, "it ends with the table"
     assert compared.headline in output
+    assert len(output.splitlines()) <= 45
+    said = run_quietly(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--json")
+    assert json.loads(said)["stall_pct"] == ProfileResult.read(folder / "runs" / "naive").stall_pct
 
 
 @pytest.mark.slow
