@@ -970,7 +970,7 @@ FAULTS = (
     Fault("a checkpoint's files are not flushed", "_flush(path)", "pass", CHECKPOINTS),
     Fault(
         "the folder of checkpoints is not flushed",
-        "_flush(self._folder.parent)",
+        "_flush(folder.parent)",
         "pass",
         CHECKPOINTS,
     ),
@@ -1006,7 +1006,10 @@ FAULTS = (
         CHECKPOINTS,
     ),
     Fault(
-        "a checkpoint of other work is resumed from", "if not differing:", "if True:", CHECKPOINTS
+        "a checkpoint of other work is resumed from",
+        'root / f"work-{digest_json(self._fingerprint)[:16]}"',
+        'root / "work-0"',
+        CHECKPOINTS,
     ),
     Fault(
         "other options of a model are the same work",

@@ -259,7 +259,7 @@ def test_a_training_killed_in_mid_run_goes_on_and_ends_alike(first):
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
-    while not list(checkpoints.glob("at-*")) and time.monotonic() < deadline:
+    while not list(checkpoints.glob("*/at-*")) and time.monotonic() < deadline:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

@@ -2,12 +2,14 @@
 of one piece of work.
 
 Each is a folder of its own: written under a temporary name, every file flushed, the folder flushed,
-renamed, and the folder around it flushed. Only then does the oldest go. One that is damaged or does
-not fit is reported, and the one before it is used.
+renamed, and the folder around it flushed. Only then does the oldest go. One that is proven damaged
+or does not fit is reported and set aside, and the one before it is used; any other error, such as a
+disk or a device that has no room, ends the training and leaves all as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -25,6 +27,17 @@ from tasks.files import digest_file, digest_json, read_json, write_json
 from tasks.progress import echo_problem
 
 MAX_TO_KEEP = 2
+MAX_OTHERS = 3  # works with other settings, data or code
+# What shows that a file is not what was written: it is gone, no JSON, or has another digest.
+DAMAGED = (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, MissingInput)
+# What TensorFlow raises where intact files do not hold these variables.
+UNFITTING = (
+    AssertionError,
+    ValueError,
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+)
 STATE = "state.json"
 VARIABLES = "variables"
 _NAME = re.compile(r"at-(\d+)-(\d+)")
@@ -39,15 +52,16 @@ class StoredCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one piece of work in `folder`; `fingerprint` names its parts (data, code,
-    settings, …), each with its digest.
+    """The checkpoints of one piece of work, in a folder of its own below `root`; `fingerprint`
+    names its parts (data, code, settings, …), each with its digest.
 
-    A checkpoint of other work is never resumed from: it is removed, and the parts that differ are
-    named.
+    A checkpoint of other work is never resumed from: it stays, and the parts that differ are named.
+    Only those of the newest few other works are kept; `root` goes when a training is complete.
     """
 
-    def __init__(self, folder: Path, fingerprint: Mapping[str, str]) -> None:
-        self._folder, self._fingerprint = folder, dict(fingerprint)
+    def __init__(self, root: Path, fingerprint: Mapping[str, str]) -> None:
+        self._root, self._fingerprint = root, dict(fingerprint)
+        self._folder = root / f"work-{digest_json(self._fingerprint)[:16]}"
 
     @property
     def run_id(self) -> str | None:
@@ -66,8 +80,8 @@ class CheckpointStore:
                 tf.train.Checkpoint(variables=list(variables)).read(
                     str(saved.folder / VARIABLES)
                 ).assert_consumed()
-            except Exception as error:  # noqa: BLE001 - whatever a damaged or unfitting file makes TensorFlow raise, it must not block
-                _discard(saved.folder, f"cannot be loaded ({_first_line(error)})")
+            except UNFITTING as error:
+                _set_aside(saved.folder, f"cannot be loaded ({_first_line(error)})")
                 for variable, value in zip(variables, initial, strict=True):
                     variable.assign(value)
                 continue
@@ -81,10 +95,10 @@ class CheckpointStore:
         """Write a checkpoint at a position, then remove all but the newest ones. `state` is
         anything that JSON holds.
         """
-        created = not self._folder.exists()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if created:
-            _flush(self._folder.parent)
+        for folder in (self._root, self._folder):
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                _flush(folder.parent)
         temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
         # Of an interrupted training; what was usable at this position has been resumed from.
         for stale in (temporary, final):
@@ -104,34 +118,43 @@ class CheckpointStore:
 
     @cached_property
     def _usable_checkpoints(self) -> list[StoredCheckpoint]:
-        """The usable ones of this work, the newest first; what is of no use is reported and
-        removed.
+        """The usable ones of this work, the newest first; what is damaged is reported and set
+        aside.
         """
-        usable, other = [], False
+        usable = []
         for folder in _positions(self._folder):
             try:
                 content = _read_verified(folder)
-            except (OSError, ValueError, KeyError, TypeError, MissingInput) as error:
-                _discard(folder, f"is damaged ({_first_line(error)})")
+            except DAMAGED as error:
+                _set_aside(folder, f"is damaged ({_first_line(error)})")
                 continue
-            differing = sorted(
-                part
-                for part in {*self._fingerprint, *content["work"]}
-                if self._fingerprint.get(part) != content["work"].get(part)
-            )
-            if not differing:
-                usable.append(StoredCheckpoint(folder=folder, state=content["state"]))
-                continue
-            if not other:
-                _discard(
-                    folder,
-                    f"is of another training, its {', '.join(differing)}"
-                    f" differ{'s' if len(differing) == 1 else ''}",
-                )
-                echo_problem("training starts from the beginning")
-            other = True
-            shutil.rmtree(folder, ignore_errors=True)
+            usable.append(StoredCheckpoint(folder=folder, state=content["state"]))
+        self._keep_others()
         return usable
+
+    def _keep_others(self) -> None:
+        """Name the newest checkpoint of other work, and remove those of all but a few others."""
+        others = sorted(
+            (folder for folder in self._root.glob("work-*") if folder != self._folder),
+            key=lambda folder: folder.stat().st_mtime_ns,
+            reverse=True,
+        )
+        for folder in others[MAX_OTHERS:]:
+            shutil.rmtree(folder, ignore_errors=True)
+        newest = [position for folder in others[:1] for position in _positions(folder)[:1]]
+        for folder in newest:
+            with contextlib.suppress(*DAMAGED):
+                work = _read_verified(folder)["work"]
+                differing = sorted(
+                    part
+                    for part in {*self._fingerprint, *work}
+                    if self._fingerprint.get(part) != work.get(part)
+                )
+                echo_problem(
+                    f"an interrupted training is not continued, its {', '.join(differing)}"
+                    f" differ{'s' if len(differing) == 1 else ''}; its checkpoints stay until a"
+                    f" training completes: {folder.parent}"
+                )
 
 
 def _positions(folder: Path) -> list[Path]:
@@ -148,7 +171,8 @@ def _read_verified(folder: Path) -> dict[str, Any]:
     """What was written into a checkpoint's folder next to the variables.
 
     Raises:
-      ValueError, OSError, KeyError: a file is not what was written.
+      One of DAMAGED: a file is not what was written.
+      OSError: a file cannot be read now, whatever is in it.
     """
     content = read_json(folder / STATE)
     if content.pop("digest") != digest_json(content):
@@ -159,9 +183,11 @@ def _read_verified(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _discard(folder: Path, reason: str) -> None:
-    echo_problem(f"the checkpoint {folder} {reason}; it is removed")
-    shutil.rmtree(folder, ignore_errors=True)
+def _set_aside(folder: Path, reason: str) -> None:
+    aside = folder.with_name(f"aside-{folder.name}")
+    echo_problem(f"the checkpoint {folder} {reason}; it is set aside as {aside.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 def _first_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ what they belong to.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.training.checkpoint_store import STATE, CheckpointStore
+from tasks.training import checkpoint_store
+from tasks.training.checkpoint_store import MAX_OTHERS, STATE, CheckpointStore
 
 WORK = {"data": "d", "code": "c"}
 POSITIONS = [(0, 1), (0, 2), (1, 0), (1, 3)]
@@ -180,7 +182,7 @@ def test_the_newest_two_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, WORK)
     for position in POSITIONS:
         write(store, position)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.glob("work-*/*")) == [
         "at-000001-0000000000",
         "at-000001-0000000003",
     ]
@@ -209,10 +211,12 @@ DAMAGES = {
 def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, damage, capsys):
     for position in POSITIONS:
         write(CheckpointStore(tmp_path, WORK), position)
-    DAMAGES[damage](tmp_path / "at-000001-0000000003")
+    (work,) = tmp_path.iterdir()
+    DAMAGES[damage](work / "at-000001-0000000003")
     assert restored(tmp_path) == (1, 0)
     assert "at-000001-0000000003 is damaged" in capsys.readouterr().out
-    DAMAGES[damage](tmp_path / "at-000001-0000000000")
+    assert (work / "aside-at-000001-0000000003").is_dir()
+    DAMAGES[damage](work / "at-000001-0000000000")
     assert restored(tmp_path) is None
     write(CheckpointStore(tmp_path, WORK), (1, 1))
     assert restored(tmp_path) == (1, 1)
@@ -232,17 +236,55 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_changes_nothing(tmp_path
     assert CheckpointStore(tmp_path, WORK).restore(other) is None
     for variable, value in zip(other, UNFITTING[case], strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
-    assert "cannot be loaded" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert "cannot be loaded" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.glob("*/*")] == ["aside-at-000001-0000000003"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        tf.errors.ResourceExhaustedError(None, None, "no room on the device"),
+        OSError(errno.EMFILE, "too many open files"),
+        OSError(errno.EIO, "input/output error"),
+        PermissionError(errno.EACCES, "permission denied"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("where", ["reading", "loading"])
+def test_an_error_that_proves_no_damage_leaves_the_checkpoints(tmp_path, monkeypatch, error, where):
+    for position in POSITIONS:
+        write(CheckpointStore(tmp_path, WORK), position)
+
+    def fail(*_, **__):
+        raise error
+
+    target = (
+        (checkpoint_store, "digest_file") if where == "reading" else (tf.train.Checkpoint, "read")
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(*target, fail)
+        with pytest.raises(type(error)):
+            restored(tmp_path)
+    assert restored(tmp_path) == POSITIONS[-1]
 
 
 @pytest.mark.parametrize("part", WORK)
-def test_a_checkpoint_of_other_work_is_removed_and_what_differs_is_named(tmp_path, part, capsys):
+def test_a_checkpoint_of_other_work_stays_and_what_differs_is_named(tmp_path, part, capsys):
+    """A start with a mistyped parameter costs nothing: with the right one it goes on."""
     for position in POSITIONS:
         write(CheckpointStore(tmp_path, WORK), position)
-    assert restored(tmp_path, {**WORK, part: "other"}) is None
-    told = capsys.readouterr().out
-    assert (
-        f"its {part} differs" in told
-        and "starts from the beginning" in told
-        and not list(tmp_path.iterdir())
-    )
+    other = {**WORK, part: "other"}
+    assert restored(tmp_path, other) is None
+    assert f"not continued, its {part} differs" in capsys.readouterr().out
+    write(CheckpointStore(tmp_path, other), (0, 1))
+    assert (restored(tmp_path), restored(tmp_path, other)) == (POSITIONS[-1], (0, 1))
+
+
+def test_only_a_few_other_works_are_kept(tmp_path):
+    for number in range(6):
+        store = CheckpointStore(tmp_path, {**WORK, "code": str(number)})
+        store.restore(variables())
+        write(store, (0, 1))
+    assert len(list(tmp_path.glob("work-*"))) == MAX_OTHERS + 1
+    assert restored(tmp_path, {**WORK, "code": "5"}) == (0, 1)

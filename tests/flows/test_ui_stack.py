@@ -211,7 +211,7 @@ def test_a_run_whose_worker_crashed_is_started_again_without_redoing_what_was_do
     }
     stack.start("training", **asked)
     workspace = stack.project / ".throughline" / "workspaces" / "crashed"
-    wait_for(lambda: list((workspace / "runs" / "naive" / ".checkpoint").glob("at-*")))
+    wait_for(lambda: list((workspace / "runs" / "naive" / ".checkpoint").glob("*/at-*")))
     worker = next(
         process
         for process in processes_of(stack.project, "flows.worker")
