@@ -196,6 +196,20 @@ def test_the_page_shows_every_configuration_with_its_pictures(layout, tmp_path):
         assert (tmp_path / "report" / "plots" / picture).stat().st_size
 
 
+@pytest.mark.slow
+def test_tables_are_no_wider_than_the_text(layout, tmp_path):
+    """With the columns of texts, too, which these results have."""
+    from browser import browsing
+
+    report(["naive", "optimized"], layout, tmp_path / "report")
+    with browsing() as page:
+        page.goto((tmp_path / "report" / "index.html").as_uri())
+        widths = page.locator(".scroll:has(.comparison)").evaluate_all(
+            "all => all.map(each => [each.scrollWidth, each.clientWidth])"
+        )
+    assert len(widths) == 2 and all(needed <= given for needed, given in widths)
+
+
 def test_configurations_whose_model_is_the_same_have_one_ceiling_in_table_and_picture(layout):
     for name, rate in (("naive", 100.0), ("optimized", 110.0)):
         profiled = ProfileResult.read(layout.results(name))
