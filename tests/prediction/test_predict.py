@@ -117,6 +117,20 @@ def evaluate(params, layout, split, name="p") -> np.ndarray:
     return np.concatenate([model(inputs, training=False) for inputs, _ in pipeline.dataset()])
 
 
+def photo_params(folder: Path, **sections):
+    """Parameters for the photos: resized by the shorter side, then cropped to one size."""
+    usual = {
+        "data": {"source": "image_folder", "path": str(folder)},
+        "preprocess": ["decode", {"resize": {"shorter": 20}}],
+        "augment": [{"random_crop": {"height": 16, "width": 16}}, "flip"],
+        "postprocess": ["rescale"],
+        "batch_size": 8,
+        "model": {"name": "mlp", "options": {"width": 8}},
+        "pipelines": {"p": ON_DEVICE},
+    }
+    return check({**usual, **sections})
+
+
 @pytest.fixture(scope="module")
 def photo_model(photos, photo_folder, tmp_path_factory):
     """Photos of variable size, cropped to one size after resizing by the shorter side."""
@@ -125,17 +139,7 @@ def photo_model(photos, photo_folder, tmp_path_factory):
     (root / "data").mkdir()
     for part in ("manifest", "shards"):
         (root / "data" / part).symlink_to(photos / part)
-    params = check(
-        {
-            "data": {"source": "image_folder", "path": str(photo_folder)},
-            "preprocess": ["decode", {"resize": {"shorter": 20}}],
-            "augment": [{"random_crop": {"height": 16, "width": 16}}, "flip"],
-            "postprocess": ["rescale"],
-            "batch_size": 8,
-            "model": {"name": "mlp", "options": {"width": 8}},
-            "pipelines": {"p": ON_DEVICE},
-        }
-    )
+    params = photo_params(photo_folder)
     snapshot(
         read_shard_index(layout.shards),
         layout.shards,
@@ -178,6 +182,21 @@ def test_the_confused_classes_and_the_worst_examples_are_those_of_evaluation(pho
     assert {item.id.rpartition("/")[2] for item in written.worst} <= names
     picture = Image.open(tmp_path / "evaluation" / WORST_PICTURE)
     assert picture.size == (16, 16 * len(written.worst))
+
+
+def test_labels_that_are_vectors_are_judged_as_their_classes(photo_model, photo_folder, tmp_path):
+    params, layout, model = photo_model
+    mixed = photo_params(
+        photo_folder,
+        augment=[{"random_crop": {"height": 16, "width": 16}}, "mixup"],
+        postprocess=["rescale", "one_hot"],
+    )
+    plain = evaluated(params, layout, model, tmp_path / "plain")
+    vectors = evaluated(mixed, layout, model, tmp_path / "vectors")
+    assert vectors.confusion == plain.confusion
+    np.testing.assert_allclose(
+        [item.loss for item in vectors.worst], [item.loss for item in plain.worst], rtol=1e-4
+    )
 
 
 def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp_path, capsys):
