@@ -83,16 +83,8 @@ def describe_outcomes(
     worst = outcomes.worst
     losses = worst.get("losses", np.zeros(0))
     inputs = _describe_inputs(worst, pipeline, manifest) if len(losses) else []
-    if classes:
-        truths, predictions = (
-            [classes[number] for number in worst[name].tolist()]
-            for name in ("truths", "predictions")
-        )
-    else:
-        truths, predictions = (
-            [", ".join(f"{value:.4g}" for value in np.ravel(values)) for values in worst[name]]
-            for name in ("labels", "outputs")
-        )
+    columns = ("truths", "predictions") if classes else ("labels", "outputs")
+    truths, predictions = (_name_values(worst[name], classes) for name in columns)
     return Evaluation(
         split=pipeline.split,
         examples=outcomes.examples,
@@ -114,6 +106,13 @@ def describe_outcomes(
     )
 
 
+def _name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
+    """Classes by their numbers, or numbers as text."""
+    if classes:
+        return [classes[number] for number in values.tolist()]
+    return [", ".join(f"{value:.4g}" for value in np.ravel(each)) for each in values]
+
+
 def count_confusions(
     truths: np.ndarray, predictions: np.ndarray, classes: Sequence[str], *, most: int = MOST_CLASSES
 ) -> Confusion:
@@ -132,7 +131,7 @@ def count_confusions(
     matrix = np.zeros((len(kept), len(kept)), np.int64)
     matrix[place[true[shown]], place[predicted[shown]]] = counts[shown]
     return Confusion(
-        classes=tuple(classes[index] for index in kept),
+        classes=tuple(classes[index] for index in kept.tolist()),
         counts=tuple(tuple(row) for row in matrix.tolist()),
         left_out=number - len(kept),
     )

@@ -121,8 +121,7 @@ def _as_stored(data: bytes, trained: TrainedModel) -> bytes | np.ndarray:
     schema = trained.spec.schema
     if schema.payload == "encoded":
         return data
-    shape = schema.shape or ()
-    image = tf.io.decode_image(data, channels=shape[-1], expand_animations=False)
+    image = tf.io.decode_image(data, channels=schema.channels, expand_animations=False)
     return image.numpy()
 
 
