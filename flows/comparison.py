@@ -63,7 +63,7 @@ def comparison(
       name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
         goes when the run is kept
       promote: let a run with changes choose MLflow's `champion`, too; one without changes does.
-        Either way its quality must not be worse
+        Either way its quality must not be worse; one set by hand is replaced only with this
       measure_again: configurations that are profiled once more although nothing has changed, such
         as those that another program has disturbed; they are not trained again
     """
@@ -76,7 +76,7 @@ def comparison(
         again = list_profiles(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
-        run_key = comparison_run.read_data_set(run.workspace.root, run.params.data.path)
+        run_key = comparison_run.read_run_key(run.workspace.root, run.params)
         parent = open_parent(run, chosen, run_key, certain=prepared.ran or bool(again))
         run = run.with_parent_run(parent)
         profiled = [
@@ -93,14 +93,16 @@ def comparison(
         report = Layout(run.workspace.root).report
         compared = Comparison.read(report)
         if parent:
-            choose_champion = promote or not run.workspace.isolated
+            promotion: comparison_run.Promotion = (
+                "asked for" if promote else "none" if run.workspace.isolated else "earned"
+            )
             comparison_run.close_comparison(
                 parent,
                 run_key,
                 compared,
                 report,
                 note=to_markdown(compared),
-                choose_champion=choose_champion,
+                promotion=promotion,
             )
         show_comparison(compared, report, parent)
         report = (

@@ -423,7 +423,11 @@ def main() -> None:
         write_json(out / METRICS_FILE, compared_metrics(built, trained, result))
         data_digest = data.shards.data_digest
         run_key = make_run_key(
-            Layout().manifest, params.data.path, pipeline=name, data_digest=data_digest
+            Layout().manifest,
+            params.data.path,
+            pipeline=name,
+            window=params.window,
+            data_digest=data_digest,
         )
         record(out, run_key, profiled.diagnosis, result)
         if condition:

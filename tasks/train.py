@@ -343,6 +343,7 @@ def main() -> None:
             Layout().manifest,
             params.data.path,
             pipeline=name,
+            window=params.window,
             data_digest=data.shards.data_digest,
         )
         echo(

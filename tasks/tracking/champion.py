@@ -86,11 +86,12 @@ def score_from(tags: Mapping[str, str]) -> Score | None:
 
 
 def find_rejection_reason(
-    score: Score, others: Sequence[Score], current: Score | None
+    score: Score, others: Sequence[Score], earlier: Sequence[Score]
 ) -> str | None:
     """Why a model of this score may not become champion; None where it may.
 
-    `others` are the scores of its comparison, `current` is the champion's.
+    `others` are the scores of its comparison, `earlier` those of all champions so far: compared
+    with the present one alone, champions could become worse by many small steps.
     """
     if not math.isfinite(score.value):
         return f"its {score.metric} is {score.value}"
@@ -101,13 +102,14 @@ def find_rejection_reason(
     median = statistics.median(other.value for other in others) if others else score.value
     if _improvement(score, median) < -SIGNIFICANT_STDERRS * math.sqrt(2) * score.stderr:
         return f"{score} is worse than the other configurations' ({median:.4f}) beyond chance"
-    if (
-        current is not None
-        and current.metric == score.metric
-        and _improvement(score, current.value)
-        < -SIGNIFICANT_STDERRS * math.hypot(score.stderr, current.stderr)
+    comparable = [one for one in earlier if (one.metric, one.split) == (score.metric, score.split)]
+    best = max(
+        comparable, key=lambda one: one.value * (1 if one.higher_is_better else -1), default=None
+    )
+    if best is not None and _improvement(score, best.value) < -SIGNIFICANT_STDERRS * math.hypot(
+        score.stderr, best.stderr
     ):
-        return f"{score} is worse than the current champion's beyond chance: {current}"
+        return f"{score} is worse than the best champion's so far beyond chance: {best}"
     return None
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlflow
 from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from tasks.layout import Layout
+from tasks.params import Params
 from tasks.progress import echo
 from tasks.results.comparison import Comparison, Row
 from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
@@ -22,6 +23,8 @@ from tasks.tracking.recorder import STORE_ERRORS, Recorder, read_lineage, reason
 from tasks.tracking.saved_view import save_view, view_url
 
 CHAMPION = "champion"
+# Whether a comparison chooses the champion: not, where it has earned it, or since it was asked to.
+Promotion = Literal["none", "earned", "asked for"]
 NOT_REQUESTED = (
     "unchanged, since a run with changes does not choose it unless asked to (promote: true,"
     " --promote)"
@@ -44,9 +47,11 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
     )
 
 
-def read_data_set(root: Path, path: str) -> RunKey:
-    """What a comparison in the project `root` is about, once its data at `path` is prepared."""
-    return make_run_key(Layout(root).manifest, path, pipeline="comparison")
+def read_run_key(root: Path, params: Params) -> RunKey:
+    """What a comparison in the project `root` is about, once its data is prepared."""
+    return make_run_key(
+        Layout(root).manifest, params.data.path, pipeline="comparison", window=params.window
+    )
 
 
 def open_comparison(run_key: RunKey, name: str) -> str | None:
@@ -77,10 +82,10 @@ def close_comparison(
     report: Path,
     *,
     note: str,
-    choose_champion: bool,
+    promotion: Promotion,
 ) -> None:
-    """Give the parent run its result, and every configuration a child run; with `choose_champion`
-    the best one's model may become champion.
+    """Give the parent run its result, and every configuration a child run; unless `promotion` is
+    `none`, the best one's model may become champion.
 
     A configuration that was up to date has trained under an earlier comparison; it gets a child
     here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
@@ -105,9 +110,11 @@ def close_comparison(
 
         def decide() -> None:
             decision = (
-                register_champion(run_id, rows, comparison.best)
-                if choose_champion
-                else NOT_REQUESTED
+                NOT_REQUESTED
+                if promotion == "none"
+                else register_champion(
+                    run_id, rows, comparison.best, asked_for=promotion == "asked for"
+                )
             )
             mlflow.set_tag(CHAMPION, decision)
             echo(f"champion: {decision}")
@@ -115,9 +122,12 @@ def close_comparison(
         parent.call(decide)
 
 
-def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
+def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:
     """Give the model of the best configuration the alias `champion`, unless there is a reason
     against it; returns what was decided, and why.
+
+    A champion whose score cannot be compared, since it was set by hand or is judged by another
+    metric, is replaced only where that is `asked_for`.
     """
     client = mlflow.MlflowClient()
     name = EXPERIMENT_PREFIX.replace("/", "-") + _find_experiment(run_id).name.removeprefix(
@@ -129,7 +139,14 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
     if present is not None and present.run_id == row.mlflow_run_id:
         return f"stays version {present.version}, {best} of the same training"
     others = [other for pipeline, other in scores.items() if pipeline != best]
-    against = find_rejection_reason(score, others, score_from(present.tags) if present else None)
+    current = score_from(present.tags) if present else None
+    if present and not asked_for and (current is None or current.metric != score.metric):
+        why = "was set by hand" if current is None else f"is judged by its {current.metric}"
+        return (
+            f"unchanged, since version {present.version} {why}: --promote (promote: true) replaces"
+            " it"
+        )
+    against = find_rejection_reason(score, others, _scores_of_versions(name))
     if against is not None:
         return f"unchanged, since {best} may not become it: {against}"
     run = row.mlflow_run_id
@@ -155,6 +172,12 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str) -> str:
 def _describe_change(score: Score, present: Any) -> str:
     former = score_from(present.tags) if present else None
     return f"{score}; before it {former or 'there was none'}"
+
+
+def _scores_of_versions(name: str) -> list[Score]:
+    """Scores of all models that have been champion."""
+    versions = mlflow.MlflowClient().search_model_versions(f"name = '{name}'")
+    return [score for version in versions if (score := score_from(version.tags))]
 
 
 def _current_champion(name: str) -> Any:

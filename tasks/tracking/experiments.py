@@ -1,5 +1,5 @@
-"""Which MLflow experiment a run belongs to: one per dataset, known again by its content when data
-is added or its folder is moved.
+"""Which MLflow experiment a run belongs to: one per dataset and task, known again by its content
+when data is added or its folder is moved.
 
 An experiment is named after the folder or file of the dataset and the digest that its content had
 at first. It carries a sketch of the content: the smallest hashes of (example, label). Of a dataset
@@ -14,20 +14,23 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pandas as pd
 from mlflow.exceptions import MlflowException
 
 from tasks.errors import MissingInput
-from tasks.files import digest_blake2b, read_json
+from tasks.files import digest_blake2b, digest_json, read_json
 from tasks.layout import STORE_HOME
+from tasks.settings import WindowSettings
 
 EXPERIMENT_PREFIX = "throughline/"
 SKETCH_TAG = "data.sketch"
+TASK_TAG = "data.task"
 SKETCHED = 128  # hashes; of a dataset that has doubled, half of them are still there
 # Of the earlier dataset's examples that must be in the later one, or the other way round.
 SHARED = 0.5
@@ -37,13 +40,15 @@ _NAME_LENGTH = 80
 @dataclass(frozen=True, kw_only=True)
 class RunKey:
     """What a run is about: becomes experiment, name and tags. `sketch` are hexadecimal hashes,
-    ascending; empty: known by name alone.
+    ascending; empty: known by name alone. `task` says what is predicted: only results of the same
+    task are comparable.
     """
 
     data_set: str
     pipeline: str
     data_digest: str
     sketch: Sequence[str] = ()
+    task: str = ""
 
 
 def store_home() -> Path:
@@ -51,9 +56,16 @@ def store_home() -> Path:
     return Path(os.environ.get(STORE_HOME, ".")).resolve()
 
 
-def make_run_key(manifest: Path, path: str, *, pipeline: str, data_digest: str = "") -> RunKey:
+def make_run_key(
+    manifest: Path,
+    path: str,
+    *,
+    pipeline: str,
+    window: WindowSettings | None = None,
+    data_digest: str = "",
+) -> RunKey:
     """The key of a configuration's run on the dataset that ingest has read from `path` and
-    described in the folder `manifest`.
+    described in the folder `manifest`; `window` are its windows, of a series or of tokens.
 
     Raises:
       MissingInput: ingest has not finished.
@@ -76,7 +88,22 @@ def make_run_key(manifest: Path, path: str, *, pipeline: str, data_digest: str =
         pipeline=pipeline,
         data_digest=data_digest or summary["digest"],
         sketch=tuple(heapq.nsmallest(SKETCHED, hashes)),
+        task=describe_task(summary, window),
     )
+
+
+def describe_task(summary: Mapping[str, Any], window: WindowSettings | None) -> str:
+    """What is predicted, of a manifest's summary: the digest of its kind, classes and columns, and
+    of the windows that matter.
+    """
+    schema = summary["schema"]
+    windows = None
+    if window and window.tokens is not None:
+        windows = [window.tokens]
+    elif window and schema["payload"] == "series":
+        windows = [window.length, window.horizon, sorted(window.targets)]
+    task = [schema["label"], summary["classes"], schema["columns"], windows]
+    return digest_json(task)[:16]
 
 
 def same_data(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -102,12 +129,18 @@ def get_experiment_id(run_key: RunKey) -> str:
     client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
     for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"):
         known = json.loads(experiment.tags.get(SKETCH_TAG, "[]"))
-        if known and same_data(known, run_key.sketch):
+        same_task = experiment.tags.get(TASK_TAG, "") in ("", run_key.task)
+        if known and same_task and same_data(known, run_key.sketch):
             if known != list(run_key.sketch):
                 client.set_experiment_tag(experiment.experiment_id, SKETCH_TAG, sketch)
+            client.set_experiment_tag(experiment.experiment_id, TASK_TAG, run_key.task)
             return experiment.experiment_id
-    made = _named(f"{EXPERIMENT_PREFIX}{run_key.data_set}-{run_key.data_digest[:8]}")
+    about = (
+        digest_json([run_key.data_digest, run_key.task]) if run_key.task else run_key.data_digest
+    )
+    made = _named(f"{EXPERIMENT_PREFIX}{run_key.data_set}-{about[:8]}")
     client.set_experiment_tag(made, SKETCH_TAG, sketch)
+    client.set_experiment_tag(made, TASK_TAG, run_key.task)
     return made
 
 

@@ -20,11 +20,17 @@ from tasks.layout import Layout
 from tasks.measurement.held_out import describe_held_out, standard_error
 from tasks.params import check
 from tasks.results.train import HeldOut
-from tasks.settings import DataSettings
+from tasks.settings import DataSettings, WindowSettings
 from tasks.snapshot import snapshot
 from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
 from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
-from tasks.tracking.experiments import STORE_HOME, get_experiment_id, make_run_key, same_data
+from tasks.tracking.experiments import (
+    STORE_HOME,
+    describe_task,
+    get_experiment_id,
+    make_run_key,
+    same_data,
+)
 from tasks.tracking.recorder import Recorder, RunKey
 
 pytestmark = pytest.mark.integration
@@ -84,6 +90,20 @@ def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_
     assert get_experiment_id(first) == experiment
 
 
+def test_another_task_on_the_same_examples_has_an_experiment_of_its_own(store, tmp_path):
+    """What is easier is no measure of what is harder: fewer classes, a nearer horizon."""
+    folder = images(tmp_path / "a", range(60))
+    two = identity(folder, tmp_path / "two")
+    (folder / "new").mkdir()
+    picture(7000).save(folder / "new" / "1.png")
+    three = identity(folder, tmp_path / "three")
+    assert get_experiment_id(two) != get_experiment_id(three)
+    assert get_experiment_id(two) == get_experiment_id(replace(two, pipeline="other"))
+    series = {"schema": {"label": "none", "payload": "series", "columns": ["a"]}, "classes": []}
+    near, far = (describe_task(series, WindowSettings(horizon=steps)) for steps in (1, 12))
+    assert near != far and near == describe_task(series, WindowSettings(horizon=1, stride=3))
+
+
 def test_the_same_pictures_with_other_labels_are_another_data_set(tmp_path):
     first = identity(images(tmp_path / "a", range(40)), tmp_path / "first")
     (tmp_path / "a" / "ok").rename(tmp_path / "a" / "day")
@@ -113,7 +133,7 @@ OBJECTIONS = [
     ({}, [], None, None),
     ({}, [GOOD], GOOD, None),
     ({"value": 0.79}, [GOOD], GOOD, None),
-    ({"value": 0.70}, [], GOOD, "worse than the current champion's"),
+    ({"value": 0.70}, [], GOOD, "worse than the best champion's so far"),
     ({"value": 0.70}, [], replace(GOOD, metric="mae"), None),
     ({"value": 0.70}, [GOOD, GOOD], None, "worse than the other configurations'"),
     ({"value": 0.26}, [], None, "not better than a constant prediction"),
@@ -137,13 +157,13 @@ OF_NUMBERS = [
 def test_a_champion_is_better_than_a_constant_and_not_worse_than_the_rest(
     change, others, present, said
 ):
-    against = find_rejection_reason(replace(GOOD, **change), others, present)
+    against = find_rejection_reason(replace(GOOD, **change), others, [present] if present else [])
     assert against is None if said is None else said in against
 
 
 @pytest.mark.parametrize(("change", "present", "said"), OF_NUMBERS)
 def test_of_an_error_less_is_better(change, present, said):
-    against = find_rejection_reason(replace(ERRORS, **change), [], present)
+    against = find_rejection_reason(replace(ERRORS, **change), [], [present] if present else [])
     assert against is None if said is None else said in against
 
 
@@ -151,6 +171,15 @@ def test_a_score_is_that_of_the_test_split_where_there_is_one():
     fast = row("fast", val_metric=0.9, test_metric=0.8, held_out=JUDGED)
     assert read_score(fast) == GOOD
     assert read_score(replace(fast, test_metric=None)).value == 0.9
+
+
+def test_champions_do_not_become_worse_by_small_steps():
+    champions = [replace(GOOD, value=0.95)]
+    while (score := replace(GOOD, value=champions[-1].value - 0.015)) and not find_rejection_reason(
+        score, [], champions
+    ):
+        champions.append(score)
+    assert champions[-1].value > 0.9
 
 
 def test_a_score_survives_its_tags():
@@ -165,7 +194,7 @@ DATA = RunKey(
 )
 
 
-def compare(store, accuracy, *, choose_champion=True, data=DATA):
+def compare(store, accuracy, *, promotion="earned", data=DATA):
     """A comparison of one trained configuration; returns its parent run's tag and the
     configuration's run.
     """
@@ -181,7 +210,7 @@ def compare(store, accuracy, *, choose_champion=True, data=DATA):
         comparison(row("fast", val_metric=0.0, test_metric=accuracy, **run)),
         store / "report",
         note="n",
-        choose_champion=choose_champion,
+        promotion=promotion,
     )
     return mlflow.get_run(parent).data.tags[CHAMPION], recorder.run_id
 
@@ -193,7 +222,7 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
 ):
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(store / "model.keras")
     client, name = mlflow.MlflowClient(), "throughline-photos-01234567"
-    reason, _ = compare(store, 0.9, choose_champion=False)
+    reason, _ = compare(store, 0.9, promotion="none")
     assert "unless asked to" in reason and not client.search_registered_models()
     reason, _ = compare(store, 0.26)
     assert (
@@ -210,7 +239,7 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     )
     reason, _ = compare(store, 0.60)
     assert (
-        "worse than the current champion's beyond chance" in reason
+        "worse than the best champion's so far beyond chance" in reason
         and client.get_model_version_by_alias(name, CHAMPION).run_id == first
     )
     reason, later = compare(store, 0.76)
@@ -218,6 +247,12 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
         "before it test accuracy 0.7700" in reason
         and client.get_model_version_by_alias(name, CHAMPION).run_id == later
     )
+    client.set_model_version_tag(name, "2", "score.value", "none")
+    reason, _ = compare(store, 0.9)
+    assert "version 2 was set by hand" in reason
+    reason, asked = compare(store, 0.78, promotion="asked for")
+    assert client.get_model_version_by_alias(name, CHAMPION).run_id == asked
+    later = asked
     other = replace(
         DATA,
         data_digest="fedcba9876",
@@ -232,7 +267,7 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
         "throughline-photos-fedcba98",
     }
     shown = capsys.readouterr()
-    assert shown.out.count("champion: ") == 7
+    assert shown.out.count("champion: ") == 9
     assert "Successfully registered" not in shown.err, "what MLflow says of it is said already"
 
 
