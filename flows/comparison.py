@@ -76,7 +76,9 @@ def comparison(
         again = list_profiles(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
-        run_key = comparison_run.read_run_key(run.workspace.root, run.params)
+        run_key = comparison_run.read_run_key(
+            run.workspace.root, run.params.data.path, run.params.window
+        )
         parent = open_parent(run, chosen, run_key, certain=prepared.ran or bool(again))
         run = run.with_parent_run(parent)
         profiled = [

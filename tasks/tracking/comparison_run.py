@@ -14,9 +14,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from tasks.layout import Layout
-from tasks.params import Params
 from tasks.progress import echo
 from tasks.results.comparison import Comparison, Row
+from tasks.settings import WindowSettings
 from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
 from tasks.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id, make_run_key
 from tasks.tracking.recorder import STORE_ERRORS, Recorder, read_lineage, reason, use_store
@@ -47,11 +47,9 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
     )
 
 
-def read_run_key(root: Path, params: Params) -> RunKey:
-    """What a comparison in the project `root` is about, once its data is prepared."""
-    return make_run_key(
-        Layout(root).manifest, params.data.path, pipeline="comparison", window=params.window
-    )
+def read_run_key(root: Path, path: str, window: WindowSettings) -> RunKey:
+    """What a comparison in the project `root` is about, once its data at `path` is prepared."""
+    return make_run_key(Layout(root).manifest, path, pipeline="comparison", window=window)
 
 
 def open_comparison(run_key: RunKey, name: str) -> str | None:
