@@ -2,9 +2,13 @@
 
     python -m benchmarks.ranking --json FILE
 
+    python -m benchmarks.ranking --simulate
+
 Profiles every configuration of params.yaml's demo on Fashion-MNIST twice: on a quiet machine, and
 while another program computes during the second half of the configurations. Prints speed-ups and
-ties by pairs, and those by raw rates beside them.
+ties by pairs, and those by raw rates next to them. With `--simulate` nothing is profiled: prints
+how often equal configurations are called different, and the difference that is found in half of the
+cases, by their number and rounds, for noise of 5 %.
 """
 
 from __future__ import annotations
@@ -77,12 +81,46 @@ def compared(workload: data.Workload, document: dict[str, Any], *, disturbed: bo
     return rows
 
 
+def simulate(comparisons: int = 300, noise: float = 0.05) -> None:
+    """Print the share of comparisons of equal configurations in which any is called different, and
+    the factor between the fastest and the rest that is half of the interval of their ratio.
+    """
+    import numpy as np
+
+    from tasks.reporting.ranking import find_tied, find_winners, ratio_interval
+
+    print("configurations  rounds  called different  found from")
+    for count in (2, 5, 7, 12):
+        for rounds in (3, 4, 6, 9):
+            draw, wrong, factors = np.random.default_rng(count * rounds), 0, []
+            for _ in range(comparisons):
+                rows = [
+                    Run(
+                        pipeline="naive" if not number else str(number),
+                        relative_rates=tuple(draw.lognormal(0, noise, rounds)),
+                        reference_examples_per_s=1.0,
+                        raw_examples_per_s=1.0,
+                        stall_pct=0.0,
+                        verdict="",
+                    )
+                    for number in range(count)
+                ]
+                wrong += bool(find_winners(rows)) or len(find_tied(rows)) < count
+                low, high = ratio_interval(rows[1], rows[0], among=rows)
+                factors.append((high / low) ** 0.5)
+            print(f"{count:>14}{rounds:>8}{wrong / comparisons:>17.1%}{np.median(factors):>11.2f}×")
+
+
 def main() -> None:
     """Compare twice, print both rankings, write everything as JSON."""
     from tasks.files import write_json
     from tasks.reporting.ranking import find_baseline, find_tied, ratio_interval, relative_rate
 
-    options: argparse.Namespace = data.arguments("ranking", __doc__).parse_args()
+    parser = data.arguments("ranking", __doc__)
+    parser.add_argument("--simulate", action="store_true", help="equal configurations, no profiles")
+    options: argparse.Namespace = parser.parse_args()
+    if options.simulate:
+        return simulate()
     document = YAML(typ="safe").load((data.ROOT / "params.yaml").read_text())
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
@@ -99,12 +137,13 @@ def main() -> None:
             f"{'configuration':<16}{'by pairs':>10}{'interval':>16}{'by raw rates':>14}{'stall':>8}"
         )
         for row in sorted(rows, key=relative_rate, reverse=True):
-            span = "{:.2f} to {:.2f}".format(*ratio_interval(row, base))
+            span = "{:.2f} to {:.2f}".format(*ratio_interval(row, base, among=rows))
             raw = row.raw_examples_per_s / base.raw_examples_per_s
             ratio = relative_rate(row) / relative_rate(base)
             print(f"{row.pipeline:<16}{ratio:>9.2f}×{span:>16}{raw:>13.2f}×{row.stall_pct:>7.0f}%")
     if options.json:
         write_json(options.json, results)
+    return None
 
 
 if __name__ == "__main__":

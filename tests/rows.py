@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tasks.reporting.headline import find_measure_again, find_undecided, write_headline
@@ -48,7 +49,10 @@ def row(
     return Row(
         pipeline=name,
         verdict=verdict,
-        relative_rates=tuple(relative + spread * place / 4 for place in range(-4, 5)),
+        relative_rates=more.pop(
+            "relative_rates",
+            tuple(relative * math.exp(spread / relative * place / 4) for place in range(-4, 5)),
+        ),
         stall_pct=stall,
         stall_pct_low=stall - 2,
         stall_pct_high=stall + 2,

@@ -187,7 +187,7 @@ def read_results(folder: Path) -> RunResults:
 
 def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]:
     """One row per configuration, in the order of params.yaml."""
-    base, reference = find_baseline(measured), reference_rate(measured)
+    reference = reference_rate(measured)
     ceilings = {
         layers: statistics.median(
             row.model_examples_per_s / row.reference_examples_per_s
@@ -196,19 +196,25 @@ def _rows(measured: Sequence[MeasuredRow], *, setup_s: float) -> tuple[Row, ...]
         )
         for layers in dict.fromkeys(row.model_layers for row in measured)
     }
-    rows = [_row(row, base, reference, ceilings[row.model_layers]) for row in measured]
+    rows = [_row(row, measured, reference, ceilings[row.model_layers]) for row in measured]
     return tuple(
         replace(row, break_even_epoch=break_even_epoch(row, find_baseline(rows), setup_s=setup_s))
         for row in rows
     )
 
 
-def _row(row: MeasuredRow, base: MeasuredRow, reference: float, ceiling: float) -> Row:
-    """A row at one rate of the reference model; `ceiling` is that of its own model, as a fraction
-    of the reference's, which all configurations with the same layers share.
+def _row(
+    row: MeasuredRow, measured: Sequence[MeasuredRow], reference: float, ceiling: float
+) -> Row:
+    """A row, one of those `measured`, at one rate of the reference model; `ceiling` is that of its
+    own model, as a fraction of the reference's, which all configurations with the same layers
+    share.
     """
+    base = find_baseline(measured)
     low, high = relative_interval(row)
-    speedup_low, speedup_high = ratio_interval(row, base)
+    speedup_low, speedup_high = (
+        (1.0, 1.0) if row is base else ratio_interval(row, base, among=measured)
+    )
     return Row(
         **vars(row),
         steady_examples_per_s=relative_rate(row) * reference,

@@ -37,7 +37,7 @@ def write_headline(rows: Sequence[MeasuredRow]) -> str:
     undecided = find_undecided(rows)
     if top not in find_winners(rows):
         return _about_no_gain(rows, base, undecided)
-    gain = f"{_times(top, base)}, {_same_examples(top)}, {_same_quality(top, base)}"
+    gain = f"{_times(top, base, rows)}, {_same_examples(top)}, {_same_quality(top, base)}"
     others = [
         name for name in find_tied(rows) if name not in (top.pipeline, base.pipeline, *undecided)
     ]
@@ -55,7 +55,7 @@ def find_undecided(rows: Sequence[MeasuredRow]) -> list[str]:
     that ratio holds 1 and is wide.
     """
     base = find_baseline(rows)
-    return [row.pipeline for row in rows if row is not base and _is_open(row, base)]
+    return [row.pipeline for row in rows if row is not base and _is_open(row, base, rows)]
 
 
 def find_measure_again(rows: Sequence[MeasuredRow]) -> list[str]:
@@ -72,8 +72,8 @@ def name_disturbers(rows: Sequence[MeasuredRow], names: Sequence[str]) -> str:
     return " and ".join(each for each in who if each)
 
 
-def _is_open(row: MeasuredRow, other: MeasuredRow) -> bool:
-    low, high = ratio_interval(row, other)
+def _is_open(row: MeasuredRow, other: MeasuredRow, rows: Sequence[MeasuredRow]) -> bool:
+    low, high = ratio_interval(row, other, among=rows)
     return low <= 1 <= high and high >= WIDE * low
 
 
@@ -99,7 +99,9 @@ def _about_one(row: MeasuredRow) -> str:
 def _about_no_gain(rows: Sequence[MeasuredRow], base: MeasuredRow, undecided: Sequence[str]) -> str:
     if undecided:
         measured = [row for row in rows if row is not base]
-        spans = [ratio_interval(row, base) for row in measured if row.pipeline in undecided]
+        spans = [
+            ratio_interval(row, base, among=rows) for row in measured if row.pipeline in undecided
+        ]
         low, high = min(low for low, _ in spans), max(high for _, high in spans)
         return (
             f"Whether anything trains faster than `{base.pipeline}` is undecided:"
@@ -140,9 +142,9 @@ def _before_and_after(base: MeasuredRow, top: MeasuredRow) -> str:
     return f"{before}. `{top.pipeline}` brings that to {top.stall_pct:.0f} %:"
 
 
-def _times(top: MeasuredRow, base: MeasuredRow) -> str:
+def _times(top: MeasuredRow, base: MeasuredRow, rows: Sequence[MeasuredRow]) -> str:
     """How many times as fast, with its interval."""
-    low, high = ratio_interval(top, base)
+    low, high = ratio_interval(top, base, among=rows)
     digits = 2 if low < TWO_DIGITS_BELOW else 1
     ratio = relative_rate(top) / relative_rate(base)
     return f"{ratio:.{digits}f}× as fast ({low:.{digits}f} to {high:.{digits}f})"

@@ -5,8 +5,8 @@ Configurations were measured minutes apart, on a machine whose speed drifts and 
 programs come and go. So they are compared by pairs:
 each round of a profile timed training and the reference model alone, the same work for every
 configuration, within a second. `relative_rates` are those ratios; one reference rate for all turns
-them into examples per second. A ratio of two configurations comes with its bootstrap
-interval.
+them into examples per second. A ratio of two configurations comes with an interval that allows for
+the best having been chosen among all (`comparison_noise.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from tasks.reporting.comparison_noise import COVERAGE_PCT, critical_value, spread_of_center
 from tasks.results.comparison import MeasuredRow, Row
 from tasks.results.train import SIGNIFICANT_STDERRS
 
 BASELINE = "naive"
-RESAMPLES, COVERAGE_PCT = 4000, 95
+RESAMPLES = 4000
 
 
 class Ranked(Protocol):
@@ -70,30 +71,31 @@ def reference_rate(rows: Sequence[Ranked]) -> float:
 
 
 def relative_interval(row: Ranked) -> tuple[float, float]:
-    """The interval of a configuration's relative rate, by resampling its rounds."""
-    return _ends(_resampled_medians(row))
-
-
-def ratio_interval(row: Ranked, base: Ranked) -> tuple[float, float]:
-    """The interval of how many times as fast one configuration trains as another, by resampling the
-    rounds of both.
-    """
-    return _ends(_resampled_medians(row, seed=1) / _resampled_medians(base, seed=2))
-
-
-def _resampled_medians(row: Ranked, *, seed: int = 0) -> np.ndarray:
-    """Medians of the rounds, drawn with replacement (the bootstrap: Efron and Tibshirani, 1993):
-    shape (RESAMPLES,).
+    """The interval of a configuration's relative rate alone, by resampling its rounds (the
+    bootstrap: Efron and Tibshirani, 1993).
     """
     rates = np.asarray(row.relative_rates)
-    drawn = np.random.default_rng(seed).integers(0, len(rates), (RESAMPLES, len(rates)))
-    return np.median(rates[drawn], axis=1)
-
-
-def _ends(values: np.ndarray) -> tuple[float, float]:
+    drawn = np.random.default_rng(0).integers(0, len(rates), (RESAMPLES, len(rates)))
     tail = (100 - COVERAGE_PCT) / 2
-    low, high = np.percentile(values, (tail, 100 - tail))
+    low, high = np.percentile(np.median(rates[drawn], axis=1), (tail, 100 - tail))
     return float(low), float(high)
+
+
+def ratio_interval(row: Ranked, other: Ranked, *, among: Sequence[Ranked]) -> tuple[float, float]:
+    """The interval of how many times as fast one configuration trains as another, of a comparison
+    of those `among`: in 95 of 100 comparisons all such intervals with the fastest and with the
+    baseline hold.
+    """
+    base = find_baseline(among)
+    ordered = [base, *(each for each in among if each is not base)]
+    critical = critical_value(tuple(tuple(each.relative_rates) for each in ordered))
+    margin = critical * math.hypot(
+        spread_of_center(row.relative_rates), spread_of_center(other.relative_rates)
+    )
+    ratio = relative_rate(row) / relative_rate(other)
+    if not math.isfinite(margin):
+        return 0.0, math.inf
+    return ratio * math.exp(-margin), ratio * math.exp(margin)
 
 
 def find_best(rows: Sequence[SomeRow]) -> SomeRow:
@@ -110,7 +112,7 @@ def find_best(rows: Sequence[SomeRow]) -> SomeRow:
 def find_winners(rows: Sequence[SomeRow]) -> list[SomeRow]:
     """The configurations that train faster than the baseline beyond the noise."""
     base = find_baseline(rows)
-    return [row for row in rows if row is not base and ratio_interval(row, base)[0] > 1]
+    return [row for row in rows if row is not base and ratio_interval(row, base, among=rows)[0] > 1]
 
 
 def find_tied(rows: Sequence[Ranked]) -> list[str]:
@@ -123,7 +125,7 @@ def find_tied(rows: Sequence[Ranked]) -> list[str]:
     return [
         row.pipeline
         for row in rows
-        if row is top or (row is not beaten and ratio_interval(top, row)[0] <= 1)
+        if row is top or (row is not beaten and ratio_interval(top, row, among=rows)[0] <= 1)
     ]
 
 

@@ -109,7 +109,7 @@ def test_a_disturbed_comparison_still_says_what_is_certain():
 
 
 def test_what_was_disturbed_does_not_outrank_what_is_certain():
-    noisy = row("noisy", 0.9, 1, spread=0.9)
+    noisy = row("noisy", 0.9, 1, spread=3)
     rows = [NAIVE, row("snapshot", 0.8, 5), noisy]
     assert find_best(rows).pipeline == "snapshot" and "naive" not in find_tied(rows)
 

@@ -63,7 +63,9 @@ def test_a_machine_that_slows_down_during_a_comparison_changes_no_rank_and_no_ra
         for number, one in enumerate(rows)
     ]
     assert find_tied(slow) == find_tied(rows) == ["c"]
-    assert ratio_interval(slow[3], slow[0]) == ratio_interval(rows[3], rows[0])
+    assert ratio_interval(slow[3], slow[0], among=slow) == ratio_interval(
+        rows[3], rows[0], among=rows
+    )
     assert drift_pct(slow) > 50, "which is shown"
 
 
@@ -75,7 +77,7 @@ def test_the_interval_of_a_ratio_covers_it_in_95_of_100_comparisons():
             replace(row("x"), relative_rates=tuple(draw.lognormal(np.log(rate), 0.08, 9)))
             for rate in (0.9, 0.6)
         )
-        low, high = ratio_interval(one, other)
+        low, high = ratio_interval(one, other, among=[one, other])
         hits += low <= 1.5 <= high
     assert 180 <= hits <= 200
 

@@ -1,0 +1,55 @@
+"""What chance makes of equal configurations is no difference, however many are compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rows import row
+
+from tasks.reporting.comparison_noise import critical_value
+from tasks.reporting.ranking import find_tied, find_winners, ratio_interval
+
+
+def draw_rows(draw, count, rounds, *, uneven=False):
+    """Configurations of the same speed, each with noise of its own where that is `uneven`."""
+    spreads = 0.05 * 2 ** (draw.normal(size=count) if uneven else np.zeros(count))
+    return [
+        row(name, relative_rates=tuple(draw.lognormal(np.log(0.5), spread, rounds)))
+        for name, spread in zip(["naive", *"abcdefgh"], spreads, strict=False)
+    ]
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(7, 3), (7, 4), (5, 9)])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_of_equal_configurations_none_is_called_faster_in_19_of_20_comparisons(
+    count, rounds, uneven
+):
+    draw = np.random.default_rng(count * rounds)
+    wrong = 0
+    for _ in range(100):
+        rows = draw_rows(draw, count, rounds, uneven=uneven)
+        wrong += bool(find_winners(rows)) or len(find_tied(rows)) < count
+    assert wrong <= 11, "5 of 100 but for the chance of 100 comparisons"
+
+
+def test_a_difference_that_is_more_than_noise_is_found():
+    draw = np.random.default_rng(1)
+    found = 0
+    for _ in range(50):
+        rows = draw_rows(draw, 7, 6)
+        fast = tuple(1.3 * rate for rate in rows[3].relative_rates)
+        rows[3] = row("c", relative_rates=fast)
+        found += find_tied(rows) == ["c"]
+    assert found >= 45
+
+
+def test_more_rounds_and_fewer_configurations_need_less():
+    rates = [tuple(each.relative_rates) for each in draw_rows(np.random.default_rng(2), 7, 9)]
+    few = critical_value(tuple(each[:3] for each in rates))
+    assert few > critical_value(tuple(rates)) > critical_value(tuple(rates[:2])) > 1.9
+
+
+def test_one_round_decides_nothing():
+    rows = [row("naive", 0.1, relative_rates=(0.1,)), row("a", 0.9, relative_rates=(0.9,))]
+    assert ratio_interval(rows[1], rows[0], among=rows) == (0.0, np.inf)
+    assert not find_winners(rows)
