@@ -1,0 +1,63 @@
+"""The commands of docs/daily.md run as they stand, one block after another, in a project after its
+first `dvc repro`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import numpy as np
+import pytest
+from docs_blocks import read_blocks
+from project import ROOT, environment
+
+BLOCKS = [block for block in read_blocks(ROOT / "docs" / "daily.md") if block.language == "sh"]
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs_and_does_what_it_says(first):
+    folder, _ = first
+    git(folder.parent, "init", "--quiet", "--bare", "-b", "main", "origin.git")
+    git(folder, "remote", "add", "origin", str(folder.parent / "origin.git"))
+    printed = {}
+    for block in BLOCKS:
+        if "metrics diff" in block.text:
+            add_examples(folder)
+        script = block.text.replace("/srv/throughline", str(folder.parent / "store"))
+        done = subprocess.run(
+            ["bash", "-euc", script],
+            cwd=folder,
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{block}:\n{done.stdout}"
+        printed[block.text.split("\n")[0].split("  ")[0]] = done.stdout
+    assert "Running stage" not in printed["dvc exp apply short"]
+    assert "source/data.npz" in printed["dvc status"]
+    assert "Running stage 'ingest'" in printed["dvc status"]
+    other = folder.parent / "other"
+    assert "epochs: 1" in (other / "params.yaml").read_text()
+    assert (other / "runs" / "optimized" / "model.keras").is_file()
+    assert "short" not in git(folder, "worktree", "list")
+    assert "up to date" in printed_by(folder, "dvc", "status")
+
+
+def add_examples(folder) -> None:
+    path = folder / "source" / "data.npz"
+    with np.load(path) as arrays:
+        images, classes = arrays["x"], arrays["y"]
+    more = np.random.default_rng(11).integers(0, 256, (20, *images.shape[1:]), np.uint8)
+    np.savez(path, x=[*images, *more], y=[*classes, *(np.arange(20) % 4)])
+
+
+def git(folder, *arguments: str) -> str:
+    return printed_by(folder, "git", *arguments)
+
+
+def printed_by(folder, *command: str) -> str:
+    return subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True
+    ).stdout
