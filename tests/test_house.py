@@ -111,7 +111,6 @@ UNNAMED = {
     "flows.forms": "`make ui` runs it: tests/flows/test_ui_stack.py changes params.yaml meanwhile",
     "flows.schedules": "`make ui` runs it: tests/flows/test_ui_stack.py starts it again",
     "infra.shape": "a test of this file runs it",
-    "tasks.verify": "a stage by its name alone: tests/test_dag.py",
 }
 # Words that the glossary replaces, with what to say instead.
 OUTDATED_WORDS = {
