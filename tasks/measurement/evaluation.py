@@ -109,7 +109,7 @@ def describe_outcomes(
 def _name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
     """Classes by their numbers, or numbers as text."""
     if classes:
-        return [classes[number] for number in values.tolist()]
+        return [classes[int(number)] for number in values]
     return [", ".join(f"{value:.4g}" for value in np.ravel(each)) for each in values]
 
 
@@ -131,7 +131,7 @@ def count_confusions(
     matrix = np.zeros((len(kept), len(kept)), np.int64)
     matrix[place[true[shown]], place[predicted[shown]]] = counts[shown]
     return Confusion(
-        classes=tuple(classes[index] for index in kept.tolist()),
+        classes=tuple(classes[int(index)] for index in kept),
         counts=tuple(tuple(row) for row in matrix.tolist()),
         left_out=number - len(kept),
     )
