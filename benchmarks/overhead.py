@@ -38,7 +38,8 @@ def epochs(
     from tasks.tracking.recorder import Recorder, RunKey
     from tasks.training.checkpoint_store import CheckpointStore
     from tasks.training.checkpoints import CheckpointCallback
-    from tasks.training.models import compile_model
+    from tasks.training.fit import Schedule, fit
+    from tasks.training.step_model import Feed, make_step_model
     from tasks.training.train_function import TrainFunction
 
     config = {
@@ -55,26 +56,24 @@ def epochs(
         params, "snapshot", data, split="validation", purpose="evaluate"
     )
     models = build_models_for(params, data)
-    compile_model(
-        models.network, params.train, target=models.target, steps=pipeline.steps_per_epoch
-    )
+    model = make_step_model(models, params.train, Feed.of(pipeline, params.train))
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     recorder = Recorder(RunKey(data_set="overhead", pipeline="snapshot", data_digest=""))
     progress = CheckpointCallback(
         pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder
     )
-    train_function = TrainFunction(models.network)
+    train_function = TrainFunction(model)
+    schedule = Schedule(steps_per_epoch=pipeline.steps_per_epoch, epochs=1)
 
     def epoch(callbacks: list) -> float:
-        train_function.begin(pipeline.steps_per_epoch)
         begun = time.perf_counter()
-        models.network.fit(
+        fit(
+            train_function,
             pipeline.dataset(),
-            validation_data=validation.dataset(),
-            verbose=0,
-            shuffle=False,
+            schedule,
+            validation=validation.dataset(),
             callbacks=callbacks,
-        )  # pyright: ignore[reportArgumentType]
+        )
         return time.perf_counter() - begun
 
     def measured() -> float:

@@ -102,8 +102,8 @@ def error_reference() -> str:
 
 def _rows(section: type[BaseModel], prefix: str) -> list[str]:
     rows = []
-    for key, field in section.model_fields.items():
-        inner = _model(field.annotation)
+    for name, field in section.model_fields.items():
+        key, inner = field.alias or name, _model(field.annotation)
         if inner is not None:
             note = field.description or " ".join((inner.__doc__ or "").split())
             rows += [f"| `{prefix}{key}` | | {note} |", *_rows(inner, f"{prefix}{key}.")]

@@ -238,4 +238,6 @@ def _fields_at(loc: Sequence[str | int]) -> list[str]:
             if isinstance(option, type) and issubclass(option, BaseModel)
         ]
         kind = options[0] if options and not str(kind).startswith("dict") else kind
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return []
+    return [field.alias or name for name, field in kind.model_fields.items()]

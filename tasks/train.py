@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.assembly.evaluation import write_evaluation
+from tasks.assembly.evaluation import complete_metrics, write_evaluation
 from tasks.assembly.inference import inference_ops, make_inference_spec
 from tasks.assembly.inputs import (
     explain_read_errors,
@@ -27,7 +27,7 @@ from tasks.assembly.inputs import (
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
 from tasks.code_identity import code_digest
-from tasks.errors import ImpossiblePlan
+from tasks.errors import ImpossiblePlan, UnknownModel, did_you_mean
 from tasks.files import digest_json
 from tasks.layout import MODEL_FILE, Layout
 from tasks.measurement.gpus import used_gpus, visible_gpus
@@ -51,11 +51,15 @@ from tasks.results.train import (
 from tasks.settings import TrainSettings
 from tasks.tracking.experiments import make_run_key
 from tasks.tracking.recorder import Recorder
+from tasks.training.callbacks import find_best_epoch, make_callbacks
 from tasks.training.checkpoint_store import CheckpointStore
-from tasks.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback, Position
+from tasks.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback
+from tasks.training.compiling import describe_own_compile
+from tasks.training.fit import Position, Schedule, as_numbers, fit
 from tasks.training.inference import save_trained_model
 from tasks.training.model_files import check_savable
-from tasks.training.models import Models, Target, compile_model, make_trainable_model
+from tasks.training.models import Models, Target
+from tasks.training.step_model import Feed, find_network, make_step_model
 from tasks.training.train_function import TrainFunction
 from tasks.training.transformers import TransformerEncoder
 
@@ -91,34 +95,35 @@ def train(
     held-out splits. `targets` are the columns of a series that are predicted.
     """
     plan = pipelines.train.plan
-    gather = pipelines.train.gather_fn() if plan.gathers_on_device else None
-    model = make_trainable_model(
-        models,
-        postprocessed_inputs=not plan.device_ops,
-        gather=gather,
-        segments=pipelines.train.segments,
-    )
-    compile_model(model, settings, target=models.target, steps=pipelines.train.steps_per_epoch)
-    start, train_function = checkpoints.restore(model), TrainFunction(model)
+    feed = Feed.of(pipelines.train, settings)
+    model = make_step_model(models, settings, feed)
+    network, callbacks = find_network(model), make_callbacks(settings)
+    validation = pipelines.validation.dataset()
+    # Makes the variables of metrics, which may continue from their values, and shows their names.
+    first = model.evaluate(validation.take(1), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
+    check_metrics(as_numbers(first), settings, models.target)
+    start, train_function = checkpoints.restore(network), TrainFunction(model)
     if start != Position():
         echo_problem(
             f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
         )
-    with UsageMonitor(used_gpus(device_names(model)), paused=True) as monitor:
-        checkpoints.attach(train_function, monitor)
-        if start.step:
-            # Keras makes the variables of its metrics with the first batch it sees, and they are to
-            # continue from their values.
-            model.evaluate(pipelines.validation.dataset().take(1), verbose=0)  # pyright: ignore[reportArgumentType]
-            fit(model, pipelines, checkpoints, start=start, until=start.epoch + 1)
-            start = Position(epoch=start.epoch + 1)
-        fit(model, pipelines, checkpoints, start=start, until=settings.epochs)
+    with UsageMonitor(used_gpus(device_names(network)), paused=True) as monitor:
+        checkpoints.attach(train_function, monitor, callbacks)
+        fit(
+            train_function,
+            open_batches(pipelines.train, start, epochs=settings.epochs),
+            Schedule(steps_per_epoch=feed.steps_per_epoch, epochs=settings.epochs, start=start),
+            validation=validation,
+            callbacks=[*callbacks, checkpoints],
+        )
     usage, timer = monitor.measured, checkpoints.timer
     test = (
         {}
         if pipelines.test is None
-        else model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
+        else as_numbers(model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True))  # pyright: ignore[reportArgumentType]
     )
+    best = find_best_epoch(callbacks)
+    kept = checkpoints.rows[-1 if best is None else best]
     examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
     rates = [rate * examples_per_step for rate in timer.rates]
     measured = checkpoints.measured_steps * examples_per_step
@@ -130,10 +135,9 @@ def train(
             else describe_held_out(pipelines.train.data, targets=targets)
         ),
         last_epoch=with_perplexity(
-            {name: value for name, value in checkpoints.rows[-1].items() if name != "epoch"},
-            models.target,
+            {name: value for name, value in kept.items() if name != "epoch"}, models.target
         ),
-        test=with_perplexity({name: float(value) for name, value in test.items()}, models.target),
+        test=with_perplexity(test, models.target),
         throughput=(
             TrainThroughput(
                 train_examples_per_s=float(np.median(rates[1:] or rates)),
@@ -162,39 +166,32 @@ def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, fl
         }
 
 
-def fit(
-    model: keras.Model,
-    pipelines: SplitPipelines,
-    checkpoints: CheckpointCallback,
-    *,
-    start: Position,
-    until: int,
-) -> None:
-    """Run Keras' own training loop from a position to the end of epoch `until` (counted from 0,
-    excluded).
-    """
-    if start.epoch >= until:
-        return
-    pipeline = pipelines.train
+def open_batches(pipeline: InputPipeline, start: Position, *, epochs: int) -> tf.data.Dataset:
+    """The batches of a training from a position to its end: one sequence over all epochs."""
     first = start.epoch * pipeline.steps_per_epoch + start.step
-    batches = (
-        tf.data.Dataset.range(first, until * pipeline.steps_per_epoch)
-        if pipeline.plan.gathers_on_device
-        else pipeline.dataset(first_step=first, epochs=until)
-    )
-    model.fit(
-        # Endless for Keras, which counts whole executions, and would begin the sequence again too
-        # early where the last one of an epoch is cut.
-        batches.repeat(),
-        # One sequence over all epochs: the next epoch's first batch is ready in time.
-        steps_per_epoch=pipeline.steps_per_epoch - start.step,
-        initial_epoch=start.epoch,
-        epochs=until,
-        validation_data=pipelines.validation.dataset(),
-        callbacks=[checkpoints],
-        verbose=0,  # pyright: ignore[reportArgumentType]
-        shuffle=False,
-    )
+    if pipeline.plan.gathers_on_device:
+        return tf.data.Dataset.range(first, epochs * pipeline.steps_per_epoch)
+    return pipeline.dataset(first_step=first, epochs=epochs)
+
+
+def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: Target) -> None:
+    """Check, before the first step, what is to be watched against the metrics of a first batch.
+
+    Raises:
+      UnknownModel: there is no such metric.
+    """
+    monitor = settings.early_stopping.monitor if settings.early_stopping else "loss"
+    name = monitor.removeprefix("val_")
+    if settings.early_stopping and name not in first:
+        raise UnknownModel(
+            f"train.early_stopping.monitor: {monitor} is not a metric of this model;"
+            f" {did_you_mean(monitor, [f'val_{name}' for name in first])}"
+        )
+    if target.kind == "next_token" and target.metric not in first:
+        raise UnknownModel(
+            f"the model's builder compiles it without {target.metric}, by which models of next"
+            f' tokens are compared; add metrics=["{target.metric}"]'
+        )
 
 
 def device_names(model: keras.Model) -> set[str]:
@@ -272,18 +269,27 @@ def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[
 
 def code_modules(params: Params) -> set[str]:
     """The modules whose code decides what a training computes."""
-    return {"tasks.training.models", "tasks.pipelines.input_pipeline", *user_modules(params)}
+    return {
+        "tasks.training.models",
+        "tasks.training.fit",
+        "tasks.pipelines.input_pipeline",
+        *user_modules(params),
+    }
 
 
 def user_modules(params: Params) -> set[str]:
-    """Modules that are not the program's: of the model's builder and of ops."""
-    builder = {params.model.name.partition(":")[0]} if ":" in params.model.name else set()
+    """Modules that are not the program's: of the model, of what it is trained with, and of ops."""
+    train = params.train
+    named = [params.model.name, train.schedule, train.optimizer, train.loss]
+    named += [*train.metrics, *train.callbacks]
+    paths = [one if isinstance(one, str) else next(iter(one)) for one in named]
+    own = {path.partition(":")[0] for path in paths if ":" in path}
     ops = {
         type(op).__module__
         for section in ("preprocess", "augment", "postprocess")
         for op in getattr(params, section)
     }
-    return builder | {module for module in ops if module.partition(".")[0] != "tasks"}
+    return own | {module for module in ops if module.partition(".")[0] != "tasks"}
 
 
 def layer_modules(params: Params) -> set[str]:
@@ -371,6 +377,8 @@ def main() -> None:
                 pipeline=pipelines.train,
             )
             window = make_series_window(params, data)
+            if models.network.compiled:
+                echo(f"  {describe_own_compile(params.train)}")
             training = train(
                 models,
                 pipelines,
@@ -378,7 +386,7 @@ def main() -> None:
                 settings=params.train,
                 targets=window.targets if window else None,
             )
-            result = training.result
+            result = complete_metrics(training.result, models, params, data)
             save_trained_model(
                 models.full_model,
                 out / MODEL_FILE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.assembly.inputs import open_stored_pipeline
@@ -11,7 +12,28 @@ from tasks.measurement.evaluation import describe_outcomes, encode_worst, evalua
 from tasks.params import Params
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.results.evaluation import WORST_PICTURE, Evaluation
+from tasks.results.train import TrainResult
 from tasks.training.models import Models
+
+
+def complete_metrics(
+    result: TrainResult, models: Models, params: Params, data: PreparedData
+) -> TrainResult:
+    """A training's result with the metric by which models are compared, accuracy or mae, computed
+    from predictions where the model is compiled without it.
+    """
+    metric, classes = result.metric, models.target.kind != "regression"
+
+    def judge(split: str) -> float:
+        pipeline = open_stored_pipeline(params, data, split=split)
+        return evaluate_examples(models.full_model, pipeline, classes=classes).metric
+
+    last, test = dict(result.last_epoch), dict(result.test)
+    if f"val_{metric}" not in last:
+        last[f"val_{metric}"] = judge("validation")
+    if test and metric not in test:
+        test[metric] = judge("test")
+    return replace(result, last_epoch=last, test=test)
 
 
 def write_evaluation(

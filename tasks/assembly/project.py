@@ -18,7 +18,8 @@ from tasks.params_file import PARAMS_FILE
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.settings import PipelineConfig
-from tasks.training.models import Models, compile_model
+from tasks.training.compiling import compile_model
+from tasks.training.models import Models
 
 
 class Project:
@@ -59,10 +60,11 @@ class Project:
 
     def compile_models(self, pipeline: InputPipeline) -> Models:
         """The model of params.yaml for the data, compiled for trainings with `pipeline`: alone, and
-        as a whole that takes what is stored.
+        as a whole that takes what is stored; where its builder compiles it, the network alone.
         """
         models = build_models_for(self.params, self.data)
-        for model in (models.network, models.full_model):
+        whole = [] if models.network.compiled else [models.full_model]
+        for model in (models.network, *whole):
             compile_model(
                 model, self.params.train, target=models.target, steps=pipeline.steps_per_epoch
             )

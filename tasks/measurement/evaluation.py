@@ -26,13 +26,14 @@ THUMBNAIL = 96  # longest side of an image in the picture [pixels]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What a model says of `examples`: classes `truths` and `predictions` (examples,) int64, or of
-    numbers empty ones; and those with the highest loss, in falling order: `keys` (worst,) int64,
-    `losses`, `probabilities` of the predicted class, `inputs` (worst, …), `labels` and `outputs`
-    (worst, …).
+    """What a model says of `examples`: `metric` is its accuracy, or the mean absolute error of
+    numbers; classes `truths` and `predictions` (examples,) int64, of numbers zeros; and those with
+    the highest loss, in falling order: `keys` (worst,) int64, `losses`, `probabilities` of the
+    predicted class, `inputs` (worst, …), `labels` and `outputs` (worst, …).
     """
 
     examples: int
+    metric: float
     truths: np.ndarray
     predictions: np.ndarray
     worst: dict[str, np.ndarray]
@@ -53,10 +54,11 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
             outputs = tf.math.log(tf.maximum(outputs, SMALLEST_PROBABILITY))
         return {"outputs": outputs, **judge(outputs, element["label"])}
 
-    examples, truths, predictions, worst = 0, [], [], None
+    examples, truths, predictions, losses, worst = 0, [], [], [], None
     for element in pipeline.dataset():
         judged = {name: value.numpy() for name, value in run(element).items()}
         examples += len(judged["losses"])
+        losses.append(judged["losses"])
         truths.append(judged["truths"])
         predictions.append(judged["predictions"])
         batch = {
@@ -66,10 +68,15 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
             "labels": element["label"].numpy(),
         }
         worst = _keep_worst(worst, batch)
+    true, predicted = (
+        np.concatenate(numbers or [np.zeros(0, np.int64)]) for numbers in (truths, predictions)
+    )
+    judged = true == predicted if classes else np.concatenate(losses or [np.zeros(0)])
     return Outcomes(
         examples=examples,
-        truths=np.concatenate(truths or [np.zeros(0, np.int64)]),
-        predictions=np.concatenate(predictions or [np.zeros(0, np.int64)]),
+        metric=float(judged.mean()) if examples else float("nan"),
+        truths=true,
+        predictions=predicted,
         worst=worst or {},
     )
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import keras
 import psutil
 import tensorflow as tf
 
@@ -23,7 +23,8 @@ from tasks.measurement.steady_state import (
 from tasks.pipelines.elements import apply_ops
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.settings import MeasureSettings, TrainSettings
-from tasks.training.models import Models, compile_model, make_trainable_model
+from tasks.training.models import Models
+from tasks.training.step_model import Feed, make_step_model
 
 MAX_EPOCHS = 1_000_000
 BATCHES_IN_MEMORY = 64
@@ -43,13 +44,6 @@ class TrainingLoop:
         *,
         warm_up_steps: int = WARM_UP_STEPS,
     ) -> None:
-        gather = pipeline.gather_fn() if pipeline.plan.gathers_on_device else None
-        model = make_trainable_model(
-            models,
-            postprocessed_inputs=not pipeline.plan.device_ops,
-            gather=gather,
-            segments=pipeline.segments,
-        )
         if pipeline.plan.gathers_on_device:
             self._batches: Iterator = iter(
                 tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps_per_epoch)
@@ -58,7 +52,7 @@ class TrainingLoop:
             self._batches = iter(pipeline.dataset(epochs=MAX_EPOCHS))
         self._fill = pipeline.steps_per_epoch if pipeline.plan.caches else 0
         self._warm_up_steps = min(warm_up_steps, pipeline.steps_per_epoch)
-        self._step = _train_function(model, models, settings, steps=pipeline.steps_per_epoch)
+        self._step = _train_function(models, settings, Feed.of(pipeline, settings))
 
     def start(self) -> None:
         """Fill a cache, and take the steps in which the graph is traced and AUTOTUNE finds its
@@ -90,10 +84,8 @@ def make_model_only_step(
         if pipeline.plan.spec.schema.payload == "text"
         else repeat_batch(next(pipeline.batches()))
     )
-    model = make_trainable_model(
-        models, postprocessed_inputs=not pipeline.plan.device_ops, segments=pipeline.segments
-    )
-    step = _train_function(model, models, settings, steps=pipeline.steps_per_epoch)
+    feed = replace(Feed.of(pipeline, settings), gather=None)
+    step = _train_function(models, settings, feed)
     return lambda: wait_for_loss(step(batches))
 
 
@@ -112,12 +104,8 @@ def make_reference_step(
         epoch=epoch,
     )
     batches = repeat_batch((postprocessed[feature], labels))
-    step = _train_function(
-        make_trainable_model(models, postprocessed_inputs=True),
-        models,
-        settings,
-        steps=pipeline.steps_per_epoch,
-    )
+    feed = replace(Feed.of(pipeline, settings), gather=None, stored=False, segments=None)
+    step = _train_function(models, settings, feed)
     return lambda: wait_for_loss(step(batches))
 
 
@@ -176,16 +164,10 @@ def _cpu_s(workers: list[psutil.Process]) -> float:
     return time.process_time() + others
 
 
-def _train_function(
-    model: keras.Model, models: Models, settings: TrainSettings, *, steps: int
-) -> Any:
+def _train_function(models: Models, settings: TrainSettings, feed: Feed) -> Any:
     """Keras' function from an iterator to the logs of one step."""
-    compile_model(
-        model,
-        settings.model_copy(update={"steps_per_execution": 1}),
-        target=models.target,
-        steps=steps,
-    )
+    model = make_step_model(models, settings, feed)
+    model.steps_per_execution, model.train_function = 1, None
     model.make_train_function()
     return model.train_function
 

@@ -25,17 +25,25 @@ from tasks.settings.pipeline import (
     ShuffleSettings,
 )
 from tasks.settings.records import RecordSettings
-from tasks.settings.training import MeasureSettings, ModelSettings, TrainSettings
+from tasks.settings.training import (
+    EarlyStoppingSettings,
+    MeasureSettings,
+    ModelSettings,
+    NamedObject,
+    TrainSettings,
+)
 
 __all__ = [
     "BatchSettings",
     "CacheSettings",
     "DataSettings",
+    "EarlyStoppingSettings",
     "InterleaveSettings",
     "JpegDecoding",
     "MapSettings",
     "MeasureSettings",
     "ModelSettings",
+    "NamedObject",
     "PipelineConfig",
     "RecordSettings",
     "Sampling",

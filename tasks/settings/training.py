@@ -11,6 +11,10 @@ from pydantic import Field
 from tasks.settings.base import Settings
 
 _PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
+_OWN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+SCHEDULES = ("constant", "linear", "cosine")
+# A name, or an import path, or one of them with arguments: {focal: {gamma: 2}}.
+NamedObject = str | dict[str, dict[str, Any]]
 
 
 class ModelSettings(Settings):
@@ -28,15 +32,90 @@ class ModelSettings(Settings):
     options: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments for the builder"
     )
+    from_file: str = Field(
+        default="",
+        alias="from",
+        description=(
+            "fine-tuning: a .keras file, of this program or of others, whose network is trained on;"
+            " its last layer is replaced where the number of outputs differs"
+        ),
+    )
+    weights: str = Field(
+        default="",
+        description=(
+            "a file of weights (.weights.h5, .keras) for the model of `name`, layer by layer; a"
+            " last layer of another shape begins anew"
+        ),
+    )
+    freeze: list[str] = Field(
+        default=[],
+        description=(
+            "layers that are not trained, by name, with * and ?, also within a model that is a"
+            " layer; `all_but_last` for all but the last one"
+        ),
+    )
+
+
+class EarlyStoppingSettings(Settings):
+    """When a training ends before its last epoch."""
+
+    monitor: str = Field(default="val_loss", description="a column of history.csv")
+    patience: int = Field(default=3, ge=1, description="epochs without improvement that end it")
+    min_delta: float = Field(default=0.0, ge=0, description="the least that counts as improvement")
+    mode: Literal["auto", "min", "max"] = Field(
+        default="auto", description="what is better; auto: as Keras knows the metric"
+    )
+    restore_best: bool = Field(
+        default=True, description="keep the weights of the best epoch instead of the last one's"
+    )
 
 
 class TrainSettings(Settings):
     """How it is trained."""
 
     epochs: int = Field(default=2, ge=1, description="passes over the training split")
-    learning_rate: float = Field(default=1e-3, gt=0, description="initial rate of Adam")
-    schedule: Literal["constant", "cosine"] = Field(
-        default="cosine", description="constant, or cosine decay to zero over all epochs"
+    learning_rate: float = Field(default=1e-3, gt=0, description="highest rate of the optimizer")
+    schedule: Annotated[str, Field(pattern=f"^({'|'.join(SCHEDULES)}|{_OWN})$")] = Field(
+        default="cosine",
+        description=(
+            "constant, linear or cosine decay to zero over all epochs, or module:function of your"
+            " own, from (learning_rate, steps) to a Keras schedule"
+        ),
+    )
+    warm_up_epochs: float = Field(
+        default=0.0, ge=0, description="epochs in which the rate first rises linearly from zero"
+    )
+    optimizer: NamedObject = Field(
+        default="adam",
+        description=(
+            "a Keras optimizer, also with arguments: {adamw: {weight_decay: 1e-4}}; or"
+            " module:function of your own that takes learning_rate"
+        ),
+    )
+    loss: NamedObject = Field(
+        default="auto",
+        description=(
+            "auto (cross-entropy of classes, squared error of numbers), a Keras loss, or"
+            " module:name of your own"
+        ),
+    )
+    metrics: list[NamedObject] = Field(
+        default=["auto"],
+        description="auto (accuracy of classes, mae of numbers), Keras metrics, or module:name",
+    )
+    class_weights: Literal["none", "auto"] | dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default="none",
+        description=(
+            "weight of an example in the loss by its class: auto (the rarer, the heavier), or a"
+            " weight per class name; a class that is left out has 1"
+        ),
+    )
+    callbacks: list[Annotated[str, Field(pattern=f"^{_OWN}$")]] = Field(
+        default=[],
+        description="module:name of your own: Keras callbacks, or functions that return one",
+    )
+    early_stopping: EarlyStoppingSettings | None = Field(
+        default=None, description="end early; absent: all epochs are trained"
     )
     seed: int = Field(default=0, ge=0, lt=2**32, description="of weights, order and augmentation")
     deterministic: bool = Field(

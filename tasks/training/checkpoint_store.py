@@ -50,6 +50,10 @@ class StoredCheckpoint:
     folder: Path
     state: Mapping[str, Any]
 
+    def read(self, name: str) -> bytes:
+        """A file that was written next to the variables."""
+        return (self.folder / name).read_bytes()
+
 
 class CheckpointStore:
     """The checkpoints of one piece of work, in a folder of its own below `root`; `fingerprint`
@@ -68,9 +72,9 @@ class CheckpointStore:
         """The MLflow run of the newest checkpoint; None where there is none."""
         return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
 
-    def restore(self, variables: Sequence[tf.Variable]) -> Mapping[str, Any] | None:
-        """Load the newest checkpoint that can be loaded into `variables` and return its state; None
-        where there is none: nothing is changed.
+    def restore(self, variables: Sequence[tf.Variable]) -> StoredCheckpoint | None:
+        """Load the newest checkpoint that can be loaded into `variables` and return it; None where
+        there is none: nothing is changed.
         """
         if not self._usable_checkpoints:
             return None
@@ -85,16 +89,22 @@ class CheckpointStore:
                 for variable, value in zip(variables, initial, strict=True):
                     variable.assign(value)
                 continue
-            return saved.state
+            return saved
         echo_problem("no checkpoint can be used; training starts from the beginning")
         return None
 
     def write(
-        self, variables: Sequence[tf.Variable], state: Mapping[str, Any], *, epoch: int, step: int
+        self,
+        variables: Sequence[tf.Variable],
+        state: Mapping[str, Any],
+        members: Mapping[str, bytes],
+        *,
+        position: tuple[int, int],
     ) -> None:
-        """Write a checkpoint at a position, then remove all but the newest ones. `state` is
-        anything that JSON holds.
+        """Write a checkpoint at a position (epochs, steps), then remove all but the newest ones.
+        `state` is anything that JSON holds, `members` are further files by name.
         """
+        epoch, step = position
         for folder in (self._root, self._folder):
             if not folder.exists():
                 folder.mkdir(parents=True)
@@ -105,9 +115,11 @@ class CheckpointStore:
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
         tf.train.Checkpoint(variables=list(variables)).write(str(temporary / VARIABLES))
+        for name, content in members.items():
+            (temporary / name).write_bytes(content)
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
-        content = {"work": self._fingerprint, "files": files, "state": dict(state)}
-        write_json(temporary / STATE, {**content, "digest": digest_json(content)})
+        whole = {"work": self._fingerprint, "files": files, "state": dict(state)}
+        write_json(temporary / STATE, {**whole, "digest": digest_json(whole)})
         for path in temporary.iterdir():
             _flush(path)
         _flush(temporary)

@@ -1,15 +1,14 @@
 """The progress of a training that may be interrupted at any instant: epoch rows, timing, and when a
 checkpoint is due.
 
-A checkpoint holds position, weights, optimizer, random layers, metrics and epoch rows;
-`checkpoint_store` keeps it on disk.
+A checkpoint holds position, weights, optimizer, random layers, metrics, what callbacks remember,
+and epoch rows; `checkpoint_store` keeps it on disk.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
@@ -20,20 +19,15 @@ from tasks.errors import disk_reason
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo, echo_problem
 from tasks.settings import TrainSettings
+from tasks.training.callbacks import Callbacks, dump_state, load_state
 from tasks.training.checkpoint_store import CheckpointStore
+from tasks.training.fit import Position
 from tasks.training.step_timer import StepTimer
 from tasks.training.train_function import TrainFunction
 
 CHECKPOINT_FOLDER = ".checkpoint"
+CALLBACKS = "callbacks.pickle"
 LOG_EVERY_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """How far a training is: whole epochs, and steps of the epoch that has begun."""
-
-    epoch: int = 0
-    step: int = 0
 
 
 class MetricsLog(Protocol):
@@ -64,7 +58,7 @@ class Pausable(Protocol):
 
 
 class CheckpointCallback(keras.callbacks.Callback):
-    """Epoch rows and checkpoints, as the callback of a training that may be interrupted at any
+    """Epoch rows and checkpoints, as the last callback of a training that may be interrupted at any
     instant.
 
     `measured_steps` are those that the monitor has measured: without executions that build a graph
@@ -86,33 +80,52 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._settings, self._recorder = settings, recorder
         self._train_function: TrainFunction | None = None
         self._monitor: Pausable | None = None
+        self._others: Callbacks = ()
+        self._others_state: bytes | None = None  # to resume from
+        self._no_checkpoints = ""  # why the state of this training cannot be kept
         self._start = Position()
         self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to resume from
         self._logged_at = 0.0
         self._step = 0  # of the current epoch, that have been run
 
-    def attach(self, train_function: TrainFunction, monitor: Pausable) -> None:
-        """Follow the executions of this function, and have the monitor pause while a graph is
-        built and while the model is validated.
+    def attach(
+        self, train_function: TrainFunction, monitor: Pausable, others: Callbacks = ()
+    ) -> None:
+        """Follow the executions of this function, have the monitor pause while a graph is built and
+        while the model is validated, and keep the state of the `others`, which are called before.
         """
-        self._train_function, self._monitor = train_function, monitor
+        self._train_function, self._monitor, self._others = train_function, monitor, others
 
     def restore(self, model: keras.Model) -> Position:
         """Load the last usable checkpoint of the same work into the model and say how far it was;
         the beginning where there is none.
         """
-        state = self._store.restore(_variables(model))
-        if state is None:
+        unbuilt = [name for name, one in _further_optimizers(model).items() if not one.built]
+        if unbuilt:
+            self._keep_none(f"the optimizer {unbuilt[0]} has no state before its first step")
             return Position()
+        saved = self._store.restore(_variables(model))
+        if saved is None:
+            return Position()
+        state, self._others_state = saved.state, saved.read(CALLBACKS)
         self.rows, self._metrics = [dict(row) for row in state["rows"]], state["metrics"]
         self._start = Position(epoch=len(self.rows), step=state["step"])
         return self._start
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Let the other callbacks, which have just begun, remember what they knew."""
+        if self._others_state is not None:
+            load_state(self._others, self._others_state)
+            return
+        try:
+            dump_state(self._others)
+        except TypeError as error:
+            self._keep_none(f"a callback holds what cannot be stored ({error})")
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """In an epoch that was interrupted, let its metrics continue."""
         resumed = epoch == self._start.epoch
         self._step = self._start.step if resumed else 0
-        self._active_train_function.begin(self._pipeline.steps_per_epoch - self._step)
         self._logged_at = time.monotonic()
         if self._metrics and resumed:
             for variable, value in zip(
@@ -162,36 +175,30 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Close the epoch: row, metrics, checkpoint."""
-        values = dict(logs or {})
-        metric = next(
-            name
-            for name in values
-            if name not in ("loss", "val_loss") and not name.startswith("val_")
-        )
+        values, model = dict(logs or {}), self._training_model
+        rate = getattr(model.optimizer, "learning_rate", float("nan"))
         row = {
             "epoch": epoch,
-            "train_loss": float(values["loss"]),
-            f"train_{metric}": float(values[metric]),
-            "val_loss": float(values["val_loss"]),
-            f"val_{metric}": float(values[f"val_{metric}"]),
+            **_name_columns(values),
             "examples_per_s": self.timer.rates[-1]
             * self._pipeline.examples
             / self._pipeline.steps_per_epoch,
-            "learning_rate": float(self._training_model.optimizer.learning_rate),
+            "learning_rate": float(rate),
         }
         self.rows.append(row)
         echo(
-            f"  epoch {epoch + 1} of {self._settings.epochs}: loss {row['train_loss']:.4f},"
-            f" {metric} {row[f'train_{metric}']:.4f}, validation {metric}"
-            f" {row[f'val_{metric}']:.4f}, {row['examples_per_s']:,.0f} examples/s"
+            f"  epoch {epoch + 1} of {self._settings.epochs}: {_describe(row)},"
+            f" {row['examples_per_s']:,.0f} examples/s"
         )
-        kinds = {"train": "train_", "val": "val_"}
         metrics = {
-            f"{kind}/{name}": row[f"{prefix}{name}"]
-            for kind, prefix in kinds.items()
-            for name in ("loss", metric)
+            f"{split}/{name}": value
+            for column, value in row.items()
+            for split, _, name in [column.partition("_")]
+            if split in ("train", "val")
         }
         self._recorder.log_metrics(metrics, step=epoch)
+        if model.stop_training:
+            return
         count, unit = self._settings.checkpoint_period
         if epoch + 1 < self._settings.epochs and (unit == "steps" or (epoch + 1) % count == 0):
             self._save(0)
@@ -209,10 +216,19 @@ class CheckpointCallback(keras.callbacks.Callback):
             raise RuntimeError("attach() the train_function of the model first")
         return self._train_function
 
+    def _keep_none(self, reason: str) -> None:
+        """Say before the first step that this training cannot be resumed, and write no checkpoint
+        that would not be all of it.
+        """
+        self._no_checkpoints = reason
+        echo_problem(f"no checkpoints are kept, an interrupted training begins again: {reason}")
+
     def _save(self, step: int) -> None:
         """Write a checkpoint. Where that fails, training continues, and the earlier checkpoint
         stays in force.
         """
+        if self._no_checkpoints:
+            return
         metrics = (
             [np.asarray(variable).tolist() for variable in _metric_variables(self._training_model)]
             if step
@@ -226,7 +242,10 @@ class CheckpointCallback(keras.callbacks.Callback):
         }
         try:
             self._store.write(
-                _variables(self._training_model), state, epoch=len(self.rows), step=step
+                _variables(self._training_model),
+                state,
+                {CALLBACKS: dump_state(self._others)},
+                position=(len(self.rows), step),
             )
         except (OSError, tf.errors.OpError) as error:
             reason = disk_reason(error) or str(error).splitlines()[0][:200]
@@ -237,14 +256,54 @@ class CheckpointCallback(keras.callbacks.Callback):
 
 
 def _variables(model: keras.Model) -> list[tf.Variable]:
-    """Every variable by position: weights, optimizer slots, step counter and the state of random
-    layers.
+    """Every variable by position: weights, slots and step counters of optimizers, and the state of
+    random layers.
     """
-    model.optimizer.build(model.trainable_variables)
+    optimizers = [
+        *([model.optimizer] if model.optimizer else []),
+        *_further_optimizers(model).values(),
+    ]
+    if model.optimizer and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
     return [
         getattr(variable, "value", variable)
-        for variable in (*model.variables, *model.optimizer.variables)
+        for variable in (
+            *model.variables,
+            *(variable for optimizer in optimizers for variable in optimizer.variables),
+        )
     ]
+
+
+def _further_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """Optimizers that a model's own train step has besides the one it is compiled with."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+    }
+
+
+def _name_columns(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an epoch by their columns in history.csv: of training, then of validation, the
+    loss first.
+    """
+    names = sorted(
+        (name for name in values if name != "learning_rate"),
+        key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name),
+    )
+    return {
+        name if name.startswith("val_") else f"train_{name}": float(values[name]) for name in names
+    }
+
+
+def _describe(row: Mapping[str, float]) -> str:
+    """The loss and the other metrics of an epoch, and those of validation but its loss."""
+    shown = {
+        column.replace("train_", "").replace("val_", "validation "): value
+        for column, value in row.items()
+        if column.startswith(("train_", "val_")) and column != "val_loss"
+    }
+    return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
 
 def _metric_variables(model: keras.Model) -> list[Any]:

@@ -14,6 +14,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,13 +82,31 @@ def save_model(model: keras.Model, path: Path, members: Mapping[str, bytes] | No
     with atomic_file(path) as temporary:
         named = temporary.with_name(f"{temporary.name}.keras")  # Keras insists on the suffix
         try:
-            model.save(named)
+            with _without_compile(model):
+                model.save(named)
             with zipfile.ZipFile(named, "a") as file:
                 for name, content in (members or {}).items():
                     file.writestr(name, content)
             named.rename(temporary)
         finally:
             named.unlink(missing_ok=True)
+
+
+@contextmanager
+def _without_compile(model: keras.Model) -> Iterator[None]:
+    """Within the block a model, and those that are its layers, have no optimizer and no loss: what
+    is saved is for use, and needs none of the code that trained it.
+    """
+    layers = [model, *model._flatten_layers(include_self=False)]
+    compiled = [one for one in layers if isinstance(one, keras.Model) and one.compiled]
+    optimizers = [one.optimizer for one in compiled]
+    for one in compiled:
+        one.compiled, one.optimizer = False, None
+    try:
+        yield
+    finally:
+        for one, optimizer in zip(compiled, optimizers, strict=True):
+            one.compiled, one.optimizer = True, optimizer
 
 
 def load_model(path: Path, objects: Mapping[str, str], *, safe: bool = True) -> Any:
@@ -129,7 +148,8 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirement
     with TemporaryDirectory(prefix="throughline-") as folder:
         path = Path(folder) / "model.keras"
         try:
-            model.save(path)
+            with _without_compile(model):
+                model.save(path)
         except Exception as error:
             raise UnsavableModel(
                 f"the model cannot be saved: {explain(error)}\n{SAVABLE}"

@@ -19,15 +19,13 @@ from typing import Any, Literal
 import keras
 from keras import layers
 
-from tasks.errors import ImpossiblePlan, UnknownModel
+from tasks.errors import UnknownModel
 from tasks.pipelines.ops import Op
-from tasks.settings import ModelSettings, TrainSettings
+from tasks.settings import ModelSettings
 from tasks.training import emulation
 from tasks.training.device_ops import apply_as_layer
 from tasks.training.emulation import Emulation, parse_emulation
 from tasks.training.transformers import (
-    PackedModel,
-    make_packed_model,
     transformer_decoder,
     transformer_encoder,
 )
@@ -54,7 +52,8 @@ class Target:
 @dataclass(frozen=True, kw_only=True)
 class Models:
     """The network (postprocessed inputs → outputs) and the full model (stored inputs → outputs),
-    which share their weights.
+    which share their weights. `postprocess` (stored inputs → postprocessed ones) is a function of a
+    batch; None where there is nothing to do.
 
     `emulation` says how long the train step of an emulated accelerator takes; None where the model
     computes.
@@ -62,6 +61,7 @@ class Models:
 
     network: keras.Model
     full_model: keras.Model
+    postprocess: Callable[[Any], Any] | None
     target: Target
     emulation: Emulation | None = None
 
@@ -103,98 +103,10 @@ def build_models(
     return Models(
         network=network,
         full_model=keras.Model(stored, network(value), name="full_model"),
+        postprocess=None if value is stored else keras.Model(stored, value, name="postprocess"),
         target=target,
         emulation=parse_emulation(settings.options) if emulated else None,
     )
-
-
-def make_trainable_model(
-    models: Models,
-    *,
-    postprocessed_inputs: bool,
-    gather: Callable[[Any], Any] | None = None,
-    segments: int | None = None,
-) -> keras.Model:
-    """Make what `fit` trains: the network, on postprocessed inputs, or the full model, on stored
-    ones, which may `gather` its own batches; on packed rows of at most `segments` documents, where
-    given.
-
-    An emulated accelerator takes any inputs.
-
-    Raises:
-      ImpossiblePlan: batches are to be gathered on an accelerator that is emulated, or packed for
-        one.
-      UnknownModel: the network does not keep the documents of a packed row apart.
-    """
-    if models.emulation:
-        if segments:
-            raise ImpossiblePlan(
-                "batch.pack needs a model that keeps segments apart; with model.name: emulated use"
-                " `batch: {pad_to: auto}`"
-            )
-        if gather:
-            raise ImpossiblePlan(
-                "snapshot_on: device needs the memory of an accelerator, and model.name: emulated"
-                " has none; use snapshot_on: host"
-            )
-        return emulation.EmulatedTraining(
-            models.emulation, emulation.find_output(models.network), models.target.shape
-        )
-    if segments:
-        return make_packed_model(models.network, segments=segments)
-    model = models.network if postprocessed_inputs else models.full_model
-    return GatheringModel(model, gather) if gather else model
-
-
-def compile_model(
-    model: keras.Model, settings: TrainSettings, *, target: Target, steps: int
-) -> None:
-    """Compile with Adam and cross-entropy on logits (squared error for numbers), unless the builder
-    has compiled the model itself.
-    """
-    if getattr(model, "compiled", False):
-        return
-    rate: Any = settings.learning_rate
-    if settings.schedule == "cosine":
-        rate = keras.optimizers.schedules.CosineDecay(
-            settings.learning_rate, settings.epochs * steps
-        )
-    losses = {
-        "class": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "next_token": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "soft_labels": lambda: keras.losses.CategoricalCrossentropy(from_logits=True),
-        "regression": keras.losses.MeanSquaredError,
-    }
-    packed = isinstance(model, PackedModel)
-    loss = losses[target.kind]()
-    if packed:  # the mean over documents, not over the room for them
-        loss.reduction = "mean_with_sample_weight"
-    model.compile(
-        optimizer=keras.optimizers.Adam(rate),
-        loss=loss,
-        metrics=None if packed else [target.metric],
-        weighted_metrics=[target.metric] if packed else None,
-        jit_compile=settings.jit_compile,  # pyright: ignore[reportArgumentType] - Keras takes a boolean, too
-        steps_per_execution=settings.steps_per_execution,
-    )
-
-
-class GatheringModel(keras.Model):
-    """A model that gathers its training batches itself, on the device where the data lives; what it
-    is fed are step numbers.
-    """
-
-    def __init__(self, model: keras.Model, gather: Callable[[Any], Any]) -> None:
-        super().__init__(name="gathering")
-        self._model, self._gather = model, gather
-
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The model itself."""
-        return self._model(inputs, training=training)
-
-    def train_step(self, data: Any) -> Any:
-        """Fetch the batch, then train on it."""
-        return super().train_step(self._gather(data))
 
 
 def small_cnn(

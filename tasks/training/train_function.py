@@ -13,8 +13,7 @@ import keras
 
 
 class TrainFunction:
-    """The train function of a compiled Keras model, cut at the end of each epoch. `fit` calls it
-    instead of the model's own.
+    """The train function of a compiled Keras `model`, cut at the end of each epoch.
 
     Every execution is k steps, k being what the model was compiled with, and the last one of an
     epoch is what is left. Both run the model's own train step; the graph of the second function is
@@ -23,12 +22,11 @@ class TrainFunction:
 
     def __init__(self, model: keras.Model) -> None:
         self.steps = 0  # that the last execution has run
-        self._model, self._most = model, int(model.steps_per_execution)
+        self.model, self._most = model, int(model.steps_per_execution)
         self._several = self._function(self._most)
         self._single = self._several if self._most == 1 else self._function(1)
         self._built: set[int] = set()
         self._left = 0
-        model.train_function = self  # pyright: ignore[reportAttributeAccessIssue] - Keras declares it as None
 
     def begin(self, steps: int) -> None:
         """Begin an epoch, or what is left of one, of N `steps`."""
@@ -48,12 +46,12 @@ class TrainFunction:
         if size == self._most:
             logs = self._several(iterator)
         else:
-            self._model.steps_per_execution = 1  # which Keras reads while it builds the graph
+            self.model.steps_per_execution = 1  # which Keras reads while it builds the graph
             try:
                 for _ in range(self.steps):
                     logs = self._single(iterator)
             finally:
-                self._model.steps_per_execution = self._most
+                self.model.steps_per_execution = self._most
         self._built.add(size)
         self._left -= self.steps
         return logs
@@ -65,8 +63,8 @@ class TrainFunction:
 
     def _function(self, steps: int) -> Any:
         """Keras' own train function of N `steps`, whose graph is not built yet."""
-        before = self._model.steps_per_execution
-        self._model.steps_per_execution, self._model.train_function = steps, None
-        self._model.make_train_function()
-        self._model.steps_per_execution = before
-        return self._model.train_function
+        before = self.model.steps_per_execution
+        self.model.steps_per_execution, self.model.train_function = steps, None
+        self.model.make_train_function()
+        self.model.steps_per_execution = before
+        return self.model.train_function

@@ -31,10 +31,8 @@ def variables(position=(9, 9)):
 
 
 def write(store, position):
-    epoch, step = position
-    store.write(
-        variables(position), {"position": [epoch, step], "run_id": "r"}, epoch=epoch, step=step
-    )
+    state = {"position": list(position), "run_id": "r"}
+    store.write(variables(position), state, {"callbacks.pickle": b"state"}, position=position)
 
 
 def restored(folder, work=WORK):
@@ -42,8 +40,8 @@ def restored(folder, work=WORK):
     beginning, nothing changed.
     """
     loaded = variables()
-    state = CheckpointStore(folder, work).restore(loaded)
-    position = None if state is None else tuple(state["position"])
+    saved = CheckpointStore(folder, work).restore(loaded)
+    position = None if saved is None else tuple(saved.state["position"])
     for variable, value in zip(loaded, values(position or (9, 9)), strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
     return position

@@ -16,7 +16,8 @@ from tasks.measurement.accelerators import ACCELERATORS, find_accelerator
 from tasks.pipelines.ops import Rescale
 from tasks.settings import ModelSettings, TrainSettings
 from tasks.training.emulation import Emulation, parse_emulation
-from tasks.training.models import Target, build_models, compile_model, make_trainable_model
+from tasks.training.models import Target, build_models
+from tasks.training.step_model import Feed, make_step_model
 
 CLASSES = Target(kind="class", shape=(4,))
 
@@ -43,12 +44,10 @@ def batches(count, labels=(0, 0, 0, 1)):
 
 
 def trained(built, feed, steps, **settings):
-    model = make_trainable_model(built, postprocessed_inputs=False)
-    compile_model(
-        model,
+    model = make_step_model(
+        built,
         TrainSettings(learning_rate=0.5, schedule="constant", **settings),
-        target=built.target,
-        steps=steps,
+        Feed(steps_per_epoch=steps, stored=True),
     )
     model.make_train_function()
     for _ in range(steps):
@@ -60,8 +59,7 @@ def test_a_step_takes_its_time_and_no_core():
     built = models(step_ms=50)
     feed = batches(30)
     trained(built, feed, 2)  # traces
-    model = make_trainable_model(built, postprocessed_inputs=False)
-    compile_model(model, TrainSettings(), target=built.target, steps=20)
+    model = make_step_model(built, TrainSettings(), Feed(steps_per_epoch=20, stored=True))
     model.make_train_function()
     model.train_function(feed)
     started, cpu = time.perf_counter(), time.process_time()
@@ -104,7 +102,7 @@ def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_pa
 
 def test_targets_keep_their_shape():
     built = models(Target(kind="regression", shape=(2, 3)), step_ms=0.1)
-    model = make_trainable_model(built, postprocessed_inputs=True)
+    model = make_step_model(built, TrainSettings(), Feed(steps_per_epoch=1, stored=False))
     assert model(np.zeros((5, 8, 8, 1), np.float32)).shape == (5, 2, 3)
 
 
@@ -148,8 +146,10 @@ def test_options_that_a_model_does_not_take_are_refused(name, options, problem):
 
 def test_what_needs_the_accelerators_memory_is_refused():
     with pytest.raises(ImpossiblePlan, match="snapshot_on: host"):
-        make_trainable_model(
-            models(step_ms=1), postprocessed_inputs=False, gather=lambda step: step
+        make_step_model(
+            models(step_ms=1),
+            TrainSettings(),
+            Feed(steps_per_epoch=1, stored=True, gather=lambda step: step),
         )
 
 

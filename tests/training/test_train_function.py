@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tasks.training.fit import Schedule, fit
 from tasks.training.step_timer import StepTimer
 from tasks.training.train_function import TrainFunction
 
@@ -16,7 +17,7 @@ STEPS, EPOCHS = 5, 3
 
 
 class Seen(keras.callbacks.Callback):
-    """What a training that follows its train_function sees; epochs begin as in the train stage."""
+    """What a training that follows its train_function sees."""
 
     def __init__(self, train_function):
         super().__init__()
@@ -24,7 +25,6 @@ class Seen(keras.callbacks.Callback):
         self.losses = []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.train_function.begin(STEPS)
         self.timer.begin()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -63,8 +63,15 @@ def train(count):
     batches = batches.map(
         lambda value, label: (tf.ensure_shape(value, (4, 2)), tf.ensure_shape(label, (4, 1)))
     )
-    seen = Seen(TrainFunction(model))
-    model.fit(batches.repeat(), steps_per_epoch=STEPS, epochs=EPOCHS, callbacks=[seen], verbose=0)
+    train_function = TrainFunction(model)
+    seen = Seen(train_function)
+    fit(
+        train_function,
+        batches,
+        Schedule(steps_per_epoch=STEPS, epochs=EPOCHS),
+        validation=tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1)))),
+        callbacks=[seen],
+    )
     return seen, order, model
 
 
