@@ -25,7 +25,7 @@ from tasks.params_file import read_yaml
 
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
-SECTIONS_WITH_CODE = ("model", "preprocess", "augment", "postprocess")
+SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
 # Their functions are not made to be called with anybody's options.
 OUR_PACKAGES = ("tasks", "flows", "infra", "benchmarks", "tests")
 

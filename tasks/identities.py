@@ -38,9 +38,10 @@ OPS = ("preprocess", "augment", "postprocess")
 CODE: Mapping[str, tuple[str, ...]] = {
     "snapshot": ("preprocess",),
     "build": OPS,
-    "train": (*OPS, "model"),
-    "profile": (*OPS, "model"),
+    "train": (*OPS, "model", "train"),
+    "profile": (*OPS, "model", "train"),
 }
+TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
 _MARK = "      # Own ops and models"
 
 
@@ -60,7 +61,7 @@ def write_identities(root: Path, out: Path) -> None:
             {
                 module
                 for section in CODE.get(stage, ())
-                for module in named_modules(document.get(section))
+                for module in named_modules(_find_code(document, section))
             }
         )
         brought = (
@@ -72,7 +73,7 @@ def write_identities(root: Path, out: Path) -> None:
             "code": {
                 module: code_digest(module, roots=[root], without=PROGRAM) for module in modules
             },
-            "files": files if modules or _reads_tokenizer(stage, document) else {},
+            "files": files if modules or _reads_files(stage, document) else {},
             "libraries": installed_versions([*libraries, *brought]),
             "rules": _rules(),
         }
@@ -111,6 +112,22 @@ def named_modules(section: Any) -> Iterator[str]:
             yield from named_modules(item)
 
 
+def _find_code(document: Mapping[str, Any], section: str) -> Any:
+    """What of a section of params.yaml may name user code."""
+    value = document.get(section)
+    if section == "train" and isinstance(value, Mapping):
+        keys = [value.get(key) for key in TRAINED_WITH]
+        return [item for key in keys for item in (key if isinstance(key, list) else [key])]
+    return value
+
+
+def model_files(document: Mapping[str, Any]) -> list[str]:
+    """Files of models and weights that params.yaml names, as they are written there."""
+    model = document.get("model")
+    named = [model.get(key) for key in ("from", "weights")] if isinstance(model, Mapping) else []
+    return [name for name in named if isinstance(name, str) and name]
+
+
 def tokenizer_files(document: Mapping[str, Any]) -> list[str]:
     """Files of tokenizers that params.yaml names, as they are written there."""
     ops = document.get("preprocess")
@@ -122,27 +139,34 @@ def tokenizer_files(document: Mapping[str, Any]) -> list[str]:
     return [name for name in named if isinstance(name, str) and name]
 
 
-def _reads_tokenizer(stage: str, document: Mapping[str, Any]) -> bool:
-    """Whether a stage runs ops of texts with a tokenizer's file."""
-    return "preprocess" in CODE.get(stage, ()) and bool(tokenizer_files(document))
+def _reads_files(stage: str, document: Mapping[str, Any]) -> bool:
+    """Whether a stage reads files that params.yaml names: a tokenizer's, a model's."""
+    sections = CODE.get(stage, ())
+    return bool(
+        ("preprocess" in sections and tokenizer_files(document))
+        or ("model" in sections and model_files(document))
+    )
 
 
 def watch_own_code(root: Path) -> Sequence[str]:
-    """List the files of own ops and models, of what they import, and of a tokenizer in dvc.yaml;
-    return what was not there yet.
+    """List the files of own ops and models, of what they import, and others that params.yaml names
+    (a tokenizer, a model, weights) in dvc.yaml; return what was not there yet.
 
     Python files that are listed there and are gone are taken off. Without this DVC would not see
     that they change.
     """
     document = read_yaml(root / PARAMS_FILE)
     modules = {
-        module for section in (*OPS, "model") for module in named_modules(document.get(section))
+        module
+        for section in CODE["train"]
+        for module in named_modules(_find_code(document, section))
     }
     found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
     path = root / PIPELINE_FILE
     before, listed, after = _split(path.read_text())
     needed = sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
-    needed += [name for name in tokenizer_files(document) if (root / name).is_file()]
+    named = [*tokenizer_files(document), *model_files(document)]
+    needed += [name for name in named if (root / name).is_file()]
     kept = [name for name in listed if not name.endswith(".py") or (root / name).exists()]
     added = [name for name in needed if name not in kept]
     if [*kept, *added] != listed:

@@ -174,7 +174,7 @@ def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     none are given; tokens stay numbers.
     """
     resolved: dict[str, Any] = {}
-    if document.model.name == "auto":
+    if document.model.name == "auto" and not document.model.from_file:
         fitting = list_fitting_models(document.data, document.window)
         name = SOURCES[document.data.source].auto_model or fitting[0]
         resolved["model"] = document.model.model_copy(update={"name": name})

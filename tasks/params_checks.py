@@ -18,7 +18,7 @@ from tasks.pipelines.constraints import (
     find_text_problems,
     find_token_window_problems,
 )
-from tasks.settings import DataSettings, PipelineConfig, WindowSettings
+from tasks.settings import DataSettings, ModelSettings, PipelineConfig, WindowSettings
 from tasks.source_kinds import SOURCES
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ RAW = "data/raw"  # for the datasets that `fetch` gets, and nothing else
 TEXT_MODELS = ("text_classifier", "transformer_encoder")
 NEXT_TOKEN_MODELS = ("transformer_decoder",)
 BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")
+# Arguments of keras.applications that follow from the data, or have keys of their own.
+FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
 # What `model: {name: auto}` is, and what else there is without writing one, by what examples are.
 MODELS_FOR = {
     "images": ("small_cnn", "mlp"),
@@ -185,7 +187,28 @@ def _find_source_problems(params: Params) -> list[str]:
 
 
 def _find_model_problems(params: Params) -> list[str]:
+    return [
+        *_find_file_problems(params.model),
+        *(_find_name_problems(params) or find_option_problems(params.model)),
+    ]
+
+
+def _find_file_problems(model: ModelSettings) -> Iterator[str]:
+    """Files of models and weights that are not there."""
+    for key, name in (("from", model.from_file), ("weights", model.weights)):
+        if name and not Path(name).is_file():
+            yield f"model.{key}: {name} is no file; a path is absolute, or relative to the project"
+    if model.from_file and (model.name != "auto" or model.options or model.weights):
+        yield (
+            "model.from: the file says what the network is; leave out model.name, model.options and"
+            " model.weights"
+        )
+
+
+def _find_name_problems(params: Params) -> list[str]:
     name, content = params.model.name, SOURCES[params.data.source].content
+    if params.model.from_file:
+        return []
     if ":" not in name:
         known = model_names()
         if name not in known:
@@ -223,6 +246,53 @@ def _find_model_problems(params: Params) -> list[str]:
         if missing
         else []
     )
+
+
+def find_option_problems(model: ModelSettings) -> Iterator[str]:
+    """Options that the model's builder does not take, read from its source, which is not run."""
+    taken = _read_arguments(model.name) if model.name != "emulated" else None
+    for key in model.options if taken is not None else ():
+        if key not in taken:
+            yield (
+                f"model.options.{key}: {model.name} does not take it; {did_you_mean(key, taken)}"
+                if taken
+                else f"model.options.{key}: {model.name} takes no options"
+            )
+
+
+def _read_arguments(name: str) -> list[str] | None:
+    """Options of a builder by name; None where its source does not say."""
+    module, _, function = name.partition(":")
+    if function:
+        sources = [module]
+    elif name in BUILT_IN_MODELS:
+        sources, function = ["tasks.training.models", "tasks.training.transformers"], name
+    else:
+        sources, function = [], name
+    paths = [_find_source(module) for module in sources] or sorted(_applications().glob("*.py"))
+    for path in filter(None, paths):
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.FunctionDef) and node.name == function:
+                first = 2 if sources else 0  # a builder's input_shape and outputs
+                taken = [*node.args.args[first:], *node.args.kwonlyargs]
+                options = [one.arg for one in taken if sources or one.arg not in FROM_DATA]
+                return None if node.args.kwarg else options
+    return None
+
+
+def _find_source(module: str) -> Path | None:
+    """The file of a module, which is not imported."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _applications() -> Path:
+    """The folder of keras.applications' sources; Keras is not imported."""
+    keras = _find_source("keras")
+    return keras.parent / "src" / "applications" if keras else Path("absent")
 
 
 def model_names() -> list[str]:

@@ -13,6 +13,7 @@ from ruamel.yaml.events import AliasEvent
 from tasks.errors import InvalidParams
 
 PARAMS_FILE = Path("params.yaml")
+COLON = "found unexpected ':'"
 LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # of one value; more belongs into a file
 
 
@@ -44,8 +45,10 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
         ValueError,
         RecursionError,
     ) as error:  # not YAML; a date or number that cannot be; nested without end
+        reason = " ".join(str(error).split())
+        hint = ". Quote module:name within brackets, which DVC reads no other way"
         raise InvalidParams(
-            [f"{name} is not valid YAML: {' '.join(str(error).split())}"]
+            [f"{name} is not valid YAML: {reason}{hint if COLON in reason else ''}"]
         ) from error
     if not isinstance(document, dict):
         raise InvalidParams(
@@ -84,12 +87,13 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
 
 def _read_value(text: str) -> Any:
     """Read a YAML value without aliases, which make gigabytes of a few lines, and of bounded depth,
-    which the parser pays for dearly.
+    which the parser pays for dearly. Ruamel's own parser takes module:name in brackets, as YAML 1.2
+    does; libyaml does not.
     """
     if not text.strip():
         return None
     if len(text) > LONGEST_OVERRIDE or text.count("[") + text.count("{") > MOST_BRACKETS:
         raise ValueError("too long or too deep")
-    if any(isinstance(event, AliasEvent) for event in YAML(typ="safe").parse(text)):
+    if any(isinstance(event, AliasEvent) for event in YAML(typ="safe", pure=True).parse(text)):
         raise ValueError("aliases are not expanded here")
-    return YAML(typ="safe").load(text)
+    return YAML(typ="safe", pure=True).load(text)

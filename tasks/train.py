@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -28,7 +29,7 @@ from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
 from tasks.code_identity import code_digest
 from tasks.errors import ImpossiblePlan, UnknownModel, did_you_mean
-from tasks.files import digest_json
+from tasks.files import digest_file, digest_json
 from tasks.layout import MODEL_FILE, Layout
 from tasks.measurement.gpus import used_gpus, visible_gpus
 from tasks.measurement.hardware import UsageMonitor, describe_machine
@@ -259,7 +260,14 @@ def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[
         "window": params.window.model_dump(),
         "pipeline": params.pipelines[name].model_dump(),
         "batch_size": params.batch_size,
-        "model": params.model.model_dump(),
+        "model": [
+            params.model.model_dump(),
+            *(
+                digest_file(Path(file))
+                for file in (params.model.from_file, params.model.weights)
+                if file
+            ),
+        ],
         "train": params.train.model_dump(exclude={"checkpoint_every"}),
         "code": code_digest(*sorted(code_modules(params))),
         "versions": [keras.__version__, tf.__version__],

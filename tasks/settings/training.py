@@ -44,7 +44,7 @@ class ModelSettings(Settings):
         default="",
         description=(
             "a file of weights (.weights.h5, .keras) for the model of `name`, layer by layer; a"
-            " last layer of another shape begins anew"
+            " last layer of another shape keeps its initial values"
         ),
     )
     freeze: list[str] = Field(

@@ -27,7 +27,10 @@ def make_callbacks(settings: TrainSettings) -> list[keras.callbacks.Callback]:
     made: list[keras.callbacks.Callback] = []
     for path in settings.callbacks:
         found = import_object(path, key="train.callbacks")
-        callback = found() if callable(found) else found
+        try:
+            callback = found() if callable(found) else found
+        except TypeError as error:
+            raise UnknownModel(f"train.callbacks: {path}() cannot be called: {error}") from error
         if not isinstance(callback, keras.callbacks.Callback):
             raise UnknownModel(
                 f"train.callbacks: {path} gives {type(callback).__name__}; expected a"

@@ -14,6 +14,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import keras
@@ -25,6 +26,7 @@ from tasks.settings import ModelSettings
 from tasks.training import emulation
 from tasks.training.device_ops import apply_as_layer
 from tasks.training.emulation import Emulation, parse_emulation
+from tasks.training.fine_tuning import freeze_layers, load_network, load_weights
 from tasks.training.transformers import (
     transformer_decoder,
     transformer_encoder,
@@ -78,14 +80,19 @@ def build_models(
     the batch axis.
 
     Raises:
-      UnknownModel: there is no such builder, or it did not return a fitting Keras model.
+      UnknownModel: there is no such builder or file, or it gave no fitting Keras model.
     """
     stored = keras.Input(input_shape, dtype=dtype, name=INPUT_NAMES.get(dtype, "features"))
     value: Any = stored
     for op in postprocess:
         value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
-    network = _build(settings, tuple(value.shape[1:]), outputs)
+    inputs_shape = tuple(value.shape[1:])
+    network = (
+        load_network(Path(settings.from_file), inputs_shape, outputs)
+        if settings.from_file
+        else _build(settings, inputs_shape, outputs)
+    )
     per_token = (None,) if target.kind == "next_token" else ()
     expected = (None, *per_token, outputs)
     if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != expected:
@@ -94,6 +101,9 @@ def build_models(
             f"model.name: {settings.name} returned {found}; expected a keras.Model with output"
             f" shape {expected}"
         )
+    if settings.weights:
+        load_weights(network, Path(settings.weights))
+    freeze_layers(network, settings.freeze)
     if len(target.shape) > 1:
         inputs = keras.Input(tuple(value.shape[1:]))
         network = keras.Model(

@@ -4,104 +4,17 @@ that never stopped.
 
 from __future__ import annotations
 
-import copy
-
 import keras
 import numpy as np
 import pytest
-from project import ROOT, SMALL
-from ruamel.yaml import YAML
+from trainings import Stop, Stopping, params_of, run
 
 from tasks.assembly.inputs import open_inputs
-from tasks.assembly.model import build_models_for
-from tasks.data.shards import read_shard_index
-from tasks.layout import Layout
-from tasks.params import check
-from tasks.params_file import apply_overrides
-from tasks.snapshot import snapshot
-from tasks.tracking.recorder import Recorder, RunKey
-from tasks.train import configure_process, open_split_pipelines, train, training_fingerprint
-from tasks.training.checkpoint_store import CheckpointStore
-from tasks.training.checkpoints import CheckpointCallback
+from tasks.train import training_fingerprint
 
 pytestmark = pytest.mark.integration
 
 STEPS = 5  # of an epoch: 120 examples by 25
-
-
-@pytest.fixture(scope="module")
-def layout(arrays):
-    snapshot(
-        read_shard_index(arrays / "shards"),
-        arrays / "shards",
-        arrays / "snapshot",
-        preprocess=check(SMALL).preprocess,
-    )
-    root = arrays.parent / "resume"
-    root.mkdir(exist_ok=True)
-    (root / "data").symlink_to(arrays)
-    return Layout(root)
-
-
-def params_of(*overrides):
-    presets = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
-        "pipelines!"
-    ]
-    document = {
-        **copy.deepcopy(SMALL),
-        "batch_size": 25,
-        "shard": {"compression": "both"},
-        "pipelines": presets,
-    }
-    document["train"] = {**SMALL["train"], "epochs": 3, "checkpoint_every": "1 step"}
-    document["augment"] = ["flip", {"brightness": {"delta": 0.1}}]
-    apply_overrides(document, overrides)
-    return check(document)
-
-
-class Stop(Exception):
-    """What ends a training in its midst."""
-
-
-class Stopping(CheckpointCallback):
-    """Progress that raises after so many steps, when their checkpoint is on disk, and notes whether
-    validation is measured.
-    """
-
-    steps_left = 10**9
-    latest = None
-
-    def on_test_batch_begin(self, batch, logs=None):
-        Stopping.latest = self
-        assert not self._monitor.running
-
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch, logs)
-        self.steps_left -= 1
-        if self.steps_left == 0:
-            raise Stop
-
-
-def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
-    """Train until the end or so many steps; returns the rows and the weights."""
-    keras.utils.clear_session()
-    configure_process(params.train)
-    data = open_inputs(params, layout)
-    pipelines, models = (
-        open_split_pipelines(params, pipeline, data, address=""),
-        build_models_for(params, data),
-    )
-    recorder = Recorder(RunKey(data_set="arrays", pipeline=pipeline, data_digest="d"))
-    recorder.sent = False  # no store is needed here
-    store = CheckpointStore(folder, training_fingerprint(params, pipeline, data))
-    progress = Stopping(pipelines.train, store, params.train, recorder)
-    progress.steps_left = stop_after
-    trained = train(models, pipelines, progress, settings=params.train)
-    rows = [
-        {name: value for name, value in row.items() if name != "examples_per_s"}
-        for row in trained.rows
-    ]
-    return rows, [np.asarray(weight) for weight in models.network.get_weights()]
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +100,46 @@ def test_resuming_twice_is_like_not_stopping(layout, undisturbed, tmp_path):
         with pytest.raises(Stop):
             run(params, layout, tmp_path / "stopped", stop_after=4)
     assert run(params, layout, tmp_path / "stopped")[0] == rows
+
+
+OWN_CALLBACKS = """
+import keras
+
+
+class Slower(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        if self.seen % 4 == 0:
+            rate = self.model.optimizer.learning_rate
+            rate.assign(rate * 0.5)
+"""
+
+
+@pytest.mark.integration
+def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
+    layout, tmp_path, monkeypatch
+):
+    (tmp_path / "own_callbacks.py").write_text(OWN_CALLBACKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    params = params_of(
+        "train.epochs=6",
+        "train.callbacks=[own_callbacks:Slower]",
+        # Better by more than ever happens: it ends after the second epoch that is not.
+        "train.early_stopping={monitor: val_loss, patience: 2, min_delta: 9}",
+    )
+    rows, weights = run(params, layout, tmp_path / "undisturbed")
+    assert len(rows) == 3 < params.train.epochs, "ended early"
+    assert rows[0]["learning_rate"] > rows[1]["learning_rate"] > rows[2]["learning_rate"]
+    for steps in (2, 6, 3):
+        with pytest.raises(Stop):
+            run(params, layout, tmp_path / "stopped", stop_after=steps)
+    again, same_weights = run(params, layout, tmp_path / "stopped")
+    assert again == rows
+    assert all(np.array_equal(one, other) for one, other in zip(weights, same_weights, strict=True))
 
 
 @pytest.mark.integration

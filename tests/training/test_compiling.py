@@ -1,0 +1,253 @@
+"""Optimizer, loss, metrics and schedule by name, and models that their builders compile: what is
+asked for is what trains, whatever the configuration.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from made_up import made_up
+from project import SMALL
+from trainings import params_of, run
+
+from tasks.assembly.evaluation import complete_metrics
+from tasks.assembly.inputs import open_inputs
+from tasks.assembly.model import build_models_for
+from tasks.errors import UnknownModel
+from tasks.params import check
+from tasks.results.train import TrainResult
+from tasks.settings import ModelSettings, TrainSettings
+from tasks.training.callbacks import dump_state, make_callbacks
+from tasks.training.compiling import compile_model, make_schedule
+from tasks.training.model_files import check_savable, load_model, save_model
+from tasks.training.models import Target, build_models
+from tasks.training.step_model import Feed, compute_class_weights, make_step_model
+
+CLASSES = Target(kind="class", shape=(4,))
+OWN = """
+import keras
+import tensorflow as tf
+
+
+class Doubled(keras.Model):
+    def train_step(self, data):
+        inputs, labels = data[:2]
+        with tf.GradientTape() as tape:
+            loss = 2 * self.compute_loss(y=labels, y_pred=self(inputs, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss, "doubled": loss}
+
+
+def own_loss(truth, logits):
+    return keras.losses.sparse_categorical_crossentropy(truth, logits, from_logits=True)
+
+
+def network(input_shape, outputs):
+    inputs = keras.Input(input_shape)
+    logits = keras.layers.Dense(outputs)(keras.layers.Flatten()(inputs))
+    return inputs, logits
+
+
+def build(input_shape, outputs):
+    model = Doubled(*network(input_shape, outputs))
+    model.compile(keras.optimizers.SGD(0.05), loss=own_loss)
+    return model
+
+
+def still(input_shape, outputs):
+    model = keras.Model(*network(input_shape, outputs))
+    top2 = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")
+    model.compile(keras.optimizers.SGD(0.0), loss=own_loss, metrics=[top2])
+    return model
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_compiled.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_compiled"
+
+
+def build(name="mlp", **options):
+    return build_models(
+        ModelSettings(name=name, options=options),
+        input_shape=(4,),
+        dtype="float32",
+        target=CLASSES,
+        postprocess=(),
+    )
+
+
+@pytest.mark.integration
+def test_a_train_step_of_ones_own_runs_wherever_the_input_is_postprocessed(own, layout, tmp_path):
+    finished = [
+        run(
+            params_of(f"model={{name: '{own}:build'}}", f"pipelines.optimized.postprocess_on={on}"),
+            layout,
+            tmp_path / on,
+        )
+        for on in ("host", "device")
+    ]
+    for rows, _ in finished:
+        assert [*rows[0]][1:] == ["train_loss", "train_doubled", "val_loss", "learning_rate"]
+        assert rows[0]["learning_rate"] == pytest.approx(0.05)
+    (_, host), (_, device) = finished
+    for one, other in zip(host, device, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.integration
+def test_what_a_builder_compiles_is_kept_and_compared_by_accuracy_all_the_same(
+    own, layout, tmp_path
+):
+    params = params_of(f"model={{name: '{own}:still'}}")
+    rows, weights = run(params, layout, tmp_path)
+    assert rows[0]["val_loss"] == rows[-1]["val_loss"] and "val_top2" in rows[0], "a rate of 0"
+    data = open_inputs(params, layout)
+    models = build_models_for(params, data)
+    models.network.set_weights(weights)
+    result = complete_metrics(_result(rows[-1]), models, params, data)
+    counted = models.full_model.predict(_inputs(data, "validation"), verbose=0).argmax(axis=-1)
+    labels = np.asarray(data.memmap("validation", "label"))
+    assert result.last_epoch["val_accuracy"] == pytest.approx((counted == labels).mean())
+
+
+def _inputs(data, split):
+    return np.asarray(data.memmap(split, data.shards.schema.feature))
+
+
+def _result(row):
+    made = made_up(TrainResult)
+    last = {name: value for name, value in row.items() if name != "epoch"}
+    return type(made)(**{**vars(made), "metric": "accuracy", "last_epoch": last, "test": {}})
+
+
+def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path, monkeypatch):
+    models = build(f"{own}:still")
+    assert models.network.compiled
+    needs = check_savable(models.full_model, [own])
+    assert not needs.objects, "the loss is not part of the file"
+    save_model(models.full_model, tmp_path / "model.keras")
+    assert models.network.compiled and models.network.optimizer is not None, "it trains on"
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    again = load_model(tmp_path / "model.keras", {})
+    np.testing.assert_array_equal(again(values), models.full_model(values))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optimizer": "adm"}, "train.optimizer: Keras has no adm"),
+        ({"optimizer": {"adamw": {"decy": 1}}}, r"train.optimizer: adamw does not take"),
+        ({"loss": "acuracy"}, "train.loss: Keras has no acuracy"),
+        ({"metrics": ["auto", "nothing"]}, "train.metrics: Keras has no nothing"),
+        ({"loss": "absent_module:loss"}, "train.loss: absent_module:loss cannot be imported"),
+    ],
+)
+def test_names_that_do_not_exist_are_refused(settings, said):
+    with pytest.raises(UnknownModel, match=said):
+        make_step_model(build(), TrainSettings(**settings), Feed(steps_per_epoch=3, stored=False))
+
+
+def test_builder_and_params_cannot_both_compile(own):
+    models = build(f"{own}:build")
+    with pytest.raises(UnknownModel, match=r"train.loss: the model's builder compiles it"):
+        compile_model(models.network, TrainSettings(loss="mse"), target=CLASSES, steps=3)
+
+
+def test_names_and_arguments_reach_keras(own):
+    models = build()
+    settings = TrainSettings(
+        optimizer={"adamw": {"weight_decay": 0.25}},
+        loss={"sparse_categorical_crossentropy": {"ignore_class": 3}},
+        metrics=["auto", {"sparse_top_k_categorical_accuracy": {"k": 2}}],
+        schedule="constant",
+        learning_rate=0.5,
+    )
+    compile_model(models.network, settings, target=CLASSES, steps=3)
+    assert models.network.optimizer.weight_decay == 0.25
+    assert float(models.network.optimizer.learning_rate) == 0.5
+    assert models.network.loss.get_config()["ignore_class"] == 3
+    assert models.network.loss.get_config()["from_logits"] is True
+    seen = models.network.evaluate(np.zeros((4, 4)), np.zeros(4), verbose=0, return_dict=True)
+    assert {*seen} == {"loss", "accuracy", "sparse_top_k_categorical_accuracy"}
+
+
+def test_a_model_that_ends_in_a_softmax_gets_a_loss_of_probabilities(tmp_path, monkeypatch):
+    inputs = keras.Input((4,))
+    network = keras.Model(inputs, keras.layers.Dense(4, activation="softmax")(inputs))
+    compile_model(network, TrainSettings(), target=CLASSES, steps=3)
+    assert network.loss.get_config()["from_logits"] is False
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_rate_rises_during_the_warm_up_and_follows_its_schedule(schedule):
+    settings = TrainSettings(schedule=schedule, learning_rate=0.1, warm_up_epochs=0.5, epochs=2)
+    rate = make_schedule(settings, steps=10)
+    values = [float(rate(step)) for step in range(21)]
+    np.testing.assert_allclose(values[:5], 0.1 * np.arange(1, 6) / 5, rtol=1e-6)
+    assert values[5] == pytest.approx(0.1)
+    end = {"constant": 0.1, "linear": 0.0, "cosine": 0.0}[schedule]
+    assert values[20] == pytest.approx(end, abs=1e-6)
+    assert all(one >= other for one, other in pairwise(values[5:]))
+
+
+def test_class_weights_are_those_of_keras(layout):
+    data = open_inputs(check({**SMALL, "batch_size": 25}), layout)
+    counts = np.bincount(np.asarray(data.memmap("train", "label")), minlength=4)
+    weights = compute_class_weights("auto", data)
+    np.testing.assert_allclose(weights * counts, counts.sum() / 4, rtol=1e-6)
+    assert compute_class_weights("none", data) is None
+    classes = data.shards.classes
+    assert compute_class_weights({classes[1]: 3.0}, data).tolist() == [1, 3, 1, 1]
+    with pytest.raises(UnknownModel, match=r"train.class_weights: nobody is not a class"):
+        compute_class_weights({"nobody": 1.0}, data)
+
+
+def test_weighted_steps_are_those_of_fit_with_class_weights():
+    draw = np.random.default_rng(3)
+    inputs, labels = draw.normal(size=(32, 4)).astype(np.float32), np.arange(32) % 4
+    batches = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(8)
+    weights = np.asarray([1, 5, 0.25, 2], np.float32)
+    trained = []
+    for weigh in (True, False):
+        keras.utils.set_random_seed(0)
+        models = build(width=8)
+        settings = TrainSettings(schedule="constant", learning_rate=0.1)
+        feed = Feed(steps_per_epoch=4, stored=False, class_weights=weights if weigh else None)
+        model = make_step_model(models, settings, feed)
+        arguments = {} if weigh else {"class_weight": dict(enumerate(weights.tolist()))}
+        model.fit(batches, epochs=2, verbose=0, **arguments)
+        trained.append(models.network.get_weights())
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("own_compiled:still", "missing 2 required"), ("own_compiled:OWN", "cannot be imported")],
+)
+def test_what_is_no_callback_is_refused(own, path, said):
+    with pytest.raises(UnknownModel, match=said):
+        make_callbacks(TrainSettings(callbacks=[path]))
+
+
+def test_a_callback_that_holds_a_file_is_said_to_keep_no_checkpoints(tmp_path):
+    callback = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    callback.set_model(build().network)
+    callback.on_train_begin()
+    with pytest.raises(TypeError, match=r"CSVLogger\.csv_file: cannot pickle"):
+        dump_state([callback])
+    callback.on_train_end()
+
+
+def test_what_early_stopping_watches_must_exist(layout, tmp_path):
+    params = params_of("train.early_stopping={monitor: val_acuracy}")
+    with pytest.raises(UnknownModel, match=r"monitor: val_acuracy is not .* val_accuracy"):
+        run(params, layout, tmp_path)

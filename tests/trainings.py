@@ -1,0 +1,80 @@
+"""Small trainings, that can be stopped after any step, for the tests."""
+
+from __future__ import annotations
+
+import copy
+
+import keras
+import numpy as np
+from project import ROOT, SMALL
+from ruamel.yaml import YAML
+
+from tasks.assembly.inputs import open_inputs
+from tasks.assembly.model import build_models_for
+from tasks.params import check
+from tasks.params_file import apply_overrides
+from tasks.tracking.recorder import Recorder, RunKey
+from tasks.train import configure_process, open_split_pipelines, train, training_fingerprint
+from tasks.training.checkpoint_store import CheckpointStore
+from tasks.training.checkpoints import CheckpointCallback
+
+
+def params_of(*overrides):
+    presets = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
+        "pipelines!"
+    ]
+    document = {
+        **copy.deepcopy(SMALL),
+        "batch_size": 25,
+        "shard": {"compression": "both"},
+        "pipelines": presets,
+    }
+    document["train"] = {**SMALL["train"], "epochs": 3, "checkpoint_every": "1 step"}
+    document["augment"] = ["flip", {"brightness": {"delta": 0.1}}]
+    apply_overrides(document, overrides)
+    return check(document)
+
+
+class Stop(Exception):
+    """What ends a training in its midst."""
+
+
+class Stopping(CheckpointCallback):
+    """Progress that raises after so many steps, when their checkpoint is on disk, and notes whether
+    validation is measured.
+    """
+
+    steps_left = 10**9
+    latest = None
+
+    def on_test_batch_begin(self, batch, logs=None):
+        Stopping.latest = self
+        assert not self._monitor.running
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            raise Stop
+
+
+def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
+    """Train until the end or so many steps; returns the rows and the weights."""
+    keras.utils.clear_session()
+    configure_process(params.train)
+    data = open_inputs(params, layout)
+    pipelines, models = (
+        open_split_pipelines(params, pipeline, data, address=""),
+        build_models_for(params, data),
+    )
+    recorder = Recorder(RunKey(data_set="arrays", pipeline=pipeline, data_digest="d"))
+    recorder.sent = False  # no store is needed here
+    store = CheckpointStore(folder, training_fingerprint(params, pipeline, data))
+    progress = Stopping(pipelines.train, store, params.train, recorder)
+    progress.steps_left = stop_after
+    trained = train(models, pipelines, progress, settings=params.train)
+    rows = [
+        {name: value for name, value in row.items() if name != "examples_per_s"}
+        for row in trained.rows
+    ]
+    return rows, [np.asarray(weight) for weight in models.network.get_weights()]
