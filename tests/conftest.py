@@ -21,6 +21,7 @@ from skips import (
     need,
 )
 from stack import ENDED, Stack, measuring_folders, running_stack
+from trainings import layout  # noqa: F401 - a fixture
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
 from tasks.ingest import ingest

@@ -6,20 +6,39 @@ import copy
 
 import keras
 import numpy as np
+import pytest
 from project import ROOT, SMALL
 from ruamel.yaml import YAML
 
+from flows.resolution import merge
 from tasks.assembly.inputs import open_inputs
 from tasks.assembly.model import build_models_for
+from tasks.data.shards import read_shard_index
+from tasks.layout import Layout
 from tasks.params import check
 from tasks.params_file import apply_overrides
+from tasks.snapshot import snapshot
 from tasks.tracking.recorder import Recorder, RunKey
 from tasks.train import configure_process, open_split_pipelines, train, training_fingerprint
 from tasks.training.checkpoint_store import CheckpointStore
 from tasks.training.checkpoints import CheckpointCallback
 
 
-def params_of(*overrides):
+@pytest.fixture(scope="session")
+def layout(arrays):
+    snapshot(
+        read_shard_index(arrays / "shards"),
+        arrays / "shards",
+        arrays / "snapshot",
+        preprocess=check(SMALL).preprocess,
+    )
+    root = arrays.parent / "resume"
+    root.mkdir(exist_ok=True)
+    (root / "data").symlink_to(arrays)
+    return Layout(root)
+
+
+def params_of(*overrides, overlay=None):
     presets = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
         "pipelines!"
     ]
@@ -31,6 +50,7 @@ def params_of(*overrides):
     }
     document["train"] = {**SMALL["train"], "epochs": 3, "checkpoint_every": "1 step"}
     document["augment"] = ["flip", {"brightness": {"delta": 0.1}}]
+    merge(document, overlay or {})
     apply_overrides(document, overrides)
     return check(document)
 
