@@ -1013,8 +1013,8 @@ FAULTS = (
     ),
     Fault(
         "other options of a model are the same work",
-        '"model": params.model.model_dump(),',
-        "",
+        "params.model.model_dump(),\n            *(",
+        "*(",
         RESUME,
     ),
     Fault(
@@ -1043,9 +1043,39 @@ FAULTS = (
     ),
     Fault(
         "the optimizer begins anew",
-        "(*model.variables, *model.optimizer.variables)",
-        "model.variables",
+        "*(variable for optimizer in optimizers for variable in optimizer.variables),",
+        "",
         STOPPING,
+    ),
+    Fault(
+        "callbacks forget what they knew",
+        "load_state(self._others, self._others_state)",
+        "pass",
+        RESUME,
+    ),
+    Fault(
+        "class weights weigh nothing",
+        "inputs, labels, tf.gather(weights, labels)",
+        "inputs, labels",
+        ("tests/training/test_compiling.py",),
+    ),
+    Fault(
+        "probabilities are taken for logits",
+        '{"from_logits": not gives_probabilities(model)}',
+        '{"from_logits": True}',
+        ("tests/training/test_compiling.py",),
+    ),
+    Fault(
+        "the train step of a model on the device is Keras' own",
+        "return self.network.train_step(self._weigh(data) if self._weigh else data)",
+        "return keras.Model.train_step(self.network, self._weigh(data) if self._weigh else data)",
+        ("tests/training/test_compiling.py",),
+    ),
+    Fault(
+        "frozen layers are trained",
+        "layer.trainable = False",
+        "pass",
+        ("tests/training/test_fine_tuning.py",),
     ),
     Fault(
         "an epoch runs into the next one",
