@@ -39,7 +39,6 @@ demo: setup
 	python -m flows.comparison $(OVERLAY.$(DATA).$(BUDGET)) $(if $(OWN),--set data.fetch=none --set data.path="$$(realpath "$(OWN)")")
 	@echo
 	@echo "Where to look:"
-	@echo "  report      $(if $(OVERLAY.$(DATA).$(BUDGET)),.throughline/workspaces/$(if $(filter photos imagenet mails,$(DATA)),$(DATA),small)/,)report/index.html"
 	@echo "  UIs         make ui: Prefect, with this run and a form to start the next one, and MLflow"
 	@echo "  DVC         .venv/bin/dvc metrics show · .venv/bin/dvc dag · .venv/bin/dvc exp show"
 
