@@ -13,6 +13,8 @@ import importlib.util
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tasks.errors import InvalidCode
@@ -34,10 +36,10 @@ def code_digest(
     a file in Python counts with its name.
     """
     files = project_files(*modules, roots=roots, without=without)
-    parts = [f"{name}\n{_normalized(path)}" for name, path in files.items()]
+    parts = [f"{name}\n{_read(path).digest}" for name, path in files.items()]
     for name in (name for name in modules if name not in files):
         path = _installed(name)
-        parts.append(f"{name}\n{_normalized(path) if path else ''}")
+        parts.append(f"{name}\n{_read(path).digest if path else ''}")
     return digest_blake2b(*(part.encode() for part in sorted(parts)))
 
 
@@ -108,19 +110,44 @@ def imported_packages(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModuleCode:
+    """What counts of a file: the `digest` of its syntax tree without docstrings, and the `imports`,
+    each as (dots, module, name).
+    """
+
+    digest: str
+    imports: tuple[tuple[int, str, str], ...]
+
+
+def _read(path: Path) -> ModuleCode:
+    """What counts of a file; read again only where it has changed."""
+    state = path.stat()
+    return _read_state(path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _read_state(path: Path, _mtime_ns: int, _size: int) -> ModuleCode:
+    tree, imports = _parse(path), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports += [(node.level, node.module or "", alias.name) for alias in node.names]
+    text = ast.dump(_without_docstrings(tree))
+    return ModuleCode(digest=digest_blake2b(text.encode()), imports=tuple(imports))
+
+
 def _imports(module: str, path: Path) -> Iterator[str]:
     """Names that may be modules which a file imports: `from a import b` may mean a.b."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(_parse(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *([base] if base else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+    for dots, base, name in _read(path).imports:
+        if dots:
+            above = package.split(".")[: len(package.split(".")) - dots + 1]
+            base = ".".join([*above, *([base] if base else [])])
+        yield base
+        if name:
+            yield f"{base}.{name}"
 
 
 def _parents(module: str) -> list[str]:
@@ -160,11 +187,6 @@ def _parse(path: Path) -> ast.Module:
         raise InvalidCode(
             f"{path}, line {line}: {reason}; correct it and run the same command again"
         ) from error
-
-
-def _normalized(path: Path) -> str:
-    """The syntax tree of a file without its docstrings."""
-    return ast.dump(_without_docstrings(_parse(path)))
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

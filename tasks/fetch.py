@@ -16,7 +16,7 @@ from tasks.data.mails import fetch_mails
 from tasks.errors import UnexpectedFiles, expect_current_schema
 from tasks.files import digest_file, digest_json, read_json, resumable_folder, write_json
 from tasks.layout import Layout
-from tasks.libraries import program_digest
+from tasks.program import digest_program
 from tasks.progress import echo_result
 
 FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos, "mails": fetch_mails}
@@ -32,7 +32,7 @@ def fetch(name: str, out: Path) -> str:
       UnexpectedFiles: the folder holds files that `fetch` did not write, and which it would remove.
     """
     target = out / name
-    with resumable_folder(target, key=digest_json([name, program_digest("fetch")])) as folder:
+    with resumable_folder(target, key=digest_json([name, digest_program("fetch")])) as folder:
         origin = "nothing to fetch" if name == "none" else FETCHERS[name](folder)
         # Only what decides bytes: where they came from differs between machines.
         write_json(folder / ORIGIN, {"data_set": name, "files": _digests(folder)})

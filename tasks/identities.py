@@ -30,6 +30,7 @@ from tasks.libraries import LIBRARIES, check_versions, find_distributions, insta
 from tasks.params import ParamsDocument, check, resolve_defaults
 from tasks.params_file import PARAMS_FILE, read_yaml
 from tasks.pipelines.ops import PROGRAM
+from tasks.program import digest_code
 from tasks.progress import echo
 
 PIPELINE_FILE = Path("dvc.yaml")
@@ -75,6 +76,7 @@ def write_identities(root: Path, out: Path) -> None:
             },
             "files": files if modules or _reads_files(stage, document) else {},
             "libraries": installed_versions([*libraries, *brought]),
+            "program": digest_code(stage),
             "rules": _rules(),
         }
         keys = stages[stage]["params"]

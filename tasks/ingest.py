@@ -30,7 +30,7 @@ from tasks.data.splits import assign_split
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_blake2b, digest_json, resumable_folder
 from tasks.layout import Layout
-from tasks.libraries import program_digest
+from tasks.program import digest_program
 from tasks.progress import echo, echo_problem, echo_result, in_threads, progress
 from tasks.settings import DataSettings, SplitSettings
 
@@ -51,7 +51,7 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
     """
     source = sources.scan(settings)
     with resumable_folder(
-        out, key=digest_json([settings.model_dump(), program_digest("ingest")])
+        out, key=digest_json([settings.model_dump(), digest_program("ingest")])
     ) as folder:
         notes: Counter = Counter()
         if isinstance(source, sources.Series):

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from tasks.code_identity import HERE, code_digest
 from tasks.errors import WrongVersion
-from tasks.files import digest_json
 
 LOCK_FILE = Path("uv.lock")
 # Datasets that are fetched are sources: they do not change with the library that once cut them to
@@ -30,29 +27,6 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "profile": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
     "report": ("jinja2", "matplotlib"),
 }
-
-# Messages, progress and checks: what these modules decide reaches a stage by its settings.
-_SUPPORTING = (
-    "tasks.cli",
-    "tasks.code_identity",
-    "tasks.errors",
-    "tasks.layout",
-    "tasks.libraries",
-    "tasks.params",
-    "tasks.params_checks",
-    "tasks.params_file",
-    "tasks.progress",
-    "tasks.settings",
-)
-
-
-@cache
-def program_digest(stage: str) -> str:
-    """Digest of a stage's code, with all it imports, and of its libraries: only the same program
-    continues what it began.
-    """
-    code = code_digest(f"tasks.{stage}", roots=[HERE], without=_SUPPORTING)
-    return digest_json({"code": code, "libraries": installed_versions(LIBRARIES[stage])})
 
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:

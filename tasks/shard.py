@@ -37,7 +37,7 @@ from tasks.data.tfrecord import (
 from tasks.errors import DataNotFound
 from tasks.files import digest_blake2b, digest_file, digest_json, resumable_folder
 from tasks.layout import Layout
-from tasks.libraries import program_digest
+from tasks.program import digest_program
 from tasks.progress import echo_result, in_threads, progress
 from tasks.settings import ShardSettings
 
@@ -76,7 +76,7 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
         {
             "data": manifest.digest,
             "settings": settings.model_dump(exclude={"writers"}),
-            "program": program_digest("shard"),
+            "program": digest_program("shard"),
         }
     )
     with resumable_folder(out, key=same_work) as folder:

@@ -46,12 +46,12 @@ from tasks.files import (
     write_json,
 )
 from tasks.layout import Layout
-from tasks.libraries import program_digest
 from tasks.pipelines.constraints import find_vector_problems
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import compute_snapshot_key
 from tasks.pipelines.shapes import output_shape, resolve_decode, stored_shape
 from tasks.pipelines.undecodable import find_undecodable, process_record
+from tasks.program import digest_program
 from tasks.progress import echo_problem, echo_result, in_threads, progress
 from tasks.results.snapshot import SnapshotCost
 from tasks.settings import SnapshotSettings
@@ -174,7 +174,7 @@ def _write_snapshot(
     with resumable_folder(
         out,
         key=digest_json(
-            {"key": key, "problems": damage.problems, "program": program_digest("snapshot")}
+            {"key": key, "problems": damage.problems, "program": digest_program("snapshot")}
         ),
     ) as folder:
         repaired = repair_shards(

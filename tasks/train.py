@@ -27,7 +27,6 @@ from tasks.assembly.inputs import (
 )
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
-from tasks.code_identity import code_digest
 from tasks.errors import ImpossiblePlan, UnknownModel, did_you_mean
 from tasks.files import digest_file, digest_json
 from tasks.layout import MODEL_FILE, Layout
@@ -39,6 +38,7 @@ from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.steps import TokenWindow
 from tasks.pipelines.training_workers import training_worker_from_tf_config
+from tasks.program import digest_code
 from tasks.progress import echo, echo_problem, echo_result
 from tasks.results.build import BuildResult
 from tasks.results.evaluation import Evaluation
@@ -247,8 +247,8 @@ def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[
     """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is
     not resumed from.
 
-    How often checkpoints are kept is no part of it. `code` is that of the model's builder, of the
-    ops and of the input pipelines, with all that they import from the project.
+    How often checkpoints are kept is no part of it. `code` is that of the stage, of the model and
+    what it is trained with, and of ops, with all that they import from the project.
     """
     ops = [
         [op.identity for op in data.bind_to_data(getattr(params, section))]
@@ -269,20 +269,10 @@ def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[
             ),
         ],
         "train": params.train.model_dump(exclude={"checkpoint_every"}),
-        "code": code_digest(*sorted(code_modules(params))),
+        "code": digest_code("train", *sorted(user_modules(params))),
         "versions": [keras.__version__, tf.__version__],
     }
     return {part: digest_json(value) for part, value in parts.items()}
-
-
-def code_modules(params: Params) -> set[str]:
-    """The modules whose code decides what a training computes."""
-    return {
-        "tasks.training.models",
-        "tasks.training.fit",
-        "tasks.pipelines.input_pipeline",
-        *user_modules(params),
-    }
 
 
 def user_modules(params: Params) -> set[str]:

@@ -1,6 +1,4 @@
-"""The rules of the house, run: layers, names, sizes, and that dvc.yaml knows every module that
-decides a stage's bytes.
-"""
+"""The rules of the house, run: layers, names, sizes, and that DVC watches what decides a stage."""
 
 from __future__ import annotations
 
@@ -13,7 +11,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tasks.code_identity import project_files
 from tasks.libraries import LIBRARIES
+from tasks.program import SUPPORTING, stage_modules
 
 ROOT = Path(__file__).parent.parent
 CODE = sorted(
@@ -43,6 +43,7 @@ LAYERS = (
         "tasks.garbage",
         "tasks.layout",
         "tasks.libraries",
+        "tasks.program",
         "tasks.progress",
         "tasks.results",
         "tasks.scratch",
@@ -84,28 +85,6 @@ FLOWS_MAY_IMPORT = (
     "tasks.stage_client",
     "tasks.tracking",
 )
-# They do not decide what a stage writes: messages and plumbing.
-NOT_DECISIVE = {
-    "tasks/__init__.py", "tasks/cli.py", "tasks/code_identity.py", "tasks/errors.py",
-    "tasks/garbage.py",
-    "tasks/layout.py", "tasks/libraries.py",
-    "tasks/progress.py", "tasks/scratch.py",
-    "tasks/tracking/experiments.py", "tasks/tracking/outbox.py", "tasks/tracking/recorder.py",
-}  # fmt: skip
-# What they decide is in the files that `identities` writes, value by value; tests/test_stale.py
-# changes each.
-IN_IDENTITIES = {
-    "tasks/params.py",
-    "tasks/params_checks.py",
-    "tasks/params_file.py",
-    "tasks/settings/__init__.py",
-    "tasks/settings/base.py",
-    "tasks/settings/batch.py",
-    "tasks/settings/data.py",
-    "tasks/settings/pipeline.py",
-    "tasks/settings/records.py",
-    "tasks/settings/training.py",
-}
 # What tests run without naming the module.
 UNNAMED = {
     "flows.forms": "`make ui` runs it: tests/flows/test_ui_stack.py changes params.yaml meanwhile",
@@ -137,8 +116,6 @@ OUTDATED_WORDS = {
         "see docs/glossary.md"
     ),
 }
-# It decides what is measured, and is called by the command line of the stages that measure.
-ALLOCATOR = ROOT / "tasks" / "allocator.py"
 PACKAGES = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
@@ -188,19 +165,6 @@ def layer_of(module: str) -> int:
         if module == prefix or module.startswith(prefix + ".")
     ]
     return max(matches)[1]
-
-
-def closure(path: Path, seen: set[Path]) -> set[Path]:
-    """All our files that a file needs to do its work, itself included; what is not decisive is not
-    followed.
-    """
-    if path not in seen and path.relative_to(ROOT).as_posix() not in NOT_DECISIVE | IN_IDENTITIES:
-        seen.add(path)
-        for module in imports_of(path):
-            needed = file_of(module)
-            if needed:
-                closure(needed, seen)
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -288,59 +252,30 @@ def test_public_things_have_docstrings(path):
             assert ast.get_docstring(node), node.name
 
 
-def definition_of(stage: str) -> dict:
-    """What dvc.yaml says about the stage of a module."""
-    return YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"][
-        "profile" if stage == "profiling" else stage
-    ]
-
-
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "identities"])
-def test_dvc_depends_on_the_modules_that_decide_a_stage(stage):
-    definition, module = definition_of(stage), ROOT / "tasks" / f"{stage}.py"
-    listed = [dependency for dependency in definition["deps"] if dependency.startswith("tasks/")]
-    files = closure(module, set()) | (
-        {ALLOCATOR} if "pipeline_stage_cli" in module.read_text() else set()
-    )
-    needed = {path.relative_to(ROOT).as_posix() for path in files if path.stat().st_size > 0}
-    missing = sorted(
-        path
-        for path in needed
-        if not any(path == entry or path.startswith(entry + "/") for entry in listed)
-    )
-    foreign = sorted(
-        entry
-        for entry in listed
-        if not any(path == entry or path.startswith(entry + "/") for path in needed)
-        and entry.endswith(".py")
-    )
-    assert (missing, foreign) == ([], []), "dvc.yaml: (missing, not needed)"
-    name = definition["cmd"].split()[2].removeprefix("tasks.").replace("profiling", "profile")
-    identity = (
-        f"data/identities/{name}/${{key}}.json"
-        if "matrix" in definition
-        else f"data/identities/{name}.json"
-    )
-    assert identity in definition["deps"]
+@pytest.mark.parametrize("stage", [*LIBRARIES])
+def test_a_stage_depends_on_its_identity_and_on_no_module(stage):
+    definition = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"][stage]
+    name = f"{stage}/${{key}}" if "matrix" in definition else stage
+    assert f"data/identities/{name}.json" in definition["deps"]
+    assert not [path for path in definition["deps"] if path.endswith(".py")]
 
 
 def test_identities_depend_on_all_of_the_program():
-    assert {"params.yaml", "tasks", "uv.lock"} <= set(definition_of("identities")["deps"])
+    stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]
+    assert {"params.yaml", "tasks", "uv.lock"} <= set(stages["identities"]["deps"])
 
 
-@pytest.mark.parametrize(
-    "stage", [stage for stage in STAGES if stage not in ("identities", "fetch")]
-)
+@pytest.mark.parametrize("stage", [stage for stage in LIBRARIES if stage != "fetch"])
 def test_the_libraries_of_a_stage_are_those_that_its_modules_import(stage):
     nodes = [
         node
-        for path in closure(ROOT / "tasks" / f"{stage}.py", set())
+        for path in project_files(*stage_modules(stage), roots=[ROOT], without=SUPPORTING).values()
         for node in ast.walk(ast.parse(path.read_text()))
     ]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     imported = {PACKAGES.get(top, top) for top in (name.partition(".")[0] for name in names)}
-    listed = set(LIBRARIES["profile" if stage == "profiling" else stage])
+    listed = set(LIBRARIES[stage])
     assert listed <= imported
     decoders = {"keras", "pillow", "tensorflow"}
     assert imported & decoders == listed & decoders

@@ -5,6 +5,7 @@ and the stages say what helps.
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +15,11 @@ import pytest
 from dvc.repo import Repo
 from project import ROOT, SMALL, environment, make_project, run, write_params
 from ruamel.yaml import YAML
-from test_house import ALLOCATOR, CODE, IN_IDENTITIES, NOT_DECISIVE, STAGES, closure
 
 from tasks.errors import WrongVersion
 from tasks.identities import watch_own_code, write_identities
 from tasks.libraries import LIBRARIES
+from tasks.program import digest_code
 
 OWN = {
     "my_ops.py": (
@@ -165,6 +166,13 @@ def test_own_code_and_what_it_imports_concerns_the_stages_that_run_it(
     assert stale_after(clean, name, old, new) == expected
 
 
+@pytest.mark.parametrize("stage", [*LIBRARIES])
+def test_identity_and_interrupted_folders_compare_the_same_program(clean, stage):
+    name = f"{stage}/{BOTH[0]}" if stage in ("build", "train", "profile") else stage
+    identity = json.loads((clean / "data" / "identities" / f"{name}.json").read_text())
+    assert identity["program"] == digest_code(stage) != digest_code(stage, "my_models")
+
+
 def test_other_modules_of_the_project_concern_nothing(clean):
     (clean / "unused.py").write_text("NUMBER = 2\n")
     assert status(clean) == set()
@@ -224,38 +232,32 @@ def test_what_settings_compute_concerns_every_stage(clean, old, new):
     assert stale_after(clean, "tasks/settings/pipeline.py", old, new) == each(*LIBRARIES)
 
 
-def test_every_module_concerns_the_stages_that_it_decides(clean):
-    """One module after another; DVC compares files, so nothing need run."""
-    modules = [path for path in CODE if path.is_relative_to(ROOT / "tasks") and path.stat().st_size]
-    needed = {
-        stage: closure(ROOT / "tasks" / f"{stage}.py", set())
-        for stage in STAGES
-        if stage != "identities"
-    }
-    for stage in ("build", "train", "profiling"):
-        needed[stage] |= {ALLOCATOR}
-    for module in modules:
-        name = module.relative_to(ROOT).as_posix()
-        if name in NOT_DECISIVE | IN_IDENTITIES:
-            continue
-        path = clean / name
-        text = path.read_text()
-        path.write_text(text + "\nCHANGED = True\n")
-        expected = each(
-            *(
-                stage.replace("profiling", "profile")
-                for stage, files in needed.items()
-                if module in files
-            )
-        )
-        found = status(clean) - {"identities"}
-        path.write_text(text)
-        # A folder of modules is one dependency, so stages that list it may run for a module that
-        # they do not use.
-        assert expected <= found, name
-        assert found <= expected | (
-            EVERY_RUN if name.startswith(("tasks/data/", "tasks/pipelines/")) else set()
-        ), name
+NEW, CONSTANT = "\nfrom tasks", "\nNEW = 1\nfrom tasks"
+PROGRAM = [
+    # What is written about code decides nothing, wherever it stands.
+    ("tasks/pipelines/kernels.py", "\nfrom tasks", "\n# A comment.\nfrom tasks", set()),
+    ("tasks/data/columns.py", '"""', '"""Said in other words. ', set()),
+    ("tasks/cli.py", NEW, CONSTANT, set()),
+    # A constant of a kernel decides what is made with kernels, and no more.
+    ("tasks/pipelines/randaugment.py", "MOST = 30", "MOST = 31", EVERY_RUN),
+    ("tasks/data/tfrecord.py", "1 << 31", "1 << 30", each(*LIBRARIES) - {"fetch"}),
+    ("tasks/measurement/throughput.py", NEW, CONSTANT, each("build")),
+    ("tasks/training/step_timer.py", "STEPS = 5", "STEPS = 6", each("train")),
+    ("tasks/diagnosis/rules/base.py", NEW, CONSTANT, each("profile")),
+    ("tasks/reporting/headline.py", NEW, CONSTANT, each("report")),
+    ("tasks/reporting/report.html", "<body", "<body data-x", each("report")),
+    (
+        "tasks/allocator.py",
+        "\nimport",
+        "\nNEW = 1\nimport",
+        each("build", "train", "profile"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "expected"), PROGRAM)
+def test_a_change_of_the_program_concerns_what_it_decides(clean, name, old, new, expected):
+    assert stale_after(clean, name, old, new) == expected
 
 
 VERSIONS = [

@@ -1,0 +1,64 @@
+"""The program that decides what a stage writes, as one digest: of the stage's module and all that
+it imports of the project, blind to comments, docstrings and formatting.
+
+Whatever asks whether something was made by this program asks here: a stage's identity, by which DVC
+knows what to run (tasks/identities.py); folders and checkpoints of interrupted stages, which only
+the same program continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from tasks.code_identity import HERE, code_digest
+from tasks.files import digest_json
+from tasks.libraries import LIBRARIES, installed_versions
+
+# Of stages that do not have the name of their module, or whose command line decides more.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "build": ("tasks.build", "tasks.allocator"),
+    "train": ("tasks.train", "tasks.allocator"),
+    "profile": ("tasks.profiling", "tasks.allocator"),
+}
+# Messages, checks and bookkeeping, and settings: what these decide reaches a stage as values.
+SUPPORTING = (
+    "tasks.cli",
+    "tasks.code_identity",
+    "tasks.errors",
+    "tasks.garbage",
+    "tasks.layout",
+    "tasks.libraries",
+    "tasks.params",
+    "tasks.params_checks",
+    "tasks.params_file",
+    "tasks.program",
+    "tasks.progress",
+    "tasks.scratch",
+    "tasks.settings",
+    "tasks.stage_client",
+    "tasks.tracking",
+)
+
+
+def stage_modules(stage: str) -> tuple[str, ...]:
+    """The modules that a stage begins with, by its name in dvc.yaml."""
+    return MODULES.get(stage, (f"tasks.{stage}",))
+
+
+@cache
+def digest_code(stage: str, *further: str) -> str:
+    """Digest of the code of a stage, by its name in dvc.yaml, and of `further` modules, such as
+    one's own, with all they import.
+    """
+    program = code_digest(*stage_modules(stage), roots=[HERE], without=SUPPORTING)
+    return digest_json([program, code_digest(*further)]) if further else program
+
+
+@cache
+def digest_program(stage: str) -> str:
+    """Digest of a stage's code and of the versions of its libraries: only the same program
+    continues what it began.
+    """
+    libraries = installed_versions(LIBRARIES[stage])
+    return digest_json({"code": digest_code(stage), "libraries": libraries})
