@@ -298,6 +298,18 @@ FAULTS = (
         STORED,
     ),
     Fault(
+        "a stage's identity forgets its program",
+        '"program": digest_code(stage),',
+        "",
+        ("tests/test_stale.py",),
+    ),
+    Fault(
+        "docstrings count as code",
+        "text = ast.dump(_without_docstrings(tree))",
+        "text = ast.dump(tree)",
+        CODE_IDENTITY,
+    ),
+    Fault(
         "an op's identity forgets its version",
         '"version": self.version, **self.model_dump()',
         "**self.model_dump()",
