@@ -3,13 +3,11 @@ the stages are plain functions, which flows/stages.py wraps as Prefect tasks.
 
 Importing the package sets the defaults of the environment that every process of Throughline runs
 in. They must stand before TensorFlow, MLflow or DVC are imported, which read them once; what the
-user has set stays. It also keeps Keras from importing what no stage uses, and Python from searching
-for garbage while a stage imports its libraries; where a process has them already, that runs the
-stage.
+user has set stays. It also keeps Python from searching for garbage while a stage imports its
+libraries; where a process has them already, that runs the stage.
 """
 
 import os
-import sys
 
 from tasks.garbage import pause_garbage_collection
 from tasks.stage_client import HEAVY_STAGES, find_started_stage, hand_over
@@ -32,26 +30,3 @@ for _name, _value in DEFAULT_ENVIRONMENT.items():
 if _stage := find_started_stage(HEAVY_STAGES):
     hand_over(_stage)
 pause_garbage_collection("tasks", HEAVY_STAGES)
-
-
-class _LeanKeras:
-    """An import finder by which Keras, while it is imported itself, does not find packages that it
-    can do without.
-
-    It takes them for its scikit-learn wrappers and its picture galleries; they are a quarter of the
-    start of every stage.
-    """
-
-    LEFT_OUT = ("matplotlib", "sklearn")
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Refuse these packages to Keras; leave everything else, and these at any other time, to
-        the usual finders.
-        """
-        if name in self.LEFT_OUT and getattr(
-            getattr(sys.modules.get("keras"), "__spec__", None), "_initializing", False
-        ):
-            raise ModuleNotFoundError(f"{name} is left out while Keras is imported", name=name)
-
-
-sys.meta_path.insert(0, _LeanKeras())

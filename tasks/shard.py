@@ -2,8 +2,7 @@
 shuffle.
 
 The same examples give the same files, whatever the number of writers. Finished shards survive a
-kill and are not written again. TFDS metadata is written next to them, so
-`tfds.builder_from_directory` opens the folder too.
+kill and are not written again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from tasks.data.record_offsets import write_offsets
 from tasks.data.records import RecordSchema, encode_example, encode_examples, encode_head_and_tail
 from tasks.data.shards import Shard, ShardIndex, write_shard_index
 from tasks.data.splits import shard_bounds, shard_order
-from tasks.data.tfds_metadata import write_tfds_metadata
 from tasks.data.tfrecord import (
     Compression,
     frame,
@@ -91,7 +89,6 @@ def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardInd
             data_digest=manifest.digest,
             shards=shards,
         )
-        write_tfds_metadata(folder, index)
         write_shard_index(folder, index)
     return index
 

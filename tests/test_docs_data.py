@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import picture, prepared
+from conftest import picture
 from docs_blocks import Block, read_blocks
 from project import ROOT
 from ruamel.yaml import YAML
@@ -18,7 +18,6 @@ from ruamel.yaml import YAML
 from flows.parameters import Changes
 from flows.resolution import resolve
 from tasks.ingest import ingest
-from tasks.settings import DataSettings
 
 PAGE = ROOT / "docs" / "data.md"
 RECIPES = [block for block in read_blocks(PAGE) if block.language == "yaml"]
@@ -111,12 +110,39 @@ def write_shards(folder: Path) -> None:
 
 
 def write_tfds(folder: Path) -> None:
-    """Shards of this project are a dataset of TFDS."""
-    source = folder.parent / "source.npz"
-    source.parent.mkdir(parents=True)
-    write_arrays(source)
-    written = prepared(DataSettings(source="arrays", path=str(source)), folder.parent)
-    (written / "shards").rename(folder)
+    """A dataset of two splits with the metadata that TensorFlow Datasets writes."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    folder.mkdir(parents=True)
+    image, label = (
+        tfds.features.Image(shape=(None, None, 3)),
+        tfds.features.ClassLabel(names=["cat", "dog"]),
+    )
+    infos = []
+    for split, numbers in (("train", range(48)), ("test", range(48, EXAMPLES))):
+        name = f"photos-{split}.tfrecord-00000-of-00001"
+        with tf.io.TFRecordWriter(str(folder / name)) as writer:
+            for number in numbers:
+                photo = io.BytesIO()
+                picture(number).save(photo, "JPEG")
+                example = tf.train.Example()
+                example.features.feature["image"].bytes_list.value.append(photo.getvalue())
+                example.features.feature["label"].int64_list.value.append(number % 2)
+                writer.write(example.SerializeToString())
+        template = tfds.core.ShardedFileTemplate(
+            data_dir=folder, dataset_name="photos", split=split, filetype_suffix="tfrecord"
+        )
+        infos.append(
+            tfds.core.SplitInfo(
+                name=split, shard_lengths=[len(numbers)], num_bytes=0, filename_template=template
+            )
+        )
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder,
+        features=tfds.features.FeaturesDict({"image": image, "label": label}),
+        split_infos=infos,
+    )
 
 
 FILES: dict[str, Callable[[Path], None]] = {

@@ -299,18 +299,6 @@ except SystemExit:
     assert done.stdout.strip().endswith("False")
 
 
-@pytest.mark.integration
-def test_keras_starts_without_what_no_stage_uses_and_others_still_find_it():
-    code = (
-        "import tasks, keras, sys; print('sklearn' in sys.modules or 'matplotlib' in sys.modules);"
-        " import sklearn.base, matplotlib.pyplot"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip().endswith("False")
-
-
 def test_words_that_the_glossary_replaces_do_not_come_back():
     pages = [page for page in ROOT.glob("docs/*.md") if page.name != "log.md"]
     texts = {

@@ -1,4 +1,4 @@
-"""Shards are a pure function of the data, readable by TFDS, and finished ones survive a kill."""
+"""Shards are a pure function of the data, and finished ones survive a kill."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import hashlib
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 from conftest import prepared
 
 from tasks.data.manifest import read_manifest
@@ -44,29 +42,6 @@ def test_shards_are_the_same_however_many_records_are_made_together(arrays, tmp_
     monkeypatch.setattr("tasks.shard.BLOCK_BYTES", 1000)  # a few records
     shard(manifest, tmp_path / "blocks", settings=ShardSettings(min_shards=2, writers=1))
     assert digests(tmp_path / "blocks") == digests(tmp_path / "whole")
-
-
-def test_tfds_reads_images_labels_and_counts(photos):
-    manifest = read_manifest(photos / "manifest")
-    builder = tfds.builder_from_directory(photos / "shards")
-    assert builder.info.features["label"].names == list(manifest.classes)
-    for split, rows in manifest.examples.groupby("split"):
-        assert builder.info.splits[split].num_examples == len(rows)
-        labels = sorted(
-            int(example["label"]) for example in tfds.as_numpy(builder.as_dataset(split=split))
-        )
-        assert labels == sorted(rows["label"])
-
-
-def test_tfds_reads_raw_pixels(arrays):
-    images = np.load(arrays / "manifest" / "values.npy")
-    example = next(
-        iter(
-            tfds.as_numpy(tfds.builder_from_directory(arrays / "shards").as_dataset(split="train"))
-        )
-    )
-    assert example["image"].shape == (12, 10, 1)
-    assert any(np.array_equal(example["image"], image) for image in images)
 
 
 def test_every_example_is_in_exactly_one_shard(photos):
