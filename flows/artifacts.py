@@ -81,22 +81,24 @@ def link_to_report(report: Path) -> None:
     create_link_artifact(key="comparison-page", link=page.as_uri(), link_text=f"the report: {page}")
 
 
-def show_training(compared: Comparison, result: Mapping[str, Any], folder: Path) -> None:
-    """One configuration's result in words and as a table, its timeline, and a link to its MLflow
-    run.
+def show_training(
+    pipeline: str, result: Mapping[str, Any], folder: Path, compared: Comparison | None
+) -> None:
+    """One configuration's result as a table, and a link to its MLflow run; where it was measured
+    and so `compared`, in words and with its timeline, too.
     """
-    pipeline = compared.best
     figures = {
         key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)
     }
     create_table_artifact(
         key="training",
         table=[{"metric": key, "value": value} for key, value in figures.items()],
-        description=compared.headline,
+        description=compared.headline if compared else f"{pipeline} is trained, not measured.",
     )
-    _show_picture(
-        "training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps"
-    )
+    if compared:
+        _show_picture(
+            "training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps"
+        )
     if pages := comparison_run.run_urls(recorder.read_run_id(folder)):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 

@@ -91,6 +91,10 @@ class Run:
         """The same run in which these stages run although they are up to date."""
         return replace(self, stage_env=replace(self.stage_env, forced=frozenset(stages)))
 
+    def without_measuring(self) -> Run:
+        """The same run whose stages wait for no other run that measures on this machine."""
+        return replace(self, stage_env=replace(self.stage_env, measures=False))
+
     def with_progress_bar(self, stages: int) -> Run:
         """The same run with a bar on its page that is full after so many stages."""
         return replace(self, progress=StageProgress(stages))

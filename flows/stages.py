@@ -51,7 +51,7 @@ class StageEnvironment:
 
     `lock`: the file to lock around each call of DVC, where runs share the folder; `lock_fds`: file
     descriptors of locks that are held for the run's whole length. `owner` is what others are shown
-    who wait.
+    who wait. Where a run measures nothing (`measures`), its stages wait for none that does.
     """
 
     root: Path
@@ -61,6 +61,7 @@ class StageEnvironment:
     lock_fds: tuple[int, ...] = ()
     owner: str = "a run"
     forced: frozenset[str] = frozenset()
+    measures: bool = True
 
 
 def list_profiles(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
@@ -119,7 +120,7 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
     with ExitStack() as locks:
         # First the machine's: the folder is then not locked in vain while another folder's run
         # measures.
-        if stage.partition("@")[0] in MEASURED:
+        if stage_env.measures and stage.partition("@")[0] in MEASURED:
             lock_fds.append(
                 locks.enter_context(
                     hold_machine(

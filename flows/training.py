@@ -45,11 +45,11 @@ NONE: list[str] = []
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
     """All figures of a configuration by their names, what they say, the folder of its files, and of
-    a run with changes its report.
+    a run with changes its report; nothing is said of what was not `measured`.
     """
 
     figures: Mapping[str, Any]
-    compared: Comparison
+    compared: Comparison | None
     folder: Path
     report: Path | None
 
@@ -66,6 +66,7 @@ def training(
     changes: Changes = UNCHANGED,
     name: RunName = "",
     measure_again: list[Pipeline] = NONE,
+    measure: bool = True,
 ) -> TrainingResult:
     """Run one configuration through every stage and return its result.
 
@@ -77,28 +78,32 @@ def training(
         goes when the run is kept
       measure_again: the configuration, to profile it once more although nothing has changed; it is
         not trained again
+      measure: whether to measure where time goes; without, the run ends with the training, waits
+        for no other that measures, and is no experiment yet
     """
     with start_run(changes, name, only=[pipeline]) as run:
         run = run.with_forced(list_profiles(measure_again, [pipeline]))
+        run = run if measure else run.without_measuring()
+        measured = MEASURED if measure else [stage for stage in MEASURED if stage != "profile"]
         # An experiment is complete with the report, which is then about this configuration alone.
         stages = [
             *PREPARATION,
-            *(f"{stage}@{pipeline}" for stage in MEASURED),
-            *(["report"] if run.workspace.isolated else []),
+            *(f"{stage}@{pipeline}" for stage in measured),
+            *(["report"] if measure and run.workspace.isolated else []),
         ]
         last = run.with_progress_bar(len(stages)).chain(stages)
         folder = Layout(run.workspace.root).results(pipeline)
-        trained, profiled = TrainResult.read(folder), ProfileResult.read(folder)
+        trained = TrainResult.read(folder)
         figures = {
             **(asdict(trained.throughput) if trained.throughput else {}),
             **trained.last_epoch,
             **{f"test_{name}": value for name, value in trained.test.items()},
-            **asdict(profiled),
+            **(asdict(ProfileResult.read(folder)) if measure else {}),
         }
-        compared = compare_one(pipeline, Layout(run.workspace.root))
-        show_training(compared, figures, folder)
-        report = (run.save_experiment(stages) if last.ran else None) or (
-            Layout(run.workspace.root).report if run.workspace.isolated else None
+        compared = compare_one(pipeline, Layout(run.workspace.root)) if measure else None
+        show_training(pipeline, figures, folder, compared)
+        report = (run.save_experiment(stages) if measure and last.ran else None) or (
+            Layout(run.workspace.root).report if measure and run.workspace.isolated else None
         )
     return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)
 
@@ -112,6 +117,13 @@ def command(  # noqa: PLR0913 - the options of a command line
     show: ShowOption = False,
     name: NameOption = None,
     measure_again: MeasureAgainOption = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="measure where time goes, or only train, and wait for no other run",
+        ),
+    ] = True,
     verbose: VerboseOption = False,
     debug: DebugOption = False,
     json_: JsonOption = False,
@@ -124,10 +136,20 @@ def command(  # noqa: PLR0913 - the options of a command line
         RunOptions(set_=set_, overlay=overlay, name=name, detail=detail, show=show),
     ) as changes:
         result = training(
-            pipeline=pipeline, changes=changes, name=name or "", measure_again=measure_again or []
+            pipeline=pipeline,
+            changes=changes,
+            name=name or "",
+            measure_again=measure_again or [],
+            measure=measure,
         )
         if json_:
             typer.echo(json.dumps(result.figures, indent=2))
+        elif not result.compared:
+            typer.echo(
+                f"\n`{pipeline}` is trained, not measured. Its files: {from_here(result.folder)}\n"
+                "The same command without --no-measure measures it, and keeps a run with changes as"
+                " a DVC experiment."
+            )
         else:
             (row,) = result.compared.configurations
             where = [f"To change first: {row.fix}"] if row.verdict != COMPUTE_BOUND else []

@@ -18,9 +18,11 @@ import pytest
 from project import environment, experiment_of, run, run_quietly
 from ruamel.yaml import YAML
 
+from flows.locks import hold_machine
 from tasks.reporting.table import comparison_table, to_text
 from tasks.results.comparison import Comparison
 from tasks.results.profiling import ProfileResult
+from tasks.results.train import TrainResult
 
 pytestmark = pytest.mark.timeout(400)
 COUNT_RESOLVING = """
@@ -231,3 +233,16 @@ def test_a_training_with_changes_is_a_complete_experiment(first):
     assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, (
         "what is kept is what dvc.lock says"
     )
+
+
+@pytest.mark.slow
+def test_a_training_that_measures_nothing_waits_for_nobody_and_profiles_nothing(first):
+    folder, _ = first
+    command = ["python", "-m", "flows.training", "--pipeline", "naive", "--no-measure"]
+    with hold_machine(print):
+        output = run(folder, *command, "--set", "train.epochs=1", "--name", "unmeasured")
+    assert "waits" not in output and "profile" not in output
+    assert "`naive` is trained, not measured" in output
+    files = folder / ".throughline" / "workspaces" / "unmeasured" / "runs" / "naive"
+    assert TrainResult.read(files).last_epoch and not (files / "profile.json").exists()
+    assert "unmeasured" not in run(folder, "dvc", "exp", "list", "--name-only")
