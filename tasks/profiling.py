@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import keras
-import psutil
 import tensorflow as tf
 
 from tasks.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
@@ -40,6 +39,7 @@ from tasks.measurement.padding import padding_in_buckets
 from tasks.measurement.steady_state import UNDECIDED_SIDE, WARM_UP_STEPS, Side, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
+from tasks.memory import available_memory
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo, echo_problem, echo_result
 from tasks.reporting.evaluation_plots import plot_evaluation
@@ -236,7 +236,7 @@ def collect_facts(
         cross_check=measurements.cross_check,
         batch_mib=pipeline.batch_bytes / 2**20,
         stored_mib=data.snapshot.bytes(pipeline.split) / 2**20,
-        available_memory_mib=psutil.virtual_memory().available / 2**20,
+        available_memory_mib=available_memory() / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,
         malloc_tuned=context.malloc_tuned,

@@ -13,10 +13,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from infra.local.postgres import installed
+from tasks.memory import memory_cgroups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,41 @@ def _namespaces() -> bool:
     return bool(made)
 
 
+def make_memory_cgroup() -> Path | None:
+    """Make a cgroup in which memory is limited; returns its limit file, which is in its folder, or
+    None where none can be made.
+
+    It is below this process's own, or below one further up: version 2 has no limits below a cgroup
+    with processes.
+    """
+    for version, group, mount in memory_cgroups(Path("/proc/self")):
+        for parent in (group, *group.parents):
+            made = parent / f"throughline-{os.getpid()}"
+            try:
+                made.mkdir()
+            except OSError:
+                continue
+            if (made / version.limit).exists():
+                return made / version.limit
+            made.rmdir()
+            if parent == mount:
+                break
+    return None
+
+
+def _cgroups() -> bool:
+    limit = make_memory_cgroup()
+    if limit:
+        limit.parent.rmdir()
+    return limit is not None
+
+
 NEEDS = {
+    "cgroup": Need(
+        untested="memory within the limits of a container",
+        remedy="run the tests as a user who may make cgroups, such as root",
+        met=_cgroups,
+    ),
     "chromium": Need(
         untested="everything that people see: the pages of Prefect and MLflow",
         remedy="apt-get install chromium",

@@ -43,6 +43,7 @@ LAYERS = (
         "tasks.garbage",
         "tasks.layout",
         "tasks.libraries",
+        "tasks.memory",
         "tasks.program",
         "tasks.progress",
         "tasks.results",

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
-import psutil
-
 from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
 from tasks.layout import Layout
+from tasks.memory import available_memory
 from tasks.params import Params
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.plan import Plan, make_plan, set_storage_order
@@ -235,7 +234,7 @@ def _check_memory(plan: Plan, data: PreparedData, split: str) -> None:
     rows = data.snapshot.bytes(split)
     kept = [rows for step in plan.steps if isinstance(step, Cache) and step.where == "memory"]
     kept += [records for step in plan.steps if isinstance(step, Read) and step.source == "arrays"]
-    available = psutil.virtual_memory().available
+    available = available_memory()
     if sum(kept) > MEMORY_SHARE * available:
         raise ImpossiblePlan(
             f"{plan}: the {split} split would take {sum(kept) / 2**30:,.1f} GiB of memory,"

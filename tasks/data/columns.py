@@ -23,7 +23,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from tasks.data import ragged
 from tasks.data.shards import Shard
@@ -35,6 +34,7 @@ from tasks.errors import (
     rebuild_hint,
 )
 from tasks.files import digest_blake3, digest_file, write_json
+from tasks.memory import available_memory
 
 INDEX = "index.json"
 MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
@@ -295,7 +295,7 @@ def read_ahead(path: Path) -> None:
     Rows met in random order are read from a cold disk in small pieces; from beginning to end the
     disk gives all it has.
     """
-    if path.exists() and path.stat().st_size <= MEMORY_SHARE * psutil.virtual_memory().available:
+    if path.exists() and path.stat().st_size <= MEMORY_SHARE * available_memory():
         threading.Thread(target=_read_through, args=(path,), daemon=True, name="read-ahead").start()
 
 

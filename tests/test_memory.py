@@ -1,0 +1,155 @@
+"""How much memory there is within the limits of control groups: of both versions, written as files
+of their form, and of real ones where this machine allows to make them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from project import ROOT, SMALL, run_stages, write_params
+from skips import make_memory_cgroup, need
+
+from tasks.memory import available_memory
+
+MIB = 1 << 20
+TAKEN = {"anon": 30, "active_file": 20, "inactive_file": 10}  # MiB
+
+
+@pytest.fixture(params=["v1", "v2"])
+def lay_out(request, tmp_path) -> Callable[..., Path]:
+    """Writes what a process in cgroups with these limits [MiB] finds in /proc and in the mounted
+    hierarchy; each group has taken 60 MiB, half of them pages of files.
+    """
+    first = request.param == "v1"
+    stat = {f"total_{name}": size for name, size in TAKEN.items()} if first else TAKEN
+    names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+    unlimited = 2**63 - 4096 if first else "max"
+
+    def lay_out(limits: dict[str, int | None], *, group: str, root: str = "/") -> Path:
+        mount = tmp_path / "sys fs"
+        for name, limit in limits.items():
+            (mount / name).mkdir(parents=True)
+            bytes_limit = unlimited if limit is None else limit * MIB
+            (mount / name / f"memory.{names[0]}").write_text(f"{bytes_limit}\n")
+            (mount / name / f"memory.{names[1]}").write_text(f"{60 * MIB}\n")
+            lines = [f"{field} {size * MIB}\n" for field, size in stat.items()]
+            (mount / name / "memory.stat").write_text("".join(lines))
+        listed = f"4:memory:{group}\n0::/\n" if first else f"0::{group}\n"
+        (tmp_path / "cgroup").write_text(f"8:pids:/elsewhere\n{listed}")
+        kind = "cgroup none rw,memory" if first else "cgroup2 none rw"
+        shown = str(mount).replace(" ", "\\040")
+        (tmp_path / "mountinfo").write_text(
+            "23 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+            "39 31 0:36 / /pids rw,relatime shared:8 - cgroup none rw,pids\n"
+            f"35 31 0:32 {root} {shown} rw,relatime shared:9 - {kind}\n"
+        )
+        return tmp_path
+
+    return lay_out
+
+
+def test_a_cgroup_leaves_its_limit_less_what_is_taken_but_for_pages_of_files(lay_out):
+    assert available_memory(lay_out({"a": 100}, group="/a")) == 70 * MIB
+
+
+def test_the_tightest_of_a_cgroup_and_those_above_it_counts(lay_out):
+    limits = {"a": 50, "a/b": 100, "a/b/c": None}
+    assert available_memory(lay_out(limits, group="/a/b/c")) == 20 * MIB
+
+
+def test_a_limit_that_is_passed_leaves_nothing(lay_out):
+    assert available_memory(lay_out({"a": 20}, group="/a")) == 0
+
+
+def test_a_container_that_sees_its_own_cgroup_as_the_root_is_within_it(lay_out):
+    process = lay_out({".": 100}, group="/docker/1f", root="/docker/1f")
+    assert available_memory(process) == 70 * MIB
+
+
+def test_without_a_limit_the_machine_decides(lay_out, tmp_path):
+    available = psutil.virtual_memory().available
+    assert available_memory(lay_out({"a": None}, group="/a")) == pytest.approx(available, rel=0.2)
+    assert available_memory(tmp_path / "no-proc") == pytest.approx(available, rel=0.2)
+
+
+@pytest.fixture
+def run_limited() -> Iterator[Callable[..., dict]]:
+    """Runs Python within a real cgroup whose limit file is `limit`, and returns what it prints."""
+    need("cgroup")
+    limit = make_memory_cgroup()
+    assert limit is not None
+    join = f"import os; open({str(limit.with_name('cgroup.procs'))!r}, 'w').write(str(os.getpid()))"
+
+    def run(code: str, folder: Path = ROOT) -> dict:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{join}\nlimit = {str(limit)!r}\n{code}"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    yield run
+    limit.parent.rmdir()
+
+
+@pytest.mark.integration
+def test_a_real_limit_counts_and_what_is_allocated_below_it(run_limited, tmp_path):
+    (tmp_path / "read").write_bytes(bytes(100 * MIB))
+    found = run_limited(f"""
+import json
+from tasks.memory import available_memory
+open(limit, "w").write(str(400 << 20))
+seen = [available_memory()]
+for _ in range(3):
+    open({str(tmp_path / "read")!r}, "rb").read()
+seen.append(available_memory())
+block = bytearray(b"1" * (100 << 20))
+seen.append(available_memory())
+print(json.dumps([size >> 20 for size in seen]))
+""")
+    empty, after_reading, after_allocating = found
+    assert 300 < empty <= 400
+    assert after_reading == pytest.approx(empty, abs=20)
+    assert after_allocating == pytest.approx(empty - 100, abs=30)
+
+
+@pytest.mark.slow
+def test_a_cache_that_does_not_fit_into_a_container_is_refused_as_it_is_outside(
+    run_limited, tmp_path
+):
+    (tmp_path / "source").mkdir()
+    images = np.random.default_rng(0).integers(0, 256, (1000, 256, 256), np.uint8)
+    np.savez(tmp_path / "source" / "data.npz", x=images, y=np.arange(1000) % 4)
+    cached = {"read": "shards", "cache": {"where": "memory"}}
+    write_params(tmp_path, {**SMALL, "pipelines": {"cached": cached}})
+    run_stages(tmp_path, "ingest", "shard", "snapshot")
+    said = run_limited(
+        """
+import json
+from pathlib import Path
+from tasks.assembly.project import Project
+from tasks.errors import ImpossiblePlan
+project = Project(Path.cwd())
+fits = str(project.open_input_pipeline("cached").plan)
+usage = int(Path(limit.replace("limit", "usage").replace("max", "current")).read_text())
+open(limit, "w").write(str(usage + (16 << 20)))
+try:
+    project.open_input_pipeline("cached")
+except ImpossiblePlan as error:
+    print(json.dumps([fits, str(error)]))
+""",
+        tmp_path,
+    )
+    assert "cache:memory" in said[0]
+    assert "the train split would take" in said[1]
