@@ -2,7 +2,7 @@
 measure it alone.
 
 Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (input-only throughput,
-first batch, epoch gap, equality digest).
+first batch, epoch gap, equality digests).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tasks.measurement.padding import measure_sequences
 from tasks.measurement.throughput import measure_input
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo, echo_result
-from tasks.results.build import BuildResult, PlanSummary
+from tasks.results.build import BuildResult, Difference, PlanSummary
 from tasks.settings import MeasureSettings
 
 
 def build(
     training: InputPipeline,
-    in_order: InputPipeline,
-    exact: InputPipeline,
+    in_order: Mapping[str, InputPipeline],
+    exact: Mapping[str, InputPipeline],
     out: Path,
     *,
     measure: MeasureSettings,
     about: Mapping[str, Any],
 ) -> BuildResult:
     """Measure `training` (all of the configuration) and digest `in_order` (the same without
-    shuffle, augmentation and postprocessing).
+    shuffle, augmentation and postprocessing, by split).
 
     `about` names the configuration: `pipeline`, `config` and `data_digest` of its PlanSummary.
 
@@ -52,10 +52,12 @@ def build(
     compared with `exact`, the snapshot's examples.
 
     Raises:
-      UnequalConfigurations: an epoch of `training` does not draw the examples that it should.
+      UnequalConfigurations: an epoch of `training` does not draw the examples that it should, or
+        a split has other examples or labels than the manifest.
       EmptyDataset: the configuration delivers nothing.
     """
-    digest, epoch = digest_examples(in_order), check_epoch(training)
+    digests = {split: digest_examples(pipeline) for split, pipeline in in_order.items()}
+    epoch = check_epoch(training)
     with UsageMonitor() as monitor:
         throughput = measure_input(
             training, passes=measure.input_passes, max_seconds=measure.input_max_seconds
@@ -64,11 +66,13 @@ def build(
     result = BuildResult(
         plan=str(training.plan),
         throughput=throughput,
-        examples_digest=digest,
+        examples_digests=digests,
         usage=monitor.measured,
         machine=describe_machine(),
         validation_examples=training.data.count_examples("validation", training.plan.window),
-        pixel_difference=measure_difference(in_order, exact) if training.plan.approximate else None,
+        pixel_difference=_measure_difference(in_order, exact)
+        if training.plan.approximate
+        else None,
         epoch_draws=draws,
         sequence_batches=measure_sequences(
             training, examples_per_s=throughput.input_examples_per_s
@@ -82,6 +86,19 @@ def build(
     summarize_plan(training, about).write(out)
     result.write(out)
     return result
+
+
+def _measure_difference(
+    in_order: Mapping[str, InputPipeline], exact: Mapping[str, InputPipeline]
+) -> Difference:
+    """How far a sample of each split is from the exact examples."""
+    each = [measure_difference(pipeline, exact[split]) for split, pipeline in in_order.items()]
+    examples = sum(one.examples for one in each)
+    return Difference(
+        mean=sum(one.mean * one.examples for one in each) / examples,
+        max=max(one.max for one in each),
+        examples=examples,
+    )
 
 
 def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, float]:
@@ -137,9 +154,12 @@ def main() -> None:
         training = open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address
         )
-        in_order = open_input_pipeline(
-            params, name, data, split="train", purpose="compare", address=address
-        )
+        in_order = {
+            split: open_input_pipeline(
+                params, name, data, split=split, purpose="compare", address=address
+            )
+            for split in data.shards.splits
+        }
         about = {
             "pipeline": name,
             "config": params.pipelines[name].model_dump(),
@@ -149,15 +169,16 @@ def main() -> None:
             result = build(
                 training,
                 in_order,
-                open_exact_pipeline(params, data, split="train"),
+                {split: open_exact_pipeline(params, data, split=split) for split in in_order},
                 Layout().results(name),
                 measure=params.measure,
                 about=about,
             )
-        throughput, digest = result.throughput, result.examples_digest
+        throughput, digests = result.throughput, result.examples_digests
+        examples = sum(digest.examples for digest in digests.values())
         echo(
             f"build {name}: {result.plan}; first pass {throughput.cold_examples_per_s:,.0f}"
-            f" examples/s, {digest.examples:,} examples, digest {digest.digest[:12]}"
+            f" examples/s, {examples:,} examples, digest of train {digests['train'].digest[:12]}"
         )
         echo_result(
             f"input alone {throughput.input_examples_per_s:,.0f} examples/s, first batch after"

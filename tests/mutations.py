@@ -871,8 +871,8 @@ FAULTS = (
     ),
     Fault(
         "what is approximate by its own wish must be equal, too",
-        "if result.pixel_difference is None:",
-        "if True:",
+        "in built.items() if result.pixel_difference is None",
+        "in built.items()",
         (
             "tests/reporting/test_report.py"
             "::test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish",
@@ -929,6 +929,18 @@ FAULTS = (
         "and step.whole_batches",
         "and step.batch_size",
         RULES,
+    ),
+    Fault(
+        "labels are not compared with the manifest's",
+        "if wrong.any():",
+        "if False:",
+        EQUALITY,
+    ),
+    Fault(
+        "a group further up has no limit",
+        "for level in (folder, *folder.parents):",
+        "for level in (folder,):",
+        ("tests/test_memory.py",),
     ),
     Fault(
         "memory is in MiB",

@@ -63,10 +63,11 @@ def test_results_are_complete_and_equal(finished):
         )
     )
     digests = {
-        json.loads((folder / "runs" / name / "input.json").read_text())["examples_digest"]["digest"]
+        name: json.loads((folder / "runs" / name / "input.json").read_text())["examples_digests"]
         for name in ("naive", "optimized")
     }
-    assert len(digests) == 1
+    assert digests["naive"] == digests["optimized"]
+    assert set(digests["naive"]) == {"train", "validation", "test"}
 
 
 def test_mlflow_has_one_run_per_configuration_with_the_agreed_names(finished):

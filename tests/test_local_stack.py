@@ -146,7 +146,7 @@ def compared(local, running) -> str:
 def test_a_comparison_runs_on_it_with_examples_from_its_input_service(local, compared):
     results = local.project / ".throughline" / "workspaces" / "compared" / "runs"
     digests = {
-        name: json.loads((results / name / "input.json").read_text())["examples_digest"]["digest"]
+        name: json.loads((results / name / "input.json").read_text())["examples_digests"]
         for name in ("naive", "service")
     }
     assert digests["naive"] == digests["service"], (

@@ -176,20 +176,19 @@ def open_input_pipeline(
     """The input pipeline of configuration `name` for a split; `address` is that of its tf.data
     service.
 
-    Evaluation reads in storage order, in this process; so does comparing, but through the service
-    if there is one.
+    Evaluation reads in storage order, in this process; so does comparing, but the training split
+    comes through the service if there is one.
 
     Raises:
       ImpossiblePlan: a cache would not fit into memory, or several workers would read the same
         stream.
     """
     config = params.pipelines[name]
-    if purpose == "evaluate":
-        config = set_storage_order(config).model_copy(update={"service": None})
-    plan = make_plan(
-        set_storage_order(config) if purpose == "compare" else config,
-        make_input_spec(params, data, purpose),
-    )
+    if purpose != "train":
+        config = set_storage_order(config)
+    if purpose == "evaluate" or split != "train":
+        config = config.model_copy(update={"service": None})
+    plan = make_plan(config, make_input_spec(params, data, purpose))
     _check_memory(plan, data, split)
     worker = training_worker_from_tf_config(os.environ) if purpose == "train" else TrainingWorker()
     if worker.count > 1 and not plan.seekable:

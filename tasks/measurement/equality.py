@@ -1,8 +1,9 @@
 """Proof that two configurations deliver the same examples: a digest over (key, label, pixels),
-shapes and dtypes, that ignores order.
+shapes and dtypes, that ignores order; and that each example comes once, with the manifest's label.
 
-It is taken after the deterministic preprocessing, with augmentation and postprocessing off, so
-every configuration with the same `preprocess` must have the same digest.
+It is taken of every split, after the deterministic preprocessing, with augmentation and
+postprocessing off, so every configuration with the same `preprocess` must have the same digests.
+Those whose pixels are approximate by their own wish have the same examples and labels.
 """
 
 from __future__ import annotations
@@ -27,21 +28,44 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
 
     A lost, doubled or altered example changes the sum; how far a text is padded, and with which
     others it is packed, does not.
+
+    Raises:
+      UnequalConfigurations: the examples are not those of the manifest, or have other labels there.
     """
-    total, count = 0, 0
+    total, keys, labels = 0, [], []
     text = pipeline.data.shards.schema.payload == "text"
     values = np.empty((0,))
     for batch in pipeline.dataset().as_numpy_iterator():
         values = batch[input_name(batch)]
         for key, label, value in iterate_examples(batch):
             total = (total + digest_example(key, label, value)) % MODULUS
-            count += 1
+            keys.append(key)
+            labels.append(label)
+    if pipeline.plan.window is None:  # else the examples and what is predicted are made of rows
+        _check_labels(pipeline, np.asarray(keys), np.asarray(labels))
     return ExamplesDigest(
         digest=f"{total:032x}",
-        examples=count,
+        examples=len(keys),
         shape=(None,) if text else values.shape[1:],
         dtype=str(values.dtype),
     )
+
+
+def _check_labels(pipeline: InputPipeline, keys: np.ndarray, labels: np.ndarray) -> None:
+    listed = pipeline.data.files(pipeline.split)
+    order, listed_order = np.argsort(keys), np.argsort(listed.keys)
+    of_split = f"{pipeline.plan}: the {pipeline.split} split"
+    if not np.array_equal(keys[order], np.asarray(listed.keys)[listed_order]):
+        raise UnequalConfigurations(
+            f"{of_split}: {len(keys):,} examples are delivered, {len(set(keys.tolist())):,} of them"
+            f" different ones, which are not the {len(listed.keys):,} of the manifest"
+        )
+    wrong = labels[order] != np.asarray(listed.labels)[listed_order].astype(labels.dtype)
+    if wrong.any():
+        raise UnequalConfigurations(
+            f"{of_split}: {int(wrong.sum()):,} of {len(keys):,} examples are delivered with another"
+            " label than the manifest's"
+        )
 
 
 def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:

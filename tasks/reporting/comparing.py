@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tasks.data.shards import read_shard_index
 from tasks.errors import MissingInput, UnequalConfigurations
+from tasks.files import digest_json
 from tasks.layout import Layout
 from tasks.reporting.checklist import run_checklist
 from tasks.reporting.headline import find_measure_again, find_undecided, write_headline
@@ -122,9 +123,9 @@ def compare(
         machine=shown.built.machine,
         examples_digest=next(
             (
-                result.built.examples_digest.digest
-                for result in results.values()
-                if result.built.pixel_difference is None
+                digest_json({split: one.digest for split, one in built.examples_digests.items()})
+                for built in (result.built for result in results.values())
+                if built.pixel_difference is None
             ),
             "none",
         ),
@@ -141,18 +142,22 @@ def check_equal(built: Mapping[str, BuildResult]) -> None:
       UnequalConfigurations: they differ; those that are approximate by their own wish apart, whose
       difference is shown.
     """
-    digests: dict[str, list[str]] = {}
-    for name, result in built.items():
-        if result.pixel_difference is None:
-            digests.setdefault(result.examples_digest.digest, []).append(name)
-    if len(digests) > 1:
-        groups = "; ".join(
-            f"{', '.join(names)}: {digest[:12]}" for digest, names in digests.items()
-        )
-        raise UnequalConfigurations(
-            f"the configurations did not deliver the same examples ({groups}); their throughputs"
-            " cannot be compared"
-        )
+    exact = {name: result for name, result in built.items() if result.pixel_difference is None}
+    for split in dict.fromkeys(
+        split for result in exact.values() for split in result.examples_digests
+    ):
+        digests: dict[str, list[str]] = {}
+        for name, result in exact.items():
+            digest = result.examples_digests.get(split)
+            digests.setdefault(digest.digest if digest else "none", []).append(name)
+        if len(digests) > 1:
+            groups = "; ".join(
+                f"{', '.join(names)}: {digest[:12]}" for digest, names in digests.items()
+            )
+            raise UnequalConfigurations(
+                f"the configurations did not deliver the same examples of the {split} split"
+                f" ({groups}); they cannot be compared"
+            )
 
 
 def _snapshot_seconds(layout: Layout) -> float:

@@ -74,9 +74,9 @@ class SequenceBatches:
 class BuildResult(ResultFile):
     """A configuration's input pipeline, measured alone and proven to deliver the right examples.
 
-    `validation_examples` counts the validation split. Only approximate configurations have a
-    `pixel_difference`, those whose draws can be checked `epoch_draws`, those that sample
-    `class_frequencies`, and text `sequence_batches`.
+    `examples_digests` are by split; `validation_examples` counts the validation split. Only
+    approximate configurations have a `pixel_difference`, those whose draws can be checked
+    `epoch_draws`, those that sample `class_frequencies`, and text `sequence_batches`.
     """
 
     FILE: ClassVar[str] = "input.json"
@@ -84,7 +84,7 @@ class BuildResult(ResultFile):
 
     plan: str
     throughput: InputThroughput
-    examples_digest: ExamplesDigest
+    examples_digests: Mapping[str, ExamplesDigest]
     usage: Usage
     machine: Mapping[str, Any]
     validation_examples: int

@@ -22,6 +22,7 @@ from small_pipelines import (
     same,
 )
 
+from tasks.errors import UnequalConfigurations
 from tasks.measurement.equality import digest_examples, measure_difference
 from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.input_pipeline import InputPipeline
@@ -374,3 +375,26 @@ def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored):
         ).max
         == 0
     )
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (lambda listed: {"labels": (1 - min(listed.labels[0], 1), *listed.labels[1:])},
+         r"1 of \d+ examples are delivered with another label"),
+        (lambda listed: {"keys": (listed.keys[0] ^ 1, *listed.keys[1:])},
+         r"which are not the \d+ of the manifest"),
+        (lambda listed: {"keys": listed.keys[1:], "labels": listed.labels[1:]},
+         r"which are not the \d+ of the manifest"),
+    ],
+    ids=["a label", "a key", "an example"],
+)  # fmt: skip
+def test_what_is_approximate_has_the_manifests_examples_and_labels(stored, plant, said):
+    right = pipeline(
+        stored, "photos", postprocess=(), with_keys=True, in_order=True, decode={"dct": "accurate"}
+    )
+    assert right.plan.approximate
+    digest_examples(right)
+    listed = replace(right.data.files("train"), **plant(right.data.files("train")))
+    with pytest.raises(UnequalConfigurations, match=said):
+        digest_examples(replace(right, data=replace(right.data, files=lambda _: listed)))

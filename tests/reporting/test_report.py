@@ -171,12 +171,14 @@ def layout(arrays, tmp_path) -> Layout:
 
 
 def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(layout):
-    one = BuildResult.read(layout.results("naive"))
-    other = replace(one, examples_digest=replace(one.examples_digest, digest="00bb"))
+    made = BuildResult.read(layout.results("naive"))
+    digest = next(iter(made.examples_digests.values()))
+    one = replace(made, examples_digests={"train": digest, "validation": digest})
+    wrong = replace(digest, digest="00bb")
+    other = replace(one, examples_digests={"train": digest, "validation": wrong})
     check_equal({"a": one, "b": one})
-    with pytest.raises(
-        UnequalConfigurations, match=rf"a: {one.examples_digest.digest[:12]}; b: 00bb"
-    ):
+    said = rf"of the validation split \(a: {digest.digest[:12]}; b: 00bb\)"
+    with pytest.raises(UnequalConfigurations, match=said):
         check_equal({"a": one, "b": other})
     approximate = replace(other, pixel_difference=Difference(mean=1.0, max=9.0, examples=100))
     check_equal({"a": one, "b": approximate})
