@@ -74,12 +74,12 @@ def _examine(named: Sequence[tuple[str, Path]], root: Path, trained: TrainedMode
 
     def examine(name: str, path: Path, decoder: Decoder, folder: Path) -> Example | Rejected:
         try:
-            info = inspect_image(
-                path, root=root, max_pixels=limit, converted=folder, decoder=decoder
-            )
-            data = info.path.read_bytes()
-            if info.path.is_relative_to(folder):
-                info.path.unlink(missing_ok=True)
+            # A folder of its own: equal files are converted at the same time, to equal names.
+            with TemporaryDirectory(dir=folder) as converted:
+                info = inspect_image(
+                    path, root=root, max_pixels=limit, converted=Path(converted), decoder=decoder
+                )
+                data = info.path.read_bytes()
             problem = _find_misfit(info.height, info.width, info.channels, trained)
             if problem:
                 return Rejected(id=name, reason=problem)

@@ -223,6 +223,16 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp
         report_rejected(nothing, strict=False)
 
 
+def test_equal_files_that_are_converted_at_once_are_all_predicted(photo_model, tmp_path):
+    *_, model = photo_model
+    picture(2).save(tmp_path / "0.webp")
+    for number in range(1, 60):
+        shutil.copy(tmp_path / "0.webp", tmp_path / f"{number}.webp")
+    rows, counts = predict_rows(model, tmp_path)
+    assert (counts.predicted, counts.rejected) == (60, 0)
+    assert len({row["probability"] for row in rows}) == 1
+
+
 def test_a_saved_model_answers_jpeg_bytes_as_predict_does(photo_model, photo_folder, tmp_path):
     *_, model = photo_model
     files = sorted(photo_folder.glob("cat/*.jpg"))[:3]
