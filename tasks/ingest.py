@@ -473,6 +473,9 @@ def main() -> None:
         if skipped := stats["skipped"]:
             kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.items())
             echo_problem(f"{sum(skipped.values()):,} files of other kinds are left out: {kinds}")
+        trained = stats["class_balance"].get("train", {})
+        if untrained := [name for name in manifest.classes if name not in trained]:
+            echo_problem(f"no example in the training split: class {_name_some(untrained)}")
         for name in stats["empty_classes"]:
             echo_problem(f"class folder {name} holds no example and is left out")
 

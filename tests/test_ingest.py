@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from conftest import SPLIT, picture
 from PIL import Image
+from project import SMALL, run_stages, write_params
 
 from tasks.data.manifest import read_manifest
 from tasks.errors import (
@@ -156,10 +157,32 @@ def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suf
         .numpy()
         .astype(np.int64)
     )
-    if expected.ndim == 2:  # 16 bits hold values up to 255 here, or are scaled
-        expected = np.repeat(expected[..., None], 3, axis=2)
+    if expected.ndim == 2:  # 16 bits
+        expected = np.repeat(np.round(expected / 257)[..., None], 3, axis=2)
     assert seen.shape == expected.shape
     assert np.abs(seen - expected).max() <= (3 if suffix == ".jpg" else 1)
+
+
+def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
+    """A frame without light stays black: its scale is that of its neighbors."""
+    steps = np.arange(64, dtype=np.uint16).reshape(8, 8)
+    for name, values in {
+        "a/bright": steps * 1040,
+        "a/dark": steps * 4,
+        "b/other": steps * 99,
+    }.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(tmp_path / "in" / f"{name}.png")
+    company(tmp_path / "in" / "b")
+    manifest = ingest(
+        settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+    )
+    uris = manifest.examples.set_index("id")["uri"]
+    for name, factor in {"a/bright.png": 1040, "a/dark.png": 4}.items():
+        with Image.open(uris[name]) as image:
+            np.testing.assert_array_equal(np.asarray(image), np.round(steps * (factor / 257)))
+    note = "16 bits, but no value above 255: black; save such images as 8 bits"
+    assert manifest.stats["notes"][note] == 1
 
 
 def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(tmp_path):
@@ -248,6 +271,27 @@ def test_a_table_may_lack_labels_or_files_and_stays_inside_its_folder(folder, tm
             ),
             tmp_path / "m2",
         )
+
+
+@pytest.mark.integration
+def test_a_class_that_is_not_trained_on_is_said(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    (tmp_path / "source").mkdir()
+    np.savez(
+        tmp_path / "source" / "data.npz",
+        x=draw.integers(0, 256, (81, 12, 10), np.uint8),
+        y=["cat", "dog"] * 40 + ["rare"],
+    )
+    for seed in range(10):
+        split = {"validation": 0.3, "test": 0.3, "seed": seed}
+        write_params(tmp_path, {**SMALL, "data": {**SMALL["data"], "split": split}})
+        run_stages(tmp_path, "ingest")
+        balance = read_manifest(tmp_path / "data" / "manifest").stats["class_balance"]
+        said = "no example in the training split: class rare" in capsys.readouterr().out
+        assert said == ("rare" not in balance["train"])
+        if said:
+            return
+    pytest.fail("no seed puts the one example elsewhere")
 
 
 def test_arrays_are_never_unpickled_and_are_checked(tmp_path):

@@ -31,7 +31,8 @@ STRIP = 256  # rows
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 _ORIENTATION = 0x0112
 _UPRIGHT = (None, 0, 1)
-_GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L"})
+_GREY_MODES = frozenset({"1", "L", "LA", "La"})
+_DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
 
 # The limit is `data.max_pixels`, checked from the header below; Pillow's own would warn instead.
 Image.MAX_IMAGE_PIXELS = None
@@ -101,6 +102,7 @@ def _inspect(
         image.load()
         kept = _decodes_as_is(image)
         upright = image if kept else _to_8_bit(image)
+        dark = image.mode in _DEEP_MODES and upright.getextrema()[1] <= 1
     height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
     problem = (
         decoder.find_problem(data, height=height, width=width)
@@ -109,11 +111,9 @@ def _inspect(
     )
     if problem:
         raise RejectedImage(f"damaged image: {problem}")
-    note = (
-        None
-        if path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
-        else f"content is {kind}"
-    )
+    named = path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
+    note = None if named else f"content is {kind}"
+    note = "16 bits, but no value above 255: black; save such images as 8 bits" if dark else note
     if not kept:
         path = converted / f"{digest_blake2b(data)}.png"
         if not path.exists():
@@ -189,7 +189,7 @@ def _decodes_as_is(image: Image.Image) -> bool:
 def _to_8_bit(image: Image.Image) -> Image.Image:
     """Turn any mode into upright 8-bit grey or RGB; transparency is composited over white."""
     upright = ImageOps.exif_transpose(image)
-    if upright.mode in ("I", "F", "I;16", "I;16B", "I;16L"):
+    if upright.mode in _DEEP_MODES:
         return _narrowed(upright)
     grey = upright.mode in _GREY_MODES
     if upright.has_transparency_data:
@@ -200,20 +200,12 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
 
 
 def _narrowed(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits as 8 bits, a strip after the other: whole floats would take eight
-    times the memory.
+    """Grey of 16 bits as 8 bits, whatever its values are, a strip after the other: whole numbers of
+    32 bits would take four times the memory.
     """
-    strips = [
-        (0, top, image.width, min(top + STRIP, image.height))
-        for top in range(0, image.height, STRIP)
-    ]
-    largest = max((np.asarray(image.crop(strip)).max(initial=0) for strip in strips), default=0)
-    top = 65535.0 if largest > 255 else 255.0  # noqa: PLR2004
     narrow = Image.new("L", image.size)
-    for strip in strips:
-        values = np.asarray(image.crop(strip), np.float64)
-        narrow.paste(
-            Image.fromarray(np.clip(values * 255 / top, 0, 255).round().astype(np.uint8), "L"),
-            strip,
-        )
+    for top in range(0, image.height, STRIP):
+        strip = (0, top, image.width, min(top + STRIP, image.height))
+        values = np.asarray(image.crop(strip)).astype(np.uint32)
+        narrow.paste(Image.fromarray(((values + 128) // 257).astype(np.uint8)), strip)
     return narrow
