@@ -309,6 +309,7 @@ def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     chunks, parts, shapes, count = [], [], [], 0
     try:
         for values in _preprocessed(path, shard, context):
+            inputs = _as_stored(values[context.columns[0].name], context.columns[0])
             chunk = write_rows(
                 context.folder,
                 shard.split,
@@ -316,7 +317,6 @@ def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
                 start=start + count,
                 values=values,
             )
-            inputs = values[context.columns[0].name]
             if isinstance(inputs, list):
                 chunk = _write_part(context, shard, chunk, inputs)
                 shapes += [value.shape for value in inputs]
@@ -337,6 +337,22 @@ def _write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
             " --force shard`"
         )
     return ShardRows(chunks=chunks, moments=parts, shapes=shapes)
+
+
+def _as_stored(inputs: Any, column: Column) -> Any:
+    """Inputs as the column holds them: tokens as narrow as they fit, all else as it is.
+
+    Raises:
+      ImpossiblePlan: the column would cut their values.
+    """
+    if column.name == "text":
+        return [tokens.astype(column.dtype) for tokens in inputs]
+    if (dtype := inputs[0].dtype) != column.dtype:
+        raise ImpossiblePlan(
+            f"preprocess: its result is {dtype}, and a snapshot stores {column.dtype}; have your op"
+            f" return {column.dtype}, or move it to postprocess"
+        )
+    return inputs
 
 
 def _write_part(
@@ -399,10 +415,8 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
             steps = np.arange(len(block["features"]), dtype=np.int64)
             yield {"features": block["features"], "key": block["key"] + steps}
     elif context.columns[0].ragged:
-        yield from _batch_by_bytes(
-            records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator(),
-            context.columns[0],
-        )
+        examples = records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator()
+        yield from _batch_by_bytes(examples, context.columns[0].name)
     else:
         rows = max(1, ROWS_BYTES // context.columns[0].stride)
         if all(op.takes != "example" for op in context.ops):
@@ -415,11 +429,11 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
             )
 
 
-def _batch_by_bytes(examples: Iterator[dict[str, Any]], column: Column) -> Iterator[dict[str, Any]]:
-    """Examples whose value of `column` differs in size, about ROWS_BYTES at a time: that value, as
-    it is stored, in a list, the others as arrays.
+def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+    """Examples whose value of this `name` differs in size, about ROWS_BYTES at a time: that value
+    in a list, the others as arrays.
     """
-    passed, name = 0, column.name
+    passed = 0
 
     def number(example: dict[str, Any]) -> int:
         nonlocal passed
@@ -428,14 +442,8 @@ def _batch_by_bytes(examples: Iterator[dict[str, Any]], column: Column) -> Itera
 
     for _, group in itertools.groupby(examples, key=number):
         together = list(group)
-        yield {
-            key: (
-                [item[key].astype(column.dtype) for item in together]
-                if key == name
-                else np.asarray([item[key] for item in together])
-            )
-            for key in together[0]
-        }
+        columns = {key: [item[key] for item in together] for key in together[0]}
+        yield {key: each if key == name else np.asarray(each) for key, each in columns.items()}
 
 
 def _names(manifest: Path) -> Mapping[int, str]:

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from small_pipelines import PREPROCESS, prepare_snapshots
 
 from tasks.data.shards import read_shard_index
-from tasks.errors import StaleSnapshot
-from tasks.pipelines.ops import Decode, Resize
+from tasks.errors import ImpossiblePlan, StaleSnapshot
+from tasks.pipelines.ops import Decode, Op, Resize
 from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.snapshot import snapshot
 
@@ -39,6 +40,24 @@ def test_a_changed_op_version_makes_a_snapshot_stale(stored, photos, monkeypatch
             shards=photos / "shards",
             snapshot=photos / "snapshot",
             preprocess=PREPROCESS["photos"],
+        )
+
+
+class Halve(Op):
+    """An op of one's own that forgets to return whole numbers."""
+
+    name = "halve"
+
+    def compute(self, element, draw):
+        return {**element, "image": tf.cast(element["image"], tf.float32) / 512}
+
+
+@pytest.mark.parametrize("kind", ["arrays", "photos"])
+def test_what_an_op_returns_is_not_cut_to_whole_numbers(stored, request, tmp_path, kind):
+    shards = request.getfixturevalue(kind) / "shards"
+    with pytest.raises(ImpossiblePlan, match="its result is float32, and a snapshot stores uint8"):
+        snapshot(
+            read_shard_index(shards), shards, tmp_path / "snapshot", preprocess=(Decode(), Halve())
         )
 
 
