@@ -14,10 +14,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 from project import ROOT, SMALL, run_stages, write_params
 from skips import make_memory_cgroup, need
 
+from tasks.assembly import inputs
+from tasks.assembly.project import Project
 from tasks.memory import available_memory
+from tasks.pipelines.steps import Cache
 
 MIB = 1 << 20
 TAKEN = {"anon": 30, "active_file": 20, "inactive_file": 10}  # MiB
@@ -78,6 +82,25 @@ def test_without_a_limit_the_machine_decides(lay_out, tmp_path):
     available = psutil.virtual_memory().available
     assert available_memory(lay_out({"a": None}, group="/a")) == pytest.approx(available, rel=0.2)
     assert available_memory(tmp_path / "no-proc") == pytest.approx(available, rel=0.2)
+
+
+@pytest.mark.integration
+def test_a_cache_takes_what_examples_take_at_its_place(photo_folder, tmp_path):
+    """Before images are made smaller that is more, here by a factor of about 40."""
+    cached = {"read": "shards", "cache": {"where": "memory", "after": "decode"}}
+    resize = {"resize": {"height": 4, "width": 5}}
+    changes = {"preprocess": ["decode", resize], "pipelines": {"cached": cached}}
+    data = {**SMALL["data"], "source": "image_folder", "path": str(photo_folder)}
+    write_params(tmp_path, {**SMALL, **changes, "data": data})
+    run_stages(tmp_path, "ingest", "shard", "snapshot")
+    project = Project(tmp_path)
+    steps = project.open_input_pipeline("cached").plan.steps
+    place = next(number for number, step in enumerate(steps) if isinstance(step, Cache))
+    files = [Image.open(name) for name in project.data.files("train").paths]
+    pixels = 3 * sum(image.width * image.height for image in files)
+    estimated = inputs._cached_bytes(steps[place - 1], project.data, "train")
+    assert estimated == pytest.approx(pixels, rel=0.1)
+    assert estimated > 30 * project.data.snapshot.bytes("train")
 
 
 @pytest.fixture

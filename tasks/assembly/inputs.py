@@ -8,24 +8,29 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Literal
 
+from tasks.data.tfrecord import read_records
 from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
 from tasks.layout import Layout
 from tasks.memory import available_memory
 from tasks.params import Params
 from tasks.pipelines.input_pipeline import InputPipeline
+from tasks.pipelines.ops import Load, Parse
 from tasks.pipelines.plan import Plan, make_plan, set_storage_order
 from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
 from tasks.pipelines.service import check_listens, run_local_service
 from tasks.pipelines.shapes import output_shape
 from tasks.pipelines.spec import InputSpec
-from tasks.pipelines.steps import Cache, Read, TokenWindow, Window
+from tasks.pipelines.steps import Cache, Map, Read, Step, TokenWindow, Window
 from tasks.pipelines.training_workers import TrainingWorker, training_worker_from_tf_config
+from tasks.pipelines.undecodable import process_record
 from tasks.settings import PipelineConfig
 
 Purpose = Literal["train", "evaluate", "compare"]
 MEMORY_SHARE = 0.8  # of what is available, that a cache may fill
+SAMPLED_RECORDS = 16  # whose size stands for that of all
 
 
 def open_inputs(params: Params, layout: Layout) -> PreparedData:
@@ -229,14 +234,35 @@ def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> I
 
 def _check_memory(plan: Plan, data: PreparedData, split: str) -> None:
     """Refuse to keep more in memory than there is."""
-    records = sum(shard.bytes for shard in data.shards.for_split(split))
-    rows = data.snapshot.bytes(split)
-    kept = [rows for step in plan.steps if isinstance(step, Cache) and step.where == "memory"]
-    kept += [records for step in plan.steps if isinstance(step, Read) and step.source == "arrays"]
+    kept = 0.0
+    for before, step in zip((None, *plan.steps), plan.steps, strict=False):
+        if isinstance(step, Read) and step.source == "arrays":
+            kept += sum(shard.bytes for shard in data.shards.for_split(split))
+        if isinstance(step, Cache) and step.where == "memory":
+            kept += _cached_bytes(before, data, split)
     available = available_memory()
-    if sum(kept) > MEMORY_SHARE * available:
+    if kept > MEMORY_SHARE * available:
         raise ImpossiblePlan(
-            f"{plan}: the {split} split would take {sum(kept) / 2**30:,.1f} GiB of memory,"
+            f"{plan}: the {split} split would take {kept / 2**30:,.1f} GiB of memory,"
             f" {available / 2**30:,.1f} GiB are available; use `cache: {{where: disk}}` or `read:"
             " snapshot`"
         )
+
+
+def _cached_bytes(before: Step | None, data: PreparedData, split: str) -> float:
+    """Bytes of what a cache after this step holds: those of the snapshot after all of
+    preprocessing, else an estimate from the first records, which are in random order.
+    """
+    if not isinstance(before, Map) or before.first_op_position + len(before.ops) == 0:
+        return data.snapshot.bytes(split)
+    import tensorflow as tf
+
+    schema, shards = data.shards.schema, data.shards.for_split(split)
+    ops = (op for op in before.ops if not isinstance(op, Load | Parse))
+    ops = (Parse(feature=schema.feature, label=schema.label), *ops)
+    records = read_records(data.path(shards[0]), compression=shards[0].compression)
+    sizes = [
+        process_record(ops, tf.constant(record))[schema.feature].numpy().nbytes
+        for record in islice(records, SAMPLED_RECORDS)
+    ]
+    return sum(shard.records for shard in shards) * sum(sizes) / len(sizes)
