@@ -191,9 +191,14 @@ def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) ->
 
 @build_step.register
 def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    return stream_readers.sample_stream_by_class(
+    sampled = stream_readers.sample_stream_by_class(
         dataset, step.sampling, context.data, context.split, seed=context.seed_for("classes", epoch)
     )
+    if not context.plan.caches:
+        return sampled
+    # One pass fills the cache; else the stream of each class would, with a copy of its own.
+    filled = dataset.filter(lambda element: tf.constant(False), name=step.trace_name)
+    return filled.concatenate(sampled, name=step.trace_name)
 
 
 @build_step.register

@@ -26,7 +26,7 @@ from tasks.errors import UnequalConfigurations
 from tasks.measurement.equality import digest_examples, measure_difference
 from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import Brightness, Cutout, Flip, RandomCrop, Resize
+from tasks.pipelines.ops import Brightness, Cutout, Flip, Op, RandomCrop, Resize
 from tasks.pipelines.plan import make_plan
 from tasks.pipelines.service import run_local_service
 from tasks.pipelines.spec import InputSpec
@@ -249,6 +249,36 @@ def test_balanced_draws_every_class_alike(stored, name):
     expected = pipe.examples / 4
     assert counts.sum() == pipe.examples
     assert np.all(abs(counts - expected) <= (1 if name == "balanced" else 4 * np.sqrt(expected)))
+
+
+class Count(Op):
+    """An op of one's own that counts the images it sees."""
+
+    name = "count"
+
+    def compute(self, element, draw):
+        image = tf.numpy_function(self.pass_on, [element["image"]], tf.uint8)
+        return {**element, "image": tf.ensure_shape(image, element["image"].shape)}
+
+    @staticmethod
+    def pass_on(image):
+        COUNTED.append(image.shape)
+        return image
+
+
+COUNTED = []
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_draws_by_class_fill_a_cache_once_for_all_classes(stored, where):
+    sampled = {"read": "shards", "sampling": "balanced", "shuffle": {"kind": "none"}}
+    cached = pipeline(stored, **sampled, cache={"where": where})
+    spec = replace(cached.plan.spec, preprocess=(*PREPROCESS["arrays"], Count()))
+    plan = make_plan(PipelineConfig(**sampled, cache={"where": where}), spec)
+    COUNTED.clear()
+    found = batches(replace(cached, plan=plan), epochs=3)
+    assert len(COUNTED) == cached.examples
+    assert same(found, batches(pipeline(stored, **sampled), epochs=3))
 
 
 @pytest.mark.integration
