@@ -5,10 +5,10 @@ images. Files are examined and converted as ingest does it.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,23 +18,28 @@ import tensorflow as tf
 from tasks.data.decoder import Decoder
 from tasks.data.images import RejectedImage, inspect_image
 from tasks.data.sources.base import Rejected
+from tasks.data.sources.class_folders import ClassFolders, list_class_folders
 from tasks.data.sources.image_folder import SUFFIXES
 from tasks.data.sources.tabular import TABLES, check_columns, read_table
 from tasks.errors import UnreadableSource
 from tasks.pipelines.shapes import ops_until_uniform
 from tasks.prediction.examples import Example, Examples, Wanted, as_arrays, in_batches
 from tasks.progress import in_threads, note
+from tasks.settings import DataSettings
 from tasks.training.inference import TrainedModel
 
 ARRAYS = frozenset({".npy", ".npz"})
+KINDS_SHOWN = 5  # of files that are no images
 FILES_AT_ONCE = 64  # examined together; their bytes are in memory
 
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The images at `path`."""
     if path.is_dir():
-        names = [(str(path / name), path / name) for name in list_images(path)]
-        return _examine(names, path, trained)
+        listed = list_images(path, trained.spec.data)
+        images = _examine([(str(file.path), file.path) for file in listed.files], path, trained)
+        unread = [replace(item, id=str(path / item.id)) for item in listed.rejected]
+        return replace(images, items=chain(images.items, unread), total=images.total + len(unread))
     if path.suffix.lower() in ARRAYS:
         return _read_arrays(path, trained)
     if path.suffix.lower() in TABLES:
@@ -46,26 +51,18 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     return _examine([(str(path), path)], Path(path.absolute().anchor), trained)
 
 
-def list_images(folder: Path) -> Sequence[str]:
-    """Image files below a folder, sorted; says what other files it passes over."""
-    images, others = [], Counter()
-    for name, folders, files in os.walk(folder):
-        folders[:] = sorted(one for one in folders if not one.startswith("."))
-        for file in sorted(one for one in files if not one.startswith(".")):
-            suffix = Path(file).suffix.lower()
-            if suffix in SUFFIXES:
-                images.append((Path(name) / file).relative_to(folder).as_posix())
-            else:
-                others[suffix or "without a suffix"] += 1
-    if others:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(5))
-        passed_over = (
-            f"{folder}: {sum(others.values())} files that are no images passed over ({kinds})"
-        )
-        note(passed_over)
-    if not images:
-        raise UnreadableSource(f"{folder} holds no image ({', '.join(sorted(SUFFIXES))})")
-    return images
+def list_images(folder: Path, settings: DataSettings) -> ClassFolders:
+    """Image files below a folder, listed as ingest does it; says what other files it passes over.
+
+    Raises:
+      DataNotFound: there is none.
+    """
+    named = settings.model_copy(update={"path": str(folder), "folders": "classes"})
+    listed = list_class_folders(named, SUFFIXES, what="images", classes=False)
+    if others := listed.skipped:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in [*others.items()][:KINDS_SHOWN])
+        note(f"{folder}: {sum(others.values())} files that are no images passed over ({kinds})")
+    return listed
 
 
 def _examine(named: Sequence[tuple[str, Path]], root: Path, trained: TrainedModel) -> Examples:

@@ -8,7 +8,7 @@ import pytest
 from tasks.data.records import RecordSchema
 from tasks.data.sources.base import Rejected
 from tasks.data.sources.tabular import read_table
-from tasks.errors import UnreadableSource
+from tasks.errors import DataNotFound
 from tasks.prediction.examples import Example, in_batches
 from tasks.prediction.images import list_images
 from tasks.prediction.predictor import Prediction
@@ -65,14 +65,29 @@ def test_each_predicted_step_of_a_series_is_a_row():
 
 
 def test_a_folder_without_images_is_refused_and_other_files_are_counted(tmp_path, capsys):
+    settings = DataSettings(source="image_folder", path="unused")
     (tmp_path / "a.svg").touch()
     (tmp_path / "b.txt").touch()
-    with pytest.raises(UnreadableSource, match="holds no image"):
-        list_images(tmp_path)
-    assert "2 files that are no images passed over (1 .svg, 1 .txt)" in capsys.readouterr().err
+    with pytest.raises(DataNotFound, match="holds no images"):
+        list_images(tmp_path, settings)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "c.PNG").touch()
-    assert list_images(tmp_path) == ["sub/c.PNG"]
+    assert [file.id for file in list_images(tmp_path, settings).files] == ["sub/c.PNG"]
+    assert "2 files that are no images passed over (1 .svg, 1 .txt)" in capsys.readouterr().err
+
+
+def test_folders_that_are_links_are_listed_or_named(tmp_path):
+    new = tmp_path / "new"
+    for folder in (new / "train", new / ".hidden", tmp_path / "outside"):
+        folder.mkdir(parents=True)
+        (folder / "a.jpg").touch()
+    (new / "inside").symlink_to(new / ".hidden")
+    (new / "elsewhere").symlink_to(tmp_path / "outside")
+    listed = list_images(new, DataSettings(source="image_folder", path="unused"))
+    assert sorted(file.id for file in listed.files) == ["inside/a.jpg", "train/a.jpg"]
+    assert [(item.id, item.reason) for item in listed.rejected] == [
+        ("elsewhere", "folder is a link that leads outside the data root")
+    ]
 
 
 def test_batches_are_cut_in_order():
