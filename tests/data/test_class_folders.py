@@ -101,3 +101,9 @@ def test_files_of_other_kinds_are_counted(tmp_path):
     assert scan(tmp_path)[1].skipped == {".svg": 2, ".txt": 1, "without a suffix": 1}
     with pytest.raises(DataNotFound, match="holds no class folder with images"):
         scan(lay_out(tmp_path / "none", "a/1.svg"))
+
+
+def test_what_is_left_out_is_listed_in_the_same_order_each_time(tmp_path):
+    """It is in the manifest, by whose bytes DVC knows it."""
+    lay_out(tmp_path, "a/1.png", *(f"a/{kind}.{kind}" for kind in "zyxwvutsr"))
+    assert list(scan(tmp_path)[1].skipped) == [f".{kind}" for kind in "rstuvwxyz"]

@@ -185,7 +185,7 @@ class _Listing:
             self._add(folder, chosen)
             self.skipped.update(
                 Path(name).suffix.lower() or "without a suffix"
-                for name in set(names).difference(chosen)
+                for name in sorted(set(names).difference(chosen))
                 if not name.startswith(".")
             )
             if not chosen and not folders and folder != self.root:
