@@ -931,6 +931,18 @@ FAULTS = (
         RULES,
     ),
     Fault(
+        "the stream of each class fills a cache of its own",
+        "if not context.plan.caches:",
+        "if True:",
+        ("tests/pipelines/test_dataset.py",),
+    ),
+    Fault(
+        "a snapshot cuts numbers to whole ones",
+        "if (dtype := inputs[0].dtype) != column.dtype:",
+        "if (dtype := inputs[0].dtype) == 'none':",
+        ("tests/pipelines/test_snapshots.py",),
+    ),
+    Fault(
         "labels are not compared with the manifest's",
         "if wrong.any():",
         "if False:",
