@@ -26,6 +26,7 @@ from tasks.data.documents import write_documents
 from tasks.data.images import ImageInfo, RejectedImage, inspect_image, inspect_stored
 from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
 from tasks.data.records import RecordSchema, example_key
+from tasks.data.sources.table import fill_medians
 from tasks.data.splits import assign_split
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_blake2b, digest_json, resumable_folder
@@ -97,6 +98,12 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
         ).map(_printable)
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
         examples = _table(rows, classes, settings.split, series=schema.payload == "series")
+        if isinstance(source, sources.Arrays) and schema.medians:
+            train = np.asarray(examples["row"])[np.asarray(examples["split"] == "train")]
+            source = fill_medians(source, train)
+            schema = source.schema
+            with _values_file(folder, source.values) as copy:
+                copy.write(source.values.data)
         stats = _stats(examples, classes, rejects, notes, source)
         classified = schema.label == "class" and settings.label_kind != "none"
         _check_usable(stats, set(rows["split"]), classes=classes if classified else None)

@@ -114,6 +114,8 @@ def _find_task_problems(params: Params) -> Iterator[str]:
             " into windows; drop it, or set data.source to time_series"
             for key in sorted(set_here)
         )
+    if params.data.missing != "reject" and SOURCES[params.data.source].content != "table":
+        yield f"data.missing: the source {params.data.source} is no table; drop it"
     if params.data.label_kind == "none" and (not text or params.window.tokens is None):
         yield (
             "data.label_kind: none leaves nothing to predict but the next token of a text; set"

@@ -1469,6 +1469,12 @@ FAULTS = (
     Fault(
         "one word makes categories of numbers", "2 * numbers > filled", "numbers == filled", TABLES
     ),
+    Fault(
+        "medians are those of all splits",
+        "known = column[train][~empty[train]]",
+        "known = column[~empty]",
+        TABLES,
+    ),
     Fault("a decimal comma is no number", "if not commas:", "if True:", TABLES),
     Fault(
         "dates become categories",

@@ -239,8 +239,8 @@ def test_rows_of_a_table_are_the_same_in_every_configuration(table):
 def test_rows_with_missing_or_impossible_values_are_listed_with_their_reason(table, tmp_path):
     manifest = ingest(check(table_document(table)).data, tmp_path / "manifest")
     assert dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True)) == {
-        "row 8": "size is missing",
-        "row 9": "color is missing",
+        "row 8": "size is missing (data.missing can be median to keep the row)",
+        "row 9": "color is missing (data.missing can be category to keep the row)",
         "row 10": "age is 'old', no number (data.missing_values can say that it is missing)",
         "row 11": "label missing",
     }

@@ -64,6 +64,8 @@ def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
         columns = (index.schema.columns, index.schema.categories)
         of_model = (trained.spec.schema.columns, trained.spec.schema.categories)
         changed += ["the columns or their categories"] if columns != of_model else []
+        medians = index.schema.medians != trained.spec.schema.medians
+        changed += ["the medians of empty cells"] if medians else []
     for op in trained.ops:
         if isinstance(op, Tokenize) and op.file and (layout.snapshot / op.file).exists():
             same = (layout.snapshot / op.file).read_bytes() == Path(op.model).read_bytes()

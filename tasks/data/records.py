@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -32,7 +32,8 @@ class RecordSchema:
     order. series: `features` is a block of consecutive time steps, each of `shape` (columns,);
     `key` is the block's first row. text: `text` is a document in UTF-8, of `shape` (None,): the
     tokens that it becomes, of `dtype` int32. `columns` names the last axis of tables and series;
-    `categories` holds the vocabularies of a table's trailing columns.
+    `categories` holds the vocabularies of a table's trailing columns, in which an empty word is the
+    empty cell, `medians` what an empty cell of a numeric column stands for, by its name.
     """
 
     payload: Literal["encoded", "raw", "series", "text"]
@@ -42,6 +43,7 @@ class RecordSchema:
     label: Label = "class"
     columns: tuple[str, ...] = ()
     categories: tuple[tuple[str, ...], ...] = ()
+    medians: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def feature(self) -> str:

@@ -1,5 +1,5 @@
 """Rows of a table to predict, and windows of a series. Columns are found by their names, categories
-get the numbers of the training's vocabularies.
+get the numbers of the training's vocabularies, empty cells the medians of its training split.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import numpy as np
 
 from tasks.data.sources import time_series
 from tasks.data.sources.base import Rejected
-from tasks.data.sources.column_kinds import explain_no_number
-from tasks.data.sources.table import code_categories
-from tasks.data.sources.tabular import TextTable, check_columns, read_table
+from tasks.data.sources.table import code_rows
+from tasks.data.sources.tabular import check_columns, read_table
 from tasks.errors import UnreadableSource
 from tasks.prediction.examples import Example, Examples, Wanted
 from tasks.training.inference import TrainedModel
@@ -24,7 +23,7 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     schema = trained.spec.schema
     table = read_table(path, trained.spec.data)
     check_columns(table, schema.columns, keys="the header of the table")
-    values, reasons = code_rows(table, schema.columns, schema.categories)
+    values, reasons = code_rows(table, schema)
 
     def items() -> Iterator[Example | Rejected]:
         for number, reason in enumerate(reasons):
@@ -35,29 +34,6 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
                 yield Example(id=name, value=values[number])
 
     return Examples(items=items(), total=len(table))
-
-
-def code_rows(
-    table: TextTable, columns: tuple[str, ...], categories: tuple[tuple[str, ...], ...]
-) -> tuple[np.ndarray, list[str]]:
-    """Rows as (rows, columns) float32, the categories of the last columns as numbers; and why a row
-    cannot be used, empty where it can.
-    """
-    reasons, values = [""] * len(table), np.zeros((len(table), len(columns)), np.float64)
-    numeric = len(columns) - len(categories)
-    for place, name in enumerate(columns):
-        values[:, place] = (
-            table.numbers(name)
-            if place < numeric
-            else code_categories(table.columns[name], categories[place - numeric])
-        )
-        for row in np.flatnonzero(~np.isfinite(values[:, place])).tolist():
-            cell = table.columns[name][row].as_py()
-            unseen = f"{name} is {cell!r}, a category that the training has not seen"
-            reasons[row] = reasons[row] or (
-                explain_no_number(table, name, row) if place < numeric or not cell else unseen
-            )
-    return values.astype(np.float32), reasons
 
 
 def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:

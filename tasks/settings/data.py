@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 
 from tasks.errors import did_you_mean
 from tasks.settings.base import Settings
@@ -23,6 +23,12 @@ def _known_source(name: Any) -> str:
 
 SourceName = Annotated[str, PlainValidator(_known_source), WithJsonSchema({"enum": list(SOURCES)})]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Filling = Literal["reject", "median", "category"]
+# A tagged union reports a problem once.
+Missing = Annotated[
+    Annotated[Filling, Tag("literal")] | Annotated[dict[str, Filling], Tag("constrained")],
+    Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),
+]
 
 
 class SplitSettings(Settings):
@@ -103,6 +109,21 @@ class DataSettings(Settings):
         default=[],
         description="tables, series: cells that mean missing besides the empty one, such as NA",
     )
+    missing: Missing = Field(
+        default="reject",
+        description=(
+            "table: rows with an empty cell. reject: left out · category: kept, empty categories"
+            " are one of their own · median: as category, and an empty number is the median of the"
+            " training split · {column: …, …}: for these columns, all others reject"
+        ),
+    )
+
+    def missing_in(self, column: str) -> Filling:
+        """What `missing` says of a column."""
+        if isinstance(self.missing, dict):
+            return self.missing.get(column, "reject")
+        return self.missing
+
     max_bytes: int = Field(
         default=50_000_000, ge=1, description="a text with more bytes is rejected, a file unread"
     )

@@ -209,11 +209,13 @@ def _code_columns(
     features: dict[str, tf.Tensor], schema: RecordSchema, tables: Sequence[Any]
 ) -> tf.Tensor:
     """Rows (batch, columns) float32 of columns (batch,); a category that the training has not seen
-    is an error.
+    is an error, NaN is an empty cell.
     """
     numeric, columns = _numeric(schema), []
     for place, name in enumerate(schema.columns):
         column = features[name]
+        if name in schema.medians:
+            column = tf.where(tf.math.is_nan(column), schema.medians[name], column)
         if place >= numeric:
             column = tables[place - numeric].lookup(column)
             unknown = f"{name}: a category that the training has not seen"

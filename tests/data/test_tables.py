@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.data.manifest import read_manifest
 from tasks.data.sources import image_table, table, text_table, time_series
 from tasks.data.sources.base import Document
 from tasks.data.sources.column_kinds import guess_kind
@@ -16,6 +17,7 @@ from tasks.data.sources.delimited import find_delimiter
 from tasks.data.sources.number_text import is_number, read_numbers
 from tasks.data.sources.tabular import read_table
 from tasks.errors import UnreadableSource
+from tasks.ingest import ingest
 from tasks.settings import DataSettings
 
 
@@ -102,7 +104,9 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
         ("row 41", "size is '?', no number (data.missing_values can say that it is missing)")
     ]
     told = scan(path, missing_values=["?"])
-    assert [item.reason for item in told.rejected] == ["size is missing"]
+    assert [item.reason for item in told.rejected] == [
+        "size is missing (data.missing can be median to keep the row)"
+    ]
     series = DataSettings(source="time_series", path=str(path))
     with pytest.raises(UnreadableSource, match=r"row 41, column size is '\?', no number"):
         time_series.scan(series)
@@ -194,6 +198,58 @@ def test_only_the_empty_cell_is_missing(tmp_path, word):
     )
     told = scan(tmp_path / "table.csv", missing_values=[word])
     assert len(told.rejected) == 20
+
+
+def test_rows_with_empty_cells_are_kept_where_told_and_the_rejection_says_how(tmp_path):
+    """The median is that of the training split: of 1, 2, 9, while 1000 is for test."""
+    splits = ["train", "train", "", "train", "validation", "test"]
+    rows = [
+        [size, color, "xy"[row % 2], split]
+        for row, (size, color, split) in enumerate(
+            zip(["1", "2", "", "9", "", "1000"], ["a", "", "b", "b", "a", ""], splits, strict=True)
+        )
+    ]
+    rows[2][3] = "train"
+    path = write(tmp_path, "size,color,label,split", rows)
+    assert [item.reason for item in scan(path).rejected] == [
+        "color is missing (data.missing can be category to keep the row)",
+        "size is missing (data.missing can be median to keep the row)",
+        "size is missing (data.missing can be median to keep the row)",
+        "color is missing (data.missing can be category to keep the row)",
+    ]
+    assert [item.id for item in scan(path, missing="category").rejected] == ["row 3", "row 5"]
+    settings = DataSettings(source="table", path=str(path), missing="median")
+    manifest = ingest(settings, tmp_path / "manifest")
+    assert manifest.schema == read_manifest(tmp_path / "manifest").schema
+    assert (manifest.schema.medians, manifest.schema.categories) == ({"size": 2}, (("", "a", "b"),))
+    assert np.load(tmp_path / "manifest" / "values.npy").tolist() == [
+        [1, 1], [2, 0], [2, 2], [9, 2], [2, 1], [1000, 0],
+    ]  # fmt: skip
+    assert manifest.stats["notes"] == {"size missing, 2 for it": 2}
+    named = scan(path, missing={"size": "median"})
+    assert [item.id for item in named.rejected] == ["row 2", "row 6"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ({"colr": "category"}, r"no feature is named colr; did you mean color"),
+        ({"size": "category"}, r"column size holds numbers; set data\.missing: {size: median}"),
+        ({"color": "median"}, r"column color holds categories.*{color: category}"),
+    ],
+)
+def test_what_empty_cells_cannot_become_is_refused(tmp_path, missing, words):
+    path = write(tmp_path, "size,color,label", measured(4))
+    with pytest.raises(UnreadableSource, match=words):
+        scan(path, missing=missing)
+
+
+def test_a_column_without_a_number_to_train_on_has_no_median(tmp_path):
+    rows = [["", 1, "xy"[row % 2], "train"] for row in range(4)] + [[5, 1, "x", "validation"]]
+    path = write(tmp_path, "size,age,label,split", rows)
+    settings = DataSettings(source="table", path=str(path), missing="median")
+    with pytest.raises(UnreadableSource, match="column size is empty in all rows of the training"):
+        ingest(settings, tmp_path / "manifest")
 
 
 def test_blanks_round_a_class_make_no_other_class(tmp_path):

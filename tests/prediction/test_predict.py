@@ -369,14 +369,14 @@ def test_a_file_that_does_not_say_how_it_is_used_is_refused(photo_model, tmp_pat
         pass
 
 
-def save_of_table(folder: Path, table: str, *, label: str, kind: str = "auto") -> tuple:
+def save_of_table(folder: Path, table: str, *, label: str, **settings) -> tuple:
     """Ingest a table up to its snapshot, and save the model for it."""
     (folder / "table.csv").write_text(table)
     layout = Layout(folder)
     data = {"source": "table", "path": str(folder / "table.csv"), "label_column": label}
     params = check(
         {
-            "data": {**data, "label_kind": kind, "split": {"validation": 0.2, "test": 0.2}},
+            "data": {**data, "split": {"validation": 0.2, "test": 0.2}, **settings},
             "augment": [],
             "postprocess": ["standardize", "categories"],
             "batch_size": 8,
@@ -441,8 +441,36 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
     assert abs(likeliest - float(named[0]["probability"])) < 2e-6
 
 
+def test_empty_cells_are_predicted_as_they_were_trained(tmp_path):
+    lines = make_table(60).splitlines()
+    for row in (3, 20, 40):
+        lines[row] = "," + lines[row].partition(",")[2]
+        lines[row + 1] = lines[row + 1].replace("red", "").replace("green", "").replace("blue", "")
+    _, layout, model = save_of_table(tmp_path, "\n".join(lines), label="kind", missing="median")
+    values = np.load(layout.manifest / "values.npy")
+    assert len(values) == 60 and np.isfinite(values).all()
+    full = keras.saving.load_model(model, compile=False)
+    expected = tf.nn.softmax(full(values)).numpy().max(axis=1)
+    rows, _ = predict_rows(model, tmp_path / "table.csv")
+    got = [float(row["probability"]) for row in rows]
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    export_file(model, tmp_path / "served")
+    cells = [line.split(",") for line in lines[1:]]
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    answer = served.serve(
+        {
+            "size": tf.constant([float(row[0] or "nan") for row in cells]),
+            "price": tf.constant([float(row[2]) for row in cells]),
+            "color": tf.constant([row[1] for row in cells]),
+        }
+    )
+    np.testing.assert_allclose(answer["probabilities"].numpy().max(axis=1), expected, atol=2e-6)
+
+
 def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
-    params, layout, model = save_of_table(tmp_path, make_table(60), label="price", kind="number")
+    params, layout, model = save_of_table(
+        tmp_path, make_table(60), label="price", label_kind="number"
+    )
     judged = evaluated(params, layout, model, tmp_path / "evaluation")
     assert judged.confusion is None
     assert all(

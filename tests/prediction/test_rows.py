@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 
 from tasks.data.records import RecordSchema
 from tasks.data.sources.base import Rejected
-from tasks.data.sources.tabular import read_table
 from tasks.errors import DataNotFound
-from tasks.prediction.examples import Example, in_batches
+from tasks.prediction.examples import Example, Wanted, in_batches
 from tasks.prediction.images import list_images
 from tasks.prediction.predictor import Prediction
 from tasks.prediction.table import make_header, make_rows
-from tasks.prediction.tables import code_rows
+from tasks.prediction.tables import read_rows
 from tasks.settings import DataSettings, WindowSettings
-from tasks.training.inference import InferenceSpec
+from tasks.training.inference import InferenceSpec, TrainedModel
 
 
 def spec_of(**fields) -> InferenceSpec:
@@ -32,12 +32,14 @@ def spec_of(**fields) -> InferenceSpec:
 def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabulary(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("a,b\n1,x\n 2.5 ,y\n,x\n1e99,x\n3,z\n")
-    table = read_table(path, DataSettings(source="table", path=str(path)))
-    values, reasons = code_rows(table, ("a", "b"), (("x", "y"),))
-    np.testing.assert_array_equal(values[:2], [[1, 0], [2.5, 1]])
-    assert reasons == [
-        "",
-        "",
+    schema = RecordSchema(
+        payload="raw", shape=(2,), dtype="float32", columns=("a", "b"), categories=(("x", "y"),)
+    )
+    trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
+    first, second, *others = read_rows(path, trained, Wanted()).items
+    assert isinstance(first, Example) and isinstance(second, Example)
+    np.testing.assert_array_equal([first.value, second.value], [[1, 0], [2.5, 1]])
+    assert [item.reason for item in others if isinstance(item, Rejected)] == [
         "a is missing",
         "a exceeds the range of float32",
         "b is 'z', a category that the training has not seen",

@@ -2,12 +2,14 @@
 one label column.
 
 Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in
-the test split keeps its place. Categories and classes are the text of their cells. A row with a
-missing or impossible value is rejected with its reason.
+the test split keeps its place. Categories and classes are the text of their cells. A row with an
+impossible value is rejected with its reason, and so is one with an empty cell, unless
+`data.missing` says what that stands for.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from tasks.data.sources.column_kinds import (
 )
 from tasks.data.sources.number_text import have_fractions
 from tasks.data.sources.tabular import TextTable, check_columns, read_split, read_table
-from tasks.errors import UnreadableSource
+from tasks.errors import UnreadableSource, did_you_mean
 from tasks.settings import DataSettings
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
@@ -55,25 +57,24 @@ def scan(settings: DataSettings) -> Arrays:
             f"{path}: no column is left to learn from besides the label {settings.label_column};"
             " set data.numeric or data.categorical"
         )
+    _check_missing(table, numeric, categorical)
     kind = _label_kind(table, settings)
-    vocabularies = [_vocabulary(table, name) for name in categorical]
-    values = np.column_stack(
-        [
-            *(table.numbers(name) for name in numeric),
-            *(
-                code_categories(table.columns[name], words)
-                for name, words in zip(categorical, vocabularies, strict=True)
-            ),
-        ]
+    schema = RecordSchema(
+        payload="raw",
+        shape=(len(numeric) + len(categorical),),
+        dtype="float32",
+        label=kind,
+        columns=(*numeric, *categorical),
+        categories=tuple(_vocabulary(table, name) for name in categorical),
+        # Not a number until the training split is known, of which they are the medians.
+        medians={name: np.nan for name in numeric if settings.missing_in(name) == "median"},
     )
-    columns = (*numeric, *categorical)
+    values, problems = code_rows(table, schema, hint=True)
     splits = table.cells("split") if "split" in table.columns else [""] * len(table)
     named = [read_split(value) for value in splits]
     reasons = [
         problem or reason
-        for (_, problem), reason in zip(
-            named, _find_reasons(table, values, columns, kind), strict=True
-        )
+        for (_, problem), reason in zip(named, _judge_labels(table, problems, kind), strict=True)
     ]
     usable = np.asarray([reason is None for reason in reasons], bool)
     ids = np.asarray([f"{number:08d}" for number in range(len(table))])
@@ -82,19 +83,12 @@ def scan(settings: DataSettings) -> Arrays:
     distinct = sorted(set(cells)) if kind == "class" else []
     roles: dict[str, Kind] = {settings.label_column: "label", "split": "split"}
     return Arrays(
-        values=values[usable].astype(np.float32),
+        values=values[usable],
         labels=labels,
         ids=ids[usable].tolist(),
         splits=[split for (split, _), used in zip(named, usable.tolist(), strict=True) if used],
         classes=sorted(distinct, key=_by_value),
-        schema=RecordSchema(
-            payload="raw",
-            shape=(len(columns),),
-            dtype="float32",
-            label=kind,
-            columns=tuple(columns),
-            categories=tuple(vocabularies),
-        ),
+        schema=schema,
         rejected=[
             Rejected(id=f"row {number + 1}", reason=reason)
             for number, reason in enumerate(reasons)
@@ -107,7 +101,82 @@ def scan(settings: DataSettings) -> Arrays:
     )
 
 
-def code_categories(cells: pa.StringArray, vocabulary: tuple[str, ...]) -> np.ndarray:
+def code_rows(
+    table: TextTable, schema: RecordSchema, *, hint: bool = False
+) -> tuple[np.ndarray, list[str | None]]:
+    """Rows as (rows, columns) float32, the categories of the last columns as numbers; and why a row
+    cannot be used, None where it can, with a `hint` at the key that would keep it.
+    """
+    reasons: list[str | None] = [None] * len(table)
+    values = np.zeros((len(table), len(schema.columns)), np.float64)
+    numeric = len(schema.columns) - len(schema.categories)
+    for place, name in enumerate(schema.columns):
+        cells, is_number = table.columns[name], place < numeric
+        column = values[:, place]
+        column[:] = (
+            table.numbers(name)
+            if is_number
+            else _code_categories(cells, schema.categories[place - numeric])
+        )
+        bad, empty = ~np.isfinite(column), np.asarray(pc.equal(cells, ""), bool)
+        if name in schema.medians:
+            column[empty] = schema.medians[name]
+            bad &= ~empty
+        way = "median" if is_number else "category"
+        for row in np.flatnonzero(bad).tolist():
+            reason = (
+                explain_no_number(table, name, row)
+                if is_number or empty[row]
+                else f"{name} is {cells[row].as_py()!r}, a category that the training has not seen"
+            )
+            keep = f" (data.missing can be {way} to keep the row)" if hint and empty[row] else ""
+            reasons[row] = reasons[row] or reason + keep
+    return values.astype(np.float32), reasons
+
+
+def fill_medians(source: Arrays, train: np.ndarray) -> Arrays:
+    """The source with the medians of its rows `train` (rows,) in the empty cells that they are to
+    fill.
+
+    Raises:
+      UnreadableSource: a column has no number there.
+    """
+    values, medians, notes = source.values.copy(), {}, dict(source.notes)
+    for name in source.schema.medians:
+        column = values[:, source.schema.columns.index(name)]
+        empty = np.isnan(column)
+        known = column[train][~empty[train]]
+        if not len(known):
+            raise UnreadableSource(
+                f"column {name} is empty in all rows of the training split, so it has no median"
+                f" there; set data.ignore: [{name}]"
+            )
+        medians[name] = float(np.median(known))
+        column[empty] = medians[name]
+        if empty.any():
+            notes[f"{name} missing, {medians[name]:.7g} for it"] = int(empty.sum())
+    return replace(
+        source, values=values, schema=replace(source.schema, medians=medians), notes=notes
+    )
+
+
+def _check_missing(table: TextTable, numeric: list[str], categorical: list[str]) -> None:
+    """Refuse what `data.missing` says of a column that it cannot hold of."""
+    named = table.settings.missing
+    for name, way in named.items() if isinstance(named, dict) else ():
+        if name not in (*numeric, *categorical):
+            hint = did_you_mean(name, [*numeric, *categorical])
+            raise UnreadableSource(
+                f"{table.path}: data.missing: no feature is named {name}; {hint}"
+            )
+        if way not in ("reject", "median" if name in numeric else "category"):
+            kind, other = ("numbers", "median") if name in numeric else ("categories", "category")
+            raise UnreadableSource(
+                f"{table.path}: column {name} holds {kind}; set data.missing: {{{name}: {other}}}"
+            )
+
+
+def _code_categories(cells: pa.StringArray, vocabulary: tuple[str, ...]) -> np.ndarray:
     """(rows,) float64: each category's number in its vocabulary; NaN where it has none."""
     codes = pc.index_in(cells, pa.array(vocabulary, pa.string()))
     return np.asarray(pc.fill_null(codes.cast(pa.float64()), np.nan), np.float64)
@@ -118,16 +187,15 @@ def _of_kind(kinds: dict[str, Kind], kind: Kind) -> list[str]:
 
 
 def _vocabulary(table: TextTable, name: str) -> tuple[str, ...]:
-    return tuple(sorted(word for word in pc.unique(table.columns[name]).to_pylist() if word))
+    words = pc.unique(table.columns[name]).to_pylist()
+    return tuple(
+        sorted(word for word in words if word or table.settings.missing_in(name) != "reject")
+    )
 
 
-def _find_reasons(
-    table: TextTable, values: np.ndarray, columns: tuple[str, ...], kind: Label
-) -> list[str | None]:
-    """Why a row cannot be used, or None."""
-    reasons: list[str | None] = [None] * len(values)
-    for row, column in np.argwhere(~np.isfinite(values))[::-1].tolist():
-        reasons[row] = explain_no_number(table, columns[column], row)
+def _judge_labels(table: TextTable, reasons: list[str | None], kind: Label) -> list[str | None]:
+    """Why a row cannot be used, by its label, or else by what `reasons` say of its features."""
+    reasons = list(reasons)
     name = table.settings.label_column
     label = table.columns[name]
     numbered = kind == "class" and guess_kind(table, name) == "number"
