@@ -451,6 +451,15 @@ def _name_some(names: Sequence[str]) -> str:
     return ", ".join(names[:COLUMNS_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def count_splits(manifest: Manifest) -> str:
+    """How many examples each split has; of a series, time steps."""
+    if manifest.schema.payload != "series":
+        counts = manifest.stats["examples"].items()
+        return ", ".join(f"{count:,} {split}" for split, count in counts)
+    steps = {split: sum(manifest.for_split(split)["label"].tolist()) for split in SPLITS}
+    return ", ".join(f"{count:,} {split}" for split, count in steps.items()) + " time steps"
+
+
 def main() -> None:
     """Look at every example of the source, refuse the unusable ones with a reason, write
     data/manifest/.
@@ -458,13 +467,12 @@ def main() -> None:
     with stage_cli(main) as params:
         manifest = ingest(params.data, Layout().manifest)
         stats = manifest.stats
-        counts = ", ".join(f"{count:,} {split}" for split, count in stats["examples"].items())
         kind = (
             f"{len(manifest.classes)} classes"
             if manifest.classes
             else f"columns {_name_some(manifest.schema.columns)}"
         )
-        echo_result(f"{counts}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
+        echo_result(f"{count_splits(manifest)}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
         if stats["rejected"]:
             echo_problem(
                 f"{stats['rejected']:,} rejected, listed in {Layout().manifest / 'rejected.csv'}"

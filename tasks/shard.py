@@ -258,9 +258,10 @@ def main() -> None:
         started_at = time.perf_counter()
         index = shard(manifest, layout.shards, settings=params.shard)
         seconds = time.perf_counter() - started_at
-        examples, size = len(manifest.examples), sum(item.bytes for item in index.shards) / 2**20
-        rate = f"{examples / seconds:,.0f} examples/s"
-        what = "blocks of time steps" if index.schema.payload == "series" else "examples"
+        examples = sum(map(index.examples, index.splits))
+        size = sum(item.bytes for item in index.shards) / 2**20
+        what = "time steps" if index.schema.payload == "series" else "examples"
+        rate = f"{examples / seconds:,.0f} {what}/s"
         shards = f"{len(index.shards)} shard{'s' if len(index.shards) != 1 else ''}"
         echo_result(f"{examples:,} {what} in {shards}, {size:,.1f} MiB, {rate}")
 

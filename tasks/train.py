@@ -350,9 +350,10 @@ def main() -> None:
             window=params.window,
             data_digest=data.shards.data_digest,
         )
+        what = "windows" if pipelines.train.plan.window else "examples"
         echo(
             f"train {name}: {pipelines.train.plan}; {models.network.count_params():,} weights,"
-            f" {pipelines.train.examples:,} examples"
+            f" {pipelines.train.examples:,} {what}"
         )
         if data.snapshot.vocabulary:
             echo(
@@ -396,12 +397,15 @@ def main() -> None:
             recorder.log_metrics(train_metrics(BuildResult.read(out), result))
             for file in ("plan.json", "input.json", "history.csv", "train.json"):
                 recorder.log_artifact(out / file)
-            write_evaluation(models, params, data, Layout(), out / Evaluation.FOLDER)
+            evaluation = write_evaluation(models, params, data, Layout(), out / Evaluation.FOLDER)
+            recorder.log_metrics(evaluation.metrics)
             recorder.log_artifact(out / Evaluation.FOLDER, folder=Evaluation.FOLDER)
             recorder.log_model(out / MODEL_FILE, needs.objects if needs else {})
         RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         echo_result(summarize(result))
+        for target, error in evaluation.mae_by_target.items():
+            echo(f"  {evaluation.split} mae of {target}: {error:.4g}")
 
 
 if __name__ == "__main__":

@@ -14,15 +14,23 @@ from conftest import prepared
 from project import ROOT, SMALL, run_stages, write_params
 from ruamel.yaml import YAML
 
-from tasks.assembly.inputs import infer_input_shape, open_input_pipeline, open_inputs
+from tasks.assembly.evaluation import write_evaluation
+from tasks.assembly.inputs import (
+    infer_input_shape,
+    open_input_pipeline,
+    open_inputs,
+    open_stored_pipeline,
+)
 from tasks.assembly.model import build_models_for, infer_target
+from tasks.data.manifest import read_manifest
 from tasks.data.shards import read_shard_index
 from tasks.data.sources.table import scan as scan_table
 from tasks.errors import InvalidParams, UnreadableSource
-from tasks.ingest import ingest
+from tasks.ingest import count_splits, ingest
 from tasks.layout import Layout
 from tasks.measurement.equality import digest_examples
 from tasks.params import check
+from tasks.results.evaluation import Evaluation
 from tasks.settings import DataSettings
 from tasks.snapshot import snapshot
 
@@ -107,7 +115,9 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
     monkeypatch.setattr("tasks.ingest.STEPS_PER_BLOCK", 100)
     np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(COLUMNS, 1))
     params = check(series_document(tmp_path / "series.npy"))
-    _, stored = opened(tmp_path, params)
+    layout, stored = opened(tmp_path, params)
+    manifest = read_manifest(layout.manifest)
+    assert count_splits(manifest) == "600 train, 200 validation, 200 test time steps"
     assert len(stored.shards.for_split("train")) > 1
     np.testing.assert_array_equal(stored.memmap("train", "key"), np.arange(600))
     np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], np.arange(600))
@@ -129,6 +139,24 @@ def test_statistics_come_from_the_training_part_alone(series):
     assert infer_target(params, stored).shape == (2, 1)
     assert infer_input_shape(params, stored) == (8, 3)
     assert build_models_for(params, stored).full_model.output_shape == (None, 2, 1)
+
+
+def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
+    _, layout, stored = series
+    params = check(series_document(layout.root / "series.npy", targets=["column_0", "column_2"]))
+    models = build_models_for(params, stored)
+    evaluation = write_evaluation(models, params, stored, layout, tmp_path / "evaluation")
+    pipe = open_stored_pipeline(params, stored, split="test")
+    errors = np.concatenate(
+        [np.abs(models.full_model(each["features"]) - each["label"]) for each in pipe.dataset()]
+    )
+    expected = errors.mean(axis=(0, 1), dtype=np.float64)
+    names = ("column_0", "column_2")
+    assert evaluation.mae_by_target == pytest.approx(dict(zip(names, expected, strict=True)))
+    assert evaluation.metrics == {
+        f"test/mae/{name}": evaluation.mae_by_target[name] for name in names
+    }
+    assert Evaluation.read(tmp_path) == evaluation
 
 
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):

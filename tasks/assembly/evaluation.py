@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.assembly.inputs import open_stored_pipeline
+from tasks.assembly.inputs import make_series_window, open_stored_pipeline
 from tasks.files import atomic_folder
 from tasks.layout import Layout
 from tasks.measurement.evaluation import describe_outcomes, encode_worst, evaluate_examples
@@ -52,8 +52,13 @@ def write_evaluation(
             )
         else:
             outcomes = evaluate_examples(models.full_model, pipeline, classes=bool(classes))
+            window, columns = make_series_window(params, data), data.shards.schema.columns
             result = describe_outcomes(
-                outcomes, pipeline, classes=classes, manifest=layout.manifest
+                outcomes,
+                pipeline,
+                classes=classes,
+                targets=[columns[target] for target in window.targets] if window else [],
+                manifest=layout.manifest,
             )
             if result.picture:
                 (folder / WORST_PICTURE).write_bytes(encode_worst(outcomes))

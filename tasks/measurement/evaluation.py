@@ -27,9 +27,10 @@ THUMBNAIL = 96  # longest side of an image in the picture [pixels]
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
     """What a model says of `examples`: `metric` is its accuracy, or the mean absolute error of
-    numbers; classes `truths` and `predictions` (examples,) int64, of numbers zeros; and those with
-    the highest loss, in falling order: `keys` (worst,) int64, `losses`, `probabilities` of the
-    predicted class, `inputs` (worst, …), `labels` and `outputs` (worst, …).
+    numbers, by target (targets,) float64 the `target_errors`; classes `truths` and `predictions`
+    (examples,) int64, of numbers zeros; and those with the highest loss, in falling order: `keys`
+    (worst,) int64, `losses`, `probabilities` of the predicted class, `inputs` (worst, …), `labels`
+    and `outputs` (worst, …).
     """
 
     examples: int
@@ -37,6 +38,7 @@ class Outcomes:
     truths: np.ndarray
     predictions: np.ndarray
     worst: dict[str, np.ndarray]
+    target_errors: np.ndarray
 
 
 def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: bool) -> Outcomes:
@@ -54,13 +56,13 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
             outputs = tf.math.log(tf.maximum(outputs, SMALLEST_PROBABILITY))
         return {"outputs": outputs, **judge(outputs, element["label"])}
 
-    examples, truths, predictions, losses, worst = 0, [], [], [], None
+    examples, truths, predictions, errors, worst = 0, [], [], [], None
     for element in pipeline.dataset():
         judged = {name: value.numpy() for name, value in run(element).items()}
         examples += len(judged["losses"])
-        losses.append(judged["losses"])
         truths.append(judged["truths"])
         predictions.append(judged["predictions"])
+        errors.append(judged.pop("target_errors"))
         batch = {
             **judged,
             "keys": element["key"].numpy(),
@@ -71,21 +73,28 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
     true, predicted = (
         np.concatenate(numbers or [np.zeros(0, np.int64)]) for numbers in (truths, predictions)
     )
-    judged = true == predicted if classes else np.concatenate(losses or [np.zeros(0)])
+    target_errors = np.concatenate(errors or [np.zeros((0, 0))]).mean(axis=0, dtype=np.float64)
     return Outcomes(
         examples=examples,
-        metric=float(judged.mean()) if examples else float("nan"),
+        metric=float((true == predicted).mean() if classes else target_errors.mean()),
         truths=true,
         predictions=predicted,
         worst=worst or {},
+        target_errors=target_errors,
     )
 
 
 def describe_outcomes(
-    outcomes: Outcomes, pipeline: InputPipeline, *, classes: Sequence[str], manifest: Path
+    outcomes: Outcomes,
+    pipeline: InputPipeline,
+    *,
+    classes: Sequence[str],
+    targets: Sequence[str],
+    manifest: Path,
 ) -> Evaluation:
-    """The outcomes in words. `classes` are those of the model, empty where it predicts numbers;
-    `manifest` is the folder that says what the examples are.
+    """The outcomes in words. `classes` are those of the model, empty where it predicts numbers,
+    `targets` the columns of a series that it predicts; `manifest` is the folder that says what the
+    examples are.
     """
     worst = outcomes.worst
     losses = worst.get("losses", np.zeros(0))
@@ -110,6 +119,11 @@ def describe_outcomes(
             for number, (example_id, value) in enumerate(inputs)
         ),
         picture=len(losses) > 0 and pipeline.data.shards.schema.feature == "image",
+        mae_by_target=(
+            dict(zip(targets, outcomes.target_errors.tolist(), strict=True))
+            if len(targets) > 1
+            else {}
+        ),
     )
 
 
@@ -169,18 +183,21 @@ def _judge_classes(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]
         "predictions": tf.argmax(logits, axis=-1),
         "probabilities": tf.reduce_max(tf.nn.softmax(logits), axis=-1),
         "losses": losses,
+        "target_errors": tf.zeros((tf.shape(losses)[0], 0)),
     }
 
 
 def _judge_numbers(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Mean absolute error of each example."""
+    """Mean absolute error of each example, and of each number (batch, targets) of it."""
     labels = tf.reshape(tf.cast(labels, tf.float32), tf.shape(outputs))
+    errors = tf.abs(outputs - labels)
     axes = list(range(1, outputs.shape.rank))
     nothing = tf.zeros(tf.shape(outputs)[:1], tf.int64)
     return {
         "truths": nothing,
         "predictions": nothing,
-        "losses": tf.reduce_mean(tf.abs(outputs - labels), axis=axes),
+        "losses": tf.reduce_mean(errors, axis=axes),
+        "target_errors": tf.reduce_mean(errors, axis=axes[:-1]),
     }
 
 

@@ -4,13 +4,16 @@ examples with the highest loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from tasks.results.base import ResultFile
 
 WORST_PICTURE = "worst.png"
+_NOT_IN_METRICS = re.compile(r"[^\w .:-]")  # MLflow refuses it in names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,8 @@ class WorstExample:
 class Evaluation(ResultFile):
     """The examples of a held-out split, one by one. `confusion` is None where classes are not
     predicted. `picture`: whether `WORST_PICTURE` next to this file shows the worst examples, one
-    below the other.
+    below the other. `mae_by_target` is the mean absolute error of each column that is predicted,
+    where a series has several.
     """
 
     FILE: ClassVar[str] = "evaluation.json"
@@ -57,6 +61,15 @@ class Evaluation(ResultFile):
     confusion: Confusion | None
     worst: tuple[WorstExample, ...]
     picture: bool
+    mae_by_target: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The error of each target under its MLflow name."""
+        return {
+            f"{self.split}/mae/{_NOT_IN_METRICS.sub('_', name)}": error
+            for name, error in self.mae_by_target.items()
+        }
 
     @classmethod
     def picture_path(cls, folder: Path) -> Path:

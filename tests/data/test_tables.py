@@ -112,6 +112,17 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
         time_series.scan(series)
 
 
+def test_a_series_says_which_columns_it_leaves_out(tmp_path):
+    rows = [[row, row / 8, "sunny"] for row in range(20)]
+    path = write(tmp_path, "hour,load,note", rows)
+    settings = DataSettings(source="time_series", path=str(path), time_column="hour")
+    found = time_series.scan(settings)
+    assert found.schema.columns == ("load",)
+    assert found.dialect == ["not numeric and left out: note (data.ignore says that it is meant)"]
+    meant = settings.model_copy(update={"ignore": ["note"]})
+    assert time_series.scan(meant).dialect == []
+
+
 def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
     rows = [[f"{row},5", f"1.{row:03},25", "xy"[row % 2]] for row in range(40)]
     path = write(tmp_path, "size;price;label", rows, delimiter=";")
@@ -153,6 +164,7 @@ def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, wo
         ("nr", lambda row: row + 1, r"column nr \(1, …\) numbers the rows"),
         ("user_id", lambda row: row * 7919 % 10007, "numbers the rows"),
         ("", lambda row: row, "column Unnamed: 1 has no name in the header; a row index"),
+        ("__index_level_0__", lambda row: row * 7919 % 10007, "has no name in the header"),
         ("seconds", lambda row: 1_700_000_001 + row % 9, "float32 keeps the first seven digits"),
     ],
 )
@@ -316,6 +328,9 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
     }
     pq.write_table(pa.table(cells), path)
     read = read_table(path, DataSettings(source="table", path=str(path)))
+    assert read.notes == [
+        "column image is left out: its cells are struct<bytes: binary, path: string>"
+    ]
     assert read.cells("whole") == ["1", "", "3"] and read.cells("wide") == ["1", "2.5", ""]
     assert read.cells("truth") == ["True", "False", ""] and read.cells("word") == ["a", "", ""]
     assert read.nested == {"image": "struct<bytes: binary, path: string>"}

@@ -25,7 +25,7 @@ FEW_CATEGORIES = 20  # so many may be distinct in however few rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
 _DATE = r"^(\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?$"
 _ID = re.compile(r"(^|[_\W])(id|index|uuid|key|row)$|[a-z]Id$|^ID", re.IGNORECASE)
-_UNNAMED = re.compile(r"^Unnamed: \d+$")
+_UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
 
 
 def describe_column(table: TextTable, name: str, kind: Kind) -> ColumnReading:

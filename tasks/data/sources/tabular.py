@@ -205,6 +205,7 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
         columns=columns,
         lines=np.arange(1, table.num_rows + 1),
         settings=settings,
+        notes=[f"column {name} is left out: its cells are {kind}" for name, kind in nested.items()],
         nested=nested,
         floats=frozenset(
             name for name in columns if pa.types.is_floating(table.schema.field(name).type)

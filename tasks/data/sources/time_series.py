@@ -6,13 +6,14 @@ that names its row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from tasks.data.records import RecordSchema
-from tasks.data.sources.base import Series
+from tasks.data.sources.base import ColumnReading, Series
 from tasks.data.sources.column_kinds import Kind, describe_column, explain_no_number, guess_kind
 from tasks.data.sources.tabular import TextTable, check_columns, read_table
 from tasks.errors import DataNotFound, UnreadableSource
@@ -61,7 +62,21 @@ def scan(settings: DataSettings) -> Series:
         values=values.astype(np.float32, copy=False),
         schema=schema,
         readings=readings,
-        dialect=table.describe_dialect() if table else (),
+        dialect=[*table.describe_dialect(), *_name_left_out(readings, settings)] if table else (),
+    )
+
+
+def _name_left_out(readings: Sequence[ColumnReading], settings: DataSettings) -> list[str]:
+    """The columns that are neither input nor target, though nobody said so."""
+    names = [
+        each.name
+        for each in readings
+        if each.kind == "ignored" and each.name not in settings.ignore and not settings.numeric
+    ]
+    return (
+        [f"not numeric and left out: {', '.join(names)} (data.ignore says that it is meant)"]
+        if names
+        else []
     )
 
 
