@@ -84,6 +84,9 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
             )
         total = len(rows) + len(rejected)
         if schema.label == "class" and schema.payload != "series":
+            # Nobody sees blanks around a name; `cat` and `cat ` are one class.
+            rows = rows.assign(label=[name.strip() for name in rows["label"]])
+            classes = tuple(dict.fromkeys(name.strip() for name in classes))
             rows, classes, unnamed = _without_odd_classes(rows, classes)
             rejected += unnamed
         if schema.payload != "series":

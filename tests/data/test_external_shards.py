@@ -180,7 +180,7 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
 
 def test_a_class_named_twice_is_refused(tmp_path):
     write(tmp_path / "a.tfrecord", vectors(3))
-    (tmp_path / "labels.txt").write_text("cat\ndog\ncat\n")
+    (tmp_path / "labels.txt").write_text("cat\ndog\ncat \n")
     with pytest.raises(UnreadableSource, match="names the class 'cat' twice"):
         scan(tmp_path)
 

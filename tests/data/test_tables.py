@@ -275,6 +275,26 @@ def test_blanks_round_a_class_make_no_other_class(tmp_path):
     assert {item.label for item in texts if isinstance(item, Document)} == {"cat", "dog"}
 
 
+def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tmp_path):
+    for name in ("cat", "cat ", "dog"):
+        (tmp_path / "folders" / name).mkdir(parents=True)
+        (tmp_path / "lines").mkdir(exist_ok=True)
+        lines = [f"{name} {number}" for number in range(20)]
+        (tmp_path / "lines" / f"{name}.txt").write_text("\n".join(lines))
+        for line in lines:
+            (tmp_path / "folders" / name / f"{line}.txt").write_text(line)
+    names = np.resize(["cat", "cat ", "dog"], 60)
+    images = np.arange(60 * 4, dtype=np.uint8).reshape(60, 2, 2)
+    np.savez(tmp_path / "images.npz", x=images, y=names)
+    for source, path in {
+        "text_folder": "folders", "text_lines": "lines", "arrays": "images.npz",
+    }.items():  # fmt: skip
+        settings = DataSettings(source=source, path=str(tmp_path / path))
+        manifest = ingest(settings, tmp_path / source)
+        assert manifest.classes == ("cat", "dog")
+        assert np.bincount(manifest.examples["label"]).tolist() == [40, 20]
+
+
 def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
     rows = [[f"text {row}", "ab"[row % 2]] for row in range(50)]
     rows[10][0], rows[30][0] = '"text 10', 'text 30"'

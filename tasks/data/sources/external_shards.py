@@ -289,7 +289,7 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
     values: list[Any]
     if feature.kind == "bytes":
         texts = [record[start:stop] for start, stop in bytes_places(record, feature)]
-        values = [text.decode("utf-8", "backslashreplace") for text in texts]
+        values = [text.decode("utf-8", "backslashreplace").strip() for text in texts]
     else:
         read = read_integers if feature.kind == "int64" else read_floats
         values = read(record, feature).tolist()

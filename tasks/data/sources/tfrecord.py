@@ -339,7 +339,8 @@ def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
     if path is None:
         return (), ""
     try:
-        names = tuple(path.read_text(encoding="utf-8").splitlines())
+        text = path.read_text(encoding="utf-8")
+        names = tuple(line.strip() for line in text.splitlines())
     except ValueError as error:
         raise UnreadableSource(f"{path} is no UTF-8 text: {error}") from error
     twice = next((name for name in names if names.count(name) > 1), None)
