@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 ROWS_BYTES = 32 << 20  # about so many bytes are preprocessed, written and digested together
 STATISTICS_OF = "train"
+UNKNOWN_SHARE = 0.05  # of the tokens, from which on a tokenizer seems not to be for these texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,13 +267,21 @@ def _prepare_tokenizer(
     training = shards.for_split(STATISTICS_OF)
     paths = [(shard_path(shards_folder, folder, shard), shard.compression) for shard in training]
     try:
-        return prepare_tokenizer(preprocess, folder, paths)
+        prepared = prepare_tokenizer(preprocess, folder, paths)
     except tf.errors.OpError as error:
         raise _NotDecoded(
             f"{shards_folder}: the training split cannot be read: {error.message}",
             training[0].name,
             (Parse(feature=shards.schema.feature, label=shards.schema.label),),
         ) from error
+    if prepared.unknown_share > UNKNOWN_SHARE:
+        echo_problem(
+            f"{prepared.unknown_share:.0%} of the tokens are unknown, by the first training texts:"
+            " the model learns nothing of what they stand for. Use a tokenizer that fits the texts,"
+            " one that is fitted on them (without tokenize.model), or kind: bytes; see also"
+            " tokenize.lower"
+        )
+    return prepared
 
 
 def _with_row_offsets(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:

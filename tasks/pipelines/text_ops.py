@@ -16,7 +16,7 @@ class Tokenize(Op):
     """Turn text into the numbers of its tokens, int32 from 1 on; 0 stands for padding."""
 
     name = "tokenize"
-    version = 2
+    version = 3
     on_text = True
     kind: Literal["sentencepiece", "wordpiece", "bytes"] = Field(
         default="sentencepiece",
@@ -34,6 +34,10 @@ class Tokenize(Op):
             "file of a tokenizer that is there already: SentencePiece's .model, or WordPiece's"
             " vocabulary, a token per line; empty: fitted on the training split"
         ),
+    )
+    lower: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="whether text is lower-cased before; auto: if no token has a capital letter",
     )
 
     @property

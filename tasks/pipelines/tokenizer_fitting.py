@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from tasks.errors import InvalidParams
 from tasks.files import atomic_file, digest_file
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.text_ops import Tokenize
-from tasks.pipelines.tokenizers import PADDING, UNKNOWN, open_tokenizer
+from tasks.pipelines.tokenizers import PADDING, UNKNOWN, Tokenizer, lower_case, open_tokenizer
 from tasks.pipelines.undecodable import process_record
 
 SAMPLE_BYTES = 4 << 20
@@ -34,13 +35,14 @@ _NARROW = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTokenizer:
-    """The op with its file in the snapshot's folder, how many numbers its tokens have, and the
-    digest of that file by its name.
+    """The op with its file in the snapshot's folder, how many numbers its tokens have, the digest
+    of that file by its name, and which share of the tokens of the sample stand for no known text.
     """
 
     op: Tokenize
     vocabulary: int
     files: dict[str, str]
+    unknown_share: float = 0.0
 
     @property
     def dtype(self) -> str:
@@ -65,9 +67,19 @@ def prepare_tokenizer(
         with atomic_file(path) as temporary:
             temporary.write_bytes(Path(op.model).read_bytes() if op.model else fit(op, shards))
     bound = op.model_copy(update={"model": str(path)})
+    tokenizer = open_tokenizer(bound)
     return PreparedTokenizer(
-        op=bound, vocabulary=open_tokenizer(bound).vocabulary, files={op.file: digest_file(path)}
+        op=bound,
+        vocabulary=tokenizer.vocabulary,
+        files={op.file: digest_file(path)},
+        unknown_share=_count_unknown(tokenizer, _lines(_sample(_texts(shards)))),
     )
+
+
+def _count_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
+    """The share of tokens that stand for text which the tokenizer does not know."""
+    tokens = tokenizer.encode(tf.constant(list(texts), tf.string)).flat_values.numpy()
+    return float(np.mean(tokens == tokenizer.unknown)) if len(tokens) else 0.0
 
 
 def fit(op: Tokenize, shards: Sequence[tuple[Path, str]]) -> bytes:
@@ -76,16 +88,17 @@ def fit(op: Tokenize, shards: Sequence[tuple[Path, str]]) -> bytes:
     Raises:
       InvalidParams: the texts are too few, or the vocabulary is too small for their characters.
     """
-    lines = _lines(_sample(_texts(shards)))
+    lines = _lines(_sample(_texts(shards, lower=op.lower == "always")))
     return _fit_wordpiece(lines, op) if op.kind == "wordpiece" else _fit_sentencepiece(lines, op)
 
 
-def _texts(shards: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
+def _texts(shards: Sequence[tuple[Path, str]], *, lower: bool = False) -> Iterator[bytes]:
     for path, compression in shards:
         records: tf.data.Dataset = tf.data.TFRecordDataset(
             str(path), compression_type="GZIP" if compression == "gzip" else ""
         )
         texts = records.map(lambda record: process_record((Parse(feature="text"),), record)["text"])
+        texts = texts.map(lower_case) if lower else texts
         yield from texts.as_numpy_iterator()
 
 

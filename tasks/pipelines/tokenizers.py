@@ -7,8 +7,10 @@ counted from 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,16 +23,21 @@ from tasks.pipelines.text_ops import Tokenize
 
 PADDING, UNKNOWN = "[PAD]", "[UNK]"
 BYTES = 256
+_SPECIAL = re.compile(r"\[.*\]|<.*>")  # names of tokens that stand for no text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
     """`encode` turns texts (batch,) into ragged tokens (batch, tokens) int32, numbers from 1 up to
-    `vocabulary`, excluded. `module` holds what a SavedModel of it must hold, too; None: nothing.
+    `vocabulary`, excluded. `words` are what tokens stand for, none of bytes, `unknown` the number
+    for all other text; None: there is no such text. `module` holds what a SavedModel of it must
+    hold, too; None: nothing.
     """
 
     encode: Callable[[tf.Tensor], tf.RaggedTensor]
     vocabulary: int
+    words: Sequence[str] = ()
+    unknown: int | None = None
     module: Any = None
 
 
@@ -51,13 +58,37 @@ def open_tokenizer(op: Tokenize) -> Tokenizer:
       InvalidParams: its file is not one of its kind.
     """
     with tf.init_scope():  # outside of any function that is being traced
-        return _load(op.kind, Path(op.model).read_bytes() if op.file else b"")
+        return _load(op.kind, Path(op.model).read_bytes() if op.file else b"", op.lower)
+
+
+def lower_case(texts: tf.Tensor, *, accents: bool = True) -> tf.Tensor:
+    """Texts (batch,) in lower case and, unless they are kept, without `accents`."""
+    texts = tf.strings.lower(texts, encoding="utf-8")
+    if accents:
+        return texts
+    import tensorflow_text
+
+    decomposed = tensorflow_text.normalize_utf8(texts, "NFD")
+    return tf.strings.regex_replace(decomposed, r"\p{Mn}", "")
 
 
 @lru_cache(maxsize=8)
-def _load(kind: str, content: bytes) -> Tokenizer:
+def _load(kind: str, content: bytes, lower: str) -> Tokenizer:
     loaders = {"bytes": _bytes, "sentencepiece": _sentencepiece, "wordpiece": _wordpiece}
-    return loaders[kind](content)
+    tokenizer = loaders[kind](content)
+    words = [word for word in tokenizer.words if not _SPECIAL.fullmatch(word)]
+    uncased = bool(words) and not any(word != word.lower() for word in words)
+    if lower == "never" or (lower == "auto" and not uncased):
+        return tokenizer
+    # As BERT's: an uncased vocabulary lacks accents, too, unless a token shows that it has them.
+    accents = not words or any(
+        unicodedata.combining(character)
+        for word in words
+        for character in unicodedata.normalize("NFD", word)
+    )
+    return replace(
+        tokenizer, encode=lambda texts: tokenizer.encode(lower_case(texts, accents=accents))
+    )
 
 
 def _bytes(content: bytes) -> Tokenizer:
@@ -109,7 +140,13 @@ def _sentencepiece(content: bytes) -> Tokenizer:
         )
         return _shifted(tf.RaggedTensor.from_row_splits(tokens, splits, validate=False), shift)
 
-    return Tokenizer(encode=encode, vocabulary=processor.vocab_size() + shift, module=model)
+    return Tokenizer(
+        encode=encode,
+        vocabulary=processor.vocab_size() + shift,
+        words=[processor.id_to_piece(number) for number in range(processor.vocab_size())],
+        unknown=processor.unk_id() + shift,
+        module=model,
+    )
 
 
 def _wordpiece(content: bytes) -> Tokenizer:
@@ -133,6 +170,8 @@ def _wordpiece(content: bytes) -> Tokenizer:
     return Tokenizer(
         encode=lambda texts: _shifted(tokenizer.tokenize(texts), shift),
         vocabulary=len(words) + shift,
+        words=words,
+        unknown=words.index(UNKNOWN) + shift,
         module=tokenizer,
     )
 

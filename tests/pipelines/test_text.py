@@ -246,6 +246,38 @@ def test_a_vocabulary_without_padding_is_counted_from_one(tmp_path):
         assert open_tokenizer(op).vocabulary == 4
 
 
+def test_an_uncased_vocabulary_gets_texts_in_lower_case(tmp_path):
+    """As its tokens show, or as `lower` says; without accents if no token has one."""
+    known = {
+        "plain": ["[PAD]", "[UNK]", "wolf", "cafe"],
+        "accents": ["[PAD]", "[UNK]", "wolf", "café"],
+        "cased": ["[PAD]", "[UNK]", "wolf", "Wolf"],
+    }
+    text = tf.constant("Wolf wolf Café")
+    tokens = {}
+    for name, words in known.items():
+        (tmp_path / name).write_text("\n".join(words))
+        for lower in ("auto", "always", "never"):
+            op = Tokenize(kind="wordpiece", model=str(tmp_path / name), lower=lower)
+            tokens[name, lower] = tokenize(op, text).numpy().tolist()
+    assert tokens["plain", "auto"] == tokens["plain", "always"] == [2, 2, 3]
+    assert tokens["accents", "auto"] == tokens["accents", "always"] == [2, 2, 3]
+    assert tokens["plain", "never"] == tokens["accents", "never"] == [1, 2, 1]
+    assert tokens["cased", "auto"] == tokens["cased", "never"] == [3, 2, 1]
+    assert tokens["cased", "always"] == [2, 2, 1]
+    letters = Tokenize(kind="bytes", lower="always")
+    assert tokenize(letters, tf.constant("Ää")).numpy().tolist() == [196, 165, 196, 165]
+
+
+def test_a_tokenizer_that_knows_little_of_the_texts_is_said(plain, tmp_path, capsys):
+    _, data = plain
+    shutil.copytree(data.shards_folder, tmp_path / "shards")
+    (tmp_path / "given").write_text("[PAD]\n[UNK]\nquux\n")
+    ops = [Tokenize(kind="wordpiece", model=str(tmp_path / "given"))]
+    snapshot(data.shards, tmp_path / "shards", tmp_path / "snapshot", preprocess=ops)
+    assert "100% of the tokens are unknown" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("kind", "said"), [("sentencepiece", "no Sent"), ("wordpiece", "no Word")])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, kind, said):
     (tmp_path / "file").write_bytes(b"\xff\x00 no tokenizer")

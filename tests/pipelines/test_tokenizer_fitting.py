@@ -97,6 +97,13 @@ def test_texts_beyond_the_size_of_the_sample_teach_nothing(tmp_path, monkeypatch
     assert not {"q", "e"} & words, "the second text is cut, the third is left out"
 
 
+def test_a_tokenizer_for_lower_case_is_fitted_on_it(tmp_path):
+    shards = write_shard(tmp_path / "shard", ["WOLF Lamb wolf"] * 20)
+    op = Tokenize(kind="wordpiece", vocabulary=60, lower="always")
+    words = fit(op, shards).decode().splitlines()[2:]
+    assert "wolf" in words and words == [word.lower() for word in words]
+
+
 def test_long_lines_are_fitted_to_their_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_fitting, "PIECE", 8)
     shards = write_shard(tmp_path / "shard", ["abc abc abc abc abc xyz\nabc"] * 3)
