@@ -1325,8 +1325,8 @@ FAULTS = (
     ),
     Fault(
         "the vocabulary of a shifted model lacks its last piece",
-        "vocabulary=processor.vocab_size() + shift, module",
-        "vocabulary=processor.vocab_size(), module",
+        "vocabulary=processor.vocab_size() + shift",
+        "vocabulary=processor.vocab_size()",
         (GIVEN + "test_a_sentencepiece_model_without_padding_is_counted_from_one",),
     ),
     Fault(
