@@ -21,7 +21,7 @@ from flows.dvc_calls import stale_stages
 from flows.locks import hold_folder
 from flows.parameters import Changes
 from flows.resolution import resolve
-from flows.source_check import check_source
+from flows.source_check import check_source, check_tokenizer
 from flows.stage_server import stage_server
 from flows.stages import StageEnvironment, run_stage
 from flows.workspace import (
@@ -188,6 +188,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                 )
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)
+        check_tokenizer(workspace.root, resolved.params.preprocess)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),

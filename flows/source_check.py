@@ -1,5 +1,5 @@
-"""Files of the source that DVC cannot hash, found before it is asked: it would wait for a pipe
-without end, or stop at a dangling link.
+"""Files that a run needs, looked at before it starts: those of the source that DVC cannot hash, for
+it would wait for a pipe without end, or stop at a dangling link, and the file of a given tokenizer.
 
 DVC hashes the whole of `data.path` before ingest starts. What `.dvcignore` names it leaves alone,
 and ingest rejects it with its reason.
@@ -15,7 +15,9 @@ from itertools import islice
 from pathlib import Path
 
 from flows.dvc_calls import DVC, dvc_environment
-from tasks.errors import DataNotFound, UnreadableSource
+from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
+from tasks.pipelines.ops import Op
+from tasks.pipelines.text_ops import Tokenize
 
 SHOWN = 3
 CHECKED = 100  # odd files; more are not looked for
@@ -48,6 +50,25 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
             "DVC, which compares all files of data.path with those of the last run, cannot read"
             f" some: {shown}{more}. Remove them, or name them in .dvcignore: ingest then rejects"
             " them with their reasons"
+        )
+
+
+def check_tokenizer(root: Path, preprocess: Sequence[Op]) -> None:
+    """Refuse a tokenizer's file that is not in the run's folder `root`, a worktree without the
+    files that git does not know.
+
+    Raises:
+      InvalidParams: names the file, and the command that tells git of it.
+    """
+    given = [op.model for op in preprocess if isinstance(op, Tokenize) and op.model]
+    lacking = [name for name in given if not (root / name).is_file()]
+    if lacking:
+        raise InvalidParams(
+            [
+                f"preprocess: tokenize.model: {lacking[0]} is not in this run's worktree, which has"
+                f" the files that git knows: `git add --force {lacking[0]}`, or give its absolute"
+                " path"
+            ]
         )
 
 

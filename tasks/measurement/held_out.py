@@ -41,7 +41,11 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
         split=split,
         examples=len(distances),
         constant_metric=float(distances.mean()),
-        constant_stderr=float(distances.std() / math.sqrt(len(distances))),
+        constant_stderr=(
+            float(distances.std() / math.sqrt(len(distances)))
+            if targets is None
+            else standard_error_in_time(distances)
+        ),
     )
 
 
@@ -58,6 +62,25 @@ def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
     share = float(shares.mean())
     error = float(shares.std() / math.sqrt(windows)) or standard_error(share, targets.size)
     return HeldOut(split=split, examples=windows, constant_metric=share, constant_stderr=error)
+
+
+def standard_error_in_time(values: np.ndarray) -> float:
+    """Standard error of the mean of values (time steps,) of which each is like those before it.
+
+    The variance of a single value and its covariances with all later ones, up to the first pair of
+    lags whose sum is not positive: the initial positive sequence of Geyer, "Practical Markov Chain
+    Monte Carlo", Statistical Science 7 (1992). What swings back is taken for noise from there on,
+    so periods make the error larger rather than smaller.
+    """
+    count, centered = len(values), values - values.mean()
+    spectrum = np.fft.rfft(
+        centered, 2 * count
+    )  # padded, so that the end is no neighbor of the start
+    covariances = np.fft.irfft(np.abs(spectrum) ** 2)[: count - count % 2] / count
+    pairs = covariances.reshape(-1, 2).sum(axis=1)
+    positive = pairs[: int(np.argmin(pairs > 0)) if not (pairs > 0).all() else None]
+    variance = max(2 * positive.sum() - covariances[:1].sum(), values.var())
+    return math.sqrt(variance / count)
 
 
 def standard_error(share: float, examples: int) -> float:

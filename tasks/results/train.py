@@ -26,7 +26,7 @@ class HeldOut:
 
     `constant_metric` is the metric of the best constant prediction: the accuracy of the most
     frequent class, or the mean absolute error of the median of the training split;
-    `constant_stderr` is its standard error over that many independent `examples`.
+    `constant_stderr` is its standard error over that many `examples`, independent but in a series.
     """
 
     split: str

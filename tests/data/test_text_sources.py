@@ -201,18 +201,22 @@ def test_lines_that_cannot_be_used_are_rejected(tmp_path):
     assert said[6].startswith("not JSON: ")
 
 
-def test_lines_of_txt_have_the_class_of_their_file(tmp_path):
-    write_folder(tmp_path, {"ham.txt": b"one\r\ntwo\n", "spam.txt": b"three", "x.csv": b"no"})
+def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_path):
+    lines = {"ham.txt": b"one\r\n\r\n \t\ntwo\n\n", "spam.txt": b"three", "x.csv": b"no"}
+    write_folder(tmp_path, lines)
     source = text_lines.scan(settings("text_lines", tmp_path))
     assert found(source) == [
         ("ham.txt:00000001", "ham", b"one"),
-        ("ham.txt:00000002", "ham", b"two"),
+        ("ham.txt:00000004", "ham", b"two"),
         ("spam.txt:00000001", "spam", b"three"),
     ]
     with pytest.raises(UnreadableSource, match=r"lines of a single \.txt file have no class"):
         text_lines.scan(settings("text_lines", tmp_path / "ham.txt"))
     with pytest.raises(DataNotFound, match="no file of lines"):
         text_lines.scan(settings("text_lines", tmp_path / "x.csv"))
+    (tmp_path / "spam.txt").write_bytes(b"three\rfour\r")
+    with pytest.raises(UnreadableSource, match=r"spam\.txt: its lines end with CR alone"):
+        found(text_lines.scan(settings("text_lines", tmp_path)))
 
 
 def test_a_line_of_a_hundred_megabytes_is_rejected_and_not_kept(tmp_path):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from project import run
 
-from flows.source_check import check_source
-from tasks.errors import DataNotFound, UnreadableSource
+from flows.source_check import check_source, check_tokenizer
+from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
+from tasks.pipelines.text_ops import Tokenize
 
 
 def pipe(folder):
@@ -67,3 +68,16 @@ def test_a_source_that_is_not_there_is_named_unless_it_will_be_fetched(tmp_path)
     for fetched in ("none", "fashion_mnist"):
         with pytest.raises(DataNotFound, match=r"^data\.path: nothing does not exist"):
             check_source(tmp_path, "nothing", fetched=fetched)
+
+
+def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "worktree").mkdir()
+    file = tmp_path / "project" / "vocab.txt"
+    file.write_text("[UNK]\n")
+    relative = [Tokenize(kind="wordpiece", model="vocab.txt")]
+    check_tokenizer(tmp_path / "project", relative)
+    with pytest.raises(InvalidParams, match=r"git add --force vocab\.txt.*absolute path"):
+        check_tokenizer(tmp_path / "worktree", relative)
+    check_tokenizer(tmp_path / "worktree", [Tokenize(kind="wordpiece", model=str(file))])
+    check_tokenizer(tmp_path / "worktree", [Tokenize(kind="bytes")])

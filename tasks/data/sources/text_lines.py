@@ -1,5 +1,6 @@
 """Texts as lines of files: JSON objects (.jsonl) with a key for the text and one for the class, or
-lines of text (.txt), where each file is a class. Lines are read one by one.
+lines of text (.txt), where each file is a class. Lines are read one by one; blank ones divide
+others, and are nothing that could be used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tasks.settings import DataSettings
 JSON = frozenset({".jsonl", ".ndjson"})
 TXT = frozenset({".txt"})
 _BLOCK = 1 << 20
+_BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # with the byte order mark that may begin a file
 
 
 def scan(settings: DataSettings) -> Texts:
@@ -54,6 +56,8 @@ def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document |
         is_txt = path.suffix.lower() in TXT
         for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
             example_id = f"{path.name}:{number:08d}"
+            if isinstance(line, bytes) and not line.strip(_BLANKS):
+                continue
             if isinstance(line, int):
                 yield Rejected(id=example_id, reason=f"larger than data.max_bytes: {line:,} bytes")
             elif is_txt:
@@ -83,6 +87,13 @@ def _read_json(
 def _lines(path: Path, max_bytes: int) -> Iterator[bytes | int]:
     """The lines of a file without their breaks; of one that is too long, how long it is."""
     with path.open("rb") as file:
+        start = file.read(_BLOCK)
+        if b"\r" in start and b"\n" not in start:
+            raise UnreadableSource(
+                f"{path}: its lines end with CR alone, as of old Macs; convert it:"
+                f" tr '\\r' '\\n' < {path.name} > converted{path.suffix}"
+            )
+        file.seek(0)
         while line := file.readline(max_bytes + 1):
             if line.endswith(b"\n") or len(line) <= max_bytes:
                 yield line.rstrip(b"\r\n")
