@@ -188,7 +188,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                 )
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)
-        check_tokenizer(workspace.root, resolved.params.preprocess)
+        check_tokenizer(workspace.root, resolved.params)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),

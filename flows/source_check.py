@@ -16,8 +16,7 @@ from pathlib import Path
 
 from flows.dvc_calls import DVC, dvc_environment
 from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
-from tasks.pipelines.ops import Op
-from tasks.pipelines.text_ops import Tokenize
+from tasks.params import Params
 
 SHOWN = 3
 CHECKED = 100  # odd files; more are not looked for
@@ -53,15 +52,15 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
         )
 
 
-def check_tokenizer(root: Path, preprocess: Sequence[Op]) -> None:
+def check_tokenizer(root: Path, params: Params) -> None:
     """Refuse a tokenizer's file that is not in the run's folder `root`, a worktree without the
     files that git does not know.
 
     Raises:
       InvalidParams: names the file, and the command that tells git of it.
     """
-    given = [op.model for op in preprocess if isinstance(op, Tokenize) and op.model]
-    lacking = [name for name in given if not (root / name).is_file()]
+    given = [op.model_dump()["model"] for op in params.preprocess if op.name == "tokenize"]
+    lacking = [name for name in given if name and not (root / name).is_file()]
     if lacking:
         raise InvalidParams(
             [

@@ -1441,10 +1441,16 @@ FAULTS = (
         DOCUMENTS,
     ),
     Fault(
-        "the first column of a table has a byte order mark in its name",
-        "cell.strip().removeprefix(BYTE_ORDER_MARK)",
-        "cell.strip()",
-        DOCUMENTS,
+        "a byte order mark makes quotes a part of the first name",
+        '"utf-8-sig" if utf8 else settings.encoding',
+        "settings.encoding",
+        TABLES,
+    ),
+    Fault(
+        "a label of 1 and 1.0 has two classes",
+        "if spelled.setdefault(value, text) != text:",
+        "if False:",
+        TABLES,
     ),
     Fault(
         "bytes that are not of the encoding are replaced in tables",

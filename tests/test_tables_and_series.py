@@ -322,6 +322,7 @@ def test_a_series_goes_through_every_stage(tmp_path):
         "source/series.csv", length=16, horizon=1, stride=1, targets=["load"]
     )
     document["pipelines"] = {name: document["pipelines"][name] for name in ("naive", "optimized")}
+    document["data"]["time_column"] = "hour"
     document["model"] = {"name": "mlp", "options": {"width": 16}}
     document["train"] |= {"epochs": 6}
     folder = tmp_path / "project"

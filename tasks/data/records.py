@@ -33,7 +33,8 @@ class RecordSchema:
     `key` is the block's first row. text: `text` is a document in UTF-8, of `shape` (None,): the
     tokens that it becomes, of `dtype` int32. `columns` names the last axis of tables and series;
     `categories` holds the vocabularies of a table's trailing columns, in which an empty word is the
-    empty cell, `medians` what an empty cell of a numeric column stands for, by its name.
+    empty cell; `medians` what an empty cell of a numeric column stands for, by its name; `decimal`
+    is the mark in numbers of text.
     """
 
     payload: Literal["encoded", "raw", "series", "text"]
@@ -43,6 +44,7 @@ class RecordSchema:
     label: Label = "class"
     columns: tuple[str, ...] = ()
     categories: tuple[tuple[str, ...], ...] = ()
+    decimal: str = "."
     medians: Mapping[str, float] = field(default_factory=dict)
 
     @property

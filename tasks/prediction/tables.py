@@ -15,13 +15,14 @@ from tasks.data.sources.table import code_rows
 from tasks.data.sources.tabular import check_columns, read_table
 from tasks.errors import UnreadableSource
 from tasks.prediction.examples import Example, Examples, Wanted
+from tasks.settings import DataSettings
 from tasks.training.inference import TrainedModel
 
 
 def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
     schema = trained.spec.schema
-    table = read_table(path, trained.spec.data)
+    table = read_table(path, _settings(trained))
     check_columns(table, schema.columns, keys="the header of the table")
     values, reasons = code_rows(table, schema)
 
@@ -40,7 +41,7 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The last window of a series in a CSV, Parquet or .npy file, or every one."""
     spec = trained.spec
     named = {} if path.suffix == ".npy" else {"numeric": list(spec.schema.columns)}
-    series = time_series.scan(spec.data.model_copy(update={"path": str(path), **named}))
+    series = time_series.scan(_settings(trained).model_copy(update={"path": str(path), **named}))
     steps, length = len(series.values), spec.window.length
     if series.values.shape[1:] != spec.schema.shape:
         raise UnreadableSource(
@@ -61,3 +62,9 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
         ),
         total=len(starts),
     )
+
+
+def _settings(trained: TrainedModel) -> DataSettings:
+    """How the training read its file; 1.234 is what it was there, though no comma may show it."""
+    comma = trained.spec.schema.decimal == ","
+    return trained.spec.data.model_copy(update={"decimal": ","}) if comma else trained.spec.data

@@ -4,6 +4,9 @@ two types, and nothing is taken for a number, a category or a class that cannot 
 
 from __future__ import annotations
 
+from datetime import timedelta
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -153,12 +156,21 @@ def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, wo
     path = write(tmp_path, "size;age;label", rows, delimiter=";")
     with pytest.raises(UnreadableSource, match=words + r".*data\.decimal"):
         scan(path)
-    assert scan(path, decimal=",").values[0, 0] == np.float32(sizes[0].replace(",", "."))
+    assert scan(path, decimal=",", ignore=["age"]).values[0, 0] == np.float32(
+        sizes[0].replace(",", ".")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "cell", "words"),
     [
+        ("at", lambda row: f"{row % 24:02}:30", "column at .00:30, …. holds dates or times"),
+        (
+            "paid",
+            lambda row: f"{row % 9 + 1} 200.50",
+            "a notation that is not read; write them as 12",
+        ),
+        ("rate", lambda row: f"{row % 9}.5%", "a notation that is not read"),
         ("day", lambda row: f"2026-{row // 28 % 12 + 1:02}-{row % 28 + 1:02}", "holds dates"),
         ("note", lambda row: f"text {row}", "300 different texts in 300 rows: ids or free text"),
         ("nr", lambda row: row + 1, r"column nr \(1, …\) numbers the rows"),
@@ -184,9 +196,41 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
         f"{name}: ignored, {len({cell(row) for row in range(300)}):,} distinct, such as {cell(0)}",
         "label: label, 2 distinct, such as x",
     ]
-    key = "categorical" if "text" in words or "dates" in words else "numeric"
+    texts = ("text", "dates", "notation")
+    key = "categorical" if any(word in words for word in texts) else "numeric"
     if name != "Unnamed: 1":
         assert name in scan(path, **{key: [name]}).schema.columns
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["1", "2", "1.0"], r"label holds 1 and 1\.0, the same value; write it alike"),
+        (["1", "2", "01"], "label holds 1 and 01, the same value"),
+        (["true", "False", "True"], "label holds true and True, the same value"),
+        (["1,200.50", "2,200.50", "3,200.50"], "label holds numbers in a notation that is not"),
+    ],
+)
+def test_a_label_that_would_become_other_classes_is_refused_unless_told(tmp_path, labels, words):
+    rows = [[row / 8, f'"{labels[row % 3]}"'] for row in range(60)]
+    path = write(tmp_path, "size,label", rows)
+    with pytest.raises(UnreadableSource, match=words):
+        scan(path)
+    assert set(scan(path, label_kind="class").classes) == set(labels)
+
+
+def test_a_series_learns_from_no_index_unless_told(tmp_path):
+    rows = [[1_700_000_000 + 3600 * row, row, row / 8] for row in range(40)]
+    path = write(tmp_path, "time,nr,load", rows)
+    settings = DataSettings(source="time_series", path=str(path))
+    with pytest.raises(UnreadableSource, match=r"column time .*float32 keeps") as refused:
+        time_series.scan(settings)
+    assert "column nr (0, …) numbers the rows" in str(refused.value)
+    assert "data.time_column names the column of times" in str(refused.value)
+    told = settings.model_copy(update={"time_column": "time", "ignore": ["nr"]})
+    assert time_series.scan(told).schema.columns == ("load",)
+    told = settings.model_copy(update={"numeric": ["nr", "load"]})
+    assert time_series.scan(told).schema.columns == ("nr", "load")
 
 
 def test_many_whole_numbers_are_no_classes_unless_told(tmp_path):
@@ -313,7 +357,7 @@ def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end):
-    path = write(tmp_path, "\ufeffsize,color,label", measured(30), end=end)
+    path = write(tmp_path, '\ufeff"size",color,label', measured(30), end=end)
     path.write_bytes(path.read_bytes() + end.encode() * 2)
     found = scan(path)
     assert found.schema.columns == ("size", "color") and len(found.ids) == 30
@@ -327,8 +371,14 @@ def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end
         (b"5.1,3.5,1\n4.9,3.0,0\n", "Its first line holds numbers, not names"),
         ("größe,label\n1,x\n".encode("latin-1"), r"is not utf-8.*data\.encoding"),
         (b'size,label\n1,"x\n', "does not end as one; a stray quote"),
+        (b'"size,label\n1",label\n', "line 1: a quoted cell goes on to line 2"),
+        (b"size,label\n1,x\nsize,label\n2,y\n", "line 3: repeats the header"),
+        (b"size,label\n", "no column is left to learn from"),
     ],
-    ids=["empty", "doubled", "no header", "encoding", "open quote"],
+    ids=[
+        *("empty", "doubled", "no header", "encoding", "open quote"),
+        *("joined header", "joined files", "no rows"),
+    ],
 )
 def test_what_is_no_table_is_refused_with_the_way_out(tmp_path, content, words):
     path = tmp_path / "table.csv"
@@ -344,16 +394,22 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
         "wide": pa.array([1.0, 2.5, None], pa.float32()),
         "truth": pa.array([True, False, None]),
         "word": pa.array(["a", "", None]).dictionary_encode(),
+        "price": pa.array([Decimal("1.125"), Decimal("2.250"), None]),
+        "after": pa.array([timedelta(seconds=2)] * 3),
+        "bytes": pa.array([b"\xff"] * 3, pa.large_binary()),
         "image": pa.array([{"bytes": b"x", "path": "a"}] * 3),
     }
     pq.write_table(pa.table(cells), path)
     read = read_table(path, DataSettings(source="table", path=str(path)))
     assert read.notes == [
-        "column image is left out: its cells are struct<bytes: binary, path: string>"
+        "column bytes is left out: its cells are large_binary",
+        "column image is left out: its cells are struct<bytes: binary, path: string>",
     ]
     assert read.cells("whole") == ["1", "", "3"] and read.cells("wide") == ["1", "2.5", ""]
     assert read.cells("truth") == ["True", "False", ""] and read.cells("word") == ["a", "", ""]
-    assert read.nested == {"image": "struct<bytes: binary, path: string>"}
+    assert read.numbers("price")[:2].tolist() == [1.125, 2.25]
+    comma = read_table(path, DataSettings(source="table", path=str(path), decimal=","))
+    assert comma.numbers("price")[:2].tolist() == [1.125, 2.25], "only texts have commas"
     with pytest.raises(UnreadableSource, match=r"cells of column image are struct<bytes: binary"):
         scan(path, label_column="image")
 

@@ -179,6 +179,7 @@ def test_lines_that_cannot_be_used_are_rejected(tmp_path):
         b'{"text": "fine", "label": "a"}',
         b"{text: 1}",
         b"[1]",
+        b'{"text": "two", "label": ["a", "b"]}',
         b'{"text": 7, "label": "a"}',
         b'{"text": "\xe9", "label": "a"}',
         b'{"text": "\\ud800", "label": "a"}',
@@ -191,14 +192,15 @@ def test_lines_that_cannot_be_used_are_rejected(tmp_path):
     assert rows["id"].tolist() == ["all.jsonl:00000001"]
     said = [item.reason for item in rejected]
     assert said[0].startswith("not JSON: ")
-    assert said[1:6] == [
+    assert said[1:7] == [
         "no JSON object: list",
+        "label is list, not one name",
         "text is int, not a string",
         "not utf-8: byte 0xe9 at 10",
         "not Unicode: holds half of a surrogate pair",
         "empty text",
     ]
-    assert said[6].startswith("not JSON: ")
+    assert said[7].startswith("not JSON: ")
 
 
 def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_path):

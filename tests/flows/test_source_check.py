@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from project import run
+from texts import params_of
 
 from flows.source_check import check_source, check_tokenizer
 from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
-from tasks.pipelines.text_ops import Tokenize
 
 
 def pipe(folder):
@@ -70,14 +70,15 @@ def test_a_source_that_is_not_there_is_named_unless_it_will_be_fetched(tmp_path)
             check_source(tmp_path, "nothing", fetched=fetched)
 
 
-def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(tmp_path):
+def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     (tmp_path / "worktree").mkdir()
     file = tmp_path / "project" / "vocab.txt"
     file.write_text("[UNK]\n")
-    relative = [Tokenize(kind="wordpiece", model="vocab.txt")]
+    monkeypatch.chdir(tmp_path / "project")
+    relative = params_of({}, preprocess=[{"tokenize": {"kind": "wordpiece", "model": file.name}}])
     check_tokenizer(tmp_path / "project", relative)
     with pytest.raises(InvalidParams, match=r"git add --force vocab\.txt.*absolute path"):
         check_tokenizer(tmp_path / "worktree", relative)
-    check_tokenizer(tmp_path / "worktree", [Tokenize(kind="wordpiece", model=str(file))])
-    check_tokenizer(tmp_path / "worktree", [Tokenize(kind="bytes")])
+    for given in ({"kind": "wordpiece", "model": str(file)}, {"kind": "bytes"}):
+        check_tokenizer(tmp_path / "worktree", params_of({}, preprocess=[{"tokenize": given}]))

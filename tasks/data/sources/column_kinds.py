@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute
 
 from tasks.data.sources.base import ColumnReading
-from tasks.data.sources.number_text import is_number, read_numbers
+from tasks.data.sources.number_text import is_number, looks_like_numbers, read_numbers
 from tasks.data.sources.tabular import TextTable
 from tasks.errors import UnreadableSource
 
@@ -23,7 +23,11 @@ Kind = Literal["number", "category", "label", "split", "time", "ignored", "empty
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 FEW_CATEGORIES = 20  # so many may be distinct in however few rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
-_DATE = r"^(\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?$"
+UNREAD_NUMBERS = "holds numbers in a notation that is not read; write them as 1234.5"
+_DATE = (
+    r"^((\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?"
+    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)$"
+)
 _ID = re.compile(r"(^|[_\W])(id|index|uuid|key|row)$|[a-z]Id$|^ID", re.IGNORECASE)
 _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
 
@@ -77,7 +81,7 @@ def guess_kind(table: TextTable, name: str) -> Kind:
     filled = int(pc.sum(pc.not_equal(cells, "")).as_py() or 0)
     if not filled:
         return "empty"
-    numbers = np.isfinite(read_numbers(cells, table.decimal)).sum()
+    numbers = np.isfinite(read_numbers(cells, table.decimal_of(name))).sum()
     return "number" if 2 * numbers > filled else "category"
 
 
@@ -91,16 +95,9 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
     if _UNNAMED.match(name):
         return f"column {name} has no name in the header; a row index? {leave_out}, or name it"
     if kind == "category":
+        what = _find_category_problem(table, name, reading)
         keep = f"or data.categorical: [{name}, …] to make categories of it"
-        rows = len(table) - reading.missing
-        if _share(table, name, _DATE) > 0.5:  # noqa: PLR2004 - most
-            return f"{shown} holds dates; {leave_out}, {keep}"
-        if reading.distinct > max(FEW_CATEGORIES, rows / 2):
-            return (
-                f"{shown} has {reading.distinct:,} different texts in {rows:,} rows: ids or free"
-                f" text? {leave_out}, {keep}"
-            )
-        return None
+        return f"{shown} {what} {leave_out}, {keep}" if what else None
     keep = f"or data.numeric: [{name}, …] to learn from it as a number"
     values = table.numbers(name)
     whole = values[np.isfinite(values)]
@@ -118,6 +115,17 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
     return None
 
 
+def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) -> str | None:
+    rows = len(table) - reading.missing
+    if _share(table, name, _DATE) > 0.5:  # noqa: PLR2004 - most
+        return "holds dates or times;"
+    if looks_like_numbers(table.columns[name]):
+        return f"{UNREAD_NUMBERS};"
+    if reading.distinct > max(FEW_CATEGORIES, rows / 2):
+        return f"has {reading.distinct:,} different texts in {rows:,} rows: ids or free text?"
+    return None
+
+
 def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "") -> str:
     """Why a cell of a numeric column is none: it is empty, or what stands there. `shown` is what
     the column is called, by default its name.
@@ -125,7 +133,7 @@ def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "")
     cell, shown = table.columns[name][row].as_py(), shown or name
     if not cell:
         return f"{shown} is missing"
-    if is_number(table.columns[name].slice(row, 1), table.decimal)[0]:
+    if is_number(table.columns[name].slice(row, 1), table.decimal_of(name))[0]:
         return f"{shown} exceeds the range of float32"
     return f"{shown} is {cell[:40]!r}, no number (data.missing_values can say that it is missing)"
 

@@ -8,6 +8,7 @@ types by the block in which they met it. Here what does not fit is an error that
 
 from __future__ import annotations
 
+import codecs
 import csv
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from tasks.data.texts import check_encoding
 from tasks.errors import UnreadableSource
 from tasks.settings import DataSettings
 
@@ -24,7 +26,6 @@ DELIMITERS = (",", ";", "\t", "|")
 _NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _PROBED_LINES = 50
 _SHOWN = 3
-BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ def open_delimited(
       UnreadableSource: on opening or while records are read; names the line, and the key of
         params.yaml that says how it is meant.
     """
+    check_encoding(settings.encoding)
     csv.field_size_limit(sys.maxsize)
     delimiter, detected = find_delimiter(path, settings, errors)
     with _open(path, settings, errors) as file:
@@ -71,10 +73,26 @@ def open_delimited(
         )
         records = _records(reader, lines, path, settings)
         first = next(records, None)
-        header = (
-            [cell.strip().removeprefix(BYTE_ORDER_MARK) for cell in first.cells] if first else []
+        if first:
+            refuse_joined_lines(first, path)
+        yield DelimitedText(
+            header=[cell.removeprefix("\ufeff").strip() for cell in first.cells] if first else [],
+            records=_without_headers(records, first, path),
+            delimiter=delimiter,
+            detected=detected,
         )
-        yield DelimitedText(header=header, records=records, delimiter=delimiter, detected=detected)
+
+
+def _without_headers(
+    records: Iterator[Record], header: Record | None, path: Path
+) -> Iterator[Record]:
+    """The records, of which none may be the header once more, as where files were joined."""
+    for record in records:
+        if header and record.cells == header.cells:
+            raise UnreadableSource(
+                f"{path}, line {record.line}: repeats the header; remove such lines of joined files"
+            )
+        yield record
 
 
 def find_delimiter(path: Path, settings: DataSettings, errors: str = "strict") -> tuple[str, str]:
@@ -220,7 +238,10 @@ def find_joined_row(
 
 
 def _open(path: Path, settings: DataSettings, errors: str) -> TextIO:
-    return path.open(encoding=settings.encoding, errors=errors, newline="")
+    # A byte order mark before a quoted name would make its quotes a part of it.
+    utf8 = codecs.lookup(settings.encoding).name == "utf-8"
+    encoding = "utf-8-sig" if utf8 else settings.encoding
+    return path.open(encoding=encoding, errors=errors, newline="")
 
 
 def _wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> UnreadableSource:

@@ -24,6 +24,8 @@ _FRACTION = {",": r"^[+-]?[\d.]*,\d+" + _EXPONENT, ".": r"^[+-]?\d*\.\d+" + _EXP
 # 1,234 is a number with a decimal comma, or one with a thousands separator.
 _THOUSANDS = r"^[+-]?\d{1,3},\d{3}$"
 _TRUTH = r"^(?i:true|false)$"
+# What people read as a number, and nothing here does: thousands separators, currencies, percents.
+_NUMBER_LIKE = r"^[-+−]?[$€£¥]?\s*[\d.,][\d.,'’\s\x{a0}\x{202f}]*[%$€£¥]?$"
 
 
 def is_number(cells: pa.StringArray, decimal: str) -> np.ndarray:
@@ -49,6 +51,11 @@ def read_numbers(cells: pa.StringArray, decimal: str) -> np.ndarray:
     return np.asarray(pc.fill_null(text.cast(pa.float64()), np.nan), np.float64).copy()
 
 
+def looks_like_numbers(cells: pa.StringArray) -> bool:
+    """Whether most cells are numbers to people, in whatever notation."""
+    return _mostly(cells, _NUMBER_LIKE)
+
+
 def have_fractions(cells: pa.StringArray, decimal: str) -> bool:
     """Whether a number among the cells is written with a decimal mark."""
     return bool(_matches(cells, _FRACTION[decimal]).any())
@@ -61,8 +68,8 @@ def find_decimal(columns: Mapping[str, pa.StringArray], settings: DataSettings, 
     Raises:
       UnreadableSource: both occur, or every comma could divide thousands.
     """
-    if settings.decimal != "auto" or path.suffix == ".parquet":
-        return "." if settings.decimal == "auto" else settings.decimal
+    if settings.decimal != "auto":
+        return settings.decimal
     commas = {
         name: cells
         for name, cells in columns.items()

@@ -21,13 +21,14 @@ from tasks.data.records import Label, RecordSchema
 from tasks.data.sources.base import Arrays, Rejected
 from tasks.data.sources.column_kinds import (
     FEW_CATEGORIES,
+    UNREAD_NUMBERS,
     Kind,
     describe_column,
     explain_no_number,
     find_kinds,
     guess_kind,
 )
-from tasks.data.sources.number_text import have_fractions
+from tasks.data.sources.number_text import have_fractions, looks_like_numbers, read_numbers
 from tasks.data.sources.tabular import TextTable, check_columns, read_split, read_table
 from tasks.errors import UnreadableSource, did_you_mean
 from tasks.settings import DataSettings
@@ -59,6 +60,8 @@ def scan(settings: DataSettings) -> Arrays:
         )
     _check_missing(table, numeric, categorical)
     kind = _label_kind(table, settings)
+    if kind == "class" and settings.label_kind == "auto":
+        _refuse_double_spelling(table, settings.label_column)
     schema = RecordSchema(
         payload="raw",
         shape=(len(numeric) + len(categorical),),
@@ -66,6 +69,7 @@ def scan(settings: DataSettings) -> Arrays:
         label=kind,
         columns=(*numeric, *categorical),
         categories=tuple(_vocabulary(table, name) for name in categorical),
+        decimal=table.decimal,
         # Not a number until the training split is known, of which they are the medians.
         medians={name: np.nan for name in numeric if settings.missing_in(name) == "median"},
     )
@@ -224,6 +228,10 @@ def _label_kind(table: TextTable, settings: DataSettings) -> Label:
         )
     if settings.label_kind != "auto":
         return settings.label_kind
+    if looks == "category" and looks_like_numbers(table.columns[name]):
+        raise UnreadableSource(
+            f"{shown} {UNREAD_NUMBERS}, or set data.label_kind: class to make classes of them"
+        )
     reading = describe_column(table, name, "label")
     rows = len(table) - reading.missing
     if looks == "category" or _is_truth(table, name):
@@ -239,7 +247,7 @@ def _label_kind(table: TextTable, settings: DataSettings) -> Label:
         return "number"
     if reading.distinct <= FEW_CATEGORIES:
         return "class"
-    if name in table.floats or have_fractions(table.columns[name], table.decimal):
+    if name in table.floats or have_fractions(table.columns[name], table.decimal_of(name)):
         return "number"
     if rows < EXAMPLES_PER_NUMBERED_CLASS * reading.distinct:
         raise UnreadableSource(
@@ -247,6 +255,18 @@ def _label_kind(table: TextTable, settings: DataSettings) -> Label:
             " data.label_kind: number to predict them, or class if they number classes"
         )
     return "class"
+
+
+def _refuse_double_spelling(table: TextTable, name: str) -> None:
+    """Refuse a label in which 1 and 1.0, or true and True, would be two classes."""
+    texts, spelled = pc.unique(table.columns[name]), {}
+    values = read_numbers(texts, table.decimal_of(name)).tolist()
+    for text, value in zip(texts.to_pylist(), values, strict=True):
+        if spelled.setdefault(value, text) != text:
+            raise UnreadableSource(
+                f"{table.path}: label column {name} holds {spelled[value]} and {text}, the same"
+                " value; write it alike, or set data.label_kind: class to keep them apart"
+            )
 
 
 def _is_truth(table: TextTable, name: str) -> bool:

@@ -57,8 +57,13 @@ class TextTable:
 
     @cached_property
     def decimal(self) -> str:
-        """What divides a number's fraction from its whole in this table."""
-        return find_decimal(self.columns, self.settings, self.path)
+        """What divides a number's fraction from its whole where this table has it as text."""
+        texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
+        return find_decimal(texts, self.settings, self.path)
+
+    def decimal_of(self, name: str) -> str:
+        """That of a column, which may hold numbers that are none of text."""
+        return "." if name in self.floats else self.decimal
 
     def describe_dialect(self) -> list[str]:
         """What of the notation was detected, for people to check."""
@@ -69,7 +74,7 @@ class TextTable:
         """A column as (rows,) float64; NaN where a cell is empty or no number, infinite where
         float32 cannot hold it.
         """
-        values = read_numbers(self.columns[name], self.decimal)
+        values = read_numbers(self.columns[name], self.decimal_of(name))
         values[np.abs(values) > np.finfo(np.float32).max] = np.inf
         return values
 
@@ -194,12 +199,17 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
     except Exception as error:  # parsers of other people's files raise anything
         raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
     columns, nested = {}, {}
-    for name in table.column_names:
-        column = table.column(name)
-        if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
-            nested[name] = str(column.type)
-        else:
+    if doubled := sorted(
+        {name for name in table.column_names if table.column_names.count(name) > 1}
+    ):
+        raise UnreadableSource(
+            f"{path}: more than one column is named {doubled[0]}; rename one of them"
+        )
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
             columns[name] = _as_text(column)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            nested[name] = str(column.type)
     return TextTable(
         path=path,
         columns=columns,
@@ -208,7 +218,10 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
         notes=[f"column {name} is left out: its cells are {kind}" for name, kind in nested.items()],
         nested=nested,
         floats=frozenset(
-            name for name in columns if pa.types.is_floating(table.schema.field(name).type)
+            name
+            for name in columns
+            if pa.types.is_floating(kind := table.schema.field(name).type)
+            or pa.types.is_decimal(kind)
         ),
     )
 
@@ -218,6 +231,8 @@ def _as_text(column: pa.ChunkedArray) -> pa.StringArray:
     fraction; null and NaN are empty.
     """
     cells = column.combine_chunks()
+    if "binary" in str(cells.type):
+        raise pa.ArrowInvalid("bytes are no text")
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
     if pa.types.is_boolean(cells.type):

@@ -27,6 +27,8 @@ def read_fields(
         return Rejected(id=example_id, reason="text missing")
     if not isinstance(text, str):
         return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
+    if isinstance(label, (list, dict, bytes)) and settings.label_kind != "none":
+        return Rejected(id=example_id, reason=f"label is {type(label).__name__}, not one name")
     name = label_or_none(_label(label), settings)
     if not name:
         return Rejected(id=example_id, reason="label missing")

@@ -14,7 +14,13 @@ import pandas as pd
 
 from tasks.data.records import RecordSchema
 from tasks.data.sources.base import ColumnReading, Series
-from tasks.data.sources.column_kinds import Kind, describe_column, explain_no_number, guess_kind
+from tasks.data.sources.column_kinds import (
+    Kind,
+    describe_column,
+    explain_no_number,
+    find_problem,
+    guess_kind,
+)
 from tasks.data.sources.tabular import TextTable, check_columns, read_table
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
@@ -51,6 +57,7 @@ def scan(settings: DataSettings) -> Series:
         dtype="float32",
         label="none",
         columns=tuple(columns),
+        decimal=table.decimal if table else ".",
     )
     readings = []
     if table:
@@ -118,6 +125,15 @@ def _from_table(path: Path, settings: DataSettings) -> tuple[np.ndarray, TextTab
     ]
     if not columns:
         raise UnreadableSource(f"{path}: no numeric column; set data.numeric")
+    problems = [
+        problem
+        for name in columns
+        if name not in settings.numeric and (problem := find_problem(table, name, "number"))
+    ]
+    if problems:
+        raise UnreadableSource(
+            f"{path}: " + "\n  ".join(problems) + "\n  data.time_column names the column of times"
+        )
     return np.column_stack([table.numbers(name) for name in columns]), table, columns
 
 
