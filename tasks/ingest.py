@@ -8,6 +8,7 @@ of duplicates across.
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,19 +57,11 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
     ) as folder:
         notes: Counter = Counter()
         if isinstance(source, sources.Series):
-            rows, rejected, classes, schema = (
-                _from_series(source, folder, settings.split),
-                [],
-                (),
-                source.schema,
-            )
+            rows = _from_series(source, folder, settings.split)
+            rejected, classes, schema = [], (), source.schema
         elif isinstance(source, sources.Arrays):
-            rows, rejected, classes, schema = (
-                _from_arrays(source, folder),
-                list(source.rejected),
-                tuple(source.classes),
-                source.schema,
-            )
+            rows, rejected = _from_arrays(source, folder), list(source.rejected)
+            classes, schema = tuple(source.classes), source.schema
         elif isinstance(source, sources.Texts):
             rows, rejected = write_documents(source, folder, encoding=settings.encoding)
             classes = tuple(sorted(set(rows["label"])))
@@ -276,7 +269,10 @@ def _without_odd_classes(
 def _class_name_problem(name: str) -> str | None:
     if not name.strip():
         return "label missing"
-    return None if name.splitlines() == [name] else f"the class name {name!r} has a line break"
+    if any(unicodedata.category(character) == "Cc" for character in name):
+        what = "a line break" if len(name.splitlines()) > 1 else "characters that cannot be printed"
+        return f"the class name {name!r} has {what}"
+    return None
 
 
 def _without_duplicates(

@@ -1448,8 +1448,8 @@ FAULTS = (
     ),
     Fault(
         "a label of 1 and 1.0 has two classes",
-        "if spelled.setdefault(value, text) != text:",
-        "if False:",
+        "and spelled.setdefault(value, text) != text:",
+        "and False:",
         TABLES,
     ),
     Fault(

@@ -160,6 +160,20 @@ def test_one_array_is_a_series_of_one_column(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([1.0, 1e300], "row 2, column column_0 is 1e\\+300"),
+        ([1.0, np.nan], "row 2, column column_0 is nan"),
+        ([0, 1_700_000_001], "float32 keeps the first seven digits"),
+    ],
+)
+def test_an_array_that_float32_does_not_hold_is_refused(tmp_path, values, reason):
+    np.save(tmp_path / "series.npy", values)
+    with pytest.raises(UnreadableSource, match=reason):
+        time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("day,heat\n1,1\n2,\n3,\n", "row 2, column heat is missing, and 1 more values"),

@@ -164,6 +164,8 @@ def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, wo
 @pytest.mark.parametrize(
     ("name", "cell", "words"),
     [
+        ("plant", lambda row: f"0{row % 9}1", "numbers with leading zeros; .*data.categorical"),
+        ("sold", lambda row: f"{row % 28 + 1}. May 2024", "column sold .* holds dates or times"),
         ("at", lambda row: f"{row % 24:02}:30", "column at .00:30, …. holds dates or times"),
         (
             "paid",
@@ -208,15 +210,17 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
         (["1", "2", "1.0"], r"label holds 1 and 1\.0, the same value; write it alike"),
         (["1", "2", "01"], "label holds 1 and 01, the same value"),
         (["true", "False", "True"], "label holds true and True, the same value"),
+        ([str(10**19), str(10**19 + 1), str(10**19 + 1)], ""),
         (["1,200.50", "2,200.50", "3,200.50"], "label holds numbers in a notation that is not"),
     ],
 )
 def test_a_label_that_would_become_other_classes_is_refused_unless_told(tmp_path, labels, words):
     rows = [[row / 8, f'"{labels[row % 3]}"'] for row in range(60)]
     path = write(tmp_path, "size,label", rows)
-    with pytest.raises(UnreadableSource, match=words):
-        scan(path)
-    assert set(scan(path, label_kind="class").classes) == set(labels)
+    if words:
+        with pytest.raises(UnreadableSource, match=words):
+            scan(path)
+    assert set(scan(path, label_kind="class" if words else "auto").classes) == set(labels)
 
 
 def test_a_series_learns_from_no_index_unless_told(tmp_path):

@@ -165,6 +165,14 @@ def test_what_is_no_table_is_refused(tmp_path):
         text_table.scan(settings("text_table", tmp_path / "table.jsonl"))
     with pytest.raises(DataNotFound, match="does not exist"):
         text_table.scan(settings("text_table", tmp_path / "nowhere.csv"))
+    for content, said in (
+        ("", "is empty"),
+        ("text,text,label\na,b,c\n", "more than one column is named text"),
+        ("text,label\na,b\ntext,label\nc,d\n", "line 3: repeats the header"),
+    ):
+        (tmp_path / "table.csv").write_text(content)
+        with pytest.raises(UnreadableSource, match=said):
+            list(text_table.scan(settings("text_table", tmp_path / "table.csv")).documents)
 
 
 def test_lines_of_json_have_a_key_for_the_text_and_one_for_the_class(tmp_path):

@@ -26,9 +26,11 @@ EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
 UNREAD_NUMBERS = "holds numbers in a notation that is not read; write them as 1234.5"
 _DATE = (
     r"^((\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?"
-    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)$"
+    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+    r"|[[:alpha:]]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}[. -]+[[:alpha:]]{3,9}[. -]+\d{2,4})$"
 )
 _ID = re.compile(r"(^|[_\W])(id|index|uuid|key|row)$|[a-z]Id$|^ID", re.IGNORECASE)
+_LEADING_ZEROS = r"^0\d{2,}$"
 _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
 
 
@@ -103,6 +105,9 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
     whole = values[np.isfinite(values)]
     if len(whole) < 2 or (whole % 1 != 0).any():  # noqa: PLR2004 - nothing to compare
         return None
+    if _share(table, name, _LEADING_ZEROS) > 0:
+        codes = f"data.categorical: [{name}, …] if they are codes"
+        return f"{shown} holds numbers with leading zeros; {leave_out}, {codes}, {keep}"
     if len(whole) > FEW_CATEGORIES and reading.distinct == len(whole):
         steps = np.unique(np.diff(whole))
         if _ID.search(name) or (len(steps) == 1 and abs(steps[0]) == 1):

@@ -73,22 +73,26 @@ def open_delimited(
         )
         records = _records(reader, lines, path, settings)
         first = next(records, None)
-        if first:
-            refuse_joined_lines(first, path)
+        if first is None:
+            raise UnreadableSource(f"{path} is empty; its first line must name the columns")
+        refuse_joined_lines(first, path)
+        header = [cell.removeprefix("\ufeff").strip() for cell in first.cells]
+        if doubled := sorted({name for name in header if name and header.count(name) > 1}):
+            raise UnreadableSource(
+                f"{path}: more than one column is named {doubled[0]}; rename one of them"
+            )
         yield DelimitedText(
-            header=[cell.removeprefix("\ufeff").strip() for cell in first.cells] if first else [],
+            header=header,
             records=_without_headers(records, first, path),
             delimiter=delimiter,
             detected=detected,
         )
 
 
-def _without_headers(
-    records: Iterator[Record], header: Record | None, path: Path
-) -> Iterator[Record]:
+def _without_headers(records: Iterator[Record], header: Record, path: Path) -> Iterator[Record]:
     """The records, of which none may be the header once more, as where files were joined."""
     for record in records:
-        if header and record.cells == header.cells:
+        if record.cells == header.cells:
             raise UnreadableSource(
                 f"{path}, line {record.line}: repeats the header; remove such lines of joined files"
             )

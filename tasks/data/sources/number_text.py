@@ -25,7 +25,7 @@ _FRACTION = {",": r"^[+-]?[\d.]*,\d+" + _EXPONENT, ".": r"^[+-]?\d*\.\d+" + _EXP
 _THOUSANDS = r"^[+-]?\d{1,3},\d{3}$"
 _TRUTH = r"^(?i:true|false)$"
 # What people read as a number, and nothing here does: thousands separators, currencies, percents.
-_NUMBER_LIKE = r"^[-+−]?[$€£¥]?\s*[\d.,][\d.,'’\s\x{a0}\x{202f}]*[%$€£¥]?$"
+_NUMBER_LIKE = r"^[-+−]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?$"
 
 
 def is_number(cells: pa.StringArray, decimal: str) -> np.ndarray:

@@ -34,6 +34,7 @@ from tasks.errors import UnreadableSource, did_you_mean
 from tasks.settings import DataSettings
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
+EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
 EXAMPLES_PER_NUMBERED_CLASS = 10  # below, many whole numbers are rather values to predict
 
 
@@ -262,7 +263,7 @@ def _refuse_double_spelling(table: TextTable, name: str) -> None:
     texts, spelled = pc.unique(table.columns[name]), {}
     values = read_numbers(texts, table.decimal_of(name)).tolist()
     for text, value in zip(texts.to_pylist(), values, strict=True):
-        if spelled.setdefault(value, text) != text:
+        if abs(value) < EXACT_IN_64 and spelled.setdefault(value, text) != text:
             raise UnreadableSource(
                 f"{table.path}: label column {name} holds {spelled[value]} and {text}, the same"
                 " value; write it alike, or set data.label_kind: class to keep them apart"

@@ -154,13 +154,7 @@ def _blank(cells: pa.StringArray, missing: pa.StringArray) -> pa.StringArray:
 def _read_csv(path: Path, settings: DataSettings) -> TextTable:
     with open_delimited(path, settings) as text:
         header = text.header
-        if not header:
-            raise UnreadableSource(f"{path} is empty; its first line must name the columns")
         names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
-        if doubled := sorted({name for name in names if names.count(name) > 1}):
-            raise UnreadableSource(
-                f"{path}: more than one column is named {doubled[0]}; rename one of them"
-            )
         count = FieldCount(header, path)
         chunks: list[list[pa.StringArray]] = [[] for _ in names]
         rows: list[list[str]] = []
@@ -199,12 +193,6 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
     except Exception as error:  # parsers of other people's files raise anything
         raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
     columns, nested = {}, {}
-    if doubled := sorted(
-        {name for name in table.column_names if table.column_names.count(name) > 1}
-    ):
-        raise UnreadableSource(
-            f"{path}: more than one column is named {doubled[0]}; rename one of them"
-        )
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
             columns[name] = _as_text(column)
@@ -238,7 +226,8 @@ def _as_text(column: pa.ChunkedArray) -> pa.StringArray:
     if pa.types.is_boolean(cells.type):
         cells = pc.if_else(cells, "True", "False")
     elif pa.types.is_floating(cells.type):
-        cells = pc.if_else(pc.is_nan(cells), None, cells).cast(pa.float64())
+        cells = pc.if_else(pc.is_nan(cells), None, cells)
+        cells = cells.cast(pa.float32()) if cells.type == pa.float16() else cells
     text = cells.cast(pa.string())
     text = pc.fill_null(text, "")
     return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text

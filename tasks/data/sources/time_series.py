@@ -15,6 +15,7 @@ import pandas as pd
 from tasks.data.records import RecordSchema
 from tasks.data.sources.base import ColumnReading, Series
 from tasks.data.sources.column_kinds import (
+    EXACT_INTEGER,
     Kind,
     describe_column,
     explain_no_number,
@@ -39,7 +40,9 @@ def scan(settings: DataSettings) -> Series:
         values, columns = _from_array(path)
     else:
         values, table, columns = _from_table(path, settings)
-    bad = np.argwhere(~np.isfinite(values))
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
+        stored = values.astype(np.float32, copy=False)
+    bad = np.argwhere(~np.isfinite(stored))
     if len(bad):
         row, column = bad[0].tolist()
         what = (
@@ -66,7 +69,7 @@ def scan(settings: DataSettings) -> Series:
             describe_column(table, name, roles.get(name, "ignored")) for name in table.columns
         ]
     return Series(
-        values=values.astype(np.float32, copy=False),
+        values=stored,
         schema=schema,
         readings=readings,
         dialect=[*table.describe_dialect(), *_name_left_out(readings, settings)] if table else (),
@@ -104,6 +107,14 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
         raise UnreadableSource(
             f"{path} has dtype {values.dtype} and shape {values.shape}; needed are numbers (time"
             " steps, columns)"
+        )
+    if (
+        values.dtype.kind in "iu"
+        and (values.astype(np.float32).astype(values.dtype) != values).any()
+    ):
+        raise UnreadableSource(
+            f"{path} holds whole numbers from {EXACT_INTEGER:,} on, of which float32 keeps the"
+            " first seven digits; leave such columns out, or save floats if rounded ones will do"
         )
     return values, [f"column_{number}" for number in range(values.shape[1])]
 
