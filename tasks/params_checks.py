@@ -253,13 +253,11 @@ def _find_name_problems(params: Params) -> list[str]:
 def find_option_problems(model: ModelSettings) -> Iterator[str]:
     """Options that the model's builder does not take, read from its source, which is not run."""
     taken = _read_arguments(model.name) if model.name != "emulated" else None
-    for key in model.options if taken is not None else ():
-        if key not in taken:
-            yield (
-                f"model.options.{key}: {model.name} does not take it; {did_you_mean(key, taken)}"
-                if taken
-                else f"model.options.{key}: {model.name} takes no options"
-            )
+    if taken is None:
+        return
+    for key in (key for key in model.options if key not in taken):
+        hint = did_you_mean(key, taken) if taken else "it takes none"
+        yield f"model.options.{key}: {model.name} does not take it; {hint}"
 
 
 def _read_arguments(name: str) -> list[str] | None:

@@ -102,7 +102,7 @@ def _inspect(
         image.load()
         kept = _decodes_as_is(image)
         upright = image if kept else _to_8_bit(image)
-        dark = image.mode in _DEEP_MODES and upright.getextrema()[1] <= 1
+        dark = image.mode in _DEEP_MODES and np.asarray(upright).max() <= 1
     height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
     problem = (
         decoder.find_problem(data, height=height, width=width)

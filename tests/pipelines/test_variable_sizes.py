@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from small_pipelines import BATCH, MAPPED, PRESETS
 
-import tasks.snapshot
 from tasks.data.columns import column_path, map_column, read_index, verify
 from tasks.data.shards import read_shard_index
 from tasks.errors import CorruptColumn, ImpossiblePlan
 from tasks.measurement.equality import digest_examples
+from tasks.pipelines import snapshot_writer
 from tasks.pipelines.augmentations import RandomResizedCrop
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Brightness, CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
@@ -43,7 +43,7 @@ def stored(photos, tmp_path_factory, request):
     """The photos, decoded and stored in their own sizes."""
     folder = tmp_path_factory.mktemp("unlike")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tasks.snapshot, "ROWS_BYTES", request.param)
+        patched.setattr(snapshot_writer, "ROWS_BYTES", request.param)
         snapshot(
             read_shard_index(photos / "shards"),
             photos / "shards",
@@ -172,7 +172,7 @@ def test_damage_and_loss_are_named(stored, tmp_path):
 
 def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp_path, monkeypatch):
     shards = read_shard_index(photos / "shards")
-    real, seen = tasks.snapshot._write_shard, []
+    real, seen = snapshot_writer.write_shard, []
 
     def dies_at_the_third(writing, shard, start):
         seen.append(shard.name)
@@ -180,7 +180,7 @@ def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp
             raise KeyboardInterrupt
         return real(writing, shard, start)
 
-    monkeypatch.setattr(tasks.snapshot, "_write_shard", dies_at_the_third)
+    monkeypatch.setattr(snapshot_writer, "write_shard", dies_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
     begun, finished = len(seen), len(list((tmp_path / "snapshot.partial").glob(".done-*")))
