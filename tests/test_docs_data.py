@@ -31,15 +31,15 @@ def write_photos(folder: Path, names: tuple[str, ...]) -> None:
         picture(number, size=(30 + number % 7, 24)).save(path)
 
 
-def write_list(path: Path) -> None:
-    write_photos(path.parent / "images", (".",))
-    names = sorted(file.name for file in (path.parent / "images").iterdir())
+def write_list(folder: Path) -> None:
+    write_photos(folder / "images", (".",))
+    names = sorted(file.name for file in (folder / "images").iterdir())
     splits = ("train", "train", "test", "")
     rows = [
         f"images/{name},{('cat', 'dog')[number % 2]},{splits[number % 4]}"
         for number, name in enumerate(names)
     ]
-    path.write_text("\n".join(["path,label,split", *rows]))
+    (folder / "list.csv").write_text("\n".join(["path,label,split", *rows]))
 
 
 def write_arrays(path: Path) -> None:
@@ -150,7 +150,7 @@ FILES: dict[str, Callable[[Path], None]] = {
     "my/split_photos": lambda path: write_photos(
         path, ("train/cat", "val/cat", "test/cat", "train/dog", "val/dog", "test/dog")
     ),
-    "my/list.csv": write_list,
+    "my/listed": write_list,
     "my/images.npz": write_arrays,
     "my/flowers.csv": write_flowers,
     "my/prices.csv": write_prices,
@@ -196,7 +196,8 @@ def test_a_recipe_reads_what_the_page_shows(block, tmp_path, monkeypatch):
 
 
 def test_the_page_shows_the_header_of_every_table():
-    shown = re.findall(r"```\n(.*?)\n", PAGE.read_text())
+    blocks = [block.text for block in read_blocks(PAGE) if not block.language]
+    shown = re.findall(r"^(?:.* )?(\S+)$", "\n".join(blocks), re.MULTILINE)
     for header in (
         "path,label,split",
         "sepal,petal,color,species",

@@ -104,6 +104,20 @@ def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path
     ]
 
 
+def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_path):
+    table = tmp_path / "images.csv"
+    table.write_text("path,label\na.png,cat\n")
+    by_table, by_folder = (
+        image_table.scan(DataSettings(source="image_table", path=str(path)))
+        for path in (table, tmp_path)
+    )
+    assert by_folder.files == by_table.files and not by_folder.notes
+    assert [*by_table.notes.values()] == [1] and "does not watch" in next(iter(by_table.notes))
+    (tmp_path / "other.tsv").touch()
+    with pytest.raises(DataNotFound, match=r"holds 2 tables \(images.csv, other.tsv\)"):
+        image_table.scan(DataSettings(source="image_table", path=str(tmp_path)))
+
+
 def test_a_column_that_a_table_lacks_is_named_with_the_nearest(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("height,label\n1,a\n")

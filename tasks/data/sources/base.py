@@ -36,7 +36,7 @@ class ImageFile:
 @dataclass(frozen=True, kw_only=True)
 class ImageFiles:
     """Image files below one root; none may lead outside it. `skipped` counts files of other kinds
-    by their suffix.
+    by their suffix; `notes` counts what is worth knowing.
     """
 
     root: Path
@@ -44,6 +44,7 @@ class ImageFiles:
     rejected: Sequence[Rejected] = ()
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

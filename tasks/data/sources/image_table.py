@@ -1,5 +1,6 @@
 """Images listed in a table: CSV or Parquet with a path (relative to the table's folder), a class
-and, if wanted, a split.
+and, if wanted, a split. `data.path` is the folder that holds both, of which every file is watched,
+or the table alone.
 """
 
 from __future__ import annotations
@@ -8,12 +9,21 @@ from pathlib import Path
 
 from tasks.data.sources.base import ImageFile, ImageFiles, Rejected
 from tasks.data.sources.tabular import check_columns, read_split, read_table
+from tasks.errors import DataNotFound
 from tasks.settings import DataSettings
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+UNWATCHED = "of an image that DVC does not watch: data.path names the table, not the folder of both"
 
 
 def scan(settings: DataSettings) -> ImageFiles:
-    """Read the table at `data.path`; an optional column `split` holds train, validation or test."""
-    path = Path(settings.path)
+    """Read the table at or in `data.path`; an optional column `split` holds train, validation or
+    test.
+
+    Raises:
+      DataNotFound: a folder holds no table, or several.
+    """
+    path = _find_table(Path(settings.path))
     table = read_table(path, settings)
     check_columns(
         table,
@@ -34,4 +44,19 @@ def scan(settings: DataSettings) -> ImageFiles:
             rejected.append(Rejected(id=where, reason=problem))
         else:
             files.append(ImageFile(id=name, path=path.parent / name, label=label, split=split))
-    return ImageFiles(root=path.parent, files=files, rejected=rejected)
+    watched = path != Path(settings.path)
+    notes = {} if watched else {UNWATCHED: len(files)}
+    return ImageFiles(root=path.parent, files=files, rejected=rejected, notes=notes)
+
+
+def _find_table(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    tables = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
+    if len(tables) != 1:
+        names = ", ".join(table.name for table in tables) or "none"
+        raise DataNotFound(
+            f"data.path: {path} holds {len(tables)} tables ({names}); expected one, of"
+            f" {', '.join(SUFFIXES)}, next to the images that it lists"
+        )
+    return tables[0]
