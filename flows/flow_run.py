@@ -34,9 +34,11 @@ from flows.workspace import (
 )
 from tasks.errors import WorkspaceProblem, disk_errors
 from tasks.identities import watch_own_code
+from tasks.layout import STORE_HOME
 from tasks.params import Params
 from tasks.scratch import clear_scratch
 from tasks.tracking import recorder
+from tasks.tracking.store import use_store
 
 IDENTITIES = "identities"  # what else decides results; all stages depend on what it writes
 
@@ -174,10 +176,11 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         ),
     )
     with disk_errors(), opened as workspace:
-        # MLflow's store stays the project's, for the stages and for this process.
-        os.environ[recorder.STORE_HOME] = str(workspace.project)
+        # MLflow's store stays the project's, for this process and, by its environment, the stages.
+        os.environ[STORE_HOME] = str(workspace.project)
+        use_store()
         environment = {
-            recorder.STORE_HOME: str(workspace.project),
+            STORE_HOME: str(workspace.project),
             recorder.FLOW_RUN: str(flow_run.id or ""),
         }
         if workspace.isolated:

@@ -27,6 +27,14 @@ DEFAULT_ENVIRONMENT = {
 for _name, _value in DEFAULT_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
+# What listens on this machine is asked directly, whatever proxy leads to the rest of the world.
+LOOPBACK = ("127.0.0.1", "localhost")
+_direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+if _direct != "*":
+    _missing = [_host for _host in LOOPBACK if _host not in _direct.split(",")]
+    _direct = ",".join([*filter(None, [_direct]), *_missing])
+os.environ |= {"no_proxy": _direct, "NO_PROXY": _direct}
+
 if _stage := find_started_stage(HEAVY_STAGES):
     hand_over(_stage)
 pause_garbage_collection("tasks", HEAVY_STAGES)

@@ -19,8 +19,9 @@ from tasks.results.comparison import Comparison, Row
 from tasks.settings import WindowSettings
 from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
 from tasks.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id, make_run_key
-from tasks.tracking.recorder import STORE_ERRORS, Recorder, read_lineage, reason, use_store
+from tasks.tracking.recorder import Recorder, read_lineage
 from tasks.tracking.saved_view import save_view, view_url
+from tasks.tracking.store import STORE_ERRORS, reason, show_address, use_store
 
 CHAMPION = "champion"
 # Whether a comparison chooses the champion: not, where it has earned it, or since it was asked to.
@@ -67,7 +68,7 @@ def open_comparison(run_key: RunKey, name: str) -> str | None:
         )
     except STORE_ERRORS as error:
         echo(
-            f"MLflow at {mlflow.get_tracking_uri()} cannot be reached ({reason(error)}); no parent"
+            f"MLflow at {show_address()} cannot be reached ({reason(error)}); no parent"
             " run was created"
         )
         return None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from mlflow.exceptions import MlflowException
 
 from tasks.errors import MissingInput
 from tasks.files import digest_blake2b, digest_json, read_json
-from tasks.layout import STORE_HOME
 from tasks.settings import WindowSettings
+from tasks.tracking.store import store_home
 
 EXPERIMENT_PREFIX = "throughline/"
 SKETCH_TAG = "data.sketch"
@@ -49,11 +48,6 @@ class RunKey:
     data_digest: str
     sketch: Sequence[str] = ()
     task: str = ""
-
-
-def store_home() -> Path:
-    """The project whose SQLite file and artifacts serve where there is no tracking server."""
-    return Path(os.environ.get(STORE_HOME, ".")).resolve()
 
 
 def make_run_key(

@@ -23,7 +23,6 @@ from typing import Any
 
 import mlflow
 import numpy as np
-import requests
 from mlflow.data.numpy_dataset import from_numpy
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
@@ -31,29 +30,22 @@ from mlflow.types import Schema, TensorSpec
 
 from tasks.progress import echo, echo_problem
 from tasks.results.train import RunRecord
-from tasks.tracking.experiments import STORE_HOME, RunKey, get_experiment_id, store_home
+from tasks.tracking.experiments import RunKey, get_experiment_id
 from tasks.tracking.outbox import PendingRun, enqueue, list_pending, remove
+from tasks.tracking.store import (
+    STORE_ERRORS,
+    is_refusal,
+    reason,
+    show_address,
+    store_home,
+    use_store,
+)
 
-__all__ = ["STORE_HOME", "Recorder", "RunKey"]
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 LONGEST_PARAM = 6000
-# How a store shows that it cannot be reached or written.
-STORE_ERRORS = (MlflowException, requests.RequestException, OSError)
-# Codes of answers, not of absence.
-REFUSALS = (
-    "INVALID_PARAMETER_VALUE",
-    "BAD_REQUEST",
-    "RESOURCE_ALREADY_EXISTS",
-    "RESOURCE_DOES_NOT_EXIST",
-)
+MOST_NAMED = 3  # of what a store does not take
 UNSENT = Path(".throughline") / "unsent"
-
-
-def use_store() -> None:
-    """Send runs to MLFLOW_TRACKING_URI, or to an SQLite file in the project's folder."""
-    if "MLFLOW_TRACKING_URI" not in os.environ:
-        mlflow.set_tracking_uri(f"sqlite:///{store_home() / 'mlflow.db'}")
 
 
 class Recorder:
@@ -69,6 +61,7 @@ class Recorder:
         self.sent = True
         self._run_key = run_key
         self._unsent: list[list[Any]] = []
+        self._problems: set[str] = set()
 
     def __enter__(self) -> Recorder:
         self._guarded(self._start, starts=True)
@@ -148,7 +141,9 @@ class Recorder:
             self._send(*call)
 
     def _send(self, kind: str, *values: Any) -> None:
-        self._guarded(lambda: SENDERS[kind](*values))
+        first = values[0]
+        named = Path(first).name if isinstance(first, str) else ", ".join(list(first)[:MOST_NAMED])
+        self._guarded(lambda: SENDERS[kind](*values), what=f"{kind} {named}")
         if not self.sent:
             self._unsent.append([kind, *values])
 
@@ -181,35 +176,36 @@ class Recorder:
             with contextlib.suppress(*STORE_ERRORS):
                 mlflow.end_run(status)
 
-    def _guarded(self, function: Callable[[], Any], *, starts: bool = False) -> None:
+    def _guarded(
+        self, function: Callable[[], Any], *, what: str = "something", starts: bool = False
+    ) -> None:
         """Call the store. If it is away, report that once and keep the rest for later; if it
-        refuses only this call, report that and continue.
+        refuses only `what` this call sends, report that once and continue.
         """
         if not self.sent:
             return
         try:
             function()
         except Exception as error:  # noqa: BLE001 - nothing that trains depends on the server, or on what MLflow makes of a model
-            away = (
-                isinstance(error, STORE_ERRORS)
-                and getattr(error, "error_code", None) not in REFUSALS
-            )
-            if away or starts:
-                self.sent = False
-                echo_problem(
-                    f"MLflow at {mlflow.get_tracking_uri()} cannot be written ({reason(error)});"
-                    " kept for `python -m tasks.tracking.recorder sync`"
-                )
+            if not starts and is_refusal(error) and self._has_run():
+                problem = f"does not take {what}; left out ({reason(error)})"
             else:
-                echo_problem(
-                    f"MLflow at {mlflow.get_tracking_uri()} does not take something, which is left"
-                    f" out ({reason(error)})"
+                self.sent = False
+                problem = (
+                    f"cannot be written ({reason(error)}); kept for `python -m"
+                    " tasks.tracking.recorder sync`"
                 )
+            if problem not in self._problems:
+                self._problems.add(problem)
+                echo_problem(f"MLflow at {show_address()} {problem}")
 
-
-def reason(error: Exception) -> str:
-    """The first line of what an error says."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    def _has_run(self) -> bool:
+        """Whether the store answers, and has the run: a proxy whose server is away may answer 404,
+        too.
+        """
+        with contextlib.suppress(*STORE_ERRORS):
+            return self.run_id is not None and not _gone(self.run_id)
+        return False
 
 
 def _gone(run_id: str) -> bool:
@@ -336,7 +332,7 @@ def main() -> None:
     parser.parse_args()
     use_store()
     sent, left = sync()
-    echo(f"{sent} of {sent + left} kept runs sent to {mlflow.get_tracking_uri()}")
+    echo(f"{sent} of {sent + left} kept runs sent to {show_address()}")
     if left:
         raise SystemExit(1)
 

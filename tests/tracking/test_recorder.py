@@ -21,7 +21,8 @@ from project import ROOT
 from stack import wait_for
 
 from flows.services import find_free_port, responds
-from tasks.tracking.recorder import STORE_HOME, UNSENT, Recorder, RunKey
+from tasks.layout import STORE_HOME
+from tasks.tracking.recorder import UNSENT, Recorder, RunKey
 
 
 @contextmanager
@@ -131,7 +132,8 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
 LOSING_ITS_STORE = """
 import shutil, sys
 from tasks.tracking.experiments import RunKey
-from tasks.tracking.recorder import STORE_HOME, Recorder
+from tasks.layout import STORE_HOME
+from tasks.tracking.recorder import Recorder
 import os
 os.environ[STORE_HOME] = sys.argv[1]
 import mlflow

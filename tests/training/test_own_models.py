@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from tasks.errors import UnknownModel, UnsavableModel
+from tasks.layout import STORE_HOME
 from tasks.settings import ModelSettings
-from tasks.tracking.recorder import STORE_HOME, Recorder, RunKey
+from tasks.tracking.recorder import Recorder, RunKey
 from tasks.training.model_files import check_savable, load_model, save_model
 from tasks.training.models import Target, build_models
 

@@ -1,0 +1,254 @@
+"""Where runs are sent: a relative address is one in the project, a password is shown nowhere, what
+listens on this machine is asked without a proxy, and an answer is no absence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlflow
+import pytest
+import requests
+from mlflow.exceptions import MlflowException
+from project import ROOT
+
+from tasks.layout import STORE_HOME
+from tasks.tracking.recorder import UNSENT, Recorder, RunKey
+from tasks.tracking.store import hide_password, is_refusal, make_absolute, reason, use_store
+
+KEY = RunKey(data_set="sent", pipeline="naive", data_digest="d")
+RECORD = """
+from tasks.tracking.recorder import Recorder, RunKey
+with Recorder(RunKey(data_set="sent", pipeline="naive", data_digest="d")) as recorder:
+    recorder.log_metrics({"train/loss": 1.0}, step=0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_store(monkeypatch) -> Iterator[None]:
+    """Each test names its store; none is left for the next one."""
+    for name in ("URI", "USERNAME", "PASSWORD"):
+        # Set first, so that what the test itself sets is taken back.
+        monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", "")
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}")
+    yield
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.mark.parametrize(
+    ("address", "absolute"),
+    [
+        ("sqlite:///runs.db", "sqlite:////home/me/runs.db"),
+        ("sqlite+pysqlite:///of/all.db?timeout=9", "sqlite+pysqlite:////home/me/of/all.db?timeout=9"),
+        ("mlruns", "file:///home/me/mlruns"),
+        ("./mlruns", "file:///home/me/mlruns"),
+        ("file:mlruns", "file:///home/me/mlruns"),
+        ("file:./mlruns", "file:///home/me/mlruns"),
+        *((same, same) for same in (
+            "sqlite:////var/runs.db",
+            "sqlite:///:memory:",
+            "sqlite://",
+            "file:///var/mlruns",
+            "http://host:5000",
+            "https://host/prefix",
+            "postgresql://me:secret@host/db",
+            "databricks",
+            "databricks://profile",
+        )),
+    ],
+)  # fmt: skip
+def test_a_relative_address_is_one_in_the_project(address, absolute):
+    assert make_absolute(address, Path("/home/me")) == absolute
+
+
+def record(cwd: Path, **variables: str) -> str:
+    """Send a metric in a process of its own; returns all that it says."""
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("MLFLOW_", "THROUGH"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RECORD],
+        cwd=cwd,
+        env=inherited | {"PYTHONPATH": str(ROOT)} | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.integration
+def test_a_stage_in_a_worktree_writes_to_the_store_of_the_project(tmp_path):
+    (tmp_path / "worktree").mkdir()
+    address = {"MLFLOW_TRACKING_URI": "sqlite:///runs.db", STORE_HOME: str(tmp_path)}
+    record(tmp_path / "worktree", **address)
+    assert (tmp_path / "runs.db").is_file()
+    assert not list((tmp_path / "worktree").iterdir())
+
+
+def test_a_password_goes_to_the_store_and_into_no_message(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s%40cret@host:5000/prefix")
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    use_store()
+    assert mlflow.get_tracking_uri() == "http://host:5000/prefix"
+    names = ("URI", "USERNAME", "PASSWORD")
+    assert [os.environ[f"MLFLOW_TRACKING_{name}"] for name in names] == [
+        "http://host:5000/prefix",
+        "me",
+        "s@cret",
+    ]
+    text = "no answer of postgresql+psycopg2://me:s%40cret@host/db"
+    assert hide_password(text) == "no answer of postgresql+psycopg2://me:***@host/db"
+    assert "cret" not in reason(OSError(text))
+
+
+@pytest.mark.integration
+def test_a_run_that_is_held_back_keeps_no_password(tmp_path):
+    address = {"MLFLOW_TRACKING_URI": "http://me:s3cret@127.0.0.1:9", STORE_HOME: str(tmp_path)}
+    said = record(tmp_path, **address)
+    assert "MLflow at http://127.0.0.1:9 cannot be written" in said
+    assert "s3cret" not in said
+    (kept,) = (tmp_path / UNSENT).glob("*.json")
+    assert "train/loss" in kept.read_text()
+    assert "s3cret" not in kept.read_text()
+
+
+def answered(status: int) -> requests.HTTPError:
+    answer = requests.Response()
+    answer.status_code = status
+    return requests.HTTPError(f"{status} of an upload", response=answer)
+
+
+def unnamed(status: int) -> MlflowException:
+    """What MLflow's client makes of an answer that is no JSON."""
+    return MlflowException(f"API request to endpoint x failed with error code {status} != 200.")
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        *((make(status), True) for make in (answered, unnamed) for status in (400, 403, 404, 413)),
+        *((make(status), False) for make in (answered, unnamed) for status in (408, 429, 500, 503)),
+        (requests.ConnectionError("refused"), False),
+        (OSError("disk full"), False),
+        (MlflowException("cannot be reached"), False),
+        (MlflowException.invalid_parameter_value("too long"), True),
+        (ValueError("a model that MLflow does not take"), True),
+    ],
+    ids=str,
+)
+def test_an_answer_is_a_refusal_and_no_answer_is_an_absence(error, refused):
+    assert is_refusal(error) is refused
+
+
+SERVER = """
+import json, os, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{folder / 'mlflow.db'}"
+os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = "mlflow-artifacts:/"
+os.environ["_MLFLOW_SERVER_ARTIFACT_DESTINATION"] = str(folder / "artifacts")
+os.environ["_MLFLOW_SERVER_SERVE_ARTIFACTS"] = "true"
+from mlflow.server import app
+from werkzeug.serving import make_server
+
+def answer(request, respond):
+    for part, status in json.loads((folder / "refused.json").read_text()).items():
+        if part in request["PATH_INFO"]:
+            respond(f"{status} No", [("Content-Type", "text/html")])
+            return [b"<html>no</html>"]
+    return app(request, respond)
+
+server = make_server("127.0.0.1", 0, answer, threaded=True)
+print(server.port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """MLflow's server behind what a proxy does: it answers for paths with a part of those in
+    refused.json with the status there, in HTML. Yields its address.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def refuse(folder: Path, statuses: dict[str, int]) -> None:
+    (folder / "refused.json").write_text(json.dumps(statuses))
+
+
+@pytest.mark.integration
+def test_what_a_server_does_not_take_is_left_out_and_later_metrics_go_on(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    (tmp_path / "train.json").write_text("{}")
+    refuse(tmp_path, {"mlflow-artifacts/": 413})
+    with mlflow_server(tmp_path) as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        with Recorder(KEY) as recorder:
+            recorder.log_metrics({"train/loss": 2.0}, step=0)
+            for _ in range(2):
+                recorder.log_artifact(tmp_path / "train.json")
+            recorder.log_metrics({"train/loss": 1.0}, step=1)
+        history = mlflow.MlflowClient().get_metric_history(recorder.run_id, "train/loss")
+        assert recorder.sent and [point.value for point in history] == [2.0, 1.0]
+        with Recorder(KEY) as away:
+            away.log_metrics({"train/loss": 3.0}, step=0)
+            refuse(tmp_path, {"api/2.0": 404})  # as a proxy answers whose server is away
+            away.log_metrics({"train/loss": 4.0}, step=1)
+        assert not away.sent and list((tmp_path / UNSENT).glob("*.json"))
+    said = capsys.readouterr().out
+    assert said.count("does not take artifact train.json; left out") == 1
+    assert said.count("cannot be written") == 1
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "direct"),
+    [
+        ({}, "127.0.0.1,localhost"),
+        ({"NO_PROXY": "intranet"}, "intranet,127.0.0.1,localhost"),
+        ({"no_proxy": "localhost,x", "NO_PROXY": "y"}, "localhost,x,127.0.0.1"),
+        ({"NO_PROXY": "*"}, "*"),
+    ],
+)
+def test_servers_of_this_machine_are_asked_without_a_proxy(set_by_user, direct):
+    """By requests (MLflow), httpx (Prefect) and what else reads the environment."""
+    code = (
+        "import tasks, os, requests, httpx; from httpx._utils import get_environment_proxies;"
+        "print(os.environ['NO_PROXY'], os.environ['no_proxy'],"
+        " *requests.utils.get_environ_proxies('http://127.0.0.1:5000'),"
+        " *requests.utils.get_environ_proxies('http://localhost:4200'),"
+        " get_environment_proxies().get('all://127.0.0.1', 'no rule'), sep=';')"
+    )
+    inherited = {key: value for key, value in os.environ.items() if key.lower() != "no_proxy"}
+    proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=inherited | proxies | set_by_user,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rule = "no rule" if direct == "*" else "None"
+    assert done.stdout.strip() == f"{direct};{direct};{rule}"
