@@ -87,13 +87,17 @@ class AccessPolicy:
           InvalidParams: data outside the project and the granted folders, or hidden; code that is
             no tracked module of the project; a dispatcher that nobody granted.
         """
-        problems = [*self._data(asked), *self._code(asked), *self._services(asked)]
+        problems = [
+            *self._data(asked),
+            *self._tokenizers(asked),
+            *self._code(asked),
+            *self._services(asked),
+        ]
         if problems:
             raise InvalidParams(problems)
 
     def _data(self, asked: Mapping[str, Any]) -> Iterator[str]:
         data, own = _mapping(asked.get("data")), _mapping(self.own.get("data"))
-        roots = [self.project, *self.limits.data_roots]
         files = {"path": str(data.get("path", ""))}
         files |= {
             key: str(Path(files["path"]) / f"{data[key]}.npy")
@@ -102,22 +106,36 @@ class AccessPolicy:
         }
         for key, file in files.items():
             changed = [name for name in ("path", key) if data.get(name) != own.get(name)]
-            if not changed:
-                continue
-            root = self._find_root(file, roots)
-            if root is None:
-                where = ", ".join(map(str, roots))
-                yield (
-                    f"data.{key}: {data.get(key)} is outside of what runs from the UI may read:"
-                    f" {where}; data_roots of {LIMITS_FILE} names more"
-                )
-            elif _is_hidden(self.project / file, root):
-                yield (
-                    f"data.{key}: {data.get(key)} is hidden (its path has a part that begins with a"
-                    " dot); runs from the UI read no hidden files"
-                )
+            if changed:
+                yield from self._file(f"data.{key}", file, shown=data.get(key))
+
+    def _tokenizers(self, asked: Mapping[str, Any]) -> Iterator[str]:
+        known = {*_tokenizer_files(self.own.get("preprocess"))}
+        for file in _tokenizer_files(asked.get("preprocess")):
+            if file not in known:
+                yield from self._file("preprocess: tokenize.model", file, shown=file)
+
+    def _file(self, key: str, file: str, *, shown: object) -> Iterator[str]:
+        """What is against reading a file or folder, which is relative to the project or absolute;
+        `shown` is how `key` names it.
+        """
+        roots = [self.project, *self.limits.data_roots]
+        root = self._find_root(file, roots)
+        if root is None:
+            where = ", ".join(map(str, roots))
+            yield (
+                f"{key}: {shown} is outside of what runs from the UI may read: {where}; data_roots"
+                f" of {LIMITS_FILE} names more"
+            )
+        elif _is_hidden(self.project / file, root):
+            yield (
+                f"{key}: {shown} is hidden (its path has a part that begins with a dot); runs from"
+                " the UI read no hidden files"
+            )
 
     def _find_root(self, file: str, roots: list[Path]) -> Path | None:
+        if "://" in file:
+            return None  # an address; as a path it would be a folder of the project
         try:
             path = (self.project / file).resolve()
         except (ValueError, OSError, RuntimeError):
@@ -178,6 +196,18 @@ def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _hashable(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _tokenizer_files(value: object) -> Iterator[str]:
+    """Every file that a section gives to `tokenize`, however deep."""
+    if isinstance(value, Mapping):
+        if model := _mapping(value.get("tokenize")).get("model"):
+            yield str(model)
+        for inner in value.values():
+            yield from _tokenizer_files(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tokenizer_files(inner)
 
 
 def _import_paths(value: object) -> Iterator[str]:

@@ -120,7 +120,6 @@ def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
         if os.environ.get(UI_URL)
         else f"`prefect flow-run logs {flow_run.id}`"
     )
-    heading = f"# {flow_run.name}: {state.name}\n\n{fenced(failure_reason(state)[:LONGEST_REASON])}"
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
     # A cut run's hook is called outside of the run, where Prefect's own function does not know of
     # which run the artifact is.
@@ -129,10 +128,15 @@ def report_failure(flow: Any, flow_run: Any, state: Any) -> None:
             ArtifactCreate(
                 key=f"{flow.name}-failure",
                 type="markdown",
-                data=f"{heading}\n\n{advice}",
+                data=f"{describe_failure(flow_run.name, state)}\n\n{advice}",
                 flow_run_id=flow_run.id,
             )
         )
+
+
+def describe_failure(name: str, state: State) -> str:
+    """Markdown that says how the run of this name ended, and why."""
+    return f"# {name}: {state.name}\n\n{fenced(failure_reason(state)[:LONGEST_REASON])}"
 
 
 def failure_reason(state: State) -> str:

@@ -180,8 +180,8 @@ def find_running(project: Path) -> dict[str, str]:
 
 @contextmanager
 def use_running_servers(project: Path) -> Iterator[None]:
-    """Let flows of the block, and their stages, use the running `make ui` of this project, unless
-    the user has named servers.
+    """Let flows of the block, and their stages, use the running `make ui` of this project. A server
+    that the user has named, of Prefect or of MLflow, is used instead of its own.
     """
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
@@ -190,11 +190,9 @@ def use_running_servers(project: Path) -> Iterator[None]:
         temporary_settings,
     )
 
-    running = (
-        {}
-        if PREFECT_API_URL.value() or os.environ.get("MLFLOW_TRACKING_URI")
-        else find_running(project)
-    )
+    running = {} if PREFECT_API_URL.value() else find_running(project)
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        running = {name: value for name, value in running.items() if not name.startswith("MLFLOW_")}
     if not running:
         yield
         return

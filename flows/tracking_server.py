@@ -4,6 +4,8 @@ options of `mlflow server`.
 MLflow lets pages of any port of localhost read and change everything, with the password that the
 browser remembers. Other users of the machine can serve such pages. Here a browser's request must
 come from a page of the very address that it goes to.
+
+Its pages open on runs, not on traces of language models, until one chooses otherwise there.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,8 +22,14 @@ APP = (  # MODULE:NAME that `mlflow server` would have served; a factory, where 
     "THROUGHLINE_MLFLOW_APP"
 )
 REFUSAL = b"This server answers its own pages and programs, not pages of other addresses."
+# Where the pages keep which half of MLflow they show (seen in MLflow 3.17); it runs before their
+# own scripts.
+SHOW_RUNS = b"<script>localStorage['mlflow.workflowType_v1'] ??= '\"machine_learning\"'</script>"
+OF_UNCHANGED = (b"content-length", b"etag", b"last-modified")
+IF_CHANGED = (b"if-none-match", b"if-modified-since")
 
 Scope = MutableMapping[str, Any]
+Headers = list[tuple[bytes, bytes]]
 Application = Callable[
     [Scope, Any, Callable[[MutableMapping[str, Any]], Awaitable[None]]], Awaitable[None]
 ]
@@ -60,11 +69,43 @@ def own_pages_only(app: Application) -> Application:
     return answer
 
 
+def show_runs_first(app: Application) -> Application:
+    """Wrap an ASGI application so that its page begins with runs in a browser that has not been
+    there yet.
+    """
+
+    async def answer(
+        scope: Scope, receive: Any, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
+    ) -> None:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("GET", "/"):
+            await app(scope, receive, send)
+            return
+        is_page = False
+
+        async def add_script(message: MutableMapping[str, Any]) -> None:
+            nonlocal is_page
+            if message["type"] == "http.response.start":
+                is_page = message["status"] == HTTPStatus.OK
+                if is_page:
+                    message["headers"] = _without(message["headers"], OF_UNCHANGED)
+            elif is_page and not message.get("more_body"):
+                message["body"] = message.get("body", b"") + SHOW_RUNS
+            await send(message)
+
+        await app({**scope, "headers": _without(scope["headers"], IF_CHANGED)}, receive, add_script)
+
+    return answer
+
+
+def _without(headers: Iterable[tuple[bytes, bytes]], names: Sequence[bytes]) -> Headers:
+    return [(name, value) for name, value in headers if name.lower() not in names]
+
+
 def create_app() -> Application:
     """The application that `mlflow server` would have served, for its own pages only."""
     module, _, name = os.environ[APP].partition(":")
     found = getattr(importlib.import_module(module), name.removesuffix("()"))
-    return own_pages_only(found() if name.endswith("()") else found)
+    return own_pages_only(show_runs_first(found() if name.endswith("()") else found))
 
 
 def main() -> None:

@@ -82,6 +82,7 @@ class Endpoints:
             "PREFECT_API_URL": f"{self.prefect}/api",
             "PREFECT_UI_URL": self.prefect,
             "MLFLOW_TRACKING_URI": self.mlflow,
+            "MLFLOW_REGISTRY_URI": self.mlflow,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             **self.client,
@@ -273,6 +274,11 @@ def take_from_others(project: Path) -> None:
             path.chmod(path.stat().st_mode & 0o700)
 
 
+def is_telemetry_off() -> bool:
+    """Whether MLflow is kept from sending usage data, as it is unless the user has changed that."""
+    return os.environ.get("MLFLOW_DISABLE_TELEMETRY", "").lower() in ("1", "true")
+
+
 def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
     """Print where both UIs are and what runs."""
     typer.echo(
@@ -280,6 +286,10 @@ def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
         " prepare-data"
     )
     typer.echo(f"  MLflow    {endpoints.mlflow}               compare runs here")
+    if is_telemetry_off():
+        typer.echo(
+            "            its page says that usage data is collected; here that is switched off"
+        )
     typer.echo(f"  worker    pool {POOL}, {runs_at_once} runs at once      logs in {LOGS}/")
 
 

@@ -142,7 +142,13 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
 
 
 def _find_path_problems(params: Params) -> list[str]:
-    """User data must not be where `fetch` writes."""
+    """User data is on this machine, and not where `fetch` writes."""
+    if "://" in params.data.path:
+        return [
+            f"data.path: {params.data.path} is an address; data is read from this machine. Copy it"
+            f" first, such as by `dvc import-url {params.data.path} my/data`, and set data.path to"
+            " the copy"
+        ]
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
     if not path.is_relative_to(raw) or (
         params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)

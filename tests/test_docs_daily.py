@@ -63,3 +63,31 @@ def printed_by(folder, *command: str) -> str:
     return subprocess.run(
         command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True
     ).stdout
+
+
+@pytest.mark.slow
+def test_a_remote_of_one_clone_serves_earlier_runs_and_stays_when_one_is_applied(tmp_path):
+    """As the page says of `dvc remote add --local`."""
+    folder = tmp_path / "project"
+    git(tmp_path, "init", "--quiet", "--bare", "-b", "main", "origin.git")
+    git(tmp_path, "init", "--quiet", "-b", "main", "project")
+    git(folder, "remote", "add", "origin", "../origin.git")
+    printed_by(folder, "dvc", "init", "--quiet")
+    stage = "stages: {s: {cmd: cp params.yaml out.txt, params: [a], outs: [out.txt]}}"
+    (folder / "dvc.yaml").write_text(stage)
+    for value, keep in (
+        (1, ["git", "commit", "-qm", "1"]),
+        (2, ["dvc", "exp", "save", "-n", "two"]),
+    ):
+        (folder / "params.yaml").write_text(f"a: {value}\n")
+        printed_by(folder, "dvc", "repro", "--quiet")
+        git(folder, "add", "--all")
+        printed_by(folder, *keep)
+    git(folder, "reset", "--hard", "--quiet", "HEAD")
+    store = tmp_path / "store"
+    printed_by(folder, "dvc", "remote", "add", "--local", "--default", "store", str(store))
+    git(folder, "push", "--quiet", "origin", "main")
+    printed_by(folder, "dvc", "exp", "push", "origin", "two")
+    assert [file.read_text() for file in store.rglob("*") if file.is_file()] == ["a: 2\n"]
+    printed_by(folder, "dvc", "exp", "apply", "two")
+    assert "store" in printed_by(folder, "dvc", "remote", "list")

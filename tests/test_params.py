@@ -176,6 +176,10 @@ def test_all_problems_are_told_together():
             "window.targets: the source image_folder is no time series",
         ),
         (
+            {"data__path": "s3://bucket/photos"},
+            "data.path: s3://bucket/photos is an address; data is read from this machine",
+        ),
+        (
             {"data__path": "data/raw/mine"},
             "data.path: data/raw/mine is in data/raw, which is for what data.fetch gets",
         ),

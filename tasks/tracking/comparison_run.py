@@ -20,7 +20,7 @@ from tasks.settings import WindowSettings
 from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
 from tasks.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id, make_run_key
 from tasks.tracking.recorder import Recorder, read_lineage
-from tasks.tracking.saved_view import save_view, view_url
+from tasks.tracking.saved_view import run_url, save_view, view_url
 from tasks.tracking.store import STORE_ERRORS, reason, show_address, use_store
 
 CHAMPION = "champion"
@@ -43,9 +43,7 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
         experiment = mlflow.get_run(run_id).info.experiment_id
     except STORE_ERRORS:
         return None
-    return f"{server}/#/experiments/{experiment}/runs/{run_id}", view_url(
-        server, experiment, run_id
-    )
+    return run_url(server, experiment, run_id), view_url(server, experiment, run_id)
 
 
 def read_run_key(root: Path, path: str, window: WindowSettings) -> RunKey:
@@ -212,7 +210,7 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
             }
             tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
             target = client.create_run(
-                run.info.experiment_id, run_name=row.pipeline, tags=tags
+                run.info.experiment_id, run_name=run.info.run_name, tags=tags
             ).info.run_id
             for key, value in run.data.metrics.items():
                 client.log_metric(target, key, value)

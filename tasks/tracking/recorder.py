@@ -43,6 +43,7 @@ from tasks.tracking.store import (
 
 PARENT_RUN = "THROUGHLINE_PARENT_RUN"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
+EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
 LONGEST_PARAM = 6000
 MOST_NAMED = 3  # of what a store does not take
 UNSENT = Path(".throughline") / "unsent"
@@ -162,9 +163,11 @@ class Recorder:
             return
         if parent := os.environ.get(PARENT_RUN):
             tags["mlflow.parentRunId"] = parent
-        experiment, name = get_experiment_id(self._run_key), self._run_key.pipeline
         self.run_id = mlflow.start_run(
-            experiment_id=experiment, run_name=name, tags=tags, log_system_metrics=True
+            experiment_id=get_experiment_id(self._run_key),
+            run_name="/".join(filter(None, [tags.get(EXPERIMENT_TAG), self._run_key.pipeline])),
+            tags=tags,
+            log_system_metrics=True,
         ).info.run_id
 
     def _forget(self, status: str) -> None:
@@ -308,7 +311,7 @@ def read_lineage() -> dict[str, str]:
             ["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
         ).stdout.strip()
         tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
-    for tag, variable in (("dvc.experiment", "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):
+    for tag, variable in ((EXPERIMENT_TAG, "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):
         if os.environ.get(variable):
             tags[tag] = os.environ[variable]
     return tags

@@ -24,6 +24,7 @@ VIEW_METRICS = (
     "throughput/model_examples_per_s",
     "input/stall_pct",
 )
+OF_RUNS = "workflowType=machine_learning"  # the half of MLflow that is not about language models
 _TAG = "mlflow.sharedViewState."
 
 
@@ -50,4 +51,10 @@ def save_view(experiment: str, parent: str, name: str, *, metric: str) -> None:
 
 def view_url(server: str, experiment: str, parent: str) -> str:
     """Address of a comparison's view in the UI of the server."""
-    return f"{server}/#/experiments/{quote(experiment)}/runs?viewStateShareKey={quote(parent)}"
+    runs = f"{server}/#/experiments/{quote(experiment)}/runs"
+    return f"{runs}?viewStateShareKey={quote(parent)}&{OF_RUNS}"
+
+
+def run_url(server: str, experiment: str, run_id: str) -> str:
+    """Address of a run in the UI of the server."""
+    return f"{server}/#/experiments/{quote(experiment)}/runs/{quote(run_id)}?{OF_RUNS}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import markdown_it
 import numpy as np
@@ -26,7 +25,11 @@ from tasks.settings import DataSettings
 OWN = {
     "data": {"path": "data/raw", "source": "image_folder"},
     "model": {"name": "mlp"},
-    "preprocess": ["decode", {"their_ops:Cut": {"size": 3}}],
+    "preprocess": [
+        "decode",
+        {"their_ops:Cut": {"size": 3}},
+        {"tokenize": {"model": "/srv/known.model"}},
+    ],
     "pipelines": {"far": {"service": {"address": "grpc://known:5050"}}},
 }
 OUTSIDE, HIDDEN, FOREIGN, UNGRANTED = (
@@ -53,6 +56,11 @@ REFUSED = [
     ({"data": {"path": "photos", "source": "arrays", "features": "../../secret/x"}}, OUTSIDE),
     ({"data": {"path": "photos", "source": "arrays", "features": "/etc/x"}}, OUTSIDE),
     ({"data": {"path": "photos", "source": "arrays", "labels": "../.throughline/y"}}, HIDDEN),
+    ({"data": {"path": "s3://bucket/photos"}}, OUTSIDE),
+    ({"data": {"path": "file:///etc"}}, OUTSIDE),
+    ({"preprocess": [{"tokenize": {"model": "/etc/passwd"}}]}, OUTSIDE),
+    ({"preprocess": ["decode", {"tokenize": {"model": "way-out/passwd"}}]}, OUTSIDE),
+    ({"preprocess": [{"tokenize": {"model": "infra/.env"}}]}, HIDDEN),
     ({"model": {"name": "subprocess:run"}}, FOREIGN),
     ({"model": {"name": "subprocess:run", "options": {"args": ["sh"]}}}, FOREIGN),
     ({"model": {"name": "keras.models:load_model"}}, FOREIGN),
@@ -78,6 +86,8 @@ ALLOWED = [
     {"data": {"path": "photos"}},
     {"data": {"path": "photos", "source": "arrays", "features": "x"}},
     {"data": {"path": "granted/set"}},
+    {"preprocess": [{"tokenize": {"model": "photos/tokenizer.model"}}, {"tokenize": {}}]},
+    {"preprocess": [{"tokenize": {"model": "/srv/known.model"}}]},
     {"model": {"name": "my_models:build"}},
     {"model": {"name": "package.inner:build"}},
     {"augment": [{"their_ops:Cut": {"size": 9}}]},
@@ -220,17 +230,11 @@ def test_the_name_of_an_array_leads_to_no_other_folder(tmp_path, features):
     ["a\n```\n# [click](http://evil)\n", "````\n~~~\n<img src=x>", "~~~\n# x", "`" * 500 + "\n# x"],
     ids=repr,
 )
-def test_a_line_of_a_log_does_not_leave_the_fence_of_an_artifact(monkeypatch, text):
-    made: list[str] = []
-    monkeypatch.setattr(
-        artifacts, "create_markdown_artifact", lambda key, markdown: made.append(markdown)
-    )
-    state = Failed(message=text)
-    flow_run = SimpleNamespace(name="lively-owl", id="1")
-    artifacts.report_failure(SimpleNamespace(name="training"), flow_run, state)
-    tokens = markdown_it.MarkdownIt().parse(made[0])
+def test_a_line_of_a_log_does_not_leave_the_fence_of_an_artifact(text):
+    made = artifacts.describe_failure("lively-owl", Failed(message=text))
+    tokens = markdown_it.MarkdownIt().parse(made)
     assert [token.type for token in tokens if token.type != "inline"] == [
-        *("heading_open", "heading_close", "fence", "paragraph_open", "paragraph_close")
+        *("heading_open", "heading_close", "fence")
     ]
     assert next(token.content for token in tokens if token.type == "fence").rstrip(
         "\n"

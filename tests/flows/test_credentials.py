@@ -24,7 +24,7 @@ from flows.credentials import (
     published_environment,
     use_running_servers,
 )
-from flows.ui import take_from_others
+from flows.ui import Endpoints, print_urls, take_from_others
 from tasks.errors import ServiceFailed
 
 RUNNING = {
@@ -130,10 +130,9 @@ def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path,
         running.enter_context(published_environment(tmp_path, RUNNING))
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
         with use_running_servers(tmp_path):
-            assert (
-                not PREFECT_API_URL.value()
-                and os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
-            )
+            assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
+            assert os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
+            assert "MLFLOW_TRACKING_PASSWORD" not in os.environ, "it is not for elsewhere"
         monkeypatch.delenv("MLFLOW_TRACKING_URI")
         with (
             temporary_settings({PREFECT_API_URL: "http://elsewhere/api"}),
@@ -147,6 +146,18 @@ def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path,
             assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
             assert PREFECT_API_AUTH_STRING.value() == RUNNING["PREFECT_API_AUTH_STRING"]
             assert {key: os.environ[key] for key in RUNNING} == RUNNING
+
+
+def test_runs_of_the_ui_keep_to_its_mlflow_and_its_page_s_words_are_explained(monkeypatch, capsys):
+    endpoints = Endpoints(prefect_port=1, mlflow_port=2)
+    own = {"MLFLOW_TRACKING_URI": endpoints.mlflow, "MLFLOW_REGISTRY_URI": endpoints.mlflow}
+    assert own.items() <= endpoints.environment.items()
+    for value, said in (("true", True), ("false", False)):
+        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", value)
+        print_urls(endpoints, 1)
+        assert (
+            "usage data is collected; here that is switched off" in capsys.readouterr().out
+        ) is said
 
 
 def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_path, monkeypatch):

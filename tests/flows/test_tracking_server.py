@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flows.tracking_server import is_foreign, own_pages_only
+from flows.tracking_server import SHOW_RUNS, is_foreign, own_pages_only, show_runs_first
 
 HOST = (b"host", b"127.0.0.1:5000")
 CASES = [
@@ -71,3 +71,27 @@ def test_the_application_sees_none_of_them(kind):
         if kind == "lifespan"
         else (not seen and {403, 1008} & {sent[0].get("status"), sent[0].get("code")})
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "shown"), [("/", 200, True), ("/", 401, False), ("/health", 200, False)]
+)
+def test_the_page_alone_begins_with_runs(path, status, shown):
+    asked, sent = [], []
+
+    async def app(scope, receive, send):
+        asked.append(scope["headers"])
+        sizes = [(b"Content-Length", b"6"), (b"etag", b"x")]
+        await send({"type": "http.response.start", "status": status, "headers": sizes})
+        await send({"type": "http.response.body", "body": b"<html>", "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"If-None-Match", b"x")]}
+    asyncio.run(show_runs_first(app)(scope, None, send))
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert body == b"<html>" + (SHOW_RUNS if shown else b"")
+    assert bool(sent[0]["headers"]) is not shown
+    assert bool(asked[0]) is (path != "/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import keras
@@ -16,7 +17,7 @@ from rows import comparison, row
 from tasks.assembly.inputs import open_inputs
 from tasks.data.shards import read_shard_index
 from tasks.ingest import ingest
-from tasks.layout import Layout
+from tasks.layout import STORE_HOME, Layout
 from tasks.measurement.held_out import describe_held_out, standard_error
 from tasks.params import check
 from tasks.results.train import HeldOut
@@ -25,7 +26,7 @@ from tasks.snapshot import snapshot
 from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
 from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
 from tasks.tracking.experiments import (
-    STORE_HOME,
+    SKETCH_TAG,
     describe_task,
     get_experiment_id,
     make_run_key,
@@ -88,6 +89,28 @@ def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_
         get_experiment_id(other)
     ).name.startswith("throughline/photos-")
     assert get_experiment_id(first) == experiment
+
+
+def test_an_experiment_s_sketch_takes_no_room_in_the_list_of_experiments(store):
+    """A tag that the UI hides; one of an earlier version is known, and moved there."""
+    key = RunKey(data_set="photos", pipeline="naive", data_digest="d", sketch=["ab", "cd"])
+    experiment, client = get_experiment_id(key), mlflow.MlflowClient()
+    client.set_experiment_tag(experiment, "data.sketch", json.dumps(key.sketch))
+    client.delete_experiment_tag(experiment, SKETCH_TAG)
+    assert get_experiment_id(key) == experiment
+    shown = {tag for tag in client.get_experiment(experiment).tags if "mlflow." not in tag}
+    assert shown == {"data.task"}
+
+
+def test_a_run_with_changes_is_named_by_its_name_and_configuration(store, monkeypatch):
+    key, names = RunKey(data_set="photos", pipeline="naive", data_digest="d"), []
+    for variables in ({}, {"DVC_EXP_NAME": "short"}):
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        with Recorder(key) as recorder:
+            pass
+        names.append(mlflow.get_run(recorder.run_id).info.run_name)
+    assert names == ["naive", "short/naive"]
 
 
 def test_another_task_on_the_same_examples_has_an_experiment_of_its_own(store, tmp_path):

@@ -9,14 +9,16 @@ import zlib
 import mlflow
 import pytest
 
-from tasks.tracking.saved_view import save_view, view_url
+from tasks.tracking.saved_view import run_url, save_view, view_url
 
 
-def test_the_address_of_a_view_names_experiment_and_comparison():
+def test_addresses_lead_to_runs_and_not_to_traces():
+    server, half = "http://127.0.0.1:5000", "workflowType=machine_learning"
     assert (
-        view_url("http://127.0.0.1:5000", "7", "ab 1")
-        == "http://127.0.0.1:5000/#/experiments/7/runs?viewStateShareKey=ab%201"
+        view_url(server, "7", "ab 1")
+        == f"{server}/#/experiments/7/runs?viewStateShareKey=ab%201&{half}"
     )
+    assert run_url(server, "7", "ab1") == f"{server}/#/experiments/7/runs/ab1?{half}"
 
 
 @pytest.mark.integration
