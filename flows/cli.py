@@ -99,12 +99,6 @@ def print_comparison(compared: Comparison, where: str) -> None:
     typer.echo("\n".join([*lines, "", where]))
 
 
-def from_here(path: Path) -> Path:
-    """A path as it opens from where one stands."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
 def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[str]) -> str:
     """The line that says how to measure these configurations again; `arguments` are those of the
     flow's command that has measured them.

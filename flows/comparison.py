@@ -23,7 +23,6 @@ from flows.cli import (
     VerboseOption,
     compose_measure_again,
     flow_command,
-    from_here,
     print_comparison,
     run_command,
 )
@@ -31,7 +30,7 @@ from flows.flow_run import Run, start_run
 from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
 from flows.stages import MEASURED, PREPARATION, list_profiles
 from flows.terminal import Detail
-from tasks.layout import Layout
+from tasks.layout import Layout, from_here
 from tasks.results.comparison import Comparison
 from tasks.tracking import comparison_run
 from tasks.tracking.experiments import RunKey

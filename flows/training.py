@@ -25,7 +25,6 @@ from flows.cli import (
     VerboseOption,
     compose_measure_again,
     flow_command,
-    from_here,
     print_comparison,
     run_command,
 )
@@ -33,7 +32,7 @@ from flows.flow_run import start_run
 from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED, PREPARATION, list_profiles
 from flows.terminal import Detail
-from tasks.layout import Layout
+from tasks.layout import Layout, from_here
 from tasks.reporting.comparing import compare_one
 from tasks.results.comparison import Comparison
 from tasks.results.profiling import COMPUTE_BOUND, UNDECIDED, ProfileResult

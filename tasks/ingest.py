@@ -31,7 +31,7 @@ from tasks.data.sources.table import fill_medians
 from tasks.data.splits import assign_split
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_blake2b, digest_json, resumable_folder
-from tasks.layout import Layout
+from tasks.layout import Layout, from_here
 from tasks.program import digest_program
 from tasks.progress import echo, echo_problem, echo_result, in_threads, progress
 from tasks.settings import DataSettings, SplitSettings
@@ -332,7 +332,7 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
         f" data.max_reject_fraction allows {limit:.1%}.\n{shown}\n  all of them:"
-        f" {folder / 'rejected.csv'}\nFix or remove them, or raise data.max_reject_fraction."
+        f" {from_here(folder / 'rejected.csv')}\nFix or remove them, or raise data.max_reject_fraction."
     )
 
 
@@ -473,9 +473,8 @@ def main() -> None:
         )
         echo_result(f"{count_splits(manifest)}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
         if stats["rejected"]:
-            echo_problem(
-                f"{stats['rejected']:,} rejected, listed in {Layout().manifest / 'rejected.csv'}"
-            )
+            listed = from_here(Layout().manifest / "rejected.csv")
+            echo_problem(f"{stats['rejected']:,} rejected, listed in {listed}")
         for reason, count in {**stats["reject_reasons"], **stats["notes"]}.items():
             echo_problem(f"{count:,} × {reason}")
         for what in stats["dialect"]:

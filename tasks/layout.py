@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 WORKSPACES = Path(".throughline") / "workspaces"  # a worktree per run with changes, by its name
 MODEL_FILE = "model.keras"
 STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store serves without a server
+
+
+def from_here(path: Path) -> Path:
+    """A path as it opens from where one stands: in the project, of whose worktrees this process may
+    be in one.
+    """
+    project = Path(os.environ.get(STORE_HOME, "")).absolute()
+    absolute = path.absolute()
+    return absolute.relative_to(project) if absolute.is_relative_to(project) else absolute
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from tasks.cli import stage_cli
 from tasks.files import atomic_folder
-from tasks.layout import Layout
+from tasks.layout import Layout, from_here
 from tasks.progress import echo, echo_problem, echo_result
 from tasks.reporting.comparing import RunResults, compare, read_all
 from tasks.reporting.comparison_plots import plot_histories, plot_throughput
@@ -125,7 +125,7 @@ def main() -> None:
         echo(comparison.headline)
         count = len(comparison.configurations)
         what = "1 configuration" if count == 1 else f"{count} configurations side by side"
-        echo_result(f"{what}: {Layout().report / 'index.html'}")
+        echo_result(f"{what}: {from_here(Layout().report / 'index.html')}")
         if comparison.warning:
             echo_problem(comparison.warning)
         for name, lacking in comparison.missing.items():

@@ -4,8 +4,10 @@ decodes to what a person sees.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -25,6 +27,7 @@ from tasks.errors import (
     UnusableDataset,
 )
 from tasks.ingest import ingest
+from tasks.layout import STORE_HOME, WORKSPACES, Layout
 from tasks.settings import DataSettings
 
 
@@ -113,6 +116,20 @@ def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
     with pytest.raises(TooManyRejects):
         ingest(settings(folder, max_reject_fraction=0.04), tmp_path / "manifest")
     assert len(read_manifest(tmp_path / "manifest").examples) == 20
+
+
+def test_the_list_of_rejects_opens_from_where_one_stands(folder, tmp_path, monkeypatch):
+    """In the project, although the run works in a worktree of its own."""
+    worktree = tmp_path / "project" / WORKSPACES / "short"
+    worktree.mkdir(parents=True)
+    monkeypatch.setenv(STORE_HOME, str(tmp_path / "project"))
+    monkeypatch.chdir(worktree)
+    (folder / "a" / "zero.jpg").write_bytes(b"")
+    with pytest.raises(TooManyRejects) as caught:
+        ingest(settings(folder, max_reject_fraction=0.01), Layout().manifest)
+    named = re.search(r"all of them: (\S+)", str(caught.value))
+    assert named and not Path(named[1]).is_absolute()
+    assert "zero.jpg" in (tmp_path / "project" / named[1]).read_text()
 
 
 def test_rejects_are_counted_by_kind(folder, tmp_path):
