@@ -9,18 +9,22 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
 from tasks.errors import MissingInput, ServiceFailed
 
-POOL = "throughline"
 OWN_SERVICE = (  # of a worker's environment: the tf.data service of the stack that it belongs to
     "THROUGHLINE_SERVICE_ADDRESS"
 )
 DEPLOYMENTS_FILE = Path("prefect.yaml")
-# Of the work pool: no variables, so the server refuses any.
-JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        raise MissingInput(f"{file.absolute()} is missing; run this in the folder of the project")
+    return YAML(typ="safe").load(file.read_text())["deployments"]
 
 
 def read_entrypoints(file: Path) -> dict[str, str]:
@@ -29,12 +33,19 @@ def read_entrypoints(file: Path) -> dict[str, str]:
     Raises:
       MissingInput: there is no such file.
     """
-    if not file.is_file():
-        raise MissingInput(f"{file.absolute()} is missing; run this in the folder of the project")
-    return {
-        str(one["name"]): str(one["entrypoint"])
-        for one in YAML(typ="safe").load(file.read_text())["deployments"]
-    }
+    return {str(one["name"]): str(one["entrypoint"]) for one in _read(file)}
+
+
+def read_pool(file: Path) -> str:
+    """Return the work pool of the deployments in a prefect.yaml.
+
+    Raises:
+      MissingInput: there is no such file, or it names several pools; a worker takes runs of one.
+    """
+    pools = sorted({str(one["work_pool"]["name"]) for one in _read(file)})
+    if len(pools) != 1:
+        raise MissingInput(f"{file} needs one work pool for all deployments, not {pools}")
+    return pools[0]
 
 
 def deploy(environment: Mapping[str, str]) -> None:
@@ -44,20 +55,7 @@ def deploy(environment: Mapping[str, str]) -> None:
     Raises:
       ServiceFailed: with what Prefect said.
     """
-    pool = [
-        "prefect",
-        "--no-prompt",
-        "work-pool",
-        "create",
-        POOL,
-        "--type",
-        "process",
-        "--base-job-template",
-        str(JOB_TEMPLATE),
-        "--overwrite",
-    ]
-    for module in (pool, ["flows.schedules"]):
-        run_module(module, environment)
+    run_module(["flows.schedules"], environment)
 
 
 def update_forms(environment: Mapping[str, str]) -> None:

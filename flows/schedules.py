@@ -1,5 +1,5 @@
-"""Sends the deployments of prefect.yaml to the Prefect server, and keeps what people have set
-there: `python -m flows.schedules`, which `make ui` runs when it starts.
+"""Sends the deployments of prefect.yaml with their work pool to the Prefect server, and keeps what
+people have set there: `python -m flows.schedules`, which `make ui` runs when it starts.
 
 `prefect deploy` alone replaces all schedules of a deployment: one that was switched on is off
 again, one that was made in the UI is gone.
@@ -7,27 +7,82 @@ again, one that was made in the UI is gone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
 import typer
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.responses import DeploymentResponse
 
-from flows.deployments import run_module
-from tasks.errors import report_user_errors
+from flows.deployments import DEPLOYMENTS_FILE, read_entrypoints, read_pool, run_module
+from tasks import LOOPBACK
+from tasks.errors import ServiceFailed, report_user_errors
+
+SET_FOLDER = ".set_working_directory"  # a step of Prefect's
+
+
+# Of the work pool: no variables, so the server refuses any.
+JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
 
 def deploy_all() -> None:
     """Send all deployments of the current folder's prefect.yaml.
 
     Raises:
-      ServiceFailed: with what Prefect said.
+      ServiceFailed: with what Prefect said; or deployments of these names are another project's.
     """
+    pool = ("work-pool", "create", read_pool(DEPLOYMENTS_FILE), "--type", "process", "--overwrite")
     with get_client(sync_client=True) as client:
         before = client.read_deployments()
+        refuse_other_project(before, Path.cwd(), str(client.api_url))
+        template = ["--base-job-template", str(JOB_TEMPLATE)]
+        run_module(["prefect", "--no-prompt", *pool, *template])
         run_module(["prefect", "--no-prompt", "deploy", "--all"])
-        after = {deployment.name: deployment for deployment in client.read_deployments()}
+        after = {deployment.id: deployment for deployment in client.read_deployments()}
         for deployment in before:
-            restore_schedules(client, deployment, after[deployment.name])
+            restore_schedules(client, deployment, after[deployment.id])
+
+
+def refuse_other_project(
+    deployments: Sequence[DeploymentResponse], project: Path, server: str
+) -> None:
+    """Refuse to replace deployments that were sent from another folder, unless it is this machine's
+    and no longer a project: this one may have been moved.
+
+    Raises:
+      ServiceFailed: names the folder, and what to do.
+    """
+    names = read_entrypoints(project / DEPLOYMENTS_FILE)
+    others = {
+        deployment.name: folder
+        for deployment in deployments
+        if deployment.name in names
+        and (folder := _read_folder(deployment)) not in (None, project.resolve())
+    }
+    here = urlsplit(server).hostname in LOOPBACK
+    others = {
+        name: folder
+        for name, folder in others.items()
+        if not here or (folder / DEPLOYMENTS_FILE).is_file()
+    }
+    if others:
+        name, folder = next(iter(others.items()))
+        raise ServiceFailed(
+            f"the Prefect server at {server} has deployments of another project, {folder}, with"
+            f" the names of this one's: {', '.join(others)}. Give these, and the work pool, names"
+            f" of their own in {DEPLOYMENTS_FILE}, or use a server of its own, such as by"
+            " `PREFECT_HOME=$PWD/.throughline/prefect make ui`. Should that be this project before"
+            f" it was moved: `prefect deployment delete FLOW/{name}`, and the others alike"
+        )
+
+
+def _read_folder(deployment: DeploymentResponse) -> Path | None:
+    """The folder that a deployment was sent from, which Prefect notes as that of its runs."""
+    steps = (step for one in deployment.pull_steps or () for step in one.items())
+    folders = [inputs.get("directory") for name, inputs in steps if name.endswith(SET_FOLDER)]
+    return Path(folders[0]) if folders and folders[0] else None
 
 
 def restore_schedules(

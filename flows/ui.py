@@ -17,13 +17,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import requests
 import typer
 
 from flows.cli import configure_logging
 from flows.credentials import USER, exclusive, load_credentials, published_environment
-from flows.deployments import POOL, deploy, update_forms
+from flows.deployments import DEPLOYMENTS_FILE, deploy, read_pool, update_forms
 from flows.parameters import form_sources
 from flows.services import HOST, ServerProcess, check_free, responds, run_servers
 from flows.workspace import STATE_DIR
@@ -101,7 +102,7 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
       ServiceFailed: a port is taken, or something did not start.
     """
     check_free({"prefect-port": endpoints.prefect_port, "mlflow-port": endpoints.mlflow_port})
-    python = [sys.executable, "-m"]
+    python, pool = [sys.executable, "-m"], read_pool(DEPLOYMENTS_FILE)
     artifacts = (
         endpoints.artifacts
         if "://" in endpoints.artifacts
@@ -133,7 +134,7 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     worker = ServerProcess(
         name="worker",
         command=[*python, "flows.worker", "--limit", str(runs_at_once)],
-        healthy=lambda: _has_worker(endpoints),
+        healthy=lambda: _has_worker(endpoints, pool),
         environment={**endpoints.environment, **endpoints.worker},
     )
     with ExitStack() as open_services:
@@ -167,14 +168,14 @@ def _report_updated_forms(endpoints: Endpoints) -> None:
         typer.echo(f"params.yaml has changed; the forms show what it held before: {failure}")
 
 
-def _has_worker(endpoints: Endpoints) -> bool:
-    """Whether the pool has a worker that is online; its state is asked for, which needs no CSRF
+def _has_worker(endpoints: Endpoints, pool: str) -> bool:
+    """Whether a pool has a worker that is online; its state is asked for, which needs no CSRF
     token as a search would.
     """
     user, _, password = endpoints.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
     try:
         found = requests.get(
-            f"{endpoints.prefect}/api/work_pools/{POOL}",
+            f"{endpoints.prefect}/api/work_pools/{quote(pool)}",
             auth=(user, password) if user else None,
             timeout=2,
         )
@@ -290,7 +291,8 @@ def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
         typer.echo(
             "            its page says that usage data is collected; here that is switched off"
         )
-    typer.echo(f"  worker    pool {POOL}, {runs_at_once} runs at once      logs in {LOGS}/")
+    pool = read_pool(DEPLOYMENTS_FILE)
+    typer.echo(f"  worker    pool {pool}, {runs_at_once} runs at once      logs in {LOGS}/")
 
 
 if __name__ == "__main__":

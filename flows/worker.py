@@ -29,7 +29,7 @@ from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
 from flows.access_policy import CONFINED, Limits, load_limits
-from flows.deployments import DEPLOYMENTS_FILE, POOL, deploy, read_entrypoints
+from flows.deployments import DEPLOYMENTS_FILE, deploy, read_entrypoints, read_pool
 from tasks.errors import ServiceFailed, report_user_errors
 from tasks.scratch import temporary_files_in_scratch
 
@@ -138,7 +138,10 @@ def command(
         setup_signal_handlers_worker(os.getpid(), "the worker", typer.echo)
         heartbeat = int(PREFECT_WORKER_HEARTBEAT_SECONDS.value())
         worker = ProjectWorker(
-            POOL, limit=limit, heartbeat_interval_seconds=heartbeat, create_pool_if_not_found=False
+            read_pool(DEPLOYMENTS_FILE),
+            limit=limit,
+            heartbeat_interval_seconds=heartbeat,
+            create_pool_if_not_found=False,
         )
         asyncio.run(worker.start(with_healthcheck=healthcheck, printer=typer.echo))
 

@@ -332,7 +332,8 @@ def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: P
     raise TooManyRejects(
         f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
         f" data.max_reject_fraction allows {limit:.1%}.\n{shown}\n  all of them:"
-        f" {from_here(folder / 'rejected.csv')}\nFix or remove them, or raise data.max_reject_fraction."
+        f" {from_here(folder / 'rejected.csv')}\nFix or remove them, or raise"
+        " data.max_reject_fraction."
     )
 
 

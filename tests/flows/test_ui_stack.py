@@ -8,6 +8,8 @@ import contextlib
 import itertools
 import json
 import os
+import re
+import shutil
 import signal
 import time
 
@@ -18,6 +20,7 @@ from project import SMALL, run, run_quietly
 from stack import processes_of, wait_for
 
 from flows.deployments import deploy
+from tasks.errors import ServiceFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -80,6 +83,31 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
                 assert stack.post(path, method="DELETE").ok
         assert stack.post(nightly(stack), method="PATCH", active=False).ok
     assert schedules() == before
+
+
+def test_another_project_does_not_replace_the_deployments(stack, monkeypatch, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(stack.project, other, ignore=shutil.ignore_patterns(".throughline", ".dvc"))
+    monkeypatch.chdir(other)
+    before = stack.deployment("training")
+    access = {"PREFECT_API_URL": f"{stack.server}/api"}
+    access["PREFECT_API_AUTH_STRING"] = ":".join(stack.user)
+    with pytest.raises(
+        ServiceFailed, match=rf"of another project, {stack.project}, with the names"
+    ):
+        deploy(access)
+    assert stack.deployment("training") == before
+    file = other / "prefect.yaml"
+    file.write_text(
+        re.sub(
+            r"name: (training|comparison|prepare-data|throughline)\b",
+            r"name: \1-2",
+            file.read_text(),
+        )
+    )
+    deploy(access)
+    assert stack.deployment("training-2")["work_pool_name"] == "throughline-2"
+    assert stack.deployment("training")["updated"] == before["updated"]
 
 
 def test_the_form_follows_params_yaml_and_a_schedule_stays_as_it_was_set(stack):

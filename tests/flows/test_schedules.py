@@ -1,0 +1,55 @@
+"""Whose deployments are replaced: a project's own, and those of one that is no longer there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from prefect.client.schemas.responses import DeploymentResponse
+from project import ROOT
+
+from flows.deployments import read_pool
+from flows.schedules import refuse_other_project
+from tasks.errors import MissingInput, ServiceFailed
+
+HERE, ELSEWHERE = "http://127.0.0.1:4200/api", "https://prefect.example.org/api"
+STEP = "prefect.deployments.steps.set_working_directory"
+
+
+@pytest.fixture
+def projects(tmp_path) -> tuple[Path, Path]:
+    """Two of them; another folder of a deployment is not there."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
+    return tmp_path / "one", tmp_path / "two"
+
+
+def sent_from(folder: Path | None, name: str = "training") -> list[DeploymentResponse]:
+    steps = [{STEP: {"directory": str(folder)}}] if folder else None
+    return [DeploymentResponse(flow_id=uuid4(), name=name, pull_steps=steps)]
+
+
+def test_deployments_of_another_project_are_not_replaced(projects):
+    one, two = projects
+    with pytest.raises(ServiceFailed, match=rf"another project, {two}, .*training\. Give these"):
+        refuse_other_project(sent_from(two), one, HERE)
+    gone = two.parent / "gone"
+    with pytest.raises(ServiceFailed, match=f"another project, {gone}, "):
+        refuse_other_project(sent_from(gone), one, ELSEWHERE)
+
+
+def test_its_own_and_those_of_a_project_that_was_moved_are(projects):
+    one, two = projects
+    for deployments in (sent_from(one), sent_from(None), sent_from(two, "another name")):
+        refuse_other_project(deployments, one, ELSEWHERE)
+    refuse_other_project(sent_from(two.parent / "gone"), one, HERE)
+
+
+def test_all_deployments_are_of_one_pool(projects):
+    file = projects[0] / "prefect.yaml"
+    assert read_pool(file) == "throughline"
+    file.write_text(file.read_text().replace("work_pool: *pool", "work_pool: {name: other}", 1))
+    with pytest.raises(MissingInput, match="one work pool for all deployments"):
+        read_pool(file)
