@@ -8,6 +8,7 @@ them on; a flow that was started from the UI resolves them itself.
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,11 +46,12 @@ class ResolvedParams:
     from the project's.
 
     A changed one holds the configurations asked for alone, since an experiment would hold results
-    for the others that nobody has made, and names data outside the repository absolutely.
+    for the others that nobody has made; `complete` holds all, for whoever applies the experiment.
     """
 
     request: Request
     text: str
+    complete: str
     params: Params
     changed: bool
 
@@ -91,13 +93,17 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
         AccessPolicy(project=project, own=own, limits=load_limits(project)).check(document)
     params = check(document)
     _check_pipelines_exist(params, only)
+    complete = text
     if merged is not None:
         params = _select(params, project, only)
+        merged["data"]["path"] = params.data.path
+        complete = _dump(merged)
         for other in merged["pipelines"].keys() - params.pipelines.keys():
             del merged["pipelines"][other]
-        merged["data"]["path"] = params.data.path
         text = _dump(merged)
-    return ResolvedParams(request=request, text=text, params=params, changed=changed)
+    return ResolvedParams(
+        request=request, text=text, complete=complete, params=params, changed=changed
+    )
 
 
 def _merge(text: str, overlays: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> Any:
@@ -171,18 +177,37 @@ def _quoted(value: Any) -> Any:
 
 
 def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
-    """The parameters for a worktree: the configurations `only`, if any are given; data that lies in
-    the project by its absolute path.
+    """The parameters for a worktree: the configurations `only`, if any are given; data that it
+    cannot have at the same relative path, by its absolute one.
     """
     chosen = {name: config for name, config in params.pipelines.items() if name in only}
     path = Path(params.data.path)
     own_data = not path.is_absolute() and not path.is_relative_to(RAW) and (project / path).exists()
-    absolute = {"path": str((project / path).resolve())} if own_data else {}
+    same_path = own_data and (project / path).resolve() == project.resolve() / path
+    absolute = (
+        {"path": str((project / path).resolve())}
+        if own_data and not (same_path and not _is_mixed(project, path))
+        else {}
+    )
     return replace(
         params,
         pipelines=chosen or params.pipelines,
         data=params.data.model_copy(update=absolute),
     )
+
+
+def _is_mixed(project: Path, path: Path) -> bool:
+    """Whether git tracks some of the files at a path, and others not: a worktree has the former
+    alone.
+    """
+    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z"]
+    tracked, others = (
+        subprocess.run(
+            [*command, *which, "--", str(path)], cwd=project, capture_output=True, check=False
+        ).stdout
+        for which in ((), ("--others",))
+    )
+    return bool(tracked and others)
 
 
 def _check_pipelines_exist(params: Params, names: Sequence[str]) -> None:

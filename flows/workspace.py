@@ -25,6 +25,7 @@ from flows.resolution import ResolvedParams
 from tasks.errors import WorkspaceProblem
 from tasks.files import atomic_file
 from tasks.layout import WORKSPACES, Layout
+from tasks.params_checks import RAW
 from tasks.params_file import PARAMS_FILE
 from tasks.scratch import Scratch
 
@@ -42,12 +43,14 @@ class Workspace:
     itself.
 
     `lock_fds`: file descriptors of the locks that the run holds for its whole length. `owner` is
-    what others are shown. `ephemeral`: the worktree of a run that nobody gave a name to come back
+    what others are shown. `params`: the experiment's params.yaml, where it is not that of the run.
+    `ephemeral`: the worktree of a run that nobody gave a name to come back
     to; it goes when the run is kept.
     """
 
     root: Path
     project: Path
+    params: str | None = None
     ephemeral: bool = False
     lock_fds: tuple[int, ...] = ()
     owner: str = "a run"
@@ -106,10 +109,16 @@ def open_workspace(
             _check_out(project, root)
         _mark(root, ephemeral=ephemeral)
         _share_cache(project, root)
+        _share_data(project, root, Path(resolved.params.data.path))
         with atomic_file(root / PARAMS_FILE) as temporary:
             temporary.write_text(resolved.text)
         yield Workspace(
-            root=root, project=project, ephemeral=ephemeral, lock_fds=(lock_fd,), owner=owner
+            root=root,
+            project=project,
+            params=None if resolved.complete == resolved.text else resolved.complete,
+            ephemeral=ephemeral,
+            lock_fds=(lock_fd,),
+            owner=owner,
         )
 
 
@@ -201,14 +210,10 @@ def _commit_changes(project: Path) -> str:
     if not _git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
     index = Path(project, _git(project, "rev-parse", "--git-path", "index"))
-    folder = project / STATE_DIR / "index"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    own = {"GIT_INDEX_FILE": str(folder / "index")}
-    shutil.copy(index, own["GIT_INDEX_FILE"])
-    _git(project, "add", "--update", ":/", environment=own)
-    tree = _git(project, "write-tree", environment=own)
-    shutil.rmtree(folder)
+    with _own_index(project) as own:
+        shutil.copy(index, own["GIT_INDEX_FILE"])
+        _git(project, "add", "--update", ":/", environment=own)
+        tree = _git(project, "write-tree", environment=own)
     return _git(
         project,
         "commit-tree",
@@ -219,6 +224,16 @@ def _commit_changes(project: Path) -> str:
         "uncommitted changes",
         environment=_signature(),
     )
+
+
+@contextmanager
+def _own_index(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment in which git has an index that is nobody else's, in an empty folder."""
+    own = folder / STATE_DIR / "index"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    yield {"GIT_INDEX_FILE": str(own / "index")}
+    shutil.rmtree(own)
 
 
 def untracked_python_files(project: Path) -> list[str]:
@@ -238,7 +253,30 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
     )
     with _exclusive(workspace.project, "experiments", workspace.owner) as held:
         done = run_supervised(command, workspace.root, environment, (*workspace.lock_fds, held))
+        if done.returncode == 0 and workspace.params is not None:
+            _replace_params(workspace.root, name, workspace.params)
     return None if done.returncode == 0 else done.stderr.strip()
+
+
+def _replace_params(root: Path, name: str, params: str) -> None:
+    """Give the experiment `name` of a worktree another params.yaml.
+
+    Its own holds what the run was about alone: DVC would save results of other configurations, too,
+    which the run has not made. Whoever applies it keeps the others.
+    """
+    head = _git(root, "rev-parse", "HEAD")
+    experiment = f"refs/exps/{head[:2]}/{head[2:]}/{name}"
+    with _own_index(root) as own:
+        file = Path(own["GIT_INDEX_FILE"]).with_name(PARAMS_FILE.name)
+        file.write_text(params)
+        content = _git(root, "hash-object", "-w", "--no-filters", str(file))
+        _git(root, "read-tree", experiment, environment=own)
+        entry = f"100644,{content},{PARAMS_FILE}"
+        _git(root, "update-index", "--cacheinfo", entry, environment=own)
+        tree = _git(root, "write-tree", environment=own)
+    message = _git(root, "log", "-1", "--format=%B", experiment)
+    commit = ("commit-tree", tree, "-p", f"{experiment}^", "-m", message)
+    _git(root, "update-ref", experiment, _git(root, *commit, environment=_signature()))
 
 
 def remove_workspace(workspace: Workspace) -> Path | None:
@@ -257,6 +295,20 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     with _exclusive(workspace.project, "git", workspace.owner):
         _git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     return kept if report.exists() or kept.exists() else None
+
+
+def _share_data(project: Path, root: Path, path: Path) -> None:
+    """Let the worktree have data of the project that git does not track, at the same path, so that
+    its parameters and results name it as the project's do.
+    """
+    link, target = root / path, project / path
+    if path.is_absolute() or path.is_relative_to(RAW) or not target.exists():
+        return
+    if link.is_symlink():
+        link.unlink()  # of an earlier run
+    if not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
 
 
 def _share_cache(project: Path, root: Path) -> None:

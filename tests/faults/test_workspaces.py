@@ -305,3 +305,40 @@ def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path, monkeypatc
     for key in ("user.name", "user.email"):
         subprocess.run(["git", "-C", str(tmp_path), "config", key, "me"], check=True)
     assert workspace._identity(tmp_path) == {}
+
+
+@pytest.mark.parametrize("tracked_by", ["DVC", "git", "nobody, ignored", "nobody"])
+def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_written(
+    project, tracked_by
+):
+    """Of data that git does not track the worktree has a link."""
+
+    def dvc(folder: Path, *words: str) -> str:
+        done = run_supervised([*DVC, *words], folder, dvc_environment({}))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    stage = CHEAP.replace("params:", 'deps: ["${data.path}"]\n    params:')
+    (project / "dvc.yaml").write_text(stage)
+    own = {**SMALL, "data": {**SMALL["data"], "path": "source/mine"}}
+    write_params(project, own)
+    data = project / "source" / "mine"
+    data.mkdir(parents=True)
+    (data / "1.txt").write_text("mine")
+    if tracked_by == "DVC":
+        dvc(project, "add", "source/mine")
+    if "ignored" in tracked_by:
+        (project / "source" / ".gitignore").write_text("/mine\n")
+    git(project, "add", "--all", *([":!source/mine"] if tracked_by == "nobody" else []))
+    git(project, "commit", "-qm", "data")
+    resolved = resolve(project, Changes(batch_size=16), ["naive"])
+    with open_workspace(resolved, name="x") as workspace:
+        assert (workspace.root / "source/mine/1.txt").read_text() == "mine"
+        assert (workspace.root / "source/mine").is_symlink() is (tracked_by != "git")
+        assert [*read_yaml(workspace.root / "params.yaml")["pipelines"]] == ["naive"]
+        dvc(workspace.root, "repro", "--quiet")
+        assert save_experiment(workspace, "x") is None
+    dvc(project, "exp", "apply", "x")
+    assert read_yaml(project / "params.yaml") == {**own, "batch_size": 16}
+    assert (data / "1.txt").read_text() == "mine" and not data.is_symlink()
+    assert dvc(project, "status", "--json").strip() == "{}"

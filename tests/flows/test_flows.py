@@ -129,10 +129,10 @@ def test_a_run_with_overrides_is_isolated_and_becomes_an_experiment(first):
     children = [
         found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent.info.run_id
     ]
-    assert {child.info.run_name for child in children} == {"naive", "optimized"}
+    assert {child.info.run_name for child in children} == {"tuned/naive", "optimized"}
     assert all("throughput/speedup_vs_naive" in child.data.metrics for child in children)
     by_name = {child.info.run_name: child.data.tags for child in children}
-    assert by_name["naive"]["dvc.experiment"] == "tuned"
+    assert by_name["tuned/naive"]["dvc.experiment"] == "tuned"
     assert by_name["optimized"]["reused_run_id"], "it was up to date and belongs to an earlier run"
     assert parent.data.tags["headline"]
     assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}

@@ -5,6 +5,7 @@ are change nothing, and what has been resolved is handed on.
 from __future__ import annotations
 
 import copy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,36 @@ def test_of_the_configurations_those_asked_for_are_in_a_changed_run_and_all_in_a
     changed = resolve(project, Changes(epochs=3), ["naive"])
     assert list(changed.params.pipelines) == ["naive"]
     assert "optimized" not in changed.text
+    assert list(parse_yaml(changed.complete, "complete")["pipelines"]) == names
     assert list(resolve(project, Changes(epochs=3)).params.pipelines) == names
     assert list(resolve(project, Changes(), ["naive"]).params.pipelines) == names
+
+
+@pytest.mark.parametrize(
+    ("files", "tracked", "path"),
+    [
+        (["my/photos/1.png"], [], "my/photos"),
+        (["my/photos/1.png"], ["my/photos"], "my/photos"),
+        (["my/photos/1.png", "my/photos/2.png"], ["my/photos/1.png"], "{project}/my/photos"),
+        (["../photos/1.png"], [], "{project.parent}/photos"),
+        ([], [], "my/photos"),
+    ],
+)
+def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path, files, tracked, path):
+    project = tmp_path / "project"
+    for file in files:
+        (project / file).parent.mkdir(parents=True, exist_ok=True)
+        (project / file).touch()
+    asked = str(Path(files[0]).parent) if files else "my/photos"
+    project.mkdir(exist_ok=True)
+    write_params(project, SMALL)
+    for command in (["init", "-q"], ["add", "params.yaml", *tracked]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+    resolved = resolve(project, Changes(overrides=[f"data.path={asked}"]))
+    expected = path.format(project=project)
+    assert resolved.params.data.path == expected
+    for text in (resolved.text, resolved.complete):
+        assert parse_yaml(text, "it")["data"]["path"] == expected
 
 
 def test_comments_and_order_of_params_yaml_stay(project):
