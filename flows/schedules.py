@@ -17,7 +17,7 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.responses import DeploymentResponse
 
 from flows.deployments import DEPLOYMENTS_FILE, read_entrypoints, read_pool, run_module
-from tasks import LOOPBACK
+from flows.services import HOST
 from tasks.errors import ServiceFailed, report_user_errors
 
 SET_FOLDER = ".set_working_directory"  # a step of Prefect's
@@ -61,7 +61,7 @@ def refuse_other_project(
         if deployment.name in names
         and (folder := _read_folder(deployment)) not in (None, project.resolve())
     }
-    here = urlsplit(server).hostname in LOOPBACK
+    here = urlsplit(server).hostname in (HOST, "localhost")
     others = {
         name: folder
         for name, folder in others.items()

@@ -89,7 +89,6 @@ FLOWS_MAY_IMPORT = (
 # What tests run without naming the module.
 UNNAMED = {
     "flows.forms": "`make ui` runs it: tests/flows/test_ui_stack.py changes params.yaml meanwhile",
-    "flows.schedules": "`make ui` runs it: tests/flows/test_ui_stack.py starts it again",
     "infra.shape": "a test of this file runs it",
 }
 # Words that the glossary replaces, with what to say instead.
