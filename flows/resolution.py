@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
@@ -98,9 +98,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
         params = _select(params, project, only)
         merged["data"]["path"] = params.data.path
         complete = _dump(merged)
-        for other in merged["pipelines"].keys() - params.pipelines.keys():
-            del merged["pipelines"][other]
-        text = _dump(merged)
+        text = drop_pipelines(complete, merged["pipelines"].keys() - params.pipelines.keys())
     return ResolvedParams(
         request=request, text=text, complete=complete, params=params, changed=changed
     )
@@ -126,6 +124,14 @@ def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
             merge(document[key], value)
         else:
             document[key] = value
+
+
+def drop_pipelines(text: str, names: Collection[str]) -> str:
+    """The text of params.yaml without these configurations."""
+    document = YAML().load(text)
+    for name in names:
+        del document["pipelines"][name]
+    return _dump(document)
 
 
 def join_overlays(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

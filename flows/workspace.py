@@ -21,12 +21,12 @@ from typing import Any
 from flows.dvc_calls import DVC, LOCK_FILE, dvc_environment, run_supervised
 from flows.locks import hold, hold_if_free
 from flows.parameters import check_name
-from flows.resolution import ResolvedParams
+from flows.resolution import ResolvedParams, drop_pipelines
 from tasks.errors import WorkspaceProblem
 from tasks.files import atomic_file
 from tasks.layout import WORKSPACES, Layout
 from tasks.params_checks import RAW
-from tasks.params_file import PARAMS_FILE
+from tasks.params_file import PARAMS_FILE, parse_yaml
 from tasks.scratch import Scratch
 
 STATE_DIR = ".throughline"
@@ -115,7 +115,7 @@ def open_workspace(
         yield Workspace(
             root=root,
             project=project,
-            params=None if resolved.complete == resolved.text else resolved.complete,
+            params=_compose_params(resolved, root),
             ephemeral=ephemeral,
             lock_fds=(lock_fd,),
             owner=owner,
@@ -295,6 +295,19 @@ def remove_workspace(workspace: Workspace) -> Path | None:
     with _exclusive(workspace.project, "git", workspace.owner):
         _git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     return kept if report.exists() or kept.exists() else None
+
+
+def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
+    """The params.yaml of the experiment, where it is not that of the run: with other configurations
+    as far as dvc.lock has results of them; of those without DVC could not apply it.
+    """
+    named = parse_yaml(resolved.complete, PARAMS_FILE.name)["pipelines"]
+    others = [name for name in named if name not in resolved.params.pipelines]
+    lock = root / LOCK_FILE
+    # Not parsed: a damaged one is set aside later, by the first call of DVC.
+    locked = lock.read_text(errors="replace").splitlines() if others and lock.is_file() else []
+    without = [name for name in others if f"  profile@{name}:" not in locked]
+    return drop_pipelines(resolved.complete, without) if len(without) < len(others) else None
 
 
 def _share_data(project: Path, root: Path, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -25,6 +26,16 @@ CHEAP = (
     "stages:\n  cheap:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"
     " [made.txt]\n"
 )
+CHEAP_PROFILES = """
+stages:
+  profile:
+    foreach: ${pipelines}
+    do:
+      cmd: echo ${key} > ${key}.txt
+      params: [batch_size]
+      deps: ["${data.path}"]
+      outs: ["${key}.txt"]
+"""
 NAMES = [
     "plain",
     "hash #1",
@@ -318,8 +329,7 @@ def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_writte
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    stage = CHEAP.replace("params:", 'deps: ["${data.path}"]\n    params:')
-    (project / "dvc.yaml").write_text(stage)
+    (project / "dvc.yaml").write_text(CHEAP_PROFILES)
     own = {**SMALL, "data": {**SMALL["data"], "path": "source/mine"}}
     write_params(project, own)
     data = project / "source" / "mine"
@@ -329,6 +339,9 @@ def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_writte
         dvc(project, "add", "source/mine")
     if "ignored" in tracked_by:
         (project / "source" / ".gitignore").write_text("/mine\n")
+    dvc(project, "repro", "--quiet")
+    new = {"new": {"read": "shards"}}
+    write_params(project, {**own, "pipelines": {**own["pipelines"], **new}})
     git(project, "add", "--all", *([":!source/mine"] if tracked_by == "nobody" else []))
     git(project, "commit", "-qm", "data")
     resolved = resolve(project, Changes(batch_size=16), ["naive"])
@@ -339,6 +352,7 @@ def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_writte
         dvc(workspace.root, "repro", "--quiet")
         assert save_experiment(workspace, "x") is None
     dvc(project, "exp", "apply", "x")
-    assert read_yaml(project / "params.yaml") == {**own, "batch_size": 16}
+    assert read_yaml(project / "params.yaml") == {**own, "batch_size": 16}, "new has no results"
     assert (data / "1.txt").read_text() == "mine" and not data.is_symlink()
-    assert dvc(project, "status", "--json").strip() == "{}"
+    assert [*json.loads(dvc(project, "status", "--json"))] == ["profile@optimized"]
+    assert (project / "optimized.txt").read_text() == "optimized\n"
