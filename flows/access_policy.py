@@ -89,7 +89,7 @@ class AccessPolicy:
         """
         problems = [
             *self._data(asked),
-            *self._tokenizers(asked),
+            *self._named_files(asked),
             *self._code(asked),
             *self._services(asked),
         ]
@@ -109,11 +109,11 @@ class AccessPolicy:
             if changed:
                 yield from self._file(f"data.{key}", file, shown=data.get(key))
 
-    def _tokenizers(self, asked: Mapping[str, Any]) -> Iterator[str]:
-        known = {*_tokenizer_files(self.own.get("preprocess"))}
-        for file in _tokenizer_files(asked.get("preprocess")):
-            if file not in known:
-                yield from self._file("preprocess: tokenize.model", file, shown=file)
+    def _named_files(self, asked: Mapping[str, Any]) -> Iterator[str]:
+        known = {*_find_named_files(self.own)}
+        for key, file in _find_named_files(asked):
+            if (key, file) not in known:
+                yield from self._file(key, file, shown=file)
 
     def _file(self, key: str, file: str, *, shown: object) -> Iterator[str]:
         """What is against reading a file or folder, which is relative to the project or absolute;
@@ -196,6 +196,14 @@ def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _hashable(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _find_named_files(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Files that parameters name besides data, by their keys: of tokenizers, models and weights."""
+    for file in _tokenizer_files(document.get("preprocess")):
+        yield "preprocess: tokenize.model", file
+    model = _mapping(document.get("model"))
+    yield from ((f"model.{key}", str(model[key])) for key in ("from", "weights") if model.get(key))
 
 
 def _tokenizer_files(value: object) -> Iterator[str]:

@@ -21,7 +21,7 @@ from flows.dvc_calls import stale_stages
 from flows.locks import hold_folder
 from flows.parameters import Changes
 from flows.resolution import resolve
-from flows.source_check import check_source, check_tokenizer
+from flows.source_check import check_named_files, check_source
 from flows.stage_server import stage_server
 from flows.stages import StageEnvironment, run_stage
 from flows.workspace import (
@@ -191,7 +191,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                 )
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)
-        check_tokenizer(workspace.root, resolved.params)
+        check_named_files(workspace.root, resolved.params)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),

@@ -52,21 +52,26 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
         )
 
 
-def check_tokenizer(root: Path, params: Params) -> None:
-    """Refuse a tokenizer's file that is not in the run's folder `root`, a worktree without the
-    files that git does not know.
+def check_named_files(root: Path, params: Params) -> None:
+    """Refuse files of tokenizers, models and weights that are not in the run's folder `root`, a
+    worktree without the files that git does not know.
 
     Raises:
-      InvalidParams: names the file, and the command that tells git of it.
+      InvalidParams: names each file, and what to do.
     """
-    given = [op.model_dump()["model"] for op in params.preprocess if op.name == "tokenize"]
-    lacking = [name for name in given if name and not (root / name).is_file()]
+    named = [
+        ("preprocess: tokenize.model", op.model_dump()["model"])
+        for op in params.preprocess
+        if op.name == "tokenize"
+    ]
+    named += [("model.from", params.model.from_file), ("model.weights", params.model.weights)]
+    lacking = [(key, name) for key, name in named if name and not (root / name).is_file()]
     if lacking:
         raise InvalidParams(
             [
-                f"preprocess: tokenize.model: {lacking[0]} is not in this run's worktree, which has"
-                f" the files that git knows: `git add --force {lacking[0]}`, or give its absolute"
-                " path"
+                f"{key}: {name} is not in this run's worktree, which has the files that git knows:"
+                f" `git add --force {name}`, or give its absolute path"
+                for key, name in lacking
             ]
         )
 

@@ -9,7 +9,7 @@ import pytest
 from project import run
 from texts import params_of
 
-from flows.source_check import check_source, check_tokenizer
+from flows.source_check import check_named_files, check_source
 from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
 
 
@@ -77,8 +77,8 @@ def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(tmp_
     file.write_text("[UNK]\n")
     monkeypatch.chdir(tmp_path / "project")
     relative = params_of({}, preprocess=[{"tokenize": {"kind": "wordpiece", "model": file.name}}])
-    check_tokenizer(tmp_path / "project", relative)
+    check_named_files(tmp_path / "project", relative)
     with pytest.raises(InvalidParams, match=r"git add --force vocab\.txt.*absolute path"):
-        check_tokenizer(tmp_path / "worktree", relative)
+        check_named_files(tmp_path / "worktree", relative)
     for given in ({"kind": "wordpiece", "model": str(file)}, {"kind": "bytes"}):
-        check_tokenizer(tmp_path / "worktree", params_of({}, preprocess=[{"tokenize": given}]))
+        check_named_files(tmp_path / "worktree", params_of({}, preprocess=[{"tokenize": given}]))
