@@ -29,7 +29,7 @@ from tasks.settings import PipelineConfig, ShuffleSettings
 
 SAMPLE = 256  # examples at most
 # Drains left out, at least, at most, and how long there may be more.
-WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.08
+WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.05
 
 
 @without_autograph
