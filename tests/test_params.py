@@ -56,7 +56,6 @@ def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
     assert [*load_params(ROOT / "params.yaml").pipelines] == [
         "naive",
         "map_parallel",
-        "cache_memory",
         "vectorized",
         "optimized",
     ]
