@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tasks.errors import MissingInput
 from tasks.files import digest_file, digest_json, read_json, write_json
+from tasks.layout import from_here
 from tasks.progress import echo_problem
 
 MAX_TO_KEEP = 2
@@ -165,7 +166,7 @@ class CheckpointStore:
                 echo_problem(
                     f"an interrupted training is not continued, its {', '.join(differing)}"
                     f" differ{'s' if len(differing) == 1 else ''}; its checkpoints stay until a"
-                    f" training completes: {folder.parent}"
+                    f" training completes: {from_here(folder.parent)}"
                 )
 
 
@@ -197,7 +198,7 @@ def _read_verified(folder: Path) -> dict[str, Any]:
 
 def _set_aside(folder: Path, reason: str) -> None:
     aside = folder.with_name(f"aside-{folder.name}")
-    echo_problem(f"the checkpoint {folder} {reason}; it is set aside as {aside.name}")
+    echo_problem(f"the checkpoint {from_here(folder)} {reason}; it is set aside as {aside.name}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
 
