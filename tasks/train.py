@@ -43,6 +43,7 @@ from tasks.progress import echo, echo_problem, echo_result
 from tasks.results.build import BuildResult
 from tasks.results.evaluation import Evaluation
 from tasks.results.train import (
+    SIGNIFICANT_STDERRS,
     RunRecord,
     TrainResult,
     TrainThroughput,
@@ -324,6 +325,23 @@ def summarize(result: TrainResult) -> str:
     return ", ".join([rate, *(f"{name} {value:.4f}" for name, value in figures.items())])
 
 
+def find_weakness(result: TrainResult, *, steps: int) -> str | None:
+    """Why a model of so many train `steps` is of no use: it is not better than a constant prediction
+    beyond chance; None where it is.
+    """
+    metric, held_out = result.metric, result.held_out
+    value = result.test.get(metric, result.last_epoch.get(f"val_{metric}", float("nan")))
+    gain = value - held_out.constant_metric
+    gain = -gain if metric == "mae" else gain
+    if gain > SIGNIFICANT_STDERRS * held_out.constant_stderr:
+        return None
+    return (
+        f"{held_out.split} {metric} {value:.4g} is not better than a constant prediction's"
+        f" {held_out.constant_metric:.4g}, after {steps:,} train steps; for more of them raise"
+        " train.epochs or lower batch_size"
+    )
+
+
 def main() -> None:
     """Train the model through one configuration's input pipeline."""
     with (
@@ -403,6 +421,10 @@ def main() -> None:
             recorder.log_model(out / MODEL_FILE, needs.objects if needs else {})
         RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
+        steps = len(training.rows) * pipelines.train.steps_per_epoch
+        weakness = find_weakness(result, steps=steps)
+        if weakness and not models.emulation:
+            echo_problem(weakness)
         echo_result(summarize(result))
         for target, error in evaluation.mae_by_target.items():
             echo(f"  {evaluation.split} mae of {target}: {error:.4g}")

@@ -4,6 +4,7 @@ asked for is what trains, whatever the configuration.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import keras
@@ -19,8 +20,9 @@ from tasks.assembly.inputs import open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.errors import UnknownModel
 from tasks.params import check
-from tasks.results.train import TrainResult
+from tasks.results.train import HeldOut, TrainResult
 from tasks.settings import ModelSettings, TrainSettings
+from tasks.train import find_weakness
 from tasks.training.callbacks import dump_state, make_callbacks
 from tasks.training.compiling import compile_model, make_schedule
 from tasks.training.model_files import check_savable, load_model, save_model
@@ -245,6 +247,17 @@ def test_a_callback_that_holds_a_file_is_said_to_keep_no_checkpoints(tmp_path):
     with pytest.raises(TypeError, match=r"CSVLogger\.csv_file: cannot pickle"):
         dump_state([callback])
     callback.on_train_end()
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "weak"),
+    [("accuracy", 0.9, False), ("accuracy", 0.3, True), ("mae", 0.1, False), ("mae", 7.0, True)],
+)
+def test_a_model_that_is_no_better_than_a_constant_is_said_to_be_of_no_use(metric, value, weak):
+    held_out = HeldOut(split="test", examples=99, constant_metric=0.4, constant_stderr=0.05)
+    result = replace(made_up(TrainResult), metric=metric, held_out=held_out, test={metric: value})
+    said = find_weakness(result, steps=6)
+    assert ("6 train steps" in said and "train.epochs" in said) if weak else said is None
 
 
 def test_what_early_stopping_watches_must_exist(layout, tmp_path):
