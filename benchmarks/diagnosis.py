@@ -142,13 +142,12 @@ def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
         "measure": {"input_max_seconds": 2},
         "pipelines": {"faulty": case.config},
     }
-    params, kept = check(document), raise_malloc_thresholds()
+    raise_malloc_thresholds()
+    params = check(document)
     data = open_inputs(params, workload.layout)
     pipeline = open_input_pipeline(params, "faulty", data, split="train", purpose="train")
     alone = measure_input(pipeline, passes=2, max_seconds=1)
-    context = StageContext(
-        params=params, name="faulty", options=argparse.Namespace(), malloc_tuned=kept
-    )
+    context = StageContext(params=params, name="faulty", options=argparse.Namespace())
     with tempfile.TemporaryDirectory() as folder:
         found = profile(
             context,

@@ -24,14 +24,11 @@ from tasks.scratch import clear_scratch, temporary_files_in_scratch
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """What a stage gets for one configuration; `malloc_tuned`: whether the allocator's thresholds
-    are set (`allocator.py`).
-    """
+    """What a stage gets for one configuration."""
 
     params: Params
     name: str
     options: argparse.Namespace
-    malloc_tuned: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +89,8 @@ def pipeline_stage_cli(
             )
         clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):
-            yield StageContext(
-                params=params, name=name, options=options, malloc_tuned=raise_malloc_thresholds()
-            )
+            raise_malloc_thresholds()
+            yield StageContext(params=params, name=name, options=options)
 
 
 @contextmanager

@@ -239,7 +239,6 @@ def collect_facts(
         available_memory_mib=available_memory() / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,
-        malloc_tuned=context.malloc_tuned,
         epoch_gap_ms=None if gap is None else gap * 1e3,
         epoch_ms=state.train_step_ms * pipeline.steps_per_epoch,
         cold_examples_per_s=input_throughput.cold_examples_per_s,

@@ -326,7 +326,7 @@ def summarize(result: TrainResult) -> str:
 
 
 def find_weakness(result: TrainResult, *, steps: int) -> str | None:
-    """Why a model of so many train `steps` is of no use: it is not better than a constant prediction
+    """Why a model of so many train `steps` is of no use: no better than a constant prediction
     beyond chance; None where it is.
     """
     metric, held_out = result.metric, result.held_out

@@ -83,7 +83,6 @@ def facts_of(
         "available_memory_mib": 20_000.0,
         "shard_count": 8,
         "shard_mib": 120.0,
-        "malloc_tuned": True,
         "epoch_gap_ms": None,
         "epoch_ms": 50 * train_ms,
         "cold_examples_per_s": 1000.0,

@@ -39,7 +39,6 @@ class Facts:
     available_memory_mib: float
     shard_count: int
     shard_mib: float  # a shard on average
-    malloc_tuned: bool
     epoch_gap_ms: float | None  # of the input alone
     epoch_ms: float
     cold_examples_per_s: float

@@ -95,7 +95,6 @@ HOLDS = [
     ("buffer_memory", {**WELL, "shuffle": {"kind": "buffer", "size": 100_000}}, {}),
     ("few_shards", WELL, {"shard_count": 2}),
     ("small_shards", WELL, {"shard_count": 500, "shard_mib": 0.2}),
-    ("allocator", WELL, {"batch_mib": 38.0, "malloc_tuned": False}),
     ("gpu_idle", WELL, {"gpu_utilization_pct": 40.0, "model_ms": 100.0}),
     ("cold_start", WELL, {"cold_examples_per_s": 100.0, "model_ms": 100.0}),
     ("variable_cost", WELL, {"breakdown": UNEVEN}),

@@ -88,8 +88,6 @@ LIMITS = [
     (sizes, "few_shards", WELL, {"shard_count": 4}, {"shard_count": 3}, "3 shards for 4 readers"),
     (sizes, "small_shards", {}, {"shard_count": 64, "shard_mib": 0.5},
      {"shard_count": 65, "shard_mib": 0.5}, "65 shards of 0.50 MiB"),
-    (sizes, "allocator", {}, {"malloc_tuned": False, "batch_mib": 32.0},
-     {"malloc_tuned": False, "batch_mib": 33.0}, "a batch takes 33 MiB, above malloc's 32 MiB"),
     (padding, "padding", {}, {"padding_pct": 24.9, "padding_pct_in_buckets": 20.0},
      {"padding_pct": 25.0, "padding_pct_in_buckets": 20.0},
      "25 % of what the model computes on is padding, 20 % in buckets"),

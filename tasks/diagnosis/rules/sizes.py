@@ -6,8 +6,6 @@ from tasks.diagnosis.facts import Facts
 from tasks.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
 from tasks.pipelines.steps import Shuffle
 
-MMAP_MIB = 32  # glibc maps larger blocks again each time, unless configured otherwise
-
 
 @rule(
     params_key="map.parallel",
@@ -83,18 +81,4 @@ def _small_shards(facts: Facts) -> str | None:
     return (
         f"{facts.shard_count} shards of {facts.shard_mib:.2f} MiB: opening files takes longer than"
         " reading them"
-    )
-
-
-@rule(
-    params_key="MALLOC_MMAP_THRESHOLD_",
-    cause="large batches are given back to the kernel and asked for again",
-    change=Change(other={"MALLOC_MMAP_THRESHOLD_": 1 << 30, "MALLOC_TRIM_THRESHOLD_": 1 << 30}),
-)
-def _allocator(facts: Facts) -> str | None:
-    if facts.malloc_tuned or facts.batch_mib <= MMAP_MIB:
-        return None
-    return (
-        f"a batch takes {facts.batch_mib:,.0f} MiB, above malloc's {MMAP_MIB} MiB: it is mapped,"
-        " page-faulted and unmapped for every batch"
     )
