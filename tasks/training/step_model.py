@@ -107,6 +107,13 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
       UnknownModel: the network does not keep the documents of a packed row apart, or is compiled
         with what does not exist.
     """
+    if feed.class_weights is not None and (
+        feed.segments or models.target.kind not in ("class", "soft_labels")
+    ):
+        raise UnknownModel(
+            "train.class_weights: neither packed rows nor next tokens have one class each; leave it"
+            " out"
+        )
     postprocess, gather = (models.postprocess if feed.stored else None), feed.gather
     if models.emulation:
         _refuse_emulated(feed)

@@ -212,6 +212,12 @@ def test_class_weights_are_those_of_keras(layout):
         compute_class_weights({"nobody": 1.0}, data)
 
 
+def test_class_weights_are_refused_where_an_example_has_not_one_class():
+    feed = Feed(steps_per_epoch=4, stored=False, segments=8, class_weights=np.ones(4, np.float32))
+    with pytest.raises(UnknownModel, match=r"train.class_weights: neither packed rows"):
+        make_step_model(build(), TrainSettings(), feed)
+
+
 def test_weighted_steps_are_those_of_fit_with_class_weights():
     draw = np.random.default_rng(3)
     inputs, labels = draw.normal(size=(32, 4)).astype(np.float32), np.arange(32) % 4
