@@ -8,6 +8,7 @@ configurations.md is written by hand and kept.
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,10 +36,10 @@ def configurations(kept: str) -> str:
             "",
         ]
         if section is None:
-            lines += [f"{field.description} Default: `{_default(field)}`.", ""]
+            lines += [*_wrap(f"{field.description} Default: `{_default(field)}`."), ""]
             continue
         lines += [
-            " ".join((section.__doc__ or "").split()),
+            *_wrap(" ".join((section.__doc__ or "").split())),
             "",
             "| key | default | meaning |",
             "|---|---|---|",
@@ -89,15 +90,22 @@ def error_reference() -> str:
     lines = [
         "# Errors",
         "",
-        (
+        *_wrap(
             "Shown as one paragraph, with exit code 2. What is not listed here is a bug and keeps"
             " its traceback."
         ),
         "",
     ]
     for kind in errors.UserError.__subclasses__():
-        lines += [f"* **{kind.__name__}**: {' '.join((kind.__doc__ or '').split())}"]
+        lines += _wrap(f"* **{kind.__name__}**: {' '.join((kind.__doc__ or '').split())}", "  ")
     return "\n".join(lines) + "\n"
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    """The lines of a paragraph."""
+    return textwrap.wrap(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _rows(section: type[BaseModel], prefix: str) -> list[str]:
