@@ -46,7 +46,6 @@ def stage_modules(stage: str) -> tuple[str, ...]:
     return MODULES.get(stage, (f"tasks.{stage}",))
 
 
-@cache
 def digest_code(stage: str, *further: str) -> str:
     """Digest of the code of a stage, by its name in dvc.yaml, and of `further` modules, such as
     one's own, with all they import.

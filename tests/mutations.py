@@ -304,12 +304,6 @@ FAULTS = (
         ("tests/test_stale.py",),
     ),
     Fault(
-        "docstrings count as code",
-        "text = ast.dump(_without_docstrings(tree))",
-        "text = ast.dump(tree)",
-        CODE_IDENTITY,
-    ),
-    Fault(
         "an op's identity forgets its version",
         '"version": self.version, **self.model_dump()',
         "**self.model_dump()",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import keras
 import pytest
@@ -33,7 +34,9 @@ def folder(tmp_path, monkeypatch):
     network.save_weights(tmp_path / "mobilenet.weights.h5")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 @pytest.mark.integration

@@ -249,7 +249,7 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         page.set_viewport_size({"width": 1800, "height": 800})
         page.goto(address)
         for name in ("naive", "service"):
-            expect(page.get_by_role("link", name=name, exact=True)).to_be_visible()
+            expect(page.get_by_role("link", name=f"compared/{name}", exact=True)).to_be_visible()
         for column in (
             "throughput/train_examples_per_s",
             "throughput/speedup_vs_naive",

@@ -26,7 +26,6 @@ LOSSES = {
 }
 
 
-@keras.saving.register_keras_serializable("throughline")
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     """A rate that rises linearly from zero in the first `steps`, then follows `after`, a rate or a
     schedule, from its beginning.

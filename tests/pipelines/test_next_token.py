@@ -31,7 +31,8 @@ from tasks.pipelines.training_workers import TrainingWorker
 from tasks.settings import DataSettings, PipelineConfig
 from tasks.snapshot import snapshot
 from tasks.train import with_perplexity
-from tasks.training.models import Target, compile_model
+from tasks.training.compiling import compile_model
+from tasks.training.models import Target
 
 pytestmark = pytest.mark.integration
 

@@ -27,7 +27,7 @@ from tasks.pipelines.sequences import pad_rows
 from tasks.pipelines.text_ops import Tokenize, Truncate
 from tasks.pipelines.tokenizers import open_tokenizer, tokenize
 from tasks.snapshot import snapshot
-from tasks.training.models import compile_model
+from tasks.training.compiling import compile_model
 
 pytestmark = pytest.mark.integration
 

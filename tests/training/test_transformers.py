@@ -9,8 +9,9 @@ from keras import layers
 
 from tasks.errors import UnknownModel
 from tasks.settings import TrainSettings
+from tasks.training.compiling import compile_model
 from tasks.training.model_files import check_savable, load_model, save_model
-from tasks.training.models import Target, compile_model
+from tasks.training.models import Target
 from tasks.training.transformers import (
     TransformerDecoder,
     TransformerEncoder,
