@@ -12,7 +12,7 @@ import keras
 
 from tasks.errors import UnknownModel
 from tasks.settings import TrainSettings
-from tasks.training.compiling import import_object
+from tasks.training.models import import_object
 
 Callbacks = Sequence[keras.callbacks.Callback]
 KERAS = {"_model", "params", "validation_data"}  # which Keras gives to each callback

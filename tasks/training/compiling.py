@@ -4,7 +4,6 @@ by the names of params.yaml. What a builder has compiled itself stays as it is.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,7 @@ import keras
 from tasks.errors import UnknownModel
 from tasks.settings import NamedObject, TrainSettings
 from tasks.training.inference import gives_probabilities
-from tasks.training.models import Target
+from tasks.training.models import Target, import_object
 from tasks.training.transformers import PackedModel
 
 AUTO = "auto"
@@ -188,18 +187,3 @@ def _find_class(name: str, module: Any) -> type | None:
     wanted = getattr(found, "__name__", type(found).__name__).replace("_", "").lower()
     classes = (one for one in vars(module).values() if inspect.isclass(one))
     return next((one for one in classes if one.__name__.lower() == wanted), None)
-
-
-def import_object(path: str, *, key: str) -> Any:
-    """What module:name stands for.
-
-    Raises:
-      UnknownModel: it cannot be imported.
-    """
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UnknownModel(
-            f"{key}: {path} cannot be imported ({error}); expected package.module:name"
-        ) from error

@@ -232,10 +232,19 @@ def _builder(name: str) -> Any:
         if not hasattr(keras.applications, name):
             raise UnknownModel(f"model.name: {name} is neither built in nor in keras.applications")
         return _application(name)
-    module, _, function = name.partition(":")
+    return import_object(name, key="model.name")
+
+
+def import_object(path: str, *, key: str) -> Any:
+    """What module:name stands for.
+
+    Raises:
+      UnknownModel: it cannot be imported.
+    """
+    module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UnknownModel(
-            f"model.name: {name} cannot be imported ({error}); expected package.module:function"
+            f"{key}: {path} cannot be imported ({error}); expected package.module:name"
         ) from error
