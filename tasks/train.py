@@ -104,6 +104,7 @@ def train(
     # Makes the variables of metrics, which may continue from their values, and shows their names.
     first = model.evaluate(validation.take(1), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
     check_metrics(as_numbers(first), settings, models.target)
+    check_direction(network, settings)
     start, train_function = checkpoints.restore(network), TrainFunction(model)
     if start != Position():
         echo_problem(
@@ -193,6 +194,25 @@ def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: T
         raise UnknownModel(
             f"the model's builder compiles it without {target.metric}, by which models of next"
             f' tokens are compared; add metrics=["{target.metric}"]'
+        )
+
+
+def check_direction(network: keras.Model, settings: TrainSettings) -> None:
+    """Check that early stopping knows what is better.
+
+    Raises:
+      UnknownModel: Keras does not know it of this metric.
+    """
+    stopping = settings.early_stopping
+    name = stopping.monitor.removeprefix("val_") if stopping else "loss"
+    metrics = [one for each in network.metrics for one in getattr(each, "metrics", [each])]
+    known = name == "loss" or any(
+        one.name == name and hasattr(one, "_direction") for one in metrics
+    )
+    if stopping and stopping.mode == "auto" and not known:
+        raise UnknownModel(
+            f"train.early_stopping.mode: Keras does not know whether {stopping.monitor} is better"
+            " when it is higher; set max or min"
         )
 
 
@@ -336,9 +356,9 @@ def find_weakness(result: TrainResult, *, steps: int) -> str | None:
     if gain > SIGNIFICANT_STDERRS * held_out.constant_stderr:
         return None
     return (
-        f"{held_out.split} {metric} {value:.4g} is not better than a constant prediction's"
-        f" {held_out.constant_metric:.4g}, after {steps:,} train steps; for more of them raise"
-        " train.epochs or lower batch_size"
+        f"{held_out.split} {metric} {value:.4g} on {held_out.examples:,} examples is not better"
+        f" beyond chance than a constant prediction's {held_out.constant_metric:.4g}, after"
+        f" {steps:,} train steps; for more of them raise train.epochs or lower batch_size"
     )
 
 
@@ -395,7 +415,7 @@ def main() -> None:
             )
             window = make_series_window(params, data)
             if models.network.compiled:
-                echo(f"  {describe_own_compile(params.train)}")
+                echo_problem(describe_own_compile(params.train))
             training = train(
                 models,
                 pipelines,

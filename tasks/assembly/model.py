@@ -4,6 +4,8 @@ inputs.
 
 from __future__ import annotations
 
+import numpy as np
+
 from tasks.assembly.inputs import (
     infer_input_shape,
     make_input_spec,
@@ -39,10 +41,25 @@ def infer_target(params: Params, data: PreparedData) -> Target:
     """
     window = make_series_window(params, data)
     if window is not None:
-        return Target(kind="regression", shape=(window.horizon, len(window.targets)))
+        column = data.memmap("train", data.shards.schema.feature)[:, list(window.targets)]
+        return _describe_numbers(column, (window.horizon, len(window.targets)))
     if make_token_window(params, data) is not None:
         return Target(kind="next_token", shape=(data.snapshot.vocabulary,))
     if data.shards.schema.label == "number":
-        return Target(kind="regression", shape=(1,))
+        return _describe_numbers(np.asarray(data.memmap("train", "label"))[:, None], (1,))
     vectors = any(op.on_labels for op in params.postprocess)
     return Target(kind="soft_labels" if vectors else "class", shape=(len(data.shards.classes),))
+
+
+def _describe_numbers(values: np.ndarray, shape: tuple[int, ...]) -> Target:
+    """Numbers to predict of `shape`, with mean and scale of the training split's `values` (rows,
+    targets); those that never change have a scale of 1.
+    """
+    values = np.asarray(values, np.float64)
+    scale = values.std(axis=0)
+    return Target(
+        kind="regression",
+        shape=shape,
+        mean=tuple(values.mean(axis=0).tolist()),
+        scale=tuple(np.where(scale > 0, scale, 1.0).tolist()),
+    )

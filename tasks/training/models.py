@@ -33,17 +33,21 @@ from tasks.training.transformers import (
 )
 
 Shape = tuple[int, ...]
+BUILT_IN = ("small_cnn", "mlp")  # of those that predict numbers
 INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; else features
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """What is predicted: one of `shape[0]` classes (labels as numbers, or as vectors where they are
-    mixed), numbers of `shape`, or after each token one of `shape[0]` tokens.
+    mixed), numbers of `shape`, or after each token one of `shape[0]` tokens. Of numbers `mean` and
+    `scale` (targets,) are those of the training split, if known.
     """
 
     kind: Literal["class", "soft_labels", "regression", "next_token"]
     shape: Shape
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
 
     @property
     def metric(self) -> str:
@@ -101,6 +105,8 @@ def build_models(
             f"model.name: {settings.name} returned {found}; expected a keras.Model with output"
             f" shape {expected}"
         )
+    if target.scale and settings.name in BUILT_IN and not settings.from_file:
+        network = _rescale_outputs(network, target)
     if settings.weights:
         load_weights(network, Path(settings.weights))
     freeze_layers(network, settings.freeze)
@@ -117,6 +123,15 @@ def build_models(
         target=target,
         emulation=parse_emulation(settings.options) if emulated else None,
     )
+
+
+def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
+    """The network with outputs in the unit of the numbers to predict: a step of the optimizer moves
+    them as far whatever that unit is.
+    """
+    times = math.prod(target.shape) // len(target.scale)  # the horizon of a series
+    layer = layers.Rescaling(list(target.scale) * times, list(target.mean) * times, name="unit")  # pyright: ignore[reportArgumentType]
+    return keras.Model(network.inputs, layer(network.outputs[0]), name=network.name)
 
 
 def small_cnn(

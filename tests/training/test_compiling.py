@@ -22,7 +22,7 @@ from tasks.errors import UnknownModel
 from tasks.params import check
 from tasks.results.train import HeldOut, TrainResult
 from tasks.settings import ModelSettings, TrainSettings
-from tasks.train import find_weakness
+from tasks.train import check_direction, find_weakness
 from tasks.training.callbacks import dump_state, make_callbacks
 from tasks.training.compiling import compile_model, make_schedule
 from tasks.training.model_files import check_savable, load_model, save_model
@@ -179,6 +179,40 @@ def test_names_and_arguments_reach_keras(own):
     assert models.network.loss.get_config()["from_logits"] is True
     seen = models.network.evaluate(np.zeros((4, 4)), np.zeros(4), verbose=0, return_dict=True)
     assert {*seen} == {"loss", "accuracy", "sparse_top_k_categorical_accuracy"}
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e6])
+def test_numbers_are_learned_whatever_their_unit(unit):
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(256, 4)).astype(np.float32)
+    labels = (unit * (3 + inputs[:, :1])).astype(np.float32)
+    keras.utils.set_random_seed(0)
+    models = build_models(
+        ModelSettings(name="mlp", options={"width": 16}),
+        input_shape=(4,),
+        dtype="float32",
+        target=Target(
+            kind="regression",
+            shape=(1,),
+            mean=(float(labels.mean()),),
+            scale=(float(labels.std()),),
+        ),
+        postprocess=(),
+    )
+    settings = TrainSettings(learning_rate=0.01, schedule="constant")
+    compile_model(models.network, settings, target=models.target, steps=32)
+    models.network.fit(inputs, labels, batch_size=8, epochs=4, verbose=0)
+    assert np.abs(models.network.predict(inputs, verbose=0) - labels).mean() < 0.3 * unit
+
+
+def test_early_stopping_asks_what_is_better_of_a_metric_that_keras_does_not_know():
+    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    network.compile(loss="mse", metrics=[lambda truth, guess: keras.ops.mean(guess)])
+    network.evaluate(np.zeros((2, 4)), np.zeros((2, 4)), verbose=0)
+    stopping = {"monitor": "val_lambda"}
+    with pytest.raises(UnknownModel, match=r"early_stopping\.mode: .* set max or min"):
+        check_direction(network, TrainSettings(early_stopping=stopping))
+    check_direction(network, TrainSettings(early_stopping={**stopping, "mode": "max"}))
 
 
 def test_a_model_that_ends_in_a_softmax_gets_a_loss_of_probabilities(tmp_path, monkeypatch):
