@@ -11,6 +11,7 @@ import numpy as np
 
 from tasks.data.sources import time_series
 from tasks.data.sources.base import Rejected
+from tasks.data.sources.delimited import find_delimiter
 from tasks.data.sources.table import code_rows
 from tasks.data.sources.tabular import check_columns, read_table
 from tasks.errors import UnreadableSource
@@ -22,7 +23,7 @@ from tasks.training.inference import TrainedModel
 def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
     schema = trained.spec.schema
-    table = read_table(path, _settings(trained))
+    table = read_table(path, _settings(trained, path))
     check_columns(table, schema.columns, keys="the header of the table")
     values, reasons = code_rows(table, schema)
 
@@ -41,7 +42,8 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The last window of a series in a CSV, Parquet or .npy file, or every one."""
     spec = trained.spec
     named = {} if path.suffix == ".npy" else {"numeric": list(spec.schema.columns)}
-    series = time_series.scan(_settings(trained).model_copy(update={"path": str(path), **named}))
+    settings = _settings(trained, path).model_copy(update={"path": str(path), **named})
+    series = time_series.scan(settings)
     steps, length = len(series.values), spec.window.length
     if series.values.shape[1:] != spec.schema.shape:
         raise UnreadableSource(
@@ -64,7 +66,20 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     )
 
 
-def _settings(trained: TrainedModel) -> DataSettings:
-    """How the training read its file; 1.234 is what it was there, though no comma may show it."""
-    comma = trained.spec.schema.decimal == ","
-    return trained.spec.data.model_copy(update={"decimal": ","}) if comma else trained.spec.data
+def _settings(trained: TrainedModel, path: Path) -> DataSettings:
+    """How the training read its file; 1.234 is what it was there, though no comma may show it.
+    Where commas divide the cells of a file, its numbers have points.
+    """
+    data = trained.spec.data
+    if trained.spec.schema.decimal != ",":
+        return data
+    return data.model_copy(update={"decimal": "." if _has_comma_cells(path, data) else ","})
+
+
+def _has_comma_cells(path: Path, data: DataSettings) -> bool:
+    """Whether commas divide the cells of a file, of which there are several in a row."""
+    if not path.is_file() or path.suffix in (".parquet", ".npy"):
+        return False
+    with path.open(encoding=data.encoding, errors="replace") as file:
+        several = "," in file.readline()
+    return several and find_delimiter(path, data)[0] == ","

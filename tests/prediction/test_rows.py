@@ -58,6 +58,20 @@ def test_numbers_have_the_decimal_mark_of_the_training(tmp_path):
         assert isinstance(row, Example) and row.value == [number]
 
 
+@pytest.mark.parametrize(
+    ("text", "number"), [("a,b\n70.500,1\n", 70.5), ("a;b\n70.500;1\n", 70500)]
+)
+def test_where_commas_divide_cells_numbers_have_points(tmp_path, text, number):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    schema = RecordSchema(
+        payload="raw", shape=(2,), dtype="float32", columns=("a", "b"), decimal=","
+    )
+    trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
+    (row,) = read_rows(path, trained, Wanted()).items
+    assert isinstance(row, Example) and row.value.tolist() == [number, 1]
+
+
 def test_the_likeliest_classes_are_named_with_their_probabilities():
     spec = spec_of(classes=("cat", "dog"))
     item = Prediction(example=Example(id="1", value=b""), output=np.array([0.25, 0.75]))
