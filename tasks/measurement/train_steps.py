@@ -84,7 +84,7 @@ def make_model_only_step(
         if pipeline.plan.spec.schema.payload == "text"
         else repeat_batch(next(pipeline.batches()))
     )
-    feed = replace(Feed.of(pipeline, settings), gather=None)
+    feed = Feed.of(pipeline, settings, gathers=False)
     step = _train_function(models, settings, feed)
     return lambda: wait_for_loss(step(batches))
 
@@ -104,7 +104,7 @@ def make_reference_step(
         epoch=epoch,
     )
     batches = repeat_batch((postprocessed[feature], labels))
-    feed = replace(Feed.of(pipeline, settings), gather=None, stored=False, segments=None)
+    feed = replace(Feed.of(pipeline, settings, gathers=False), stored=False, segments=None)
     step = _train_function(models, settings, feed)
     return lambda: wait_for_loss(step(batches))
 

@@ -60,10 +60,8 @@ def compile_model(
     if getattr(model, "compiled", False):
         _keep_own(model, settings)
         return
-    packed, outputs = (
-        isinstance(model, PackedModel),
-        {"from_logits": not gives_probabilities(model)},
-    )
+    packed = isinstance(model, PackedModel)
+    outputs = {"from_logits": not gives_probabilities(model)}
     loss = make_named(
         LOSSES[target.kind] if settings.loss == AUTO else settings.loss,
         keras.losses,
@@ -151,7 +149,7 @@ def make_schedule(settings: TrainSettings, *, steps: int) -> Any:
 def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[str, Any]) -> Any:
     """What a name, or {name: arguments}, stands for: an instance of a class of Keras' `module`, or
     what is one's own, a class or a function that is called with its arguments. `defaults` are for
-    those arguments that a class of Keras takes.
+    those arguments that a class takes.
 
     Raises:
       UnknownModel: it does not exist, or does not take these arguments.
@@ -168,6 +166,7 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
                 f"{key}: Keras has no {name} among its {key.rpartition('.')[2]};"
                 " your own: package.module:name"
             )
+    if inspect.isclass(kind):
         taken = inspect.signature(kind).parameters
         given = {name: value for name, value in defaults.items() if name in taken} | given
     try:

@@ -86,12 +86,14 @@ class Feed:
     class_weights: np.ndarray | None = None
 
     @classmethod
-    def of(cls, pipeline: InputPipeline, settings: TrainSettings) -> Feed:
-        """What a pipeline feeds the steps of a training."""
+    def of(cls, pipeline: InputPipeline, settings: TrainSettings, *, gathers: bool = True) -> Feed:
+        """What a pipeline feeds the steps of a training; where batches are ready no step `gathers`,
+        and no split is brought to the device for it.
+        """
         return cls(
             steps_per_epoch=pipeline.steps_per_epoch,
             stored=bool(pipeline.plan.device_ops),
-            gather=pipeline.gather_fn() if pipeline.plan.gathers_on_device else None,
+            gather=pipeline.gather_fn() if gathers and pipeline.plan.gathers_on_device else None,
             segments=pipeline.segments,
             class_weights=compute_class_weights(settings.class_weights, pipeline.data),
         )

@@ -157,6 +157,20 @@ def test_names_that_do_not_exist_are_refused(settings, said):
         make_step_model(build(), TrainSettings(**settings), Feed(steps_per_epoch=3, stored=False))
 
 
+def test_an_optimizer_class_of_ones_own_gets_the_rate(tmp_path, monkeypatch):
+    (tmp_path / "own_optimizer.py").write_text(
+        "import keras\n\n\nclass Slow(keras.optimizers.SGD):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = TrainSettings(
+        optimizer="own_optimizer:Slow", learning_rate=0.25, schedule="constant"
+    )
+    network = build().network
+    compile_model(network, settings, target=CLASSES, steps=3)
+    assert type(network.optimizer).__name__ == "Slow"
+    assert float(network.optimizer.learning_rate) == 0.25
+
+
 def test_builder_and_params_cannot_both_compile(own):
     models = build(f"{own}:build")
     with pytest.raises(UnknownModel, match=r"train.loss: the model's builder compiles it"):
