@@ -200,13 +200,13 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             lock_fds=workspace.lock_fds,
             owner=workspace.owner,
         )
-        identified = []
-        if IDENTITIES in stage_env.stale:
-            # DVC is asked again, so that only stages that it concerns run.
-            identified = [replace(_run_stage(IDENTITIES, stage_env, []), ran=False)]
-            stage_env = replace(stage_env, stale=_stale_stages(workspace, environment))
         try:
             with share_imports(stage_env) as served, say_how_to_resume(run_name, workspace):
+                identified = []
+                if IDENTITIES in served.stale:
+                    # DVC is asked again, so that only stages that it concerns run.
+                    identified = [replace(_run_stage(IDENTITIES, served, []), ran=False)]
+                    served = replace(served, stale=_stale_stages(workspace, environment))
                 yield Run(
                     name=run_name,
                     workspace=workspace,
