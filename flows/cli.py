@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from typing import Annotated
 
 import typer
 
+from flows.changed_params import join_overlays
 from flows.credentials import use_running_servers
 from flows.parameters import OVERRIDE, Changes, check_name
-from flows.resolution import join_overlays, resolve, share_resolved
+from flows.resolution import resolve, share_resolved
 from flows.temporary_server import prefect_server
 from flows.terminal import Detail, show_on_terminal
 from tasks.errors import InvalidParams, UserError
@@ -81,9 +83,24 @@ MeasureAgainOption = Annotated[
 def run_command(command: Callable[..., None]) -> None:
     """Parse the command line and run the command."""
     collect_garbage_as_usual()
+    if several := find_lonely_override(sys.argv[1:]):
+        raise SystemExit(f"{several} has no --set before it: --set KEY=VALUE --set KEY=VALUE")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     app()
+
+
+def find_lonely_override(arguments: Sequence[str]) -> str | None:
+    """The first argument that is KEY=VALUE and follows no option.
+
+    >>> find_lonely_override(["--set", "batch_size=8", "train.epochs=1"])
+    'train.epochs=1'
+    """
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return next(
+        (one for before, one in pairs if OVERRIDE.fullmatch(one) and not before.startswith("-")),
+        None,
+    )
 
 
 def print_comparison(compared: Comparison, where: str) -> None:

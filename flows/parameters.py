@@ -145,10 +145,13 @@ class Changes(BaseModel):
         default={}, description="mappings to merge into params.yaml, as JSON"
     )
 
-    def overlays(self) -> list[Mapping[str, Any]]:
-        """Preset and overlay, in the order in which they are merged into params.yaml."""
+    def overlays(self) -> dict[str, Mapping[str, Any]]:
+        """Preset and overlay by their names, in the order in which they are merged into
+        params.yaml.
+        """
         preset = {} if self.preset == NO_PRESET else read_yaml(Path(self.preset))
-        return [overlay for overlay in (preset, self.overlay) if overlay]
+        named = {self.preset: preset, "overlay": self.overlay}
+        return {name: overlay for name, overlay in named.items() if overlay}
 
     def settings(self, own: Mapping[str, Any]) -> list[str]:
         """Everything else, as KEY=VALUE; of the numbers those that were given and differ from

@@ -7,26 +7,20 @@ them on; a flow that was started from the UI resolves them itself.
 
 from __future__ import annotations
 
-import re
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
-from typing import Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from flows.access_policy import AccessPolicy, is_confined, load_limits
+from flows.changed_params import NamedChanges, drop_pipelines, dump_params
 from flows.parameters import Changes
 from tasks.errors import InvalidParams, did_you_mean
 from tasks.params import Params, check
 from tasks.params_checks import RAW
-from tasks.params_file import PARAMS_FILE, apply_overrides, parse_yaml, read_yaml_text
+from tasks.params_file import PARAMS_FILE, parse_yaml, read_yaml_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +50,6 @@ class ResolvedParams:
     changed: bool
 
 
-# Words and paths: plain text wherever they stand.
-_PLAIN = re.compile(r"\w[\w/. -]*(?<! )")
 _SHARED: ContextVar[ResolvedParams | None] = ContextVar("shared", default=None)
 
 
@@ -85,106 +77,32 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
         return shared
     text = read_yaml_text(project / PARAMS_FILE)
     own = parse_yaml(text, PARAMS_FILE.name)
-    overlays, overrides = changes.overlays(), changes.settings(own)
-    changed = bool(overlays or overrides)
-    merged = _merge(text, overlays, overrides) if changed else None
-    document = own if merged is None else parse_yaml(_dump(merged), PARAMS_FILE.name)
+    named = NamedChanges(overlays=changes.overlays(), overrides=changes.settings(own))
+    changed = bool(named.overlays or named.overrides)
+    merged = named.apply(text) if changed else None
+    document = own if merged is None else parse_yaml(dump_params(merged), PARAMS_FILE.name)
     if is_confined():  # before the check below, which imports what the parameters name
         AccessPolicy(project=project, own=own, limits=load_limits(project)).check(document)
-    params = check(document)
+    try:
+        params = check(document)
+    except InvalidParams as error:
+        raise InvalidParams([named.name_origin(problem) for problem in error.problems]) from error
     _check_pipelines_exist(params, only)
     complete = text
     if merged is not None:
         params = _select(params, project, only)
-        merged["data"]["path"] = params.data.path
-        complete = _dump(merged)
+        merged["data"] |= {"path": params.data.path, "fetch": params.data.fetch}
+        complete = dump_params(merged)
         text = drop_pipelines(complete, merged["pipelines"].keys() - params.pipelines.keys())
     return ResolvedParams(
         request=request, text=text, complete=complete, params=params, changed=changed
     )
 
 
-def _merge(text: str, overlays: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> Any:
-    """A document that keeps order and comments, with overlays and overrides merged into it."""
-    document = YAML().load(text)
-    for overlay in overlays:
-        merge(document, overlay)
-    apply_overrides(document, overrides)
-    return document
-
-
-def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
-    """Merge nested mappings into a document; everything but mappings is replaced, and so is a
-    mapping that ends in `!`.
-    """
-    for key, value in overlay.items():
-        if key.endswith("!"):
-            document[key.removesuffix("!")] = value
-        elif isinstance(value, Mapping) and isinstance(document.get(key), dict):
-            merge(document[key], value)
-        else:
-            document[key] = value
-
-
-def drop_pipelines(text: str, names: Collection[str]) -> str:
-    """The text of params.yaml without these configurations."""
-    document = YAML().load(text)
-    for name in names:
-        del document["pipelines"][name]
-    return _dump(document)
-
-
-def join_overlays(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The overlay that changes what two change one after the other.
-
-    >>> join_overlays({"pipelines!": {"a": {}}}, {"pipelines": {"b": {}}, "batch_size": 8})
-    {'pipelines!': {'a': {}, 'b': {}}, 'batch_size': 8}
-    """
-    joined = deepcopy(dict(first))
-    for key, value in second.items():
-        name = key.removesuffix("!")
-        replaces = f"{name}!" in joined
-        before = joined.pop(f"{name}!", None) or joined.pop(name, None)
-        if key.endswith("!") or not isinstance(value, Mapping) or before is None:
-            joined[key] = value
-        elif not isinstance(before, Mapping):
-            joined[f"{name}!"] = value
-        elif replaces:
-            merge(before := dict(before), value)
-            joined[f"{name}!"] = before
-        else:
-            joined[name] = join_overlays(before, value)
-    return joined
-
-
-def _dump(document: Any) -> str:
-    """The text of a document, with its comments, that any parser reads as the same values."""
-    yaml = YAML()
-    yaml.width = 160
-    text = StringIO()
-    yaml.dump(_quoted(document), text)
-    return text.getvalue()
-
-
-def _quoted(value: Any) -> Any:
-    """A document in which texts are quoted that are more than words or paths: what a plain one may
-    hold depends on where it stands, and on the parser.
-    """
-    if isinstance(value, dict):
-        for key in list(value):
-            if _quoted(key) is not key:
-                value[_quoted(key)] = value.pop(key)
-            value[key] = _quoted(value[key])
-    elif isinstance(value, list):
-        value[:] = [_quoted(item) for item in value]
-    elif type(value) is str and not _PLAIN.fullmatch(value):
-        return DoubleQuotedScalarString(value)
-    return value
-
-
 def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
     """The parameters for a worktree: the configurations `only`, if any are given; data that it
-    cannot have at the same relative path, by its absolute one.
+    cannot have at the same relative path, by its absolute one; nothing to fetch that the data are
+    not in.
     """
     chosen = {name: config for name, config in params.pipelines.items() if name in only}
     path = Path(params.data.path)
@@ -195,10 +113,12 @@ def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
         if own_data and not (same_path and not _is_mixed(project, path))
         else {}
     )
+    fetched = (project / RAW / params.data.fetch).resolve()
+    needless = {} if (project / path).resolve().is_relative_to(fetched) else {"fetch": "none"}
     return replace(
         params,
         pipelines=chosen or params.pipelines,
-        data=params.data.model_copy(update=absolute),
+        data=params.data.model_copy(update=absolute | needless),
     )
 
 

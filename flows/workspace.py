@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.changed_params import drop_pipelines
 from flows.dvc_calls import DVC, LOCK_FILE, dvc_environment, run_supervised
 from flows.locks import hold, hold_if_free
 from flows.parameters import check_name
-from flows.resolution import ResolvedParams, drop_pipelines
+from flows.resolution import ResolvedParams
 from tasks.errors import WorkspaceProblem
 from tasks.files import atomic_file
 from tasks.layout import WORKSPACES, Layout

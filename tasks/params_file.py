@@ -45,7 +45,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
         ValueError,
         RecursionError,
     ) as error:  # not YAML; a date or number that cannot be; nested without end
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         hint = ". Quote module:name within brackets, which DVC reads no other way"
         raise InvalidParams(
             [f"{name} is not valid YAML: {reason}{hint if COLON in reason else ''}"]

@@ -10,7 +10,7 @@ import pytest
 from project import ROOT, SMALL
 from ruamel.yaml import YAML
 
-from flows.resolution import merge
+from flows.changed_params import merge
 from tasks.assembly.inputs import open_inputs
 from tasks.assembly.model import build_models_for
 from tasks.data.shards import read_shard_index

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from project import SMALL, write_params
 from ruamel.yaml import YAML
 
+from flows.changed_params import NamedChanges, dump_params, join_overlays, merge
 from flows.parameters import Changes, find_numbers
-from flows.resolution import _dump, join_overlays, merge, resolve, share_resolved
+from flows.resolution import resolve, share_resolved
 from tasks.errors import InvalidParams
 from tasks.params_file import parse_yaml, read_yaml
 
@@ -162,7 +163,7 @@ def test_an_overlay_s_values_are_merged_whatever_their_text(project, monkeypatch
 def test_any_value_of_an_override_reads_as_itself(value):
     document = YAML().load("a: {b: 1}\nc:\n  - d\n")
     merge(document, {"a": {"b": value, "e": [value]}})
-    assert parse_yaml(_dump(document), "it")["a"] == {"b": value, "e": [value]}
+    assert parse_yaml(dump_params(document), "it")["a"] == {"b": value, "e": [value]}
 
 
 OVERLAY = st.dictionaries(
@@ -183,3 +184,37 @@ def test_joined_overlays_change_what_both_change_one_after_the_other(first, seco
     merge(one_by_one, copy.deepcopy(first))
     merge(one_by_one, copy.deepcopy(second))
     assert joined == one_by_one
+
+
+def test_a_problem_names_what_it_comes_from(project):
+    overlay = {"train": {"epoch": 3}, "batch_size": 0}
+    changes = Changes(overlay=overlay, overrides=["train.optimiser=x", "measure={steps: 1}"])
+    with pytest.raises(InvalidParams) as raised:
+        resolve(project, changes)
+    starts = {problem.partition(";")[0] for problem in raised.value.problems}
+    assert starts == {
+        "overlay: train.epoch is not a field",
+        "overlay: batch_size: input should be greater than or equal to 1",
+        "--set train.optimiser=x: train.optimiser is not a field",
+        "--set measure={steps: 1}: measure.steps is not a field",
+    }
+
+
+def test_a_problem_of_the_file_itself_is_the_file_s(project):
+    with (project / "params.yaml").open("a") as file:
+        file.write("measur: {}\n")
+    with pytest.raises(InvalidParams, match=r"params\.yaml: measur is not a field"):
+        resolve(project, Changes(overlay={"batch_size": 8}))
+
+
+def test_what_was_said_of_a_former_value_is_not_said_of_the_new_one():
+    text = "a: 1  # one\nb: {c: 2}  # two\n\n# of d\nd: 3  # three\n"
+    named = NamedChanges(overlays={"it": {"a": 4, "d": 3}}, overrides=["b=5"])
+    assert dump_params(named.apply(text)) == "a: 4\nb: 5\n\n# of d\nd: 3  # three\n"
+
+
+def test_a_known_dataset_is_fetched_where_it_is_the_data_alone(project):
+    overlay = {"data": {"fetch": "fashion_mnist", "path": "my/photos"}}
+    assert resolve(project, Changes(overlay=overlay)).params.data.fetch == "none"
+    overlay["data"]["path"] = "data/raw/fashion_mnist"
+    assert resolve(project, Changes(overlay=overlay)).params.data.fetch == "fashion_mnist"

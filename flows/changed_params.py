@@ -1,0 +1,151 @@
+"""Changes of params.yaml as a document that keeps its order and comments: overlays and single
+values merged into it, and which of them a problem comes from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import reduce
+from io import StringIO
+from operator import getitem
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from tasks.params_file import PARAMS_FILE, apply_overrides
+
+# Words and paths: plain text wherever they stand.
+_PLAIN = re.compile(r"\w[\w/. -]*(?<! )")
+_PROBLEM = re.compile(rf"{re.escape(PARAMS_FILE.name)}: (?P<path>[\w-]+(?:\.[\w-]+)*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedChanges:
+    """What a run changes: overlays by the names that errors give them, merged in their order, then
+    `KEY=VALUE` overrides.
+    """
+
+    overlays: Mapping[str, Mapping[str, Any]]
+    overrides: Sequence[str]
+
+    def apply(self, text: str) -> Any:
+        """The document of a text of params.yaml with these changes."""
+        document = YAML().load(text)
+        for overlay in self.overlays.values():
+            merge(document, overlay)
+        apply_overrides(document, self.overrides)
+        for override in self.overrides:
+            *parents, key = _split_key(override)
+            _drop_comment(reduce(getitem, parents, document), key)
+        return document
+
+    def name_origin(self, problem: str) -> str:
+        """A problem of the changed parameters with what it comes from in place of params.yaml."""
+        found = _PROBLEM.match(problem)
+        path = found["path"].split(".") if found else []
+        for override in reversed(self.overrides):
+            key = _split_key(override)
+            if path and path[: len(key)] == key:
+                return f"--set {override}{problem.removeprefix(PARAMS_FILE.name)}"
+        for name, overlay in reversed(list(self.overlays.items())):
+            if path and _reaches(overlay, path):
+                return f"{name}{problem.removeprefix(PARAMS_FILE.name)}"
+        return problem
+
+
+def _split_key(override: str) -> list[str]:
+    return override.partition("=")[0].strip().split(".")
+
+
+def _reaches(overlay: Any, path: Sequence[str]) -> bool:
+    """Whether an overlay has a value at a path, or one in which it ends."""
+    for part in path:
+        if not isinstance(overlay, Mapping):
+            break
+        key = next((key for key in (part, f"{part}!") if key in overlay), None)
+        if key is None:
+            return False
+        overlay = overlay[key]
+    return True
+
+
+def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
+    """Merge nested mappings into a document; everything but mappings is replaced, and so is a
+    mapping that ends in `!`. A comment next to a value goes with it.
+    """
+    for key, value in overlay.items():
+        name, before = key.removesuffix("!"), document.get(key)
+        if isinstance(value, Mapping) and isinstance(before, dict):
+            merge(before, value)
+        else:
+            document[name] = value
+            if before != value:
+                _drop_comment(document, name)
+
+
+def _drop_comment(document: dict[str, Any], key: str) -> None:
+    """Drop the comment on the line of a key; those on the lines below it stay."""
+    comments = document.ca.items.get(key) if isinstance(document, CommentedMap) else None
+    if comments and (after := comments[2]) and after.value.startswith("#"):
+        after.value = "\n" + after.value.partition("\n")[2]
+
+
+def drop_pipelines(text: str, names: Collection[str]) -> str:
+    """The text of params.yaml without these configurations."""
+    document = YAML().load(text)
+    for name in names:
+        del document["pipelines"][name]
+    return dump_params(document)
+
+
+def join_overlays(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The overlay that changes what two change one after the other.
+
+    >>> join_overlays({"pipelines!": {"a": {}}}, {"pipelines": {"b": {}}, "batch_size": 8})
+    {'pipelines!': {'a': {}, 'b': {}}, 'batch_size': 8}
+    """
+    joined = deepcopy(dict(first))
+    for key, value in second.items():
+        name = key.removesuffix("!")
+        replaces, is_new = f"{name}!" in joined, not {name, f"{name}!"} & joined.keys()
+        before = joined.pop(f"{name}!" if replaces else name, None)
+        if is_new or key.endswith("!") or not isinstance(value, Mapping):
+            joined[key] = value
+        elif not isinstance(before, Mapping):
+            joined[f"{name}!"] = value
+        elif replaces:
+            merge(before := dict(before), value)
+            joined[f"{name}!"] = before
+        else:
+            joined[name] = join_overlays(before, value)
+    return joined
+
+
+def dump_params(document: Any) -> str:
+    """The text of a document, with its comments, that any parser reads as the same values."""
+    yaml = YAML()
+    yaml.width = 160
+    text = StringIO()
+    yaml.dump(_quoted(document), text)
+    return text.getvalue()
+
+
+def _quoted(value: Any) -> Any:
+    """A document in which texts are quoted that are more than words or paths: what a plain one may
+    hold depends on where it stands, and on the parser.
+    """
+    if isinstance(value, dict):
+        for key in list(value):
+            if _quoted(key) is not key:
+                value[_quoted(key)] = value.pop(key)
+            value[key] = _quoted(value[key])
+    elif isinstance(value, list):
+        value[:] = [_quoted(item) for item in value]
+    elif type(value) is str and not _PLAIN.fullmatch(value):
+        return DoubleQuotedScalarString(value)
+    return value
