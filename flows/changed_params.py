@@ -74,21 +74,26 @@ def _reaches(overlay: Any, path: Sequence[str]) -> bool:
     return True
 
 
-def merge(document: dict[str, Any], overlay: Mapping[str, Any]) -> None:
+def merge(document: dict[Any, Any], overlay: Mapping[str, Any]) -> None:
     """Merge nested mappings into a document; everything but mappings is replaced, and so is a
-    mapping that ends in `!`. A comment next to a value goes with it.
+    mapping that ends in `!`. A comment next to a value goes with it; what the document says
+    elsewhere of the same YAML anchor stays.
     """
     for key, value in overlay.items():
-        name, before = key.removesuffix("!"), document.get(key)
-        if isinstance(value, Mapping) and isinstance(before, dict):
-            merge(before, value)
+        replaces = isinstance(key, str) and key.endswith("!")
+        name = key.removesuffix("!") if replaces else key
+        before = None if replaces else document.get(name)
+        merges = isinstance(value, Mapping) and isinstance(before, dict)
+        if not merges and before != value:
+            _drop_comment(document, name)
+        if isinstance(value, Mapping):
+            document[name] = deepcopy(before) if merges else {}
+            merge(document[name], value)
         else:
             document[name] = value
-            if before != value:
-                _drop_comment(document, name)
 
 
-def _drop_comment(document: dict[str, Any], key: str) -> None:
+def _drop_comment(document: dict[Any, Any], key: Any) -> None:
     """Drop the comment on the line of a key; those on the lines below it stay."""
     comments = document.ca.items.get(key) if isinstance(document, CommentedMap) else None
     if comments and (after := comments[2]) and after.value.startswith("#"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
         target: Any = document
         *parents, last = key.strip().split(".")
         for part in parents:
-            target = target.setdefault(part, {}) if isinstance(target, dict) else None
+            if isinstance(target, dict):  # a copy: its YAML anchor may stand elsewhere, too
+                target[part] = deepcopy(target.get(part, {}))
+            target = target[part] if isinstance(target, dict) else None
         if isinstance(target, dict):
             target[last] = value
         else:
