@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.data.columns import column_path, read_ahead
-from tasks.pipelines.cropping import draw_crops, make_crop_fn
+from tasks.pipelines.cropped_rows import make_crop_fn
+from tasks.pipelines.cropping import draw_crops
 from tasks.pipelines.elements import (
     apply_ops,
     random_stream,

@@ -15,7 +15,8 @@ from small_pipelines import CONFIGS, pipeline, prepare_snapshots
 from tasks.pipelines import pixels
 from tasks.pipelines.augmentations import RandomResizedCrop, ResizedCenterCrop
 from tasks.pipelines.boxes import draw_boxes
-from tasks.pipelines.cropping import draw_crops, make_crop_fn
+from tasks.pipelines.cropped_rows import make_crop_fn
+from tasks.pipelines.cropping import draw_crops
 from tasks.pipelines.kernels import compute
 from tasks.pipelines.ops import CenterCrop, Flip, Op, RandomCrop, Resize
 from tasks.pipelines.randomness import RandomStream
