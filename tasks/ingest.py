@@ -29,7 +29,7 @@ from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifes
 from tasks.data.records import RecordSchema, example_key
 from tasks.data.sources.table import fill_medians
 from tasks.data.splits import assign_split
-from tasks.errors import TooManyRejects, UnusableDataset
+from tasks.errors import TooManyRejects, UnreadableSource, UnusableDataset
 from tasks.files import digest_blake2b, digest_json, resumable_folder
 from tasks.layout import Layout, from_here
 from tasks.program import digest_program
@@ -75,11 +75,14 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
                 if isinstance(source, sources.StoredImages)
                 else tuple(sorted(set(rows["label"])))
             )
+        for words in schema.categories:
+            _refuse_alike(settings.path, "categories", words)
         total = len(rows) + len(rejected)
         if schema.label == "class" and schema.payload != "series":
             # Nobody sees blanks around a name; `cat` and `cat ` are one class.
             rows = rows.assign(label=[name.strip() for name in rows["label"]])
             classes = tuple(dict.fromkeys(name.strip() for name in classes))
+            _refuse_alike(settings.path, "classes", classes)
             rows, classes, unnamed = _without_odd_classes(rows, classes)
             rejected += unnamed
         if schema.payload != "series":
@@ -264,6 +267,19 @@ def _without_odd_classes(
         for row in pd.DataFrame(rows[wrong]).to_dict("records")
     ]
     return pd.DataFrame(rows[~wrong]), tuple(name for name in classes if name not in odd), rejected
+
+
+def _refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
+    """Refuse names that are the same to people and to Unicode, and not as stored: macOS writes é as
+    two characters, Linux as one.
+    """
+    spelled: dict[str, str] = {}
+    for name in names:
+        if (other := spelled.setdefault(unicodedata.normalize("NFC", name), name)) != name:
+            raise UnreadableSource(
+                f"{path}: two {what} are both {name}, in two spellings of Unicode, {other!a}"
+                f" and {name!a}; give them one name"
+            )
 
 
 def _class_name_problem(name: str) -> str | None:

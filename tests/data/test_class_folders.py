@@ -79,6 +79,14 @@ def test_where_two_readings_are_possible_a_key_decides(tmp_path, names, words):
     )
 
 
+def test_folders_in_two_spellings_of_unicode_are_refused(tmp_path):
+    names = [f"{name}/{row}.png" for name in ("caf\xe9", "cafe\u0301", "bar") for row in range(9)]
+    lay_out(tmp_path / "photos", *names)
+    settings = DataSettings(source="image_folder", path=str(tmp_path / "photos"))
+    with pytest.raises(UnreadableSource, match=r"two classes are both .*, in two spellings"):
+        ingest(settings, tmp_path / "manifest")
+
+
 def test_texts_without_classes_are_divided_by_their_folders(tmp_path):
     lay_out(tmp_path, "train/1.txt", "train/a/2.txt", "validation/3.txt")
     settings = DataSettings(source="text_folder", path=str(tmp_path), label_kind="none")

@@ -390,6 +390,19 @@ def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tm
         assert np.bincount(manifest.examples["label"]).tolist() == [40, 20]
 
 
+@pytest.mark.parametrize("column", ["label", "color"])
+def test_a_name_in_two_spellings_of_unicode_is_neither_two_classes_nor_two_categories(
+    tmp_path, column
+):
+    names = ["caf\xe9", "cafe\u0301", "bar"]
+    rows = [[row, names[row % 3], "xy"[row % 2]] for row in range(60)]
+    header = "size,label,other" if column == "label" else "size,color,label"
+    path = write(tmp_path, header, rows)
+    settings = DataSettings(source="table", path=str(path), numeric=["size"])
+    with pytest.raises(UnreadableSource, match=r"are both .*, in two spellings of Unicode"):
+        ingest(settings, tmp_path / "manifest")
+
+
 def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
     rows = [[f"text {row}", "ab"[row % 2]] for row in range(50)]
     rows[10][0], rows[30][0] = '"text 10', 'text 30"'
