@@ -7,8 +7,6 @@ of duplicates across.
 
 from __future__ import annotations
 
-import os
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ import pandas as pd
 
 from tasks.cli import stage_cli
 from tasks.data import sources
+from tasks.data.class_names import drop_odd_classes, refuse_alike
 from tasks.data.decoder import Decoder
 from tasks.data.documents import write_documents
 from tasks.data.images import ImageInfo, RejectedImage, inspect_image, inspect_stored
@@ -29,9 +28,10 @@ from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifes
 from tasks.data.records import RecordSchema, example_key
 from tasks.data.sources.table import fill_medians
 from tasks.data.splits import assign_split
-from tasks.errors import TooManyRejects, UnreadableSource, UnusableDataset
+from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_blake2b, digest_json, resumable_folder
 from tasks.layout import Layout, from_here
+from tasks.limits import usable_cores
 from tasks.program import digest_program
 from tasks.progress import echo, echo_problem, echo_result, in_threads, progress
 from tasks.settings import DataSettings, SplitSettings
@@ -76,14 +76,14 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
                 else tuple(sorted(set(rows["label"])))
             )
         for words in schema.categories:
-            _refuse_alike(settings.path, "categories", words)
+            refuse_alike(settings.path, "categories", words)
         total = len(rows) + len(rejected)
         if schema.label == "class" and schema.payload != "series":
             # Nobody sees blanks around a name; `cat` and `cat ` are one class.
             rows = rows.assign(label=[name.strip() for name in rows["label"]])
             classes = tuple(dict.fromkeys(name.strip() for name in classes))
-            _refuse_alike(settings.path, "classes", classes)
-            rows, classes, unnamed = _without_odd_classes(rows, classes)
+            refuse_alike(settings.path, "classes", classes)
+            rows, classes, unnamed = drop_odd_classes(rows, classes)
             rejected += unnamed
         if schema.payload != "series":
             # Two photos with the same bytes are one photo; two rows of numbers that agree are two
@@ -216,7 +216,7 @@ def _from_files(
     with Decoder() as decoder:
         results = list(
             progress(
-                in_threads(examine_one, images, workers=os.cpu_count() or 1),
+                in_threads(examine_one, images, workers=usable_cores()),
                 total=len(images),
                 label="ingest",
             )
@@ -252,43 +252,6 @@ def _from_files(
         notes,
         RecordSchema(payload="encoded", shape=shape, channels=channels),
     )
-
-
-def _without_odd_classes(
-    rows: pd.DataFrame, classes: Sequence[str]
-) -> tuple[pd.DataFrame, tuple[str, ...], list[sources.Rejected]]:
-    """Drop examples whose class has a name that lists of names, one per line, cannot hold."""
-    odd = {name: reason for name in classes if (reason := _class_name_problem(name))}
-    if not odd:
-        return rows, tuple(classes), []
-    wrong = rows["label"].isin(list(odd))
-    rejected = [
-        sources.Rejected(id=row["id"], reason=odd[row["label"]])
-        for row in pd.DataFrame(rows[wrong]).to_dict("records")
-    ]
-    return pd.DataFrame(rows[~wrong]), tuple(name for name in classes if name not in odd), rejected
-
-
-def _refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
-    """Refuse names that are the same to people and to Unicode, and not as stored: macOS writes é as
-    two characters, Linux as one.
-    """
-    spelled: dict[str, str] = {}
-    for name in names:
-        if (other := spelled.setdefault(unicodedata.normalize("NFC", name), name)) != name:
-            raise UnreadableSource(
-                f"{path}: two {what} are both {name}, in two spellings of Unicode, {other!a}"
-                f" and {name!a}; give them one name"
-            )
-
-
-def _class_name_problem(name: str) -> str | None:
-    if not name.strip():
-        return "label missing"
-    if any(unicodedata.category(character) == "Cc" for character in name):
-        what = "a line break" if len(name.splitlines()) > 1 else "characters that cannot be printed"
-        return f"the class name {name!r} has {what}"
-    return None
 
 
 def _without_duplicates(
