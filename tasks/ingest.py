@@ -7,8 +7,6 @@ of duplicates across.
 
 from __future__ import annotations
 
-import os
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ import pandas as pd
 
 from tasks.cli import stage_cli
 from tasks.data import sources
+from tasks.data.class_names import drop_odd_classes, refuse_alike
 from tasks.data.decoder import Decoder
 from tasks.data.documents import write_documents
 from tasks.data.images import ImageInfo, RejectedImage, inspect_image, inspect_stored
@@ -32,6 +31,7 @@ from tasks.data.splits import assign_split
 from tasks.errors import TooManyRejects, UnusableDataset
 from tasks.files import digest_blake2b, digest_json, resumable_folder
 from tasks.layout import Layout, from_here
+from tasks.limits import usable_cores
 from tasks.program import digest_program
 from tasks.progress import echo, echo_problem, echo_result, in_threads, progress
 from tasks.settings import DataSettings, SplitSettings
@@ -75,12 +75,15 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
                 if isinstance(source, sources.StoredImages)
                 else tuple(sorted(set(rows["label"])))
             )
+        for words in schema.categories:
+            refuse_alike(settings.path, "categories", words)
         total = len(rows) + len(rejected)
         if schema.label == "class" and schema.payload != "series":
             # Nobody sees blanks around a name; `cat` and `cat ` are one class.
             rows = rows.assign(label=[name.strip() for name in rows["label"]])
             classes = tuple(dict.fromkeys(name.strip() for name in classes))
-            rows, classes, unnamed = _without_odd_classes(rows, classes)
+            refuse_alike(settings.path, "classes", classes)
+            rows, classes, unnamed = drop_odd_classes(rows, classes)
             rejected += unnamed
         if schema.payload != "series":
             # Two photos with the same bytes are one photo; two rows of numbers that agree are two
@@ -213,7 +216,7 @@ def _from_files(
     with Decoder() as decoder:
         results = list(
             progress(
-                in_threads(examine_one, images, workers=os.cpu_count() or 1),
+                in_threads(examine_one, images, workers=usable_cores()),
                 total=len(images),
                 label="ingest",
             )
@@ -249,30 +252,6 @@ def _from_files(
         notes,
         RecordSchema(payload="encoded", shape=shape, channels=channels),
     )
-
-
-def _without_odd_classes(
-    rows: pd.DataFrame, classes: Sequence[str]
-) -> tuple[pd.DataFrame, tuple[str, ...], list[sources.Rejected]]:
-    """Drop examples whose class has a name that lists of names, one per line, cannot hold."""
-    odd = {name: reason for name in classes if (reason := _class_name_problem(name))}
-    if not odd:
-        return rows, tuple(classes), []
-    wrong = rows["label"].isin(list(odd))
-    rejected = [
-        sources.Rejected(id=row["id"], reason=odd[row["label"]])
-        for row in pd.DataFrame(rows[wrong]).to_dict("records")
-    ]
-    return pd.DataFrame(rows[~wrong]), tuple(name for name in classes if name not in odd), rejected
-
-
-def _class_name_problem(name: str) -> str | None:
-    if not name.strip():
-        return "label missing"
-    if any(unicodedata.category(character) == "Cc" for character in name):
-        what = "a line break" if len(name.splitlines()) > 1 else "characters that cannot be printed"
-        return f"the class name {name!r} has {what}"
-    return None
 
 
 def _without_duplicates(

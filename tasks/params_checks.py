@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,7 +96,12 @@ def find_problems(params: Params) -> list[str]:
             reasons += find_token_window_problems(config)
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
         found += [f"pipelines.{name}.{reason}" for reason in _find_reading_problems(config, params)]
-    return [*found, *_find_task_problems(params), *_find_model_problems(params)]
+    return [
+        *found,
+        *_find_task_problems(params),
+        *_find_model_problems(params),
+        *_find_monitor_problems(params),
+    ]
 
 
 def _find_task_problems(params: Params) -> Iterator[str]:
@@ -253,6 +258,35 @@ def _find_name_problems(params: Params) -> list[str]:
         ]
         if missing
         else []
+    )
+
+
+def _find_monitor_problems(params: Params) -> Iterator[str]:
+    """Early stopping that watches none of the metrics, where params.yaml alone says which those
+    are: a builder of one's own, or a file, may bring others.
+    """
+    stopping, model = params.train.early_stopping, params.model
+    if not stopping or ":" in model.name or model.from_file or params.train.metrics != ["auto"]:
+        return
+    content, kind = SOURCES[params.data.source].content, params.data.label_kind
+    undecided = content == "table" and kind == "auto"
+    number = content == "time series" or (content == "table" and kind == "number")
+    metrics = ["accuracy", "mae"] if undecided else ["mae" if number else "accuracy"]
+    if problem := find_monitor_problem(stopping.monitor, ["loss", *metrics]):
+        yield problem
+
+
+def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
+    """Why early stopping cannot watch this, and what there is; None: it is one of the metrics, of
+    training or of validation.
+    """
+    known = [*(f"val_{name}" for name in metrics), *metrics]
+    if monitor in known:
+        return None
+    close = did_you_mean(monitor, known).partition("known:")[0]
+    return (
+        f"train.early_stopping.monitor: {monitor} is not a metric of this training, which has"
+        f" {', '.join(known)}{close and f'; {close}'}"
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -33,13 +32,13 @@ from tasks.diagnosis.xspace import Trace, read_trace, record_trace
 from tasks.errors import MissingInput, UnknownModel
 from tasks.files import atomic_folder, write_json
 from tasks.layout import Layout
+from tasks.limits import available_memory, usable_cores
 from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from tasks.measurement.other_processes import OtherProcesses
 from tasks.measurement.padding import padding_in_buckets
 from tasks.measurement.steady_state import UNDECIDED_SIDE, WARM_UP_STEPS, Side, SteadyState
 from tasks.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
 from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
-from tasks.memory import available_memory
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.progress import echo, echo_problem, echo_result
 from tasks.reporting.evaluation_plots import plot_evaluation
@@ -209,7 +208,7 @@ def collect_facts(
     config, data, cores = (
         context.params.pipelines[context.name],
         pipeline.data,
-        len(os.sched_getaffinity(0)),
+        usable_cores(),
     )
     state, breakdown = measurements.state, measurements.breakdown
     costs = measure_costs(pipeline, config)

@@ -9,7 +9,6 @@ again.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from tasks.files import (
     resumable_folder,
 )
 from tasks.layout import Layout
+from tasks.limits import usable_cores
 from tasks.pipelines.constraints import find_vector_problems
 from tasks.pipelines.ops import Op, Parse
 from tasks.pipelines.prepared_data import compute_snapshot_key
@@ -157,7 +157,7 @@ def _write_snapshot(
         written = in_threads(
             lambda place: write_or_resume(context, *place),
             _with_row_offsets(chosen),
-            workers=os.cpu_count() or 1,
+            workers=usable_cores(),
         )
         done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
         by_split = {

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import runpy
 import statistics
 import sys
@@ -31,6 +30,7 @@ from tasks.diagnosis.dataset_changes import InputChange, propose_changes
 from tasks.diagnosis.trace_breakdown import break_down, iterator_table
 from tasks.diagnosis.xspace import read_trace, record_trace
 from tasks.errors import UnmeasurableTraining, report_user_errors
+from tasks.limits import usable_cores
 from tasks.measurement.user_training import Gain, UserInput, UserTraining
 from tasks.measurement.verdict import Stall, decide_verdict, judge
 from tasks.progress import echo
@@ -167,7 +167,7 @@ def report_changes(
             echo(f"    {gain} {best[0].text}, measured again")
             best = find_best([(best[0], gain)])
     if best is None:
-        echo(f"  change first: {advise(breakdown, cores=len(os.sched_getaffinity(0)))}")
+        echo(f"  change first: {advise(breakdown, cores=usable_cores())}")
         return None
     echo(f"  change first: {best[0].text} (gains {best[1].factor:.2f} ×)")
     return best[1]

@@ -27,13 +27,14 @@ from tasks.assembly.inputs import (
 )
 from tasks.assembly.model import build_models_for
 from tasks.cli import pipeline_stage_cli
-from tasks.errors import ImpossiblePlan, UnknownModel, did_you_mean
+from tasks.errors import ImpossiblePlan, UnknownModel
 from tasks.files import digest_file, digest_json
 from tasks.layout import MODEL_FILE, Layout
 from tasks.measurement.gpus import used_gpus, visible_gpus
 from tasks.measurement.hardware import UsageMonitor, describe_machine
 from tasks.measurement.held_out import describe_held_out, describe_next_tokens
 from tasks.params import Params
+from tasks.params_checks import find_monitor_problem
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.prepared_data import PreparedData
 from tasks.pipelines.steps import TokenWindow
@@ -64,6 +65,8 @@ from tasks.training.models import Models, Target
 from tasks.training.step_model import Feed, find_network, make_step_model
 from tasks.training.train_function import TrainFunction
 from tasks.training.transformers import TransformerEncoder
+
+LEAST_STEPS = 3  # in an epoch; below, the batches are about as large as the split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,13 +186,9 @@ def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: T
     Raises:
       UnknownModel: there is no such metric.
     """
-    monitor = settings.early_stopping.monitor if settings.early_stopping else "loss"
-    name = monitor.removeprefix("val_")
-    if settings.early_stopping and name not in first:
-        raise UnknownModel(
-            f"train.early_stopping.monitor: {monitor} is not a metric of this model;"
-            f" {did_you_mean(monitor, [f'val_{name}' for name in first])}"
-        )
+    stopping = settings.early_stopping
+    if stopping and (problem := find_monitor_problem(stopping.monitor, first)):
+        raise UnknownModel(problem)
     if target.kind == "next_token" and target.metric not in first:
         raise UnknownModel(
             f"the model's builder compiles it without {target.metric}, by which models of next"
@@ -345,6 +344,20 @@ def summarize(result: TrainResult) -> str:
     return ", ".join([rate, *(f"{name} {value:.4f}" for name, value in figures.items())])
 
 
+def find_few_steps(
+    examples: int, batch_size: int, *, steps_per_epoch: int, epochs: int, what: str = "examples"
+) -> str | None:
+    """What to say where an epoch is hardly a training: so few batches; None where it is."""
+    if steps_per_epoch >= LEAST_STEPS:
+        return None
+    batches = "1 batch" if steps_per_epoch == 1 else f"{steps_per_epoch} batches"
+    return (
+        f"{examples:,} training {what} are {batches} of at most {batch_size:,}: the model learns in"
+        f" {steps_per_epoch * epochs:,} train steps in all; for more lower batch_size or raise"
+        " train.epochs"
+    )
+
+
 def find_weakness(result: TrainResult, *, steps: int) -> str | None:
     """Why a model of so many train `steps` is of no use: no better than a constant prediction
     beyond chance; None where it is.
@@ -360,6 +373,31 @@ def find_weakness(result: TrainResult, *, steps: int) -> str | None:
         f" beyond chance than a constant prediction's {held_out.constant_metric:.4g}, after"
         f" {steps:,} train steps; for more of them raise train.epochs or lower batch_size"
     )
+
+
+def echo_start(name: str, params: Params, training: InputPipeline, models: Models) -> None:
+    """Say what is trained, and what about it may not be meant."""
+    what = "windows" if training.plan.window else "examples"
+    echo(
+        f"train {name}: {training.plan}; {models.network.count_params():,} weights,"
+        f" {training.examples:,} {what}"
+    )
+    few = find_few_steps(
+        training.examples,
+        training.batch_size,
+        steps_per_epoch=training.steps_per_epoch,
+        epochs=params.train.epochs,
+        what=what,
+    )
+    if few and not models.emulation:
+        echo_problem(few)
+    if training.data.snapshot.vocabulary:
+        echo(
+            "  model.keras takes token numbers, int32 and padded with 0, not strings; one that"
+            f" takes these: `python -m tasks.export --pipeline {name} --out FOLDER`"
+        )
+    if visible_gpus()[1]:
+        echo(f"  {visible_gpus()[1]}")
 
 
 def main() -> None:
@@ -388,18 +426,7 @@ def main() -> None:
             window=params.window,
             data_digest=data.shards.data_digest,
         )
-        what = "windows" if pipelines.train.plan.window else "examples"
-        echo(
-            f"train {name}: {pipelines.train.plan}; {models.network.count_params():,} weights,"
-            f" {pipelines.train.examples:,} {what}"
-        )
-        if data.snapshot.vocabulary:
-            echo(
-                "  model.keras takes token numbers, int32 and padded with 0, not strings; one that"
-                f" takes these: `python -m tasks.export --pipeline {name} --out FOLDER`"
-            )
-        if visible_gpus()[1]:
-            echo(f"  {visible_gpus()[1]}")
+        echo_start(name, params, pipelines.train, models)
         needs = None
         if modules := layer_modules(params):
             needs = check_savable(models.full_model, sorted(modules))

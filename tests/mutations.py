@@ -944,9 +944,9 @@ FAULTS = (
     ),
     Fault(
         "a group further up has no limit",
-        "for level in (folder, *folder.parents):",
-        "for level in (folder,):",
-        ("tests/test_memory.py",),
+        "levels = (folder, *folder.parents)",
+        "levels = (folder,)",
+        ("tests/test_limits.py",),
     ),
     Fault(
         "memory is in MiB",

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.postgres import installed
-from tasks.memory import memory_cgroups
+from tasks.limits import VERSIONS, list_cgroups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +59,17 @@ def make_memory_cgroup() -> Path | None:
     It is below this process's own, or below one further up: version 2 has no limits below a cgroup
     with processes.
     """
-    for version, group, mount in memory_cgroups(Path("/proc/self")):
-        for parent in (group, *group.parents):
+    for kind, levels in list_cgroups(Path("/proc/self"), "memory"):
+        limit = VERSIONS[kind].limit
+        for parent in levels:
             made = parent / f"throughline-{os.getpid()}"
             try:
                 made.mkdir()
             except OSError:
                 continue
-            if (made / version.limit).exists():
-                return made / version.limit
+            if (made / limit).exists():
+                return made / limit
             made.rmdir()
-            if parent == mount:
-                break
     return None
 
 

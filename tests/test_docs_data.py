@@ -59,10 +59,10 @@ def write_flowers(path: Path) -> None:
 def write_prices(path: Path) -> None:
     rows = [
         f"{number};2024-03-{1 + number % 28:02d};{'n/a' if number == 7 else f'{50 + number},5'};"
-        f'{("North", "Süd")[number % 2]};"1.{200 + number}.000,00"'
+        f'{("North", "South")[number % 2]};"1.{200 + number}.000,00"'
         for number in range(EXAMPLES)
     ]
-    path.write_text("\n".join(["id;date;area;district;price", *rows]), encoding="latin-1")
+    path.write_text("\n".join(["id;date;area;district;price", *rows]))
 
 
 def write_power(path: Path) -> None:

@@ -43,7 +43,7 @@ LAYERS = (
         "tasks.garbage",
         "tasks.layout",
         "tasks.libraries",
-        "tasks.memory",
+        "tasks.limits",
         "tasks.program",
         "tasks.progress",
         "tasks.results",

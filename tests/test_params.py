@@ -291,6 +291,32 @@ def test_a_model_of_images_is_refused_for_a_table_before_anything_runs():
         check(changed)
 
 
+@pytest.mark.parametrize(
+    ("data", "monitor", "said"),
+    [
+        (
+            "image_folder",
+            "val_acuracy",
+            "val_loss, val_accuracy, loss, accuracy; did you mean val_accuracy?",
+        ),
+        ("image_folder", "acc", "training, which has val_loss, val_accuracy, loss, accuracy"),
+        ("image_folder", "val_mae", "has val_loss, val_accuracy, loss, accuracy"),
+        ("time_series", "val_accuracy", "has val_loss, val_mae, loss, mae"),
+        ("table", "val_auc", "has val_loss, val_accuracy, val_mae, loss, accuracy, mae"),
+        ("table", "val_mae", None),
+        ("image_folder", "accuracy", None),
+    ],
+)
+def test_early_stopping_watches_a_metric_there_is(data, monitor, said):
+    stopping = {"train__early_stopping": f"{{monitor: {monitor}}}", "data__source": data}
+    if said is None:
+        assert check(document(**stopping))
+    else:
+        assert said in problems(**stopping)
+    own = {**stopping, "train__metrics": "[auto, {mean: {name: acc}}]"}
+    assert check(document(**own)), "which is asked before the first step"
+
+
 def test_every_field_of_a_configuration_has_a_description():
     assert all(
         field.description or name in ("map", "shuffle", "decode")

@@ -14,7 +14,7 @@ from typing import Literal
 from tasks.data.tfrecord import read_records
 from tasks.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
 from tasks.layout import Layout
-from tasks.memory import available_memory
+from tasks.limits import available_memory
 from tasks.params import Params
 from tasks.pipelines.input_pipeline import InputPipeline
 from tasks.pipelines.ops import Load, Parse

@@ -34,7 +34,7 @@ from tasks.errors import (
     rebuild_hint,
 )
 from tasks.files import digest_blake3, digest_file, write_json
-from tasks.memory import available_memory
+from tasks.limits import available_memory
 
 INDEX = "index.json"
 MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead

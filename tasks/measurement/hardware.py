@@ -4,7 +4,6 @@ through NVML).
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import statistics
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 import pynvml
 
+from tasks.limits import usable_cores
 from tasks.measurement.gpus import visible_gpus
 from tasks.progress import echo_problem
 from tasks.results.base import Usage
@@ -157,7 +157,7 @@ def describe_machine() -> dict[str, str | int | float | list[str]]:
     handles, _ = visible_gpus()
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
         "driver": str(pynvml.nvmlSystemGetDriverVersion()) if handles else "none",
@@ -200,7 +200,7 @@ def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
     """CPU time as a percentage of what the cores of this process offer; the system's clock ticks
     are coarse, so a very short time could exceed 100, where it is cut off.
     """
-    return min(100.0, 100 * cpu_s / (wall_s * len(os.sched_getaffinity(0)))) if wall_s else None
+    return min(100.0, 100 * cpu_s / (wall_s * usable_cores())) if wall_s else None
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+
+from tasks.limits import usable_cores
 
 AUTOTUNE = -1  # tf.data.AUTOTUNE, without TensorFlow
 
@@ -31,7 +32,7 @@ class Parallelism:
 
     def num_parallel_calls(self) -> int | None:
         """The argument of that name of tf.data's transformations, on this machine."""
-        words = {"none": None, "auto": AUTOTUNE, "cores": len(os.sched_getaffinity(0))}
+        words = {"none": None, "auto": AUTOTUNE, "cores": usable_cores()}
         return words[self.setting] if isinstance(self.setting, str) else self.setting
 
     def threads(self, cores: int) -> int:

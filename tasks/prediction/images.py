@@ -4,7 +4,6 @@ images. Files are examined and converted as ingest does it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from tasks.data.sources.class_folders import ClassFolders, list_class_folders
 from tasks.data.sources.image_folder import SUFFIXES
 from tasks.data.sources.tabular import TABLES, check_columns, read_table
 from tasks.errors import UnreadableSource
+from tasks.limits import usable_cores
 from tasks.pipelines.shapes import ops_until_uniform
 from tasks.prediction.examples import Example, Examples, Wanted, as_arrays, in_batches
 from tasks.progress import in_threads, note
@@ -88,7 +88,7 @@ def _examine(named: Sequence[tuple[str, Path]], root: Path, trained: TrainedMode
         with TemporaryDirectory(prefix="throughline-") as folder, Decoder() as decoder:
             for some in in_batches(named, FILES_AT_ONCE):
                 one = partial(_call, examine, decoder, Path(folder))
-                yield from in_threads(one, some, workers=os.cpu_count() or 1)
+                yield from in_threads(one, some, workers=usable_cores())
 
     return Examples(items=items(), total=len(named))
 

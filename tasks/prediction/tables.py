@@ -23,7 +23,7 @@ from tasks.training.inference import TrainedModel
 def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
     schema = trained.spec.schema
-    table = read_table(path, _settings(trained, path))
+    table = read_table(path, _settings(trained, path), likely_decimal=schema.decimal)
     check_columns(table, schema.columns, keys="the header of the table")
     values, reasons = code_rows(table, schema)
 
@@ -43,7 +43,7 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     spec = trained.spec
     named = {} if path.suffix == ".npy" else {"numeric": list(spec.schema.columns)}
     settings = _settings(trained, path).model_copy(update={"path": str(path), **named})
-    series = time_series.scan(settings)
+    series = time_series.scan(settings, likely_decimal=spec.schema.decimal)
     steps, length = len(series.values), spec.window.length
     if series.values.shape[1:] != spec.schema.shape:
         raise UnreadableSource(

@@ -95,7 +95,7 @@ class DataSettings(Settings):
         default="auto",
         description=(
             "CSV: what divides a number's fraction; auto: a comma where numbers have one and none"
-            " has a point"
+            " has a point; refused where it may divide thousands"
         ),
     )
     quoting: Literal["auto", "multi_line", "none"] = Field(

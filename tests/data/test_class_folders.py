@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
+from tasks.data.class_names import refuse_alike
 from tasks.data.sources import image_folder, text_folder
 from tasks.data.sources.base import Document
 from tasks.errors import DataNotFound, UnreadableSource
@@ -77,6 +78,20 @@ def test_where_two_readings_are_possible_a_key_decides(tmp_path, names, words):
         "is outside any split's folder",
         "is outside any class folder",
     )
+
+
+def test_folders_in_two_spellings_of_unicode_are_refused(tmp_path):
+    names = [f"{name}/{row}.png" for name in ("caf\xe9", "cafe\u0301", "bar") for row in range(9)]
+    lay_out(tmp_path / "photos", *names)
+    settings = DataSettings(source="image_folder", path=str(tmp_path / "photos"))
+    with pytest.raises(UnreadableSource, match=r"two classes are both .*, in two spellings"):
+        ingest(settings, tmp_path / "manifest")
+
+
+def test_names_are_alike_by_their_letters_not_by_their_looks():
+    refuse_alike("photos", "classes", ["file", "\ufb01le", "File"])
+    with pytest.raises(UnreadableSource, match=r"'\\u212b' and '\\xc5'"):
+        refuse_alike("photos", "classes", ["\u212b", "\xc5"])
 
 
 def test_texts_without_classes_are_divided_by_their_folders(tmp_path):

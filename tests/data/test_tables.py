@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ruamel.yaml import YAML
 
 from tasks.data.manifest import read_manifest
 from tasks.data.sources import image_table, table, text_table, time_series
@@ -145,20 +146,52 @@ def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
         (
             ["1,5", "2,5"],
             ["1.5", "2.5"],
-            r"size holds numbers such as 1,5, column age such as 1\.5",
+            r"both ways, 1,5 in column size and 1\.5 in column age",
         ),
         (["1,234", "2,500"], ["1", "2"], "1,234 in column size may be a fraction or have a thous"),
+        (["1.234", "999"], ["1", "2"], "1.234 in column size may be a fraction or have a thous"),
     ],
-    ids=["both marks", "thousands"],
+    ids=["both marks", "thousands", "points for thousands"],
 )
 def test_numbers_that_can_be_read_two_ways_are_refused(tmp_path, sizes, ages, words):
     rows = [[size, age, label] for size, age, label in zip(sizes, ages, "xy", strict=True)]
     path = write(tmp_path, "size;age;label", rows, delimiter=";")
     with pytest.raises(UnreadableSource, match=words + r".*data\.decimal"):
         scan(path)
-    assert scan(path, decimal=",", ignore=["age"]).values[0, 0] == np.float32(
-        sizes[0].replace(",", ".")
-    )
+    number = float(sizes[0].replace(".", "").replace(",", "."))
+    assert scan(path, decimal=",", ignore=["age"]).values[0, 0] == np.float32(number)
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "sizes", "first"),
+    [
+        (";", ["1.234", "2.5"], 1.234),
+        (";", ["0.234", "1.234"], 0.234),
+        (",", ["1.234", "2.345"], 1.234),
+        (";", ['"0,234"', '"1,234"'], 0.234),
+    ],
+    ids=["another fraction", "a leading zero", "divided by commas", "a comma and a leading zero"],
+)
+def test_three_digits_after_a_mark_are_a_fraction_where_the_file_shows_it(
+    tmp_path, delimiter, sizes, first
+):
+    rows = [[size, label] for size, label in zip(sizes, "xy", strict=True)]
+    path = write(tmp_path, f"size{delimiter}label", rows, delimiter=delimiter)
+    assert scan(path).values[0, 0] == np.float32(first)
+
+
+def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignored(tmp_path):
+    rows = [["1.234", row / 2, "xy"[row % 2]] for row in range(4)]
+    path = write(tmp_path, "size;age;label", rows, delimiter=";")
+    assert scan(path, decimal=".").values[0, 0] == np.float32(1.234)
+    rows = [["1.234", row, "xy"[row % 2]] for row in range(4)]
+    path = write(tmp_path, "size;age;label", rows, delimiter=";")
+    with pytest.raises(UnreadableSource, match=r"set data\.decimal: '\.' for a fraction, ','"):
+        scan(path)
+    assert scan(path, ignore=["size"]).schema.columns == ("age",)
+    series = DataSettings(source="time_series", path=str(path), numeric=["size"])
+    with pytest.raises(UnreadableSource, match=r"1\.234 in column size may be a fraction"):
+        time_series.scan(series)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +223,8 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
     name = name or "Unnamed: 1"
     with pytest.raises(UnreadableSource, match=words) as refused:
         scan(path)
-    assert f"data.ignore: [{name}]" in str(refused.value)
+    line = str(refused.value).splitlines()[-1]
+    assert YAML(typ="safe").load(line) == {"data": {"ignore": [name]}}
     found = scan(path, ignore=[name])
     assert found.schema.columns == ("size",)
     assert [str(reading) for reading in found.readings] == [
@@ -202,6 +236,19 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
     key = "categorical" if any(word in words for word in texts) else "numeric"
     if name != "Unnamed: 1":
         assert name in scan(path, **{key: [name]}).schema.columns
+
+
+def test_all_columns_that_are_not_meant_so_are_refused_at_once_with_the_line_to_set(tmp_path):
+    rows = [
+        [row, f"2026-01-{row % 28 + 1:02}", row % 50 / 8, "secret", "xy"[row % 2]]
+        for row in range(300)
+    ]
+    path = write(tmp_path, "id,date,size,note,label", rows)
+    with pytest.raises(UnreadableSource, match=r"numbers the rows(?s:.*)dates") as refused:
+        scan(path, ignore=["note"])
+    line = str(refused.value).splitlines()[-1]
+    assert line == "data: {ignore: [note, id, date]}"
+    assert scan(path, **YAML(typ="safe").load(line)["data"]).schema.columns == ("size",)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +388,19 @@ def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tm
         manifest = ingest(settings, tmp_path / source)
         assert manifest.classes == ("cat", "dog")
         assert np.bincount(manifest.examples["label"]).tolist() == [40, 20]
+
+
+@pytest.mark.parametrize("column", ["label", "color"])
+def test_a_name_in_two_spellings_of_unicode_is_neither_two_classes_nor_two_categories(
+    tmp_path, column
+):
+    names = ["caf\xe9", "cafe\u0301", "bar"]
+    rows = [[row, names[row % 3], "xy"[row % 2]] for row in range(60)]
+    header = "size,label,other" if column == "label" else "size,color,label"
+    path = write(tmp_path, header, rows)
+    settings = DataSettings(source="table", path=str(path), numeric=["size"])
+    with pytest.raises(UnreadableSource, match=r"are both .*, in two spellings of Unicode"):
+        ingest(settings, tmp_path / "manifest")
 
 
 def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):

@@ -193,6 +193,7 @@ def test_lines_that_cannot_be_used_are_rejected(tmp_path):
         b'{"text": "\\ud800", "label": "a"}',
         b'{"text": "", "label": "a"}',
         b"[" * 100_000,
+        b'{"text": "one", "label": "a", "label": "b"}',
     ]
     (tmp_path / "all.jsonl").write_bytes(b"\n".join(lines))
     source = text_lines.scan(settings("text_lines", tmp_path / "all.jsonl"))
@@ -209,6 +210,8 @@ def test_lines_that_cannot_be_used_are_rejected(tmp_path):
         "empty text",
     ]
     assert said[7].startswith("not JSON: ")
+    assert rejected[8].id == "all.jsonl:00000010"
+    assert said[8] == "not JSON: two values for the key 'label'"
 
 
 def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_path):

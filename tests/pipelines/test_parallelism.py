@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import tensorflow as tf
 
+from tasks.limits import usable_cores
 from tasks.pipelines.parallelism import Parallelism
 
-HERE = len(os.sched_getaffinity(0))
+HERE = usable_cores()
 
 
 @pytest.mark.parametrize(

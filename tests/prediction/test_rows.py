@@ -48,14 +48,15 @@ def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabu
 
 def test_numbers_have_the_decimal_mark_of_the_training(tmp_path):
     path = tmp_path / "rows.csv"
-    path.write_text("a\n1.234\n")
-    for decimal, number in ((".", np.float32(1.234)), (",", 1234)):
-        schema = RecordSchema(
-            payload="raw", shape=(1,), dtype="float32", columns=("a",), decimal=decimal
-        )
-        trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
-        (row,) = read_rows(path, trained, Wanted()).items
-        assert isinstance(row, Example) and row.value == [number]
+    for text in ("a\n1.234\n", "a;other\n1.234;1\n"):
+        path.write_text(text)
+        for decimal, number in ((".", np.float32(1.234)), (",", 1234)):
+            schema = RecordSchema(
+                payload="raw", shape=(1,), dtype="float32", columns=("a",), decimal=decimal
+            )
+            trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
+            (row,) = read_rows(path, trained, Wanted()).items
+            assert isinstance(row, Example) and row.value == [number]
 
 
 @pytest.mark.parametrize(

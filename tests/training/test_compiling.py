@@ -22,7 +22,7 @@ from tasks.errors import UnknownModel
 from tasks.params import check
 from tasks.results.train import HeldOut, TrainResult
 from tasks.settings import ModelSettings, TrainSettings
-from tasks.train import check_direction, find_weakness
+from tasks.train import check_direction, find_few_steps, find_weakness
 from tasks.training.callbacks import dump_state, make_callbacks
 from tasks.training.compiling import compile_model, make_schedule
 from tasks.training.model_files import check_savable, load_model, save_model
@@ -314,7 +314,22 @@ def test_a_model_that_is_no_better_than_a_constant_is_said_to_be_of_no_use(metri
     assert ("6 train steps" in said and "train.epochs" in said) if weak else said is None
 
 
-def test_what_early_stopping_watches_must_exist(layout, tmp_path):
-    params = params_of("train.early_stopping={monitor: val_acuracy}")
-    with pytest.raises(UnknownModel, match=r"monitor: val_acuracy is not .* val_accuracy"):
+@pytest.mark.parametrize(
+    ("examples", "steps", "said"),
+    [
+        (100, 1, "100 training examples are 1 batch of at most 256: the model learns in 4 train"),
+        (323, 2, "323 training examples are 2 batches of at most 256: the model learns in 8 train"),
+        (700, 3, None),
+    ],
+)
+def test_a_split_of_hardly_any_batches_is_said(examples, steps, said):
+    found = find_few_steps(examples, 256, steps_per_epoch=steps, epochs=4)
+    assert found is None if said is None else (found or "").startswith(said)
+
+
+def test_what_early_stopping_watches_must_exist_before_the_first_step(layout, tmp_path):
+    top2 = "train.metrics=[auto, {sparse_top_k_categorical_accuracy: {k: 2, name: top2}}]"
+    params = params_of("train.early_stopping={monitor: val_top}", top2)
+    there = r"val_accuracy, val_loss, val_top2, accuracy, loss, top2; did you mean val_top2\?"
+    with pytest.raises(UnknownModel, match=f"monitor: val_top is not .* has {there}"):
         run(params, layout, tmp_path)

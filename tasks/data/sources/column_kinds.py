@@ -7,8 +7,9 @@ otherwise: dates, ids and free text as categories, row numbers as a feature.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,7 @@ _DATE = (
 )
 _ID = re.compile(r"(^|[_\W])(id|index|uuid|key|row)$|[a-z]Id$|^ID", re.IGNORECASE)
 _LEADING_ZEROS = r"^0\d{2,}$"
+_PLAIN = re.compile(r"(?!(?i:null|true|false)$)[^\W\d]\w*")  # YAML reads it as this text
 _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
 
 
@@ -53,7 +55,8 @@ def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
     Raises:
       UnreadableSource: a column can only have been read by mistake; names the key to set.
     """
-    settings, problems = table.settings, []
+    settings = table.settings
+    problems: dict[str, str] = {}
     kinds: dict[str, Kind] = {}
     for name in table.columns:
         if name in apart:
@@ -71,10 +74,26 @@ def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
             if listed:
                 kinds[name] = "ignored"
             elif problem := find_problem(table, name, kinds[name]):
-                problems.append(problem)
-    if problems:
-        raise UnreadableSource(f"{table.path}: " + "\n  ".join(problems))
+                problems[name] = problem
+    refuse_columns(table, problems)
     return kinds
+
+
+def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) -> None:
+    """Refuse all columns that have problems at once, with the line that leaves them out.
+
+    Raises:
+      UnreadableSource: there are some; `more` says what else helps.
+    """
+    if problems:
+        named = [*table.settings.ignore, *problems]
+        names = ", ".join(
+            name if _PLAIN.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+            for name in named
+        )
+        leave_out = f"to leave these columns out, set\ndata: {{ignore: [{names}]}}"
+        reasons = [*problems.values(), *more, leave_out]
+        raise UnreadableSource(f"{table.path}: " + "\n  ".join(reasons))
 
 
 def guess_kind(table: TextTable, name: str) -> Kind:
@@ -88,34 +107,35 @@ def guess_kind(table: TextTable, name: str) -> Kind:
 
 
 def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
-    """Why a column that nobody named cannot be meant as its kind, and what to set; None: it can."""
+    """Why a column that nobody named cannot be meant as its kind, and what keeps it all the same;
+    None: it can.
+    """
     reading = describe_column(table, name, kind)
     shown = f"column {name} ({reading.example[:40]}, …)"
-    leave_out = f"set data.ignore: [{name}]"
     if kind == "empty":
         return None
     if _UNNAMED.match(name):
-        return f"column {name} has no name in the header; a row index? {leave_out}, or name it"
+        return f"column {name} has no name in the header; a row index? Name it to keep it"
     if kind == "category":
         what = _find_category_problem(table, name, reading)
-        keep = f"or data.categorical: [{name}, …] to make categories of it"
-        return f"{shown} {what} {leave_out}, {keep}" if what else None
-    keep = f"or data.numeric: [{name}, …] to learn from it as a number"
+        keep = f"data.categorical: [{name}, …] makes categories of it"
+        return f"{shown} {what}; {keep}" if what else None
+    keep = f"data.numeric: [{name}, …] learns from it as a number"
     values = table.numbers(name)
     whole = values[np.isfinite(values)]
     if len(whole) < 2 or (whole % 1 != 0).any():  # noqa: PLR2004 - nothing to compare
         return None
     if _share(table, name, _LEADING_ZEROS) > 0:
         codes = f"data.categorical: [{name}, …] if they are codes"
-        return f"{shown} holds numbers with leading zeros; {leave_out}, {codes}, {keep}"
+        return f"{shown} holds numbers with leading zeros; {codes}, {keep}"
     if len(whole) > FEW_CATEGORIES and reading.distinct == len(whole):
         steps = np.unique(np.diff(whole))
         if _ID.search(name) or (len(steps) == 1 and abs(steps[0]) == 1):
-            return f"{shown} numbers the rows; {leave_out}, {keep}"
+            return f"{shown} numbers the rows; {keep}"
     if (whole.astype(np.float32).astype(np.float64) != whole).any():
         return (
             f"{shown} holds whole numbers from {EXACT_INTEGER:,} on, of which float32 keeps the"
-            f" first seven digits; {leave_out}, {keep} so rounded"
+            f" first seven digits; {keep} so rounded"
         )
     return None
 
@@ -123,11 +143,11 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
 def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) -> str | None:
     rows = len(table) - reading.missing
     if _share(table, name, _DATE) > 0.5:  # noqa: PLR2004 - most
-        return "holds dates or times;"
+        return "holds dates or times"
     if looks_like_numbers(table.columns[name]):
-        return f"{UNREAD_NUMBERS};"
+        return UNREAD_NUMBERS
     if reading.distinct > max(FEW_CATEGORIES, rows / 2):
-        return f"has {reading.distinct:,} different texts in {rows:,} rows: ids or free text?"
+        return f"has {reading.distinct:,} different texts in {rows:,} rows: ids or free text"
     return None
 
 

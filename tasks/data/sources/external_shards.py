@@ -9,7 +9,6 @@ cannot be read to its end is refused, since what it lacks is unknown.
 from __future__ import annotations
 
 import mmap
-import os
 import shlex
 import zlib
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from tasks.data.records import RecordSchema
 from tasks.data.sources.base import Arrays, Rejected, StoredImage, StoredImages
 from tasks.data.tfrecord import find_edges, map_file, read_frame, record_offset
 from tasks.errors import DataNotFound, UnreadableSource
+from tasks.limits import usable_cores
 from tasks.progress import in_threads, progress
 
 GZIP, ZLIB = b"\x1f\x8b", b"x"
@@ -150,7 +150,7 @@ def read_examples(
       DataNotFound, UnreadableSource: a shard cannot be read as a whole, none holds a record, or
         the labels are numbered from 1.
     """
-    read = in_threads(lambda shard: _read_shard(shard, layout), shards, workers=os.cpu_count() or 1)
+    read = in_threads(lambda shard: _read_shard(shard, layout), shards, workers=usable_cores())
     parts = list(progress(read, total=len(shards), label="ingest", unit="shards"))
     rejected = [item for _, refused in parts for item in refused]
     entries = [

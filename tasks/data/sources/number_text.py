@@ -21,8 +21,8 @@ _POINT = r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT
 # Before a decimal comma points may divide thousands.
 _COMMA = r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT
 _FRACTION = {",": r"^[+-]?[\d.]*,\d+" + _EXPONENT, ".": r"^[+-]?\d*\.\d+" + _EXPONENT}
-# 1,234 is a number with a decimal comma, or one with a thousands separator.
-_THOUSANDS = r"^[+-]?\d{1,3},\d{3}$"
+# 1,234 is a number with a decimal comma, or one with a thousands separator; 0,234 is a fraction.
+_THOUSANDS = {",": r"^[+-]?[1-9]\d{0,2},\d{3}$", ".": r"^[+-]?[1-9]\d{0,2}\.\d{3}$"}
 _TRUTH = r"^(?i:true|false)$"
 # What people read as a number, and nothing here does: thousands separators, currencies, percents.
 _NUMBER_LIKE = r"^[-+−]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?$"
@@ -61,42 +61,71 @@ def have_fractions(cells: pa.StringArray, decimal: str) -> bool:
     return bool(_matches(cells, _FRACTION[decimal]).any())
 
 
-def find_decimal(columns: Mapping[str, pa.StringArray], settings: DataSettings, path: Path) -> str:
+def find_decimal(
+    columns: Mapping[str, pa.StringArray],
+    settings: DataSettings,
+    path: Path,
+    *,
+    delimiter: str = "",
+    likely: str = "",
+) -> str:
     """The decimal mark of a table: as set, or a comma where columns hold fractions with one and
     none with a point.
 
     Raises:
-      UnreadableSource: both occur, or every comma could divide thousands.
+      UnreadableSource: both occur; or every comma could divide thousands, or every point in a table
+        whose cells semicolons divide, as they do where the comma is the decimal mark, and no mark
+        is `likely`.
     """
     if settings.decimal != "auto":
         return settings.decimal
-    commas = {
-        name: cells
-        for name, cells in columns.items()
-        if _mostly(cells, _COMMA) and _matches(cells, _FRACTION[","]).any()
-    }
+    commas = _find_fractions(columns, ",")
+    points = _find_fractions(columns, ".") if commas or (delimiter == ";" and not likely) else {}
     if not commas:
+        used = {name: cells for name, cells in points.items() if name not in settings.ignore}
+        if used and _all_thousands(points, "."):
+            raise UnreadableSource(
+                f"{path}: {_first_fraction(used, '.')} may be a fraction or have a thousands"
+                " separator; set data.decimal: '.' for a fraction, ',' for a separator"
+            )
         return "."
-    name, cells = next(iter(commas.items()))
-    shown = _first(cells, _FRACTION[","])
-    points = [
-        other
-        for other, each in columns.items()
-        if _mostly(each, _POINT) and _matches(each, _FRACTION["."]).any()
-    ]
     if points:
         raise UnreadableSource(
-            f"{path}: column {name} holds numbers such as {shown}, column {points[0]} such as"
-            f" {_first(columns[points[0]], _FRACTION['.'])}; set data.decimal"
+            f"{path}: fractions are written both ways, {_first_fraction(commas, ',')} and"
+            f" {_first_fraction(points, '.')}; set data.decimal"
         )
-    with_comma = [_matches(cells, _FRACTION[","]) for cells in commas.values()]
-    thousands = [_matches(cells, _THOUSANDS) for cells in commas.values()]
-    if all((one <= other).all() for one, other in zip(with_comma, thousands, strict=True)):
+    if _all_thousands(commas, ","):
         raise UnreadableSource(
-            f"{path}: {shown} in column {name} may be a fraction or have a thousands separator; set"
-            " data.decimal: ',' for a fraction, or remove the separators"
+            f"{path}: {_first_fraction(commas, ',')} may be a fraction or have a thousands"
+            " separator; set data.decimal: ',' for a fraction, or remove the separators"
         )
     return ","
+
+
+def _find_fractions(
+    columns: Mapping[str, pa.StringArray], decimal: str
+) -> dict[str, pa.StringArray]:
+    """The columns of numbers of which some are written with this decimal mark."""
+    number = _COMMA if decimal == "," else _POINT
+    return {
+        name: cells
+        for name, cells in columns.items()
+        if _mostly(cells, number) and have_fractions(cells, decimal)
+    }
+
+
+def _all_thousands(columns: Mapping[str, pa.StringArray], decimal: str) -> bool:
+    """Whether every fraction could as well be a whole number with a thousands separator."""
+    fraction, thousands = _FRACTION[decimal], _THOUSANDS[decimal]
+    return all(
+        (_matches(cells, fraction) <= _matches(cells, thousands)).all()
+        for cells in columns.values()
+    )
+
+
+def _first_fraction(columns: Mapping[str, pa.StringArray], decimal: str) -> str:
+    name, cells = next(iter(columns.items()))
+    return f"{cells[int(np.argmax(_matches(cells, _FRACTION[decimal])))].as_py()} in column {name}"
 
 
 def _mostly(cells: pa.StringArray, pattern: str) -> bool:
@@ -107,7 +136,3 @@ def _mostly(cells: pa.StringArray, pattern: str) -> bool:
 
 def _matches(cells: pa.StringArray, pattern: str) -> np.ndarray:
     return np.asarray(pc.match_substring_regex(cells, pattern), bool)
-
-
-def _first(cells: pa.StringArray, pattern: str) -> str:
-    return cells[int(np.argmax(_matches(cells, pattern)))].as_py()

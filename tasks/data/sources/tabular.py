@@ -5,7 +5,7 @@ has been seen. Not a source itself: tables, series and lists of images use it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ class TextTable:
 
     `lines` says where each row stands: its line of the file, or its number in a Parquet file.
     `notes` are what has been detected, `nested` the columns whose cells are no single values,
-    `floats` those that a Parquet file holds as such.
+    `floats` those that a Parquet file holds as such. `delimiter` divides the cells of a CSV file;
+    `likely_decimal` is the decimal mark where numbers alone leave it open, empty: that is refused.
     """
 
     path: Path
@@ -47,6 +48,8 @@ class TextTable:
     notes: Sequence[str] = ()
     nested: Mapping[str, str] = field(default_factory=dict)
     floats: frozenset[str] = frozenset()
+    delimiter: str = ""
+    likely_decimal: str = ""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -59,7 +62,13 @@ class TextTable:
     def decimal(self) -> str:
         """What divides a number's fraction from its whole where this table has it as text."""
         texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
-        return find_decimal(texts, self.settings, self.path)
+        return find_decimal(
+            texts,
+            self.settings,
+            self.path,
+            delimiter=self.delimiter,
+            likely=self.likely_decimal,
+        )
 
     def decimal_of(self, name: str) -> str:
         """That of a column, which may hold numbers that are none of text."""
@@ -79,8 +88,9 @@ class TextTable:
         return values
 
 
-def read_table(path: Path, settings: DataSettings) -> TextTable:
+def read_table(path: Path, settings: DataSettings, *, likely_decimal: str = "") -> TextTable:
     """Read the table at `path` as text, in the dialect that `settings` name or that it shows.
+    `likely_decimal` is what divides fractions where the numbers can be read two ways.
 
     Raises:
       DataNotFound: there is no such file.
@@ -97,14 +107,10 @@ def read_table(path: Path, settings: DataSettings) -> TextTable:
         _read_parquet(path, settings) if path.suffix == ".parquet" else _read_csv(path, settings)
     )
     missing = pa.array(settings.missing_values, pa.string())
-    return TextTable(
-        path=path,
+    return replace(
+        table,
         columns={name: _blank(cells, missing) for name, cells in table.columns.items()},
-        lines=table.lines,
-        settings=settings,
-        notes=table.notes,
-        nested=table.nested,
-        floats=table.floats,
+        likely_decimal=likely_decimal,
     )
 
 
@@ -184,6 +190,7 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
         lines=np.asarray(lines, np.int64),
         settings=settings,
         notes=notes,
+        delimiter=text.delimiter,
     )
 
 

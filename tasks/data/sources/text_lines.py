@@ -71,7 +71,9 @@ def _read_json(
     line: bytes, example_id: str, path: Path, settings: DataSettings
 ) -> Document | Rejected:
     try:
-        fields: Any = json.loads(line.decode(settings.encoding).removeprefix("\ufeff"))
+        fields: Any = json.loads(
+            line.decode(settings.encoding).removeprefix("\ufeff"), object_pairs_hook=_make_object
+        )
     except UnicodeDecodeError as error:
         reason = f"not {settings.encoding}: byte 0x{line[error.start]:02x} at {error.start:,}"
         return Rejected(id=example_id, reason=reason)
@@ -82,6 +84,16 @@ def _read_json(
     if example_id.endswith(":00000001"):
         check_fields(list(fields), settings, where=f"{path}, line 1")
     return read_fields(fields, example_id, settings)
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, of which nobody knows what a key with two values means."""
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"two values for the key {key!r}")
+        fields[key] = value
+    return fields
 
 
 def _lines(path: Path, max_bytes: int) -> Iterator[bytes | int]:

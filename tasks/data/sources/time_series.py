@@ -21,14 +21,15 @@ from tasks.data.sources.column_kinds import (
     explain_no_number,
     find_problem,
     guess_kind,
+    refuse_columns,
 )
 from tasks.data.sources.tabular import TextTable, check_columns, read_table
 from tasks.errors import DataNotFound, UnreadableSource
 from tasks.settings import DataSettings
 
 
-def scan(settings: DataSettings) -> Series:
-    """Read the series at `data.path`.
+def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
+    """Read the series at `data.path`; `likely_decimal` as of `read_table`.
 
     Raises:
       UnreadableSource: a value is missing, infinite or no number, or time does not increase; names
@@ -39,7 +40,8 @@ def scan(settings: DataSettings) -> Series:
     if path.suffix == ".npy":
         values, columns = _from_array(path)
     else:
-        values, table, columns = _from_table(path, settings)
+        table = read_table(path, settings, likely_decimal=likely_decimal)
+        values, columns = _from_table(table)
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
         stored = values.astype(np.float32, copy=False)
     bad = np.argwhere(~np.isfinite(stored))
@@ -119,8 +121,8 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
     return values, [f"column_{number}" for number in range(values.shape[1])]
 
 
-def _from_table(path: Path, settings: DataSettings) -> tuple[np.ndarray, TextTable, list[str]]:
-    table = read_table(path, settings)
+def _from_table(table: TextTable) -> tuple[np.ndarray, list[str]]:
+    path, settings = table.path, table.settings
     time = [settings.time_column] if settings.time_column else []
     check_columns(
         table,
@@ -136,16 +138,13 @@ def _from_table(path: Path, settings: DataSettings) -> tuple[np.ndarray, TextTab
     ]
     if not columns:
         raise UnreadableSource(f"{path}: no numeric column; set data.numeric")
-    problems = [
-        problem
+    problems = {
+        name: problem
         for name in columns
         if name not in settings.numeric and (problem := find_problem(table, name, "number"))
-    ]
-    if problems:
-        raise UnreadableSource(
-            f"{path}: " + "\n  ".join(problems) + "\n  data.time_column names the column of times"
-        )
-    return np.column_stack([table.numbers(name) for name in columns]), table, columns
+    }
+    refuse_columns(table, problems, "data.time_column names the column of times")
+    return np.column_stack([table.numbers(name) for name in columns]), columns
 
 
 def _check_time(table: TextTable, name: str) -> None:

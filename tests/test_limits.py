@@ -1,5 +1,5 @@
-"""How much memory there is within the limits of control groups: of both versions, written as files
-of their form, and of real ones where this machine allows to make them.
+"""How much memory there is, and how many cores, within the limits of control groups: of both
+versions, written as files of their form, and of real ones where this machine allows to make them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from skips import make_memory_cgroup, need
 
 from tasks.assembly import inputs
 from tasks.assembly.project import Project
-from tasks.memory import available_memory
+from tasks.limits import available_memory, usable_cores
 from tasks.pipelines.steps import Cache
 
 MIB = 1 << 20
@@ -29,15 +30,31 @@ TAKEN = {"anon": 30, "active_file": 20, "inactive_file": 10}  # MiB
 
 @pytest.fixture(params=["v1", "v2"])
 def lay_out(request, tmp_path) -> Callable[..., Path]:
-    """Writes what a process in cgroups with these limits [MiB] finds in /proc and in the mounted
-    hierarchy; each group has taken 60 MiB, half of them pages of files.
+    """Writes what a process in cgroups with these limits [MiB] and quotas of CPU time [cores] finds
+    in /proc and in the mounted hierarchy; each group has taken 60 MiB, half of them pages of files.
     """
     first = request.param == "v1"
     stat = {f"total_{name}": size for name, size in TAKEN.items()} if first else TAKEN
     names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
     unlimited = 2**63 - 4096 if first else "max"
 
-    def lay_out(limits: dict[str, int | None], *, group: str, root: str = "/") -> Path:
+    def write_quota(folder: Path, cores: float | None) -> None:
+        if first:
+            (folder / "cpu.cfs_quota_us").write_text(
+                f"{-1 if cores is None else cores * 1e5:.0f}\n"
+            )
+            (folder / "cpu.cfs_period_us").write_text("100000\n")
+        else:
+            quota = "max" if cores is None else f"{cores * 1e5:.0f}"
+            (folder / "cpu.max").write_text(f"{quota} 100000\n")
+
+    def lay_out(
+        limits: dict[str, int | None],
+        *,
+        group: str,
+        root: str = "/",
+        cores: Mapping[str, float] = MappingProxyType({}),
+    ) -> Path:
         mount = tmp_path / "sys fs"
         for name, limit in limits.items():
             (mount / name).mkdir(parents=True)
@@ -46,9 +63,10 @@ def lay_out(request, tmp_path) -> Callable[..., Path]:
             (mount / name / f"memory.{names[1]}").write_text(f"{60 * MIB}\n")
             lines = [f"{field} {size * MIB}\n" for field, size in stat.items()]
             (mount / name / "memory.stat").write_text("".join(lines))
-        listed = f"4:memory:{group}\n0::/\n" if first else f"0::{group}\n"
+            write_quota(mount / name, cores.get(name))
+        listed = f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n" if first else f"0::{group}\n"
         (tmp_path / "cgroup").write_text(f"8:pids:/elsewhere\n{listed}")
-        kind = "cgroup none rw,memory" if first else "cgroup2 none rw"
+        kind = "cgroup none rw,memory,cpu,cpuacct" if first else "cgroup2 none rw"
         shown = str(mount).replace(" ", "\\040")
         (tmp_path / "mountinfo").write_text(
             "23 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
@@ -82,6 +100,22 @@ def test_without_a_limit_the_machine_decides(lay_out, tmp_path):
     available = psutil.virtual_memory().available
     assert available_memory(lay_out({"a": None}, group="/a")) == pytest.approx(available, rel=0.2)
     assert available_memory(tmp_path / "no-proc") == pytest.approx(available, rel=0.2)
+
+
+def test_the_least_quota_of_cpu_time_limits_the_cores_and_a_part_counts_as_one_more(
+    lay_out, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    limits = {"a": None, "a/b": None, "a/b/c": None}
+    cores = {"a": 6, "a/b": 2.5}
+    assert usable_cores(lay_out(limits, group="/a/b/c", cores=cores)) == 3
+
+
+@pytest.mark.parametrize("cores", [{}, {"a": 1000}])
+def test_without_a_quota_below_them_the_cores_are_those_that_it_may_run_on(lay_out, cores):
+    here = len(os.sched_getaffinity(0))
+    assert usable_cores(lay_out({"a": None}, group="/a", cores=cores)) == here
+    assert usable_cores(Path("/nowhere")) == here
 
 
 @pytest.mark.integration
@@ -131,7 +165,7 @@ def test_a_real_limit_counts_and_what_is_allocated_below_it(run_limited, tmp_pat
     (tmp_path / "read").write_bytes(bytes(100 * MIB))
     found = run_limited(f"""
 import json
-from tasks.memory import available_memory
+from tasks.limits import available_memory
 open(limit, "w").write(str(400 << 20))
 seen = [available_memory()]
 for _ in range(3):

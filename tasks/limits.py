@@ -1,9 +1,11 @@
-"""How much memory this process can still take: what the machine has, and what the control groups
-(cgroups) that it is in leave, as those of a container do.
+"""How much memory this process can still take, and how many cores: what the machine has, and what
+the control groups (cgroups) that it is in leave, as those of a container do.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,8 +15,8 @@ import psutil
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupVersion:
-    """The files of a version of cgroups, and the fields of `memory.stat` that count pages of files:
-    of a group with all below it, as its usage does.
+    """The files of memory in a version of cgroups, and the fields of `memory.stat` that count pages
+    of files: of a group with all below it, as its usage does.
     """
 
     limit: str
@@ -22,7 +24,7 @@ class CgroupVersion:
     file_pages: tuple[str, str]
 
 
-_VERSIONS = {
+VERSIONS = {
     "cgroup": CgroupVersion(
         limit="memory.limit_in_bytes",
         usage="memory.usage_in_bytes",
@@ -44,24 +46,30 @@ def available_memory(process: Path = Path("/proc/self")) -> int:
     MemAvailable: it drops them before it kills. `process` is the folder in /proc that names the
     cgroups.
     """
-    return max(0, min([psutil.virtual_memory().available, *_left_in_cgroups(process)]))
+    left = (
+        _left_below_limit(level, VERSIONS[kind])
+        for kind, levels in list_cgroups(process, "memory")
+        for level in levels
+    )
+    return max(
+        0, min([psutil.virtual_memory().available, *(each for each in left if each is not None)])
+    )
 
 
-def _left_in_cgroups(process: Path) -> Iterator[int]:
-    for version, folder, mount in memory_cgroups(process):
-        for level in (folder, *folder.parents):
-            if not level.is_relative_to(mount):
-                break
-            if (left := _left_below_limit(level, version)) is not None:
-                yield left
+def usable_cores(process: Path = Path("/proc/self")) -> int:
+    """Cores that this process can keep busy: those that it may run on, or fewer where a cgroup has
+    a quota of CPU time, of which a part counts as one more.
+    """
+    quotas = (_read_quota(level) for _, levels in list_cgroups(process, "cpu") for level in levels)
+    return min([len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in quotas if quota)])
 
 
-def memory_cgroups(process: Path) -> Iterator[tuple[CgroupVersion, Path, Path]]:
-    """The process's memory cgroup in each hierarchy that is mounted: its version, its folder, and
-    the mount's.
+def list_cgroups(process: Path, controller: str) -> Iterator[tuple[str, list[Path]]]:
+    """The process's cgroup of this controller in each hierarchy that is mounted: the type of its
+    file system, and the folders of the cgroup and of those above it.
     """
     try:
-        groups = dict(_groups((process / "cgroup").read_text()))
+        groups = dict(_groups((process / "cgroup").read_text(), controller))
         mounts = (process / "mountinfo").read_text()
     except OSError:  # no /proc, or none that may be read
         return
@@ -69,22 +77,24 @@ def memory_cgroups(process: Path) -> Iterator[tuple[CgroupVersion, Path, Path]]:
         # 35 31 0:32 ROOT MOUNT rw,relatime … - TYPE SOURCE OPTIONS
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        if kind not in groups or (kind == "cgroup" and "memory" not in options.split(",")):
+        if kind not in groups or (kind == "cgroup" and controller not in options.split(",")):
             continue
         root, mount = (_unescape(part) for part in before.split(" ")[3:5])
         group = PurePosixPath(groups[kind])
         # A container may see its own cgroup alone, mounted as if it were the root.
         below = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
-        yield _VERSIONS[kind], Path(mount) / below, Path(mount)
+        folder = Path(mount) / below
+        levels = (folder, *folder.parents)
+        yield kind, [level for level in levels if level.is_relative_to(mount)]
 
 
-def _groups(lines: str) -> Iterator[tuple[str, str]]:
-    """The path of the process's memory cgroup by the type of the file system that shows it."""
+def _groups(lines: str, controller: str) -> Iterator[tuple[str, str]]:
+    """The path of the process's cgroup by the type of the file system that shows it."""
     for line in lines.splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             yield "cgroup2", path
-        elif "memory" in controllers.split(","):
+        elif controller in controllers.split(","):
             yield "cgroup", path
 
 
@@ -104,3 +114,16 @@ def _left_below_limit(folder: Path, version: CgroupVersion) -> int | None:
     except OSError:  # the root has no limit, and others' may be out of sight
         return None
     return int(limit) - usage + sum(int(stat.get(name, 0)) for name in version.file_pages)
+
+
+def _read_quota(folder: Path) -> float | None:
+    """How many cores' time one cgroup may take; None where it has no quota."""
+    try:
+        if (file := folder / "cpu.max").exists():
+            quota, period = file.read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+    except OSError:  # as of memory
+        return None
+    return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
