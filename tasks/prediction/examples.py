@@ -129,7 +129,7 @@ def _open(read: Reader, path: Path, trained: TrainedModel, wanted: Wanted) -> Ex
     except UserError as error:
         problem = _explain(error, path)
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
+        problem = f"cannot be read: {error.strerror or error}"
     return Examples(items=[Rejected(id=str(path), reason=problem)], total=1)
 
 
