@@ -27,6 +27,7 @@ from flows.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
 from flows.locks import hold_folder, hold_machine
 from flows.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
 from tasks.errors import FAILURE_FILE, Failure, InvalidParams, StageFailed, did_you_mean
+from tasks.progress import TENSORFLOW_CHATTER
 from tasks.scratch import Scratch
 
 LAST_LINES = 25
@@ -34,11 +35,10 @@ MEASURED = ("build", "train", "profile")
 TIMEOUT_S = "THROUGHLINE_STAGE_TIMEOUT_S"  # of one stage; a deployment sets it in its job variables
 # They touch networks and shared disks; measured stages are not retried.
 PREPARATION = ("fetch", "ingest", "shard", "snapshot")
-# TensorFlow's start-up chatter, which no setting silences, DVC's advice for people at a terminal,
-# and its report of a failure that the stage itself has reported.
+# TensorFlow's chatter, DVC's advice for people at a terminal, and its report of a failure that the
+# stage itself has reported.
 _NOISE = re.compile(
-    r"[IWE]\d{4} \d\d:\d\d:|WARNING: All log messages before absl"
-    r"|To enable the following instructions|To track the changes|\s+git add"
+    rf"{TENSORFLOW_CHATTER}|To track the changes|\s+git add"
     r"|To enable auto staging|\s+dvc config|Use `dvc push`|Updating lock file"
     r"|Generating lock file|ERROR: failed to reproduce .*: failed to run: .* exited with [12]$"
 )

@@ -19,6 +19,7 @@ from tasks.layout import MODEL_FILE, STORE_HOME, Layout
 from tasks.libraries import check_versions
 from tasks.params import Params, load_params
 from tasks.params_file import PARAMS_FILE
+from tasks.progress import without_tensorflow_chatter
 from tasks.scratch import clear_scratch, temporary_files_in_scratch
 
 
@@ -98,17 +99,21 @@ def trained_model_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
 ) -> Iterator[TrainedModelContext]:
     """The command line of what uses a trained model, which has all that this takes within its file;
-    `add` declares options of its own.
+    `add` declares options of its own. Imports no TensorFlow; the block may.
 
     Raises:
       MissingInput: there is no such model; says what to run, and which models there are.
     """
     collect_garbage_as_usual()
-    with report_user_errors():
+    with report_user_errors(), without_tensorflow_chatter():
         parser = _parser(command)
-        which = parser.add_mutually_exclusive_group(required=True)
+        parser.epilog = inspect.getdoc(inspect.getmodule(command))
+        which = parser.add_mutually_exclusive_group()
         which.add_argument(
-            "--pipeline", metavar="NAME", help="a key of `pipelines:`: the model of that training"
+            "--pipeline",
+            metavar="NAME",
+            help="a key of `pipelines:`: the model of that training; the usual if it alone is"
+            " trained",
         )
         which.add_argument("--model", type=Path, metavar="FILE", help="any model.keras of a run")
         add_run_option(parser)
@@ -116,21 +121,42 @@ def trained_model_cli(
         options = parser.parse_args()
         layout = find_run(options.name) if options.name else Layout()
         sys.path.insert(0, str(layout.root.absolute()))  # own ops and layers
+        if not options.model:
+            options.pipeline = _choose_trained(layout, options)
         model = options.model or layout.results(options.pipeline) / MODEL_FILE
         if not model.is_file():
-            there = sorted(path.parent.name for path in layout.root.glob(f"runs/*/{MODEL_FILE}"))
-            raise MissingInput(
-                f"{model} does not exist; "
-                + (
-                    f"run `dvc repro train@{options.pipeline}`; trained are:"
-                    f" {', '.join(there) or 'none'}. Those of runs with changes: --name RUN"
-                    if options.pipeline
-                    else "name a model.keras that train has written"
-                )
-            )
+            raise MissingInput(f"{model} does not exist; name a model.keras that train has written")
         yield TrainedModelContext(
             model=model, trusted=options.model is None, layout=layout, options=options
         )
+
+
+def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:
+    """The configuration whose model is meant: that of --pipeline, or the only one that is trained.
+
+    Raises:
+      MissingInput: it is not trained, or several are; says how to train it, or names them.
+    """
+    trained = sorted(path.parent.name for path in layout.root.glob(f"runs/*/{MODEL_FILE}"))
+    chosen, run = options.pipeline, options.name
+    if not chosen and len(trained) == 1:
+        return trained[0]
+    if chosen in trained:
+        return chosen
+    where = f"in run {run}" if run else "in this project"
+    known = f"trained {where} are: {', '.join(trained)}" if trained else f"none is trained {where}"
+    if trained and not chosen:
+        raise MissingInput(f"--pipeline NAME must say which model is meant; {known}")
+    train = (
+        f"run `python -m flows.training --pipeline {chosen or 'NAME'} --name {run}`"
+        if run
+        else f"run `dvc repro train@{chosen or 'NAME'}`, or --name a run with changes"
+    )
+    raise MissingInput(
+        f"{layout.results(chosen) / MODEL_FILE} does not exist; {train}; {known}"
+        if chosen
+        else f"no model to use: {known}; {train}"
+    )
 
 
 def add_run_option(parser: argparse.ArgumentParser) -> None:

@@ -68,7 +68,7 @@ class UnusableDataset(UserError):
 
 
 class MissingInput(UserError):
-    """A stage was started before the stage whose output it reads."""
+    """A stage was started before the stage whose output it reads, or it is open which one's."""
 
 
 class DamagedFile(UserError, ValueError):

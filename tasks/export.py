@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tasks.assembly.inference import describe_changed_data
 from tasks.cli import trained_model_cli
 from tasks.errors import UnexpectedFiles
 from tasks.progress import echo
-from tasks.training.inference import TrainedModel, open_trained_model
-from tasks.training.serving import export_model
+
+if TYPE_CHECKING:
+    from tasks.training.inference import TrainedModel
 
 
 def export(trained: TrainedModel, out: Path) -> str:
@@ -25,6 +26,8 @@ def export(trained: TrainedModel, out: Path) -> str:
     Raises:
       UnexpectedFiles: there is something at `out`.
     """
+    from tasks.training.serving import export_model  # TensorFlow
+
     if out.exists():
         raise UnexpectedFiles(f"{out} exists; name another folder with --out, or remove it")
     return export_model(trained, out)
@@ -39,17 +42,18 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Write a SavedModel that takes files, columns or texts."""
-    with (
-        trained_model_cli(main, declare_options) as context,
-        open_trained_model(context.model, trusted=context.trusted) as trained,
-    ):
+    with trained_model_cli(main, declare_options) as context:
+        from tasks.assembly.inference import describe_changed_data  # TensorFlow
+        from tasks.training.inference import open_trained_model
+
         options = context.options
-        if options.pipeline and (
-            changed := describe_changed_data(trained, options.pipeline, context.layout)
-        ):
-            echo(f"export: {changed}")
-        takes = export(trained, options.out)
-        echo(f"export {context.model}: {options.out}, serve({takes})")
+        with open_trained_model(context.model, trusted=context.trusted) as trained:
+            if options.pipeline and (
+                changed := describe_changed_data(trained, options.pipeline, context.layout)
+            ):
+                echo(f"export: {changed}")
+            takes = export(trained, options.out)
+            echo(f"export {context.model}: {options.out}, serve({takes})")
 
 
 if __name__ == "__main__":

@@ -9,71 +9,21 @@ of the result, a CSV; one that cannot be used has its reason there.
 from __future__ import annotations
 
 import argparse
-import csv
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from tasks.assembly.inference import describe_changed_data
 from tasks.cli import trained_model_cli
-from tasks.data.sources.base import Rejected
-from tasks.errors import ImpossiblePlan, NothingPredicted
+from tasks.errors import NothingPredicted, UnexpectedFiles, UserError
 from tasks.files import atomic_file
-from tasks.prediction.examples import Wanted, read_examples
-from tasks.prediction.predictor import predict
-from tasks.prediction.table import make_header, make_rows
-from tasks.progress import echo, note, progress
-from tasks.training.inference import TrainedModel, open_trained_model
+from tasks.progress import echo, note
+from tasks.results.train import TrainResult, describe_weakness
 
-REASONS_SHOWN = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """How many inputs were predicted and how many could not be, with the first of these."""
-
-    predicted: int
-    rejected: int
-    first: Sequence[Rejected]
-
-
-def write_predictions(
-    trained: TrainedModel,
-    paths: Sequence[Path],
-    out: IO[str],
-    *,
-    wanted: Wanted,
-    batch_size: int,
-    show_progress: bool = True,
-) -> Counts:
-    """Predict what is at `paths` and write the CSV.
-
-    Raises:
-      ImpossiblePlan: the model predicts next tokens, not labels.
-    """
-    if trained.spec.task == "next_token":
-        raise ImpossiblePlan(
-            "a language model predicts the next token of a text, which is no label; write it as a"
-            " SavedModel with `python -m tasks.export` and call serve(text)"
-        )
-    examples = read_examples(paths, trained, wanted)
-    items: Iterable = predict(trained, examples.items, batch_size=batch_size)
-    if show_progress:
-        items = progress(items, total=examples.total, label="predict")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(make_header(trained.spec))
-    predicted, rejected, first = 0, 0, []
-    for item in items:
-        writer.writerows(make_rows(item, trained.spec))
-        if isinstance(item, Rejected):
-            rejected += 1
-            first += [item] if len(first) < REASONS_SHOWN else []
-        else:
-            predicted += 1
-    return Counts(predicted=predicted, rejected=rejected, first=first)
+if TYPE_CHECKING:
+    from tasks.prediction.table import Counts
 
 
 def report_rejected(counts: Counts, *, strict: bool) -> None:
@@ -82,25 +32,42 @@ def report_rejected(counts: Counts, *, strict: bool) -> None:
     Raises:
       NothingPredicted: nothing was predicted, or, `strict`, not everything.
     """
+    total = counts.predicted + counts.rejected
+    if total == counts.rejected == 1:
+        (only,) = counts.first
+        raise NothingPredicted(f"{only.id}: {_end_sentence(only.reason)} {counts.takes}")
     for item in counts.first:
         note(f"  {item.id}: {item.reason}")
     if counts.rejected > len(counts.first):
         note(f"  and {counts.rejected - len(counts.first):,} more")
-    total = counts.predicted + counts.rejected
     if counts.rejected and (strict or not counts.predicted):
         raise NothingPredicted(
             f"{counts.rejected:,} of {total:,} inputs cannot be used, for the reasons above"
-            + ("; without --strict the others are predicted" if counts.predicted else "")
+            + (
+                "; without --strict the others are predicted"
+                if counts.predicted
+                else f". {counts.takes}"
+            )
         )
     if counts.rejected:
         note(f"predict: {counts.rejected:,} of {total:,} inputs not used")
 
 
+def _end_sentence(text: str) -> str:
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
 @contextmanager
 def _open_out(path: Path | None) -> Iterator[IO[str]]:
     if path is None:
-        yield sys.stdout
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has what it wants
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
+    if path.is_dir():
+        raise UnexpectedFiles(f"{path} is a folder; name a file with --out")
     with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
         yield file
 
@@ -123,23 +90,38 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="fail where any input cannot be used")
 
 
+def _find_weakness(folder: Path) -> str | None:
+    """What the training in this folder found of its model's use; None where it says nothing."""
+    try:
+        return describe_weakness(TrainResult.read(folder))
+    except UserError:  # the file of a model may be anywhere, alone
+        return None
+
+
 def main() -> None:
     """Predict with a trained model; the result is a CSV with a line for each input."""
-    with (
-        trained_model_cli(main, declare_options) as context,
-        open_trained_model(context.model, trusted=context.trusted) as trained,
-    ):
+    with trained_model_cli(main, declare_options) as context:
+        from tasks.assembly.inference import describe_changed_data  # TensorFlow
+        from tasks.prediction.examples import Wanted
+        from tasks.prediction.table import write_predictions
+        from tasks.training.inference import open_trained_model
+
         options = context.options
-        if options.pipeline and (
-            changed := describe_changed_data(trained, options.pipeline, context.layout)
+        with (
+            _open_out(options.out) as out,
+            open_trained_model(context.model, trusted=context.trusted) as trained,
         ):
-            note(f"predict: {changed}")
-        of_lines = trained.spec.data.source == "text_lines"
-        wanted = Wanted(
-            lines=of_lines if options.lines is None else options.lines,
-            every_window=options.every_window,
-        )
-        with _open_out(options.out) as out:
+            if options.pipeline and (
+                changed := describe_changed_data(trained, options.pipeline, context.layout)
+            ):
+                note(f"predict: {changed}")
+            if weakness := _find_weakness(context.model.parent):
+                note(f"predict: {weakness}")
+            of_lines = trained.spec.data.source == "text_lines"
+            wanted = Wanted(
+                lines=of_lines if options.lines is None else options.lines,
+                every_window=options.every_window,
+            )
             counts = write_predictions(
                 trained,
                 options.paths,

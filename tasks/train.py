@@ -44,10 +44,10 @@ from tasks.progress import echo, echo_problem, echo_result
 from tasks.results.build import BuildResult
 from tasks.results.evaluation import Evaluation
 from tasks.results.train import (
-    SIGNIFICANT_STDERRS,
     RunRecord,
     TrainResult,
     TrainThroughput,
+    describe_weakness,
     train_metrics,
     write_history,
 )
@@ -359,19 +359,11 @@ def find_few_steps(
 
 
 def find_weakness(result: TrainResult, *, steps: int) -> str | None:
-    """Why a model of so many train `steps` is of no use: no better than a constant prediction
-    beyond chance; None where it is.
-    """
-    metric, held_out = result.metric, result.held_out
-    value = result.test.get(metric, result.last_epoch.get(f"val_{metric}", float("nan")))
-    gain = value - held_out.constant_metric
-    gain = -gain if metric == "mae" else gain
-    if gain > SIGNIFICANT_STDERRS * held_out.constant_stderr:
-        return None
-    return (
-        f"{held_out.split} {metric} {value:.4g} on {held_out.examples:,} examples is not better"
-        f" beyond chance than a constant prediction's {held_out.constant_metric:.4g}, after"
-        f" {steps:,} train steps; for more of them raise train.epochs or lower batch_size"
+    """Why a model of so many train `steps` is of no use, and what to do; None where it is."""
+    weakness = describe_weakness(result)
+    return weakness and (
+        f"{weakness}, after {steps:,} train steps; for more of them raise train.epochs or lower"
+        " batch_size"
     )
 
 

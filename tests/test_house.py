@@ -282,7 +282,12 @@ def test_the_libraries_of_a_stage_are_those_that_its_modules_import(stage):
 
 
 @pytest.mark.parametrize(
-    "stage", [stage for stage in STAGES if stage not in ("build", "train", "profiling")]
+    "stage",
+    [
+        *(stage for stage in STAGES if stage not in ("build", "train", "profiling")),
+        "predict",
+        "export",
+    ],
 )
 def test_help_is_quick_because_it_imports_no_tensorflow(stage):
     code = f"""

@@ -7,8 +7,9 @@ is needed. A new kind of input is a function in `READERS`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +17,26 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tasks.data.sources.base import Rejected
+from tasks.data.sources.tabular import TABLES
 from tasks.errors import UserError
-from tasks.training.inference import TrainedModel
+from tasks.training.inference import InferenceSpec, TrainedModel
 
 T = TypeVar("T")
+# How files begin that are given for texts and tables in error.
+SIGNATURES = {
+    b"\x89PNG": "is a PNG image",
+    b"\xff\xd8\xff": "is a JPEG image",
+    b"GIF8": "is a GIF image",
+    b"%PDF": "is a PDF document",
+    b"PK\x03\x04": "is a ZIP archive, as Excel's files are",
+    b"PAR1": "is a Parquet table, but is not named .parquet",
+    b"\x93NUMPY": "is a NumPy array",
+    b"\xff\xfe": "is UTF-16 text",
+    b"\xfe\xff": "is UTF-16 text",
+}
+COLUMNS_SHOWN = 12
+# What messages of ingest end with: which parameter of the training helps. Here none is to be set.
+_ADVICE = re.compile(r"[;,.]?\s(?:or )?[Ss]et `?data\..*|\s\(data\.[^)]*\)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,39 +87,99 @@ def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) 
         "text": texts.read,
     }
     read = readers[trained.spec.schema.feature]
-    opened = [_open(read, path, trained, wanted) for path in paths]
+    opened = [(path, _open(read, path, trained, wanted)) for path in paths]
     return Examples(
-        items=(item for one in opened for item in _guarded(one.items)),
-        total=sum(one.total for one in opened),
+        items=(item for path, one in opened for item in _guarded(path, one.items)),
+        total=sum(one.total for _, one in opened),
     )
 
 
+def describe_inputs(spec: InferenceSpec) -> str:
+    """What a model takes, in a sentence."""
+    data, schema = spec.data, spec.schema
+    named = ", ".join(schema.columns[:COLUMNS_SHOWN])
+    if more := len(schema.columns[COLUMNS_SHOWN:]):
+        named += f" and {more} more"
+    tables = f"CSV, TSV ({data.encoding}) or Parquet"
+    if schema.feature == "image":
+        arrays = "" if schema.payload == "encoded" else ", .npy or .npz arrays of images"
+        return (
+            "This model takes images (JPEG, PNG, GIF, BMP or WebP), folders of them, tables with"
+            f" their paths in column {data.path_column}{arrays}."
+        )
+    if schema.feature == "text":
+        return (
+            f"This model takes texts ({data.encoding}): files, folders of them, and .jsonl, .csv,"
+            f" .tsv or .parquet files whose column {data.text_column} holds the text."
+        )
+    if schema.payload == "series":
+        time = f"{data.time_column}, " if data.time_column else ""
+        return (
+            f"This model takes series of at least {spec.window.length} time steps: tables"
+            f" ({tables}) with the columns {time}{named}, or .npy arrays of {named}."
+        )
+    return f"This model takes tables ({tables}) with the columns {named}."
+
+
 def _open(read: Reader, path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    if not path.exists():
-        return Examples(items=[Rejected(id=str(path), reason="does not exist")], total=1)
     try:
-        return read(path, trained, wanted)
+        problem = _find_misuse(path, trained.spec)
+        if problem is None:
+            return read(path, trained, wanted)
     except UserError as error:
-        return Examples(items=[_reject(path, error)], total=1)
+        problem = _explain(error, path)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    return Examples(items=[Rejected(id=str(path), reason=problem)], total=1)
 
 
-def _guarded(items: Iterable[Example | Rejected]) -> Iterator[Example | Rejected]:
-    """The items up to an error in what they are read from, which rejects the rest of it."""
+def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
+    """Why a path is none of what a model takes, by what it is and how it begins."""
+    if not path.exists():
+        return "does not exist"
+    if path.is_dir():
+        return "is a folder, not a file" if spec.schema.feature == "features" else None
+    if not path.is_file():
+        return "is no regular file"
+    as_text = path.suffix != ".parquet" and (
+        path.suffix.lower() in TABLES
+        if spec.schema.feature == "image"
+        else path.suffix != ".npy" or spec.schema.payload != "series"
+    )
+    with path.open("rb") as file:
+        start = file.read(1 << 12)
+    if not start:
+        return "is empty"
+    # In other encodings any bytes may be characters.
+    if not as_text or "\n".encode(spec.data.encoding) != b"\n":
+        return None
+    known = [what for signature, what in SIGNATURES.items() if start.startswith(signature)]
+    return next(iter(known), "is binary, not text" if b"\0" in start else None)
+
+
+def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Example | Rejected]:
+    """The items up to an error in what they are read from, which rejects the rest of it; where
+    there are none, that.
+    """
     last = ""
     try:
         for item in items:
-            last = item.id
-            yield item
+            last = f", after {item.id}"
+            yield (
+                replace(item, reason=_ADVICE.sub("", item.reason))
+                if isinstance(item, Rejected)
+                else item
+            )
+        if not last:
+            yield Rejected(id=str(path), reason="holds no example")
     except UserError as error:
-        yield Rejected(id=f"after {last}" if last else "input", reason=_one_line(error))
+        yield Rejected(id=str(path), reason=f"{_explain(error, path)}{last}")
 
 
-def _reject(path: Path, error: UserError) -> Rejected:
-    return Rejected(id=str(path), reason=_one_line(error))
-
-
-def _one_line(error: UserError) -> str:
-    return " ".join(str(error).split())
+def _explain(error: UserError, path: Path) -> str:
+    """What is wrong with the file at `path`, in a line without its path and without advice."""
+    what = " ".join(_ADVICE.sub("", str(error)).split())
+    return what.removeprefix(str(path)).lstrip(":, ").rstrip(".")
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -109,7 +109,7 @@ def _find_misfit(height: int, width: int, channels: int, trained: TrainedModel) 
         return None
     return (
         f"{width}×{height} pixels, and the model takes {needed[1]}×{needed[0]}; resize it as the"
-        " images of the training were, or train with `resize` in preprocess"
+        " images of the training were"
     )
 
 

@@ -4,15 +4,73 @@ names of the targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from tasks.data.sources.base import Rejected
-from tasks.prediction.predictor import Prediction
-from tasks.training.inference import InferenceSpec
+from tasks.errors import ImpossiblePlan
+from tasks.prediction.examples import Wanted, describe_inputs, read_examples
+from tasks.prediction.predictor import Prediction, predict
+from tasks.progress import progress
+from tasks.training.inference import InferenceSpec, TrainedModel
 
 MOST_CLASSES = 3  # columns of the likeliest
+REASONS_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many inputs were predicted and how many could not be, with the first of these, and what
+    the model `takes`, in a sentence.
+    """
+
+    predicted: int
+    rejected: int
+    first: Sequence[Rejected]
+    takes: str
+
+
+def write_predictions(
+    trained: TrainedModel,
+    paths: Sequence[Path],
+    out: IO[str],
+    *,
+    wanted: Wanted,
+    batch_size: int,
+    show_progress: bool = True,
+) -> Counts:
+    """Predict what is at `paths` and write the CSV.
+
+    Raises:
+      ImpossiblePlan: the model predicts next tokens, not labels.
+    """
+    if trained.spec.task == "next_token":
+        raise ImpossiblePlan(
+            "a language model predicts the next token of a text, which is no label; write it as a"
+            " SavedModel with `python -m tasks.export` and call serve(text)"
+        )
+    examples = read_examples(paths, trained, wanted)
+    items: Iterable = predict(trained, examples.items, batch_size=batch_size)
+    if show_progress:
+        items = progress(items, total=examples.total, label="predict")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(make_header(trained.spec))
+    predicted, rejected, first = 0, 0, []
+    for item in items:
+        writer.writerows(make_rows(item, trained.spec))
+        if isinstance(item, Rejected):
+            rejected += 1
+            first += [item] if len(first) < REASONS_SHOWN else []
+        else:
+            predicted += 1
+    return Counts(
+        predicted=predicted, rejected=rejected, first=first, takes=describe_inputs(trained.spec)
+    )
 
 
 def make_header(spec: InferenceSpec) -> list[str]:

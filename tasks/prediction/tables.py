@@ -24,7 +24,7 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
     schema = trained.spec.schema
     table = read_table(path, _settings(trained, path), likely_decimal=schema.decimal)
-    check_columns(table, schema.columns, keys="the header of the table")
+    check_columns(table, schema.columns, keys="data.numeric, data.categorical")
     values, reasons = code_rows(table, schema)
 
     def items() -> Iterator[Example | Rejected]:
@@ -42,7 +42,9 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The last window of a series in a CSV, Parquet or .npy file, or every one."""
     spec = trained.spec
     named = {} if path.suffix == ".npy" else {"numeric": list(spec.schema.columns)}
-    settings = _settings(trained, path).model_copy(update={"path": str(path), **named})
+    # Columns that the training left out need not be there.
+    changed = {"path": str(path), "ignore": [], **named}
+    settings = _settings(trained, path).model_copy(update=changed)
     series = time_series.scan(settings, likely_decimal=spec.schema.decimal)
     steps, length = len(series.values), spec.window.length
     if series.values.shape[1:] != spec.schema.shape:
@@ -50,9 +52,7 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
             f"{path} has {series.values.shape[1]} columns; the model takes {spec.schema.shape}"
         )
     if steps < length:
-        raise UnreadableSource(
-            f"{path} has {steps} time steps; the model needs window.length = {length}"
-        )
+        raise UnreadableSource(f"{path} has {steps} time steps, and the model needs {length}")
     stride = spec.window.stride if wanted.every_window else steps
     starts = range(0 if wanted.every_window else steps - length, steps - length + 1, stride)
     return Examples(

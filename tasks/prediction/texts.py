@@ -4,6 +4,7 @@ texts. They are read and examined as ingest does it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tasks.data.texts import RejectedText, inspect_text, read_document
 from tasks.prediction.examples import Example, Examples, Wanted
 from tasks.settings import DataSettings
 from tasks.training.inference import TrainedModel
+
+_NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)
 
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
@@ -27,9 +30,8 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     elif path.is_dir():
         found = (text_lines if wanted.lines else text_folder).scan(settings)
     else:
-        return Examples(items=_inspect([_read_file(path, settings)], "", settings), total=1)
-    before = f"{path}/" if path.is_dir() else f"{path}:"
-    return Examples(items=_inspect(found.documents, before, settings), total=found.total)
+        return Examples(items=_inspect([_read_file(path, settings)], path, settings), total=1)
+    return Examples(items=_inspect(found.documents, path, settings), total=found.total)
 
 
 def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
@@ -37,17 +39,17 @@ def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
     try:
         anywhere = Path(path.absolute().anchor)
         content = read_document(path, root=anywhere, max_bytes=settings.max_bytes)
-        return Document(id=str(path), content=content, label="")
+        return Document(id="", content=content, label="")
     except RejectedText as reason:
-        return Rejected(id=str(path), reason=str(reason))
+        return Rejected(id="", reason=str(reason))
 
 
 def _inspect(
-    documents: Iterable[Document | Rejected], before: str, settings: DataSettings
+    documents: Iterable[Document | Rejected], path: Path, settings: DataSettings
 ) -> Iterator[Example | Rejected]:
-    """The usable ones as UTF-8, by ids that begin with `before`."""
+    """The usable ones as UTF-8: the file, and which line or row of it."""
     for document in documents:
-        name = f"{before}{document.id}"
+        name = _locate(document.id, path)
         if isinstance(document, Rejected):
             yield Rejected(id=name, reason=document.reason)
             continue
@@ -56,3 +58,11 @@ def _inspect(
             yield Example(id=name, value=content)
         except RejectedText as reason:
             yield Rejected(id=name, reason=str(reason))
+
+
+def _locate(document_id: str, path: Path) -> str:
+    """Where a document is, by its id within `path`: `FILE`, or `FILE:3` of a line or row."""
+    if (numbered := _NUMBERED.fullmatch(document_id)) is None:
+        return str(path / document_id)
+    file = path / numbered["file"] if path.is_dir() else path
+    return f"{file}:{int(numbered['number'])}"

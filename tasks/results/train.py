@@ -120,6 +120,20 @@ def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float |
     }
 
 
+def describe_weakness(result: TrainResult) -> str | None:
+    """That a model is no better than a constant prediction beyond chance; None where it is."""
+    metric, held_out = result.metric, result.held_out
+    value = result.test.get(metric, result.last_epoch.get(f"val_{metric}", float("nan")))
+    gain = value - held_out.constant_metric
+    gain = -gain if metric == "mae" else gain
+    if gain > SIGNIFICANT_STDERRS * held_out.constant_stderr:
+        return None
+    return (
+        f"{held_out.split} {metric} {value:.4g} on {held_out.examples:,} examples is not better"
+        f" beyond chance than a constant prediction's {held_out.constant_metric:.4g}"
+    )
+
+
 def write_history(folder: Path, epochs: Sequence[Mapping[str, float]]) -> None:
     """Write history.csv into a folder: one line per epoch."""
     with atomic_file(folder / HISTORY) as temporary, temporary.open("w", newline="") as file:

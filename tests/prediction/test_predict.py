@@ -14,6 +14,7 @@ import subprocess
 import sys
 import zipfile
 from argparse import Namespace
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import picture
+from made_up import made_up
 from PIL import Image
+from project import ROOT
 from texts import params_of as text_params
 from texts import prepare_texts
 
@@ -35,7 +38,7 @@ from tasks.assembly.inference import (
 )
 from tasks.assembly.inputs import open_input_pipeline, open_inputs
 from tasks.assembly.model import build_models_for
-from tasks.cli import enter_run
+from tasks.cli import enter_run, trained_model_cli
 from tasks.data.manifest import read_manifest
 from tasks.data.shards import read_shard_index
 from tasks.errors import (
@@ -50,10 +53,12 @@ from tasks.ingest import ingest
 from tasks.layout import STORE_HOME, Layout
 from tasks.params import check
 from tasks.pipelines.prepared_data import list_files
-from tasks.predict import main, report_rejected, write_predictions
+from tasks.predict import declare_options, main, report_rejected
 from tasks.prediction import texts
 from tasks.prediction.examples import Wanted
+from tasks.prediction.table import write_predictions
 from tasks.results.evaluation import WORST_PICTURE, Evaluation
+from tasks.results.train import HeldOut, TrainResult
 from tasks.settings import ShardSettings
 from tasks.shard import shard
 from tasks.snapshot import snapshot
@@ -309,12 +314,42 @@ def test_texts_are_files_lines_or_rows(tmp_path):
     rows, _ = predict_rows(model, table)
     assert len(whole) == 1
     assert [row["probability"] for row in split] == [row["probability"] for row in rows][:2]
-    numbers = [row["input"].rpartition(":")[2] for row in split]
-    assert numbers == ["00000001", "00000003"], "the blank line is none, and counted"
+    named = [row["input"] for row in split]
+    assert named == [f"{lines}:1", f"{lines}:3"], "the blank line is none, and counted"
+    assert [row["input"] for row in rows] == [f"{table}:{number}" for number in (1, 2, 3)]
     with open_trained_model(model) as trained:
         documents = list(texts.read(lines.parent / "texts" / "source", trained, Wanted()).items)
     assert len(documents) == 150  # also those in class folders, whose classes are not looked at
     assert rows[2]["error"] == "text missing"
+    other = tmp_path / "other.csv"
+    other.write_text("words\nthe fox\n")
+    check_refusals(
+        model,
+        {
+            other: "no column text; known: words.",
+            make_misfit(tmp_path / "a.png"): "is a PNG image.",
+            make_misfit(tmp_path / "blank.txt", b"\n\n"): "empty text.",
+        },
+        takes="This model takes texts (utf-8): files, folders of them, and .jsonl, .csv, .tsv or"
+        " .parquet files whose column text holds the text.",
+    )
+
+
+def make_misfit(path: Path, content: bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR") -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def check_refusals(model: Path, refused: dict[Path, str], *, takes: str) -> None:
+    """Fail unless each path is refused for its reason, with what the model takes, and without
+    parameters of its training, which nobody who predicts can set.
+    """
+    for path, reason in refused.items():
+        (row,), counts = predict_rows(model, path)
+        with pytest.raises(NothingPredicted) as refusal:
+            report_rejected(counts, strict=False)
+        assert str(refusal.value) == f"{path}: {reason} {takes}"
+        assert row["error"] == reason.removesuffix(".")
 
 
 def with_spec(model: Path, folder: Path, change) -> Path:
@@ -423,8 +458,39 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(tmp_path):
         "",
         "color is 'pink', a category that the training has not seen",
         "price is missing",
-        "price is 'low', no number (data.missing_values can say that it is missing)",
+        "price is 'low', no number",
     ]
+    check_refusals(
+        model,
+        {
+            tmp_path: "is a folder, not a file.",
+            tmp_path / "gone.csv": "does not exist.",
+            make_misfit(tmp_path / "a.png"): "is a PNG image.",
+            make_misfit(tmp_path / "sheet.xlsx", b"PK\x03\x04"): (
+                "is a ZIP archive, as Excel's files are."
+            ),
+            make_misfit(tmp_path / "bytes.csv", b"size\0"): "is binary, not text.",
+            make_misfit(tmp_path / "empty.csv", b""): "is empty.",
+            make_misfit(tmp_path / "names.csv", b"size,price,color\n"): "holds no example.",
+            make_misfit(tmp_path / "latin.csv", b"size,price,color\n1,2,\xfc\n"): (
+                "is not utf-8: 'utf-8' codec can't decode byte 0xfc in position 21: invalid start"
+                " byte."
+            ),
+            make_misfit(tmp_path / "column.csv", b"size;kolor;price\n1;red;2\n"): (
+                "no column color; did you mean kolor?"
+            ),
+            make_misfit(tmp_path / "quote.csv", b'size,price,color\n1,2,"red\n3,4,red\n'): (
+                "line 2: a quoted cell that goes on for 1 more lines does not end as one; a stray"
+                " quote?"
+            ),
+            make_misfit(tmp_path / "fields.csv", b"size,price,color\n1,2,red,4\n"): (
+                "1 of 1 rows have other fields than the header's 3: line 2 has 4. Quote cells that"
+                " hold the delimiter."
+            ),
+        },
+        takes="This model takes tables (CSV, TSV (utf-8) or Parquet) with the columns size, price,"
+        " color.",
+    )
     worst = evaluated(params, layout, model, tmp_path / "evaluation").worst[0]
     row = manifest.examples.set_index("id").loc[worst.id]["row"]
     color = ("blue", "green", "red")[int(values[row][2])]
@@ -522,6 +588,20 @@ def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
     judged = evaluated(params, layout, model, tmp_path / "evaluation")
     assert judged.examples == len(expected)
     assert judged.worst[0].id.startswith("window from time step ")
+    check_refusals(
+        model,
+        {
+            make_misfit(tmp_path / "wind.csv", b"load,wind\n1,2\n"): (
+                "no column time; known: load, wind."
+            ),
+            make_misfit(tmp_path / "short.csv", b"time,load,wind\n1,2,3\n"): (
+                "has 1 time steps, and the model needs 6."
+            ),
+            tmp_path: "is a folder, not a file.",
+        },
+        takes="This model takes series of at least 6 time steps: tables (CSV, TSV (utf-8) or"
+        " Parquet) with the columns time, load, wind, or .npy arrays of load, wind.",
+    )
     np.testing.assert_allclose(got.reshape(-1, 2), expected[..., 0], rtol=1e-4, atol=1e-5)
 
 
@@ -560,6 +640,56 @@ def test_predict_uses_the_model_of_the_run_that_is_named(
     with pytest.raises(SystemExit):
         main()
     assert "runs/p/model.keras does not exist; run `dvc repro train@p`" in capsys.readouterr().err
+
+
+def test_the_only_trained_configuration_is_the_one_that_is_meant(tmp_path, monkeypatch, capsys):
+    def choose(*options: str) -> str | None:
+        monkeypatch.setattr(sys, "argv", ["predict", "a.jpg", *options])
+        with suppress(SystemExit), trained_model_cli(main, declare_options) as context:
+            return str(context.model)
+        return None
+
+    monkeypatch.chdir(tmp_path)
+    run = Layout(tmp_path).run("wide")
+    run.root.mkdir(parents=True)
+    (run.root / "params.yaml").write_text("{}")
+    assert choose() is None
+    assert "none is trained in this project; run `dvc repro train@N" in capsys.readouterr().err
+    assert choose("--name", "wide") is None
+    missing = "none is trained in run wide; run `python -m flows.training --pipeline NAME --name w"
+    assert missing in capsys.readouterr().err
+    for name in ("p", "q"):
+        (run.results(name)).mkdir(parents=True)
+    (run.results("p") / "model.keras").touch()
+    assert choose("--name", "wide") == ".throughline/workspaces/wide/runs/p/model.keras"
+    (run.results("q") / "model.keras").touch()
+    assert choose("--name", "wide") is None
+    assert "--pipeline NAME must say which model is meant; trained in run wide are: p, q" in (
+        capsys.readouterr().err
+    )
+
+
+def test_standard_error_has_what_predict_says_and_no_chatter(photo_model, photo_folder, tmp_path):
+    *_, model = photo_model
+    shutil.copy(model, tmp_path / "model.keras")
+    held_out = HeldOut(split="test", examples=12, constant_metric=0.5, constant_stderr=0.1)
+    accuracy = {"metric": "accuracy", "test": {"accuracy": 0.625}}
+    replace(made_up(TrainResult), held_out=held_out, **accuracy).write(tmp_path)
+    photo = next(photo_folder.glob("cat/*.jpg"))
+    command = [sys.executable, "-m", "tasks.predict", "--model", "model.keras", str(photo)]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.count("\n") == 2
+    assert done.stderr == (
+        "predict: test accuracy 0.625 on 12 examples is not better beyond chance than a constant"
+        " prediction's 0.5\n"
+    )
 
 
 @pytest.mark.parametrize(

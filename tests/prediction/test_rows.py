@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
+from project import ROOT
 
 from tasks.data.records import RecordSchema
 from tasks.data.sources.base import Rejected
@@ -117,6 +122,23 @@ def test_folders_that_are_links_are_listed_or_named(tmp_path):
     assert [(item.id, item.reason) for item in listed.rejected] == [
         ("elsewhere", "folder is a link that leads outside the data root")
     ]
+
+
+def test_only_tensorflows_chatter_is_kept_from_standard_error():
+    code = """
+import os, sys
+from tasks.progress import without_tensorflow_chatter
+with without_tensorflow_chatter():
+    print("ours", file=sys.stderr)
+    os.write(2, b"I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN\\n")
+    os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called\\n")
+    os.write(2, b"F0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\\n")
+    os.abort()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert done.stderr == ("ours\nF0000 00:00:1795565131.603004 29111 why.cc:1] Check failed\n")
 
 
 def test_batches_are_cut_in_order():
