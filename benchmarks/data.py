@@ -16,12 +16,12 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
-from tasks.data.known_datasets import fetch_fashion_mnist
 from tasks.ingest import ingest
-from tasks.layout import Layout
-from tasks.params import Params, check
 from tasks.shard import shard
 from tasks.snapshot import snapshot
+from throughline.config.params import Params, check
+from throughline.data.known_datasets import fetch_fashion_mnist
+from throughline.shared.layout import Layout
 
 ROOT = Path(__file__).parent.parent
 LEAST_STEPS = 10

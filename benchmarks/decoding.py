@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tasks.data.decoder import Decoder
-from tasks.data.images import ImageInfo, RejectedImage, inspect_image
+from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.images import ImageInfo, RejectedImage, inspect_image
 
 MAX_PIXELS = 1_000_000
 Mutation = Callable[[bytearray, random.Random], bytes]
@@ -252,7 +252,7 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
 def time_ingest(count: int, folder: Path) -> float:
     """Seconds that ingest takes for so many small PNGs in two classes."""
     from tasks.ingest import ingest
-    from tasks.settings import DataSettings
+    from throughline.settings import DataSettings
 
     draw = np.random.default_rng(0)
     for number in range(count):

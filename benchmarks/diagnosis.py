@@ -126,14 +126,14 @@ PHOTOS = (
 
 def examine(workload: data.Workload, case: Case) -> dict[str, Any]:
     """Profile a case, fix what it names first, and train both in alternation."""
-    from tasks.allocator import raise_malloc_thresholds
-    from tasks.assembly.inputs import open_input_pipeline, open_inputs
-    from tasks.assembly.model import build_models_for
-    from tasks.cli import StageContext
-    from tasks.measurement.throughput import measure_input
-    from tasks.measurement.train_steps import TrainingLoop
-    from tasks.params import check
     from tasks.profiling import profile
+    from throughline.assembly.inputs import open_input_pipeline, open_inputs
+    from throughline.assembly.model import build_models_for
+    from throughline.config.cli import StageContext
+    from throughline.config.params import check
+    from throughline.measurement.throughput import measure_input
+    from throughline.measurement.train_steps import TrainingLoop
+    from throughline.shared.allocator import raise_malloc_thresholds
 
     document = {
         **workload.document,

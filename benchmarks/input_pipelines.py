@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import data
-from tasks.allocator import raise_malloc_thresholds
+from throughline.shared.allocator import raise_malloc_thresholds
 
 PHOTOS = ("photos", "crops", "resized_crops", "imagenet")
 KINDS = (*PHOTOS, "fashion_mnist", "windows")
@@ -44,9 +44,9 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
     """Serve one configuration: answer `turn` with examples per second, `gap` with the share of an
     epoch lost between epochs.
     """
-    from tasks.assembly.inputs import make_input_spec, open_input_service, open_inputs
-    from tasks.pipelines.input_pipeline import InputPipeline
-    from tasks.pipelines.plan import make_plan
+    from throughline.assembly.inputs import make_input_spec, open_input_service, open_inputs
+    from throughline.pipelines.input_pipeline import InputPipeline
+    from throughline.plan.plan import make_plan
 
     raise_malloc_thresholds()
     params, config = workload.params, workload.params.pipelines[name]
@@ -131,10 +131,10 @@ def decode_rate(workload: data.Workload) -> float:
     """
     import tensorflow as tf
 
-    from tasks.assembly.inputs import open_inputs
-    from tasks.pipelines.kernels import compute
-    from tasks.pipelines.randomness import RandomStream
-    from tasks.pipelines.shapes import resolve_decode
+    from throughline.assembly.inputs import open_inputs
+    from throughline.kernels.kernels import compute
+    from throughline.kernels.randomness import RandomStream
+    from throughline.plan.shapes import resolve_decode
 
     data = open_inputs(workload.params, workload.layout)
     ops = resolve_decode(workload.params.preprocess, data.shards.schema)

@@ -31,16 +31,16 @@ def epochs(
     """
     import mlflow
 
-    from tasks.assembly.inputs import open_input_pipeline, open_inputs
-    from tasks.assembly.model import build_models_for
-    from tasks.measurement.hardware import UsageMonitor
-    from tasks.params import check
-    from tasks.tracking.recorder import Recorder, RunKey
-    from tasks.training.checkpoint_store import CheckpointStore
-    from tasks.training.checkpoints import CheckpointCallback
-    from tasks.training.fit import Schedule, fit
-    from tasks.training.step_model import Feed, make_step_model
-    from tasks.training.train_function import TrainFunction
+    from throughline.assembly.inputs import open_input_pipeline, open_inputs
+    from throughline.assembly.model import build_models_for
+    from throughline.config.params import check
+    from throughline.measurement.hardware import UsageMonitor
+    from throughline.tracking.recorder import Recorder, RunKey
+    from throughline.training.checkpoint_store import CheckpointStore
+    from throughline.training.checkpoints import CheckpointCallback
+    from throughline.training.fit import Schedule, fit
+    from throughline.training.step_model import Feed, make_step_model
+    from throughline.training.train_function import TrainFunction
 
     config = {
         "read": "snapshot",

@@ -42,11 +42,11 @@ def profiled(
     workload: data.Workload, name: str, config: dict[str, Any], document: dict[str, Any]
 ) -> Run:
     """The figures of one configuration that ranking needs, from a process of its own."""
-    from tasks.allocator import raise_malloc_thresholds
-    from tasks.assembly.inputs import open_input_pipeline, open_inputs
-    from tasks.assembly.model import build_models_for
-    from tasks.measurement.train_steps import TrainingLoop, time_training
-    from tasks.params import check
+    from throughline.assembly.inputs import open_input_pipeline, open_inputs
+    from throughline.assembly.model import build_models_for
+    from throughline.config.params import check
+    from throughline.measurement.train_steps import TrainingLoop, time_training
+    from throughline.shared.allocator import raise_malloc_thresholds
 
     raise_malloc_thresholds()
     params = check({**document, "data": workload.document["data"], "pipelines": {name: config}})
@@ -87,7 +87,7 @@ def simulate(comparisons: int = 300, noise: float = 0.05) -> None:
     """
     import numpy as np
 
-    from tasks.reporting.ranking import find_tied, find_winners, ratio_interval
+    from throughline.reporting.ranking import find_tied, find_winners, ratio_interval
 
     print("configurations  rounds  called different  found from")
     for count in (2, 5, 7, 12):
@@ -113,8 +113,13 @@ def simulate(comparisons: int = 300, noise: float = 0.05) -> None:
 
 def main() -> None:
     """Compare twice, print both rankings, write everything as JSON."""
-    from tasks.files import write_json
-    from tasks.reporting.ranking import find_baseline, find_tied, ratio_interval, relative_rate
+    from throughline.reporting.ranking import (
+        find_baseline,
+        find_tied,
+        ratio_interval,
+        relative_rate,
+    )
+    from throughline.shared.files import write_json
 
     parser = data.arguments("ranking", __doc__)
     parser.add_argument("--simulate", action="store_true", help="equal configurations, no profiles")

@@ -24,10 +24,10 @@ import numpy as np
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
 from benchmarks import data
-from tasks.data.manifest import Manifest, read_manifest
 from tasks.ingest import ingest
-from tasks.settings import DataSettings, ShardSettings
 from tasks.shard import shard
+from throughline.data.manifest import Manifest, read_manifest
+from throughline.settings import DataSettings, ShardSettings
 
 ROUNDS = 5
 # of two each; the rate of a disk that is shared with others differs five times from one write to

@@ -10,7 +10,7 @@ import tensorflow as tf
 from pydantic import Field
 from tensorflow.python.data.experimental.ops import testing
 
-from tasks.pipelines.ops import Op
+from throughline.plan.ops import Op
 
 
 class Sleep(Op):

@@ -220,15 +220,15 @@ def measured(document: dict[str, Any], workload: data.Workload) -> tuple[Any, tu
     That is the time of an emulated model's step alone [ms], or the stalls of two long runs of a
     real model, before and after [%].
     """
-    from tasks.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
-    from tasks.assembly.model import build_models_for
-    from tasks.measurement.train_steps import (
+    from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
+    from throughline.assembly.model import build_models_for
+    from throughline.config.params import check
+    from throughline.measurement.train_steps import (
         TrainingLoop,
         make_model_only_step,
         time_training,
         wait_until_idle,
     )
-    from tasks.params import check
 
     params = check(document)
     data = open_inputs(params, workload.layout)
@@ -310,7 +310,7 @@ def measure_real(workload: data.Workload, name: str, eater: bool) -> dict[str, A
     """One real configuration against its reference runs; with `eater` another program eats a core
     meanwhile.
     """
-    from tasks.allocator import raise_malloc_thresholds
+    from throughline.shared.allocator import raise_malloc_thresholds
 
     raise_malloc_thresholds()
     document = {

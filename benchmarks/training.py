@@ -29,11 +29,11 @@ def compare_with(workload: data.Workload, other: str) -> dict[str, Any]:
     """Train `optimized` and `other` in alternation: examples per second of both, and the ratio with
     its extremes.
     """
-    from tasks.allocator import raise_malloc_thresholds
-    from tasks.assembly.inputs import open_input_pipeline, open_inputs
-    from tasks.assembly.model import build_models_for
-    from tasks.measurement.train_steps import TrainingLoop
-    from tasks.params import check
+    from throughline.assembly.inputs import open_input_pipeline, open_inputs
+    from throughline.assembly.model import build_models_for
+    from throughline.config.params import check
+    from throughline.measurement.train_steps import TrainingLoop
+    from throughline.shared.allocator import raise_malloc_thresholds
 
     raise_malloc_thresholds()
     params = check({**workload.document, "model": MODEL})

@@ -2,7 +2,7 @@
 stages compute.
 """
 
-from tasks.garbage import pause_garbage_collection
+from throughline.shared.garbage import pause_garbage_collection
 
 COMMANDS = ("comparison", "prepare_data", "training")
 pause_garbage_collection("flows", COMMANDS)

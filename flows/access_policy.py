@@ -20,8 +20,8 @@ from prefect.runtime import deployment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.deployments import OWN_SERVICE
-from tasks.errors import InvalidParams
-from tasks.params_file import read_yaml
+from throughline.config.params_file import read_yaml
+from throughline.shared.errors import InvalidParams
 
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts

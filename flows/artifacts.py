@@ -23,11 +23,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import State
 
-from tasks.errors import StageFailed
-from tasks.reporting.table import comparison_table, to_records
-from tasks.reporting.table import to_markdown as table_to_markdown
-from tasks.results.comparison import Comparison
-from tasks.tracking import comparison_run, recorder
+from throughline.reporting.table import comparison_table, to_records
+from throughline.reporting.table import to_markdown as table_to_markdown
+from throughline.results.comparison import Comparison
+from throughline.shared.errors import StageFailed
+from throughline.tracking import comparison_run, recorder
 
 UI_URL = "PREFECT_UI_URL"
 LONGEST_REASON = 4000  # characters

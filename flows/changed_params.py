@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from tasks.params_file import PARAMS_FILE, apply_overrides
+from throughline.config.params_file import PARAMS_FILE, apply_overrides
 
 # Words and paths: plain text wherever they stand.
 _PLAIN = re.compile(r"\w[\w/. -]*(?<! )")

@@ -21,11 +21,11 @@ from flows.parameters import OVERRIDE, Changes, check_name
 from flows.resolution import resolve, share_resolved
 from flows.temporary_server import prefect_server
 from flows.terminal import Detail, show_on_terminal
-from tasks.errors import InvalidParams, UserError
-from tasks.garbage import collect_garbage_as_usual
-from tasks.params_file import read_yaml
-from tasks.reporting.table import TIED_NOTE, comparison_table, to_text
-from tasks.results.comparison import Comparison
+from throughline.config.params_file import read_yaml
+from throughline.reporting.table import TIED_NOTE, comparison_table, to_text
+from throughline.results.comparison import Comparison
+from throughline.shared.errors import InvalidParams, UserError
+from throughline.shared.garbage import collect_garbage_as_usual
 
 SetOption = Annotated[
     list[str] | None,

@@ -30,10 +30,10 @@ from flows.flow_run import Run, start_run
 from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
 from flows.stages import MEASURED, PREPARATION, list_profiles
 from flows.terminal import Detail
-from tasks.layout import Layout, from_here
-from tasks.results.comparison import Comparison
-from tasks.tracking import comparison_run
-from tasks.tracking.experiments import RunKey
+from throughline.results.comparison import Comparison
+from throughline.shared.layout import Layout, from_here
+from throughline.tracking import comparison_run
+from throughline.tracking.experiments import RunKey
 
 NONE: list[str] = []
 

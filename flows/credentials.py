@@ -19,8 +19,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from flows.workspace import STATE_DIR
-from tasks.errors import ServiceFailed
-from tasks.files import atomic_file
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.files import atomic_file
 
 USER = "throughline"
 ENVIRONMENT = "environment"

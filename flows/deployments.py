@@ -13,7 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tasks.errors import MissingInput, ServiceFailed
+from throughline.shared.errors import MissingInput, ServiceFailed
 
 OWN_SERVICE = (  # of a worker's environment: the tf.data service of the stack that it belongs to
     "THROUGHLINE_SERVICE_ADDRESS"

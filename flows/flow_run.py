@@ -32,13 +32,13 @@ from flows.workspace import (
     sweep_workspaces,
     untracked_python_files,
 )
-from tasks.errors import WorkspaceProblem, disk_errors
 from tasks.identities import watch_own_code
-from tasks.layout import STORE_HOME
-from tasks.params import Params
-from tasks.scratch import clear_scratch
-from tasks.tracking import recorder
-from tasks.tracking.store import use_store
+from throughline.config.params import Params
+from throughline.shared.errors import WorkspaceProblem, disk_errors
+from throughline.shared.layout import STORE_HOME
+from throughline.shared.scratch import clear_scratch
+from throughline.tracking import recorder
+from throughline.tracking.store import use_store
 
 IDENTITIES = "identities"  # what else decides results; all stages depend on what it writes
 

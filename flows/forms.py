@@ -11,7 +11,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
 from flows.deployments import DEPLOYMENTS_FILE, read_entrypoints
-from tasks.errors import report_user_errors
+from throughline.shared.errors import report_user_errors
 
 
 def send_forms() -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.errors import UserError, WorkspaceProblem
-from tasks.params import ParamsDocument
-from tasks.params_file import PARAMS_FILE, read_yaml
+from throughline.config.params import ParamsDocument
+from throughline.config.params_file import PARAMS_FILE, read_yaml
+from throughline.shared.errors import UserError, WorkspaceProblem
 
 NAME_PATTERN = (  # of a run: it becomes a folder and a git reference
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"

@@ -17,10 +17,10 @@ from pathlib import Path
 from flows.access_policy import AccessPolicy, is_confined, load_limits
 from flows.changed_params import NamedChanges, drop_pipelines, dump_params
 from flows.parameters import Changes
-from tasks.errors import InvalidParams, did_you_mean
-from tasks.params import Params, check
-from tasks.params_checks import RAW
-from tasks.params_file import PARAMS_FILE, parse_yaml, read_yaml_text
+from throughline.config.params import Params, check
+from throughline.config.params_checks import RAW
+from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml_text
+from throughline.shared.errors import InvalidParams, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 
 from flows.deployments import DEPLOYMENTS_FILE, read_entrypoints, read_pool, run_module
 from flows.services import HOST
-from tasks.errors import ServiceFailed, report_user_errors
+from throughline.shared.errors import ServiceFailed, report_user_errors
 
 SET_FOLDER = ".set_working_directory"  # a step of Prefect's
 

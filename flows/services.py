@@ -16,7 +16,7 @@ from pathlib import Path
 
 import requests
 
-from tasks.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed
 
 HOST = "127.0.0.1"
 STARTUP_TIMEOUT_S = 120.0

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 
 from flows.dvc_calls import DVC, dvc_environment
-from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
-from tasks.params import Params
+from throughline.config.params import Params
+from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 
 SHOWN = 3
 CHECKED = 100  # odd files; more are not looked for

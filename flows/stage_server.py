@@ -2,7 +2,7 @@
 
 Half of a short stage is the import of TensorFlow, Keras and MLflow, 5 s on 2 cores; a fork that has
 them is there in 10 ms. `python -m flows.stage_server SOCKET` serves the stages of the folder that
-it is started in (`tasks/stage_client.py` is their side). Each has a process of its own, as without
+it is started in (`throughline/shared/stage_client.py` is their side). Each has a process of its own, as without
 a server: the interpreter's import state is all that they share. TensorFlow has no runtime yet when
 it is forked, so there are no threads or devices of it that a fork would lose.
 
@@ -29,9 +29,9 @@ from typing import Any
 
 from flows.dvc_calls import SUPERVISE, dvc_environment
 from flows.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
-from tasks.garbage import collect_garbage_as_usual
-from tasks.scratch import Scratch
-from tasks.stage_client import HEAVY_STAGES, REFUSED, STAGE_SERVER, STREAMS
+from throughline.shared.garbage import collect_garbage_as_usual
+from throughline.shared.scratch import Scratch
+from throughline.shared.stage_client import HEAVY_STAGES, REFUSED, STAGE_SERVER, STREAMS
 
 # What no stage imports before it needs it, and train and profile do need.
 IMPORTED_LATE = ("mlflow.store.tracking.sqlalchemy_store",)

@@ -26,9 +26,15 @@ from prefect.states import Completed
 from flows.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
 from flows.locks import hold_folder, hold_machine
 from flows.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
-from tasks.errors import FAILURE_FILE, Failure, InvalidParams, StageFailed, did_you_mean
-from tasks.progress import TENSORFLOW_CHATTER
-from tasks.scratch import Scratch
+from throughline.shared.errors import (
+    FAILURE_FILE,
+    Failure,
+    InvalidParams,
+    StageFailed,
+    did_you_mean,
+)
+from throughline.shared.progress import TENSORFLOW_CHATTER
+from throughline.shared.scratch import Scratch
 
 LAST_LINES = 25
 MEASURED = ("build", "train", "profile")

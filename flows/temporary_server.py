@@ -31,7 +31,7 @@ from flows.credentials import USER, random_secret
 from flows.dvc_calls import SUPERVISE
 from flows.locks import hold
 from flows.services import HOST, find_free_port, responds
-from tasks.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed
 
 ATTEMPTS = 3  # another process may take the port first
 STARTUP_TIMEOUT_S = 180.0  # the first one makes the database; a busy machine takes its time

@@ -25,8 +25,8 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tasks.errors import Failure, StageFailed, describe_failure
-from tasks.progress import PROBLEM_MARK, RESULT_MARK
+from throughline.shared.errors import Failure, StageFailed, describe_failure
+from throughline.shared.progress import PROBLEM_MARK, RESULT_MARK
 
 LOGS = Path(".throughline") / "logs"
 KEPT_LOGS = 50

@@ -32,11 +32,11 @@ from flows.flow_run import start_run
 from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from flows.stages import MEASURED, PREPARATION, list_profiles
 from flows.terminal import Detail
-from tasks.layout import Layout, from_here
-from tasks.reporting.comparing import compare_one
-from tasks.results.comparison import Comparison
-from tasks.results.profiling import COMPUTE_BOUND, UNDECIDED, ProfileResult
-from tasks.results.train import TrainResult
+from throughline.reporting.comparing import compare_one
+from throughline.results.comparison import Comparison
+from throughline.results.profiling import COMPUTE_BOUND, UNDECIDED, ProfileResult
+from throughline.results.train import TrainResult
+from throughline.shared.layout import Layout, from_here
 
 NONE: list[str] = []
 

@@ -28,7 +28,7 @@ from flows.deployments import DEPLOYMENTS_FILE, deploy, read_pool, update_forms
 from flows.parameters import form_sources
 from flows.services import HOST, ServerProcess, check_free, responds, run_servers
 from flows.workspace import STATE_DIR
-from tasks.errors import ServiceFailed, report_user_errors
+from throughline.shared.errors import ServiceFailed, report_user_errors
 
 LOGS = Path(STATE_DIR) / "logs"
 MLFLOW_SQLITE = "sqlite:///mlflow.db"

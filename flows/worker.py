@@ -30,8 +30,8 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, Proc
 
 from flows.access_policy import CONFINED, Limits, load_limits
 from flows.deployments import DEPLOYMENTS_FILE, deploy, read_entrypoints, read_pool
-from tasks.errors import ServiceFailed, report_user_errors
-from tasks.scratch import temporary_files_in_scratch
+from throughline.shared.errors import ServiceFailed, report_user_errors
+from throughline.shared.scratch import temporary_files_in_scratch
 
 with warnings.catch_warnings():
     # It takes Prefect's place for this type of pool on purpose.

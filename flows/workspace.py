@@ -23,12 +23,12 @@ from flows.dvc_calls import DVC, LOCK_FILE, dvc_environment, run_supervised
 from flows.locks import hold, hold_if_free
 from flows.parameters import check_name
 from flows.resolution import ResolvedParams
-from tasks.errors import WorkspaceProblem
-from tasks.files import atomic_file
-from tasks.layout import WORKSPACES, Layout
-from tasks.params_checks import RAW
-from tasks.params_file import PARAMS_FILE, parse_yaml
-from tasks.scratch import Scratch
+from throughline.config.params_checks import RAW
+from throughline.config.params_file import PARAMS_FILE, parse_yaml
+from throughline.shared.errors import WorkspaceProblem
+from throughline.shared.files import atomic_file
+from throughline.shared.layout import WORKSPACES, Layout
+from throughline.shared.scratch import Scratch
 
 STATE_DIR = ".throughline"
 EPHEMERAL = Path(STATE_DIR) / "ephemeral"  # a mark in the worktree of a run without a name

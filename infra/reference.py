@@ -18,10 +18,10 @@ from pydantic_core import PydanticUndefined
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tasks import errors  # noqa: E402
-from tasks.diagnosis.rules import RULES  # noqa: E402
-from tasks.params import ParamsDocument  # noqa: E402
-from tasks.pipelines.ops import REGISTRY  # noqa: E402
+from throughline.config.params import ParamsDocument  # noqa: E402
+from throughline.diagnosis.rules import RULES  # noqa: E402
+from throughline.plan.ops import REGISTRY  # noqa: E402
+from throughline.shared import errors  # noqa: E402
 
 MARKER = "<!-- generated: everything below comes from the code -->"
 

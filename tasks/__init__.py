@@ -9,8 +9,8 @@ libraries; where a process has them already, that runs the stage.
 
 import os
 
-from tasks.garbage import pause_garbage_collection
-from tasks.stage_client import HEAVY_STAGES, find_started_stage, hand_over
+from throughline.shared.garbage import pause_garbage_collection
+from throughline.shared.stage_client import HEAVY_STAGES, find_started_stage, hand_over
 
 DEFAULT_ENVIRONMENT = {
     # TensorFlow: warnings and errors, no start-up chatter.

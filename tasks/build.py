@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.assembly.inputs import (
+from throughline.assembly.inputs import (
     explain_read_errors,
     open_exact_pipeline,
     open_input_pipeline,
     open_input_service,
     open_inputs,
 )
-from tasks.cli import pipeline_stage_cli
-from tasks.layout import Layout
-from tasks.measurement.draws import check_epoch
-from tasks.measurement.equality import digest_examples, measure_difference
-from tasks.measurement.hardware import UsageMonitor, describe_machine
-from tasks.measurement.padding import measure_sequences
-from tasks.measurement.throughput import measure_input
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.progress import echo, echo_result
-from tasks.results.build import BuildResult, Difference, PlanSummary
-from tasks.settings import MeasureSettings
+from throughline.config.cli import pipeline_stage_cli
+from throughline.measurement.draws import check_epoch
+from throughline.measurement.equality import digest_examples, measure_difference
+from throughline.measurement.hardware import UsageMonitor, describe_machine
+from throughline.measurement.padding import measure_sequences
+from throughline.measurement.throughput import measure_input
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.results.build import BuildResult, Difference, PlanSummary
+from throughline.settings import MeasureSettings
+from throughline.shared.layout import Layout
+from throughline.shared.progress import echo, echo_result
 
 
 def build(

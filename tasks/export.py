@@ -12,12 +12,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.cli import trained_model_cli
-from tasks.errors import UnexpectedFiles
-from tasks.progress import echo
+from throughline.config.cli import trained_model_cli
+from throughline.shared.errors import UnexpectedFiles
+from throughline.shared.progress import echo
 
 if TYPE_CHECKING:
-    from tasks.training.inference import TrainedModel
+    from throughline.models.inference import TrainedModel
 
 
 def export(trained: TrainedModel, out: Path) -> str:
@@ -26,7 +26,7 @@ def export(trained: TrainedModel, out: Path) -> str:
     Raises:
       UnexpectedFiles: there is something at `out`.
     """
-    from tasks.training.serving import export_model  # TensorFlow
+    from throughline.models.serving import export_model  # TensorFlow
 
     if out.exists():
         raise UnexpectedFiles(f"{out} exists; name another folder with --out, or remove it")
@@ -43,8 +43,8 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     """Write a SavedModel that takes files, columns or texts."""
     with trained_model_cli(main, declare_options) as context:
-        from tasks.assembly.inference import describe_changed_data  # TensorFlow
-        from tasks.training.inference import open_trained_model
+        from throughline.assembly.inference import describe_changed_data  # TensorFlow
+        from throughline.models.inference import open_trained_model
 
         options = context.options
         with open_trained_model(context.model, trusted=context.trusted) as trained:

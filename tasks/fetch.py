@@ -10,14 +10,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.cli import stage_cli
-from tasks.data.known_datasets import fetch_fashion_mnist, make_photos
-from tasks.data.mails import fetch_mails
-from tasks.errors import UnexpectedFiles, expect_current_schema
-from tasks.files import digest_file, digest_json, read_json, resumable_folder, write_json
-from tasks.layout import Layout
-from tasks.program import digest_program
-from tasks.progress import echo_result
+from throughline.config.cli import stage_cli
+from throughline.data.known_datasets import fetch_fashion_mnist, make_photos
+from throughline.data.mails import fetch_mails
+from throughline.shared.errors import UnexpectedFiles, expect_current_schema
+from throughline.shared.files import (
+    digest_file,
+    digest_json,
+    read_json,
+    resumable_folder,
+    write_json,
+)
+from throughline.shared.layout import Layout
+from throughline.shared.program import digest_program
+from throughline.shared.progress import echo_result
 
 FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos, "mails": fetch_mails}
 ORIGIN = "origin.json"

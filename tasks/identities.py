@@ -15,23 +15,28 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks import settings
-from tasks.cli import parse_command
-from tasks.code_identity import (
+from throughline import settings
+from throughline.config.cli import parse_command
+from throughline.config.params import ParamsDocument, check, resolve_defaults
+from throughline.config.params_file import PARAMS_FILE, read_yaml
+from throughline.plan.ops import PROGRAM
+from throughline.shared.code_identity import (
     code_digest,
     computation_digest,
     imported_packages,
     project_files,
 )
-from tasks.errors import InvalidParams, report_user_errors
-from tasks.files import atomic_file, digest_file, write_json
-from tasks.layout import Layout
-from tasks.libraries import LIBRARIES, check_versions, find_distributions, installed_versions
-from tasks.params import ParamsDocument, check, resolve_defaults
-from tasks.params_file import PARAMS_FILE, read_yaml
-from tasks.pipelines.ops import PROGRAM
-from tasks.program import digest_code
-from tasks.progress import echo
+from throughline.shared.errors import InvalidParams, report_user_errors
+from throughline.shared.files import atomic_file, digest_file, write_json
+from throughline.shared.layout import Layout
+from throughline.shared.libraries import (
+    LIBRARIES,
+    check_versions,
+    find_distributions,
+    installed_versions,
+)
+from throughline.shared.program import digest_code
+from throughline.shared.progress import echo
 
 PIPELINE_FILE = Path("dvc.yaml")
 OPS = ("preprocess", "augment", "postprocess")

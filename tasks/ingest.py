@@ -18,23 +18,28 @@ from typing import BinaryIO
 import numpy as np
 import pandas as pd
 
-from tasks.cli import stage_cli
-from tasks.data import sources
-from tasks.data.class_names import drop_odd_classes, refuse_alike
-from tasks.data.decoder import Decoder
-from tasks.data.documents import write_documents
-from tasks.data.images import ImageInfo, RejectedImage, inspect_image, inspect_stored
-from tasks.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
-from tasks.data.records import RecordSchema, example_key
-from tasks.data.sources.table import fill_medians
-from tasks.data.splits import assign_split
-from tasks.errors import TooManyRejects, UnusableDataset
-from tasks.files import digest_blake2b, digest_json, resumable_folder
-from tasks.layout import Layout, from_here
-from tasks.limits import usable_cores
-from tasks.program import digest_program
-from tasks.progress import echo, echo_problem, echo_result, in_threads, progress
-from tasks.settings import DataSettings, SplitSettings
+from throughline.config.cli import stage_cli
+from throughline.data import sources
+from throughline.data.class_names import drop_odd_classes, refuse_alike
+from throughline.data.documents import write_documents
+from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.images import (
+    ImageInfo,
+    RejectedImage,
+    inspect_image,
+    inspect_stored,
+)
+from throughline.data.manifest import COLUMNS, SPLITS, VALUES, Manifest, write_manifest
+from throughline.data.shards.records import RecordSchema, example_key
+from throughline.data.sources.table import fill_medians
+from throughline.data.splits import assign_split
+from throughline.settings import DataSettings, SplitSettings
+from throughline.shared.errors import TooManyRejects, UnusableDataset
+from throughline.shared.files import digest_blake2b, digest_json, resumable_folder
+from throughline.shared.layout import Layout, from_here
+from throughline.shared.limits import usable_cores
+from throughline.shared.program import digest_program
+from throughline.shared.progress import echo, echo_problem, echo_result, in_threads, progress
 
 REJECTS_SHOWN = 5
 COLUMNS_SHOWN = 12

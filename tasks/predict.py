@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tasks.cli import trained_model_cli
-from tasks.errors import NothingPredicted, UnexpectedFiles, UserError
-from tasks.files import atomic_file
-from tasks.progress import echo, note
-from tasks.results.train import TrainResult, describe_weakness
+from throughline.config.cli import trained_model_cli
+from throughline.results.train import TrainResult, describe_weakness
+from throughline.shared.errors import NothingPredicted, UnexpectedFiles, UserError
+from throughline.shared.files import atomic_file
+from throughline.shared.progress import echo, note
 
 if TYPE_CHECKING:
-    from tasks.prediction.table import Counts
+    from throughline.prediction.table import Counts
 
 
 def report_rejected(counts: Counts, *, strict: bool) -> None:
@@ -101,10 +101,10 @@ def _find_weakness(folder: Path) -> str | None:
 def main() -> None:
     """Predict with a trained model; the result is a CSV with a line for each input."""
     with trained_model_cli(main, declare_options) as context:
-        from tasks.assembly.inference import describe_changed_data  # TensorFlow
-        from tasks.prediction.examples import Wanted
-        from tasks.prediction.table import write_predictions
-        from tasks.training.inference import open_trained_model
+        from throughline.assembly.inference import describe_changed_data  # TensorFlow
+        from throughline.models.inference import open_trained_model
+        from throughline.prediction.examples import Wanted
+        from throughline.prediction.table import write_predictions
 
         options = context.options
         with (

@@ -18,33 +18,29 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from tasks.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
-from tasks.assembly.model import build_models_for
-from tasks.cli import StageContext, add_run_option, pipeline_stage_cli
-from tasks.diagnosis.cost_model import ModelStepCost, estimate_load
-from tasks.diagnosis.diagnose import Ceilings, diagnose
-from tasks.diagnosis.facts import Facts
-from tasks.diagnosis.op_costs import measure_costs
-from tasks.diagnosis.threshold import parse_threshold
-from tasks.diagnosis.timeline import find_timeline
-from tasks.diagnosis.trace_breakdown import break_down, iterator_table
-from tasks.diagnosis.xspace import Trace, read_trace, record_trace
-from tasks.errors import MissingInput, UnknownModel
-from tasks.files import atomic_folder, write_json
-from tasks.layout import Layout
-from tasks.limits import available_memory, usable_cores
-from tasks.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
-from tasks.measurement.other_processes import OtherProcesses
-from tasks.measurement.padding import padding_in_buckets
-from tasks.measurement.steady_state import UNDECIDED_SIDE, WARM_UP_STEPS, Side, SteadyState
-from tasks.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
-from tasks.measurement.verdict import CrossCheck, Stall, cross_check_from
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.progress import echo, echo_problem, echo_result
-from tasks.reporting.evaluation_plots import plot_evaluation
-from tasks.reporting.plots import plot_steps, plot_timelines
-from tasks.results.build import BuildResult, InputThroughput, SequenceBatches
-from tasks.results.profiling import (
+from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.config.cli import StageContext, add_run_option, pipeline_stage_cli
+from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
+from throughline.diagnosis.diagnose import Ceilings, diagnose
+from throughline.diagnosis.facts import Facts
+from throughline.diagnosis.op_costs import measure_costs
+from throughline.diagnosis.threshold import parse_threshold
+from throughline.diagnosis.timeline import find_timeline
+from throughline.diagnosis.trace_breakdown import break_down, iterator_table
+from throughline.diagnosis.xspace import Trace, read_trace, record_trace
+from throughline.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
+from throughline.measurement.other_processes import OtherProcesses
+from throughline.measurement.padding import padding_in_buckets
+from throughline.measurement.steady_state import UNDECIDED_SIDE, WARM_UP_STEPS, Side, SteadyState
+from throughline.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
+from throughline.measurement.verdict import CrossCheck, Stall, cross_check_from
+from throughline.models.emulation import EMULATED_MODEL
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.reporting.evaluation_plots import plot_evaluation
+from throughline.reporting.plots import plot_steps, plot_timelines
+from throughline.results.build import BuildResult, InputThroughput, SequenceBatches
+from throughline.results.profiling import (
     METRICS_FILE,
     UNDECIDED,
     Breakdown,
@@ -54,11 +50,15 @@ from tasks.results.profiling import (
     compared_metrics,
     profile_metrics,
 )
-from tasks.results.train import RunRecord, TrainResult
-from tasks.settings import MeasureSettings, ModelSettings
-from tasks.tracking.experiments import RunKey, make_run_key
-from tasks.tracking.recorder import Recorder
-from tasks.training.emulation import EMULATED_MODEL
+from throughline.results.train import RunRecord, TrainResult
+from throughline.settings import MeasureSettings, ModelSettings
+from throughline.shared.errors import MissingInput, UnknownModel
+from throughline.shared.files import atomic_folder, write_json
+from throughline.shared.layout import Layout
+from throughline.shared.limits import available_memory, usable_cores
+from throughline.shared.progress import echo, echo_problem, echo_result
+from throughline.tracking.experiments import RunKey, make_run_key
+from throughline.tracking.recorder import Recorder
 
 TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers
 FAIL_IF = (

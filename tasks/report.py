@@ -14,17 +14,17 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from tasks.cli import stage_cli
-from tasks.files import atomic_folder
-from tasks.layout import Layout, from_here
-from tasks.progress import echo, echo_problem, echo_result
-from tasks.reporting.comparing import RunResults, compare, read_all
-from tasks.reporting.comparison_plots import plot_histories, plot_throughput
-from tasks.reporting.plots import plot_timelines
-from tasks.reporting.table import comparison_table, to_text
-from tasks.results.comparison import Comparison
-from tasks.results.evaluation import Evaluation
-from tasks.results.profiling import Timeline
+from throughline.config.cli import stage_cli
+from throughline.reporting.comparing import RunResults, compare, read_all
+from throughline.reporting.comparison_plots import plot_histories, plot_throughput
+from throughline.reporting.plots import plot_timelines
+from throughline.reporting.table import comparison_table, to_text
+from throughline.results.comparison import Comparison
+from throughline.results.evaluation import Evaluation
+from throughline.results.profiling import Timeline
+from throughline.shared.files import atomic_folder
+from throughline.shared.layout import Layout, from_here
+from throughline.shared.progress import echo, echo_problem, echo_result
 
 PICTURES = ("throughput", "timelines", "histories")
 

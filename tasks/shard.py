@@ -18,13 +18,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks.cli import stage_cli
-from tasks.data.manifest import SPLITS, Manifest, map_documents, map_values, read_manifest
-from tasks.data.record_offsets import write_offsets
-from tasks.data.records import RecordSchema, encode_example, encode_examples, encode_head_and_tail
-from tasks.data.shards import Shard, ShardIndex, write_shard_index
-from tasks.data.splits import shard_bounds, shard_order
-from tasks.data.tfrecord import (
+from throughline.config.cli import stage_cli
+from throughline.data.manifest import SPLITS, Manifest, map_documents, map_values, read_manifest
+from throughline.data.shards.record_offsets import write_offsets
+from throughline.data.shards.records import (
+    RecordSchema,
+    encode_example,
+    encode_examples,
+    encode_head_and_tail,
+)
+from throughline.data.shards.shards import Shard, ShardIndex, write_shard_index
+from throughline.data.shards.tfrecord import (
     Compression,
     frame,
     frame_buffer,
@@ -32,12 +36,13 @@ from tasks.data.tfrecord import (
     shard_name,
     write_frames,
 )
-from tasks.errors import DataNotFound
-from tasks.files import digest_blake2b, digest_file, digest_json, resumable_folder
-from tasks.layout import Layout
-from tasks.program import digest_program
-from tasks.progress import echo_result, in_threads, progress
-from tasks.settings import ShardSettings
+from throughline.data.splits import shard_bounds, shard_order
+from throughline.settings import ShardSettings
+from throughline.shared.errors import DataNotFound
+from throughline.shared.files import digest_blake2b, digest_file, digest_json, resumable_folder
+from throughline.shared.layout import Layout
+from throughline.shared.program import digest_program
+from throughline.shared.progress import echo_result, in_threads, progress
 
 BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
 # Of the manifest's columns; the last three where examples are files.

@@ -16,44 +16,50 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.cli import stage_cli
-from tasks.data.channel_stats import merge_moments
-from tasks.data.columns import (
+from throughline.config.cli import stage_cli
+from throughline.data.columns.channel_stats import merge_moments
+from throughline.data.columns.columns import (
     Column,
     SnapshotIndex,
     allocate,
     write_index,
 )
-from tasks.data.manifest import read_manifest
-from tasks.data.records import RecordSchema
-from tasks.data.repair import REPAIRED, Damage, find_damaged_shards, repair_shards, shard_path
-from tasks.data.shards import Shard, ShardIndex, read_shard_index
-from tasks.errors import CorruptShard, ImpossiblePlan
-from tasks.files import (
-    digest_json,
-    resumable_folder,
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.records import RecordSchema
+from throughline.data.shards.repair import (
+    REPAIRED,
+    Damage,
+    find_damaged_shards,
+    repair_shards,
+    shard_path,
 )
-from tasks.layout import Layout
-from tasks.limits import usable_cores
-from tasks.pipelines.constraints import find_vector_problems
-from tasks.pipelines.ops import Op, Parse
-from tasks.pipelines.prepared_data import compute_snapshot_key
-from tasks.pipelines.shapes import output_shape, resolve_decode, stored_shape
-from tasks.pipelines.snapshot_writer import (
+from throughline.data.shards.shards import Shard, ShardIndex, read_shard_index
+from throughline.pipelines.read.prepared_data import compute_snapshot_key
+from throughline.pipelines.write.snapshot_writer import (
     STATISTICS_OF,
     NotDecoded,
     WriteContext,
     finish_split,
     write_or_resume,
 )
-from tasks.pipelines.undecodable import find_undecodable
-from tasks.program import digest_program
-from tasks.progress import echo_problem, echo_result, in_threads, progress
-from tasks.results.snapshot import SnapshotCost
-from tasks.settings import SnapshotSettings
+from throughline.pipelines.write.undecodable import find_undecodable
+from throughline.plan.constraints import find_vector_problems
+from throughline.plan.ops import Op, Parse
+from throughline.plan.shapes import output_shape, resolve_decode, stored_shape
+from throughline.results.snapshot import SnapshotCost
+from throughline.settings import SnapshotSettings
+from throughline.shared.errors import CorruptShard, ImpossiblePlan
+from throughline.shared.files import (
+    digest_json,
+    resumable_folder,
+)
+from throughline.shared.layout import Layout
+from throughline.shared.limits import usable_cores
+from throughline.shared.program import digest_program
+from throughline.shared.progress import echo_problem, echo_result, in_threads, progress
 
 if TYPE_CHECKING:
-    from tasks.pipelines.tokenizer_fitting import PreparedTokenizer
+    from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer
 
 UNKNOWN_SHARE = 0.05  # of the tokens, from which on a tokenizer seems not to be for these texts
 
@@ -211,7 +217,7 @@ def _prepare_tokenizer(
         return None
     import tensorflow as tf
 
-    from tasks.pipelines.tokenizer_fitting import prepare_tokenizer
+    from throughline.pipelines.write.tokenizer_fitting import prepare_tokenizer
 
     training = shards.for_split(STATISTICS_OF)
     paths = [(shard_path(shards_folder, folder, shard), shard.compression) for shard in training]

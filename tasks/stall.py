@@ -26,21 +26,21 @@ import keras
 import tensorflow as tf
 from keras.src.trainers import data_adapters
 
-from tasks.diagnosis.dataset_changes import InputChange, propose_changes
-from tasks.diagnosis.trace_breakdown import break_down, iterator_table
-from tasks.diagnosis.xspace import read_trace, record_trace
-from tasks.errors import UnmeasurableTraining, report_user_errors
-from tasks.limits import usable_cores
-from tasks.measurement.user_training import Gain, UserInput, UserTraining
-from tasks.measurement.verdict import Stall, decide_verdict, judge
-from tasks.progress import echo
-from tasks.results.profiling import (
+from throughline.diagnosis.dataset_changes import InputChange, propose_changes
+from throughline.diagnosis.trace_breakdown import break_down, iterator_table
+from throughline.diagnosis.xspace import read_trace, record_trace
+from throughline.measurement.user_training import Gain, UserInput, UserTraining
+from throughline.measurement.verdict import Stall, decide_verdict, judge
+from throughline.results.profiling import (
     COMPUTE_BOUND,
     INPUT_BOUND,
     UNDECIDED,
     Breakdown,
     IteratorTime,
 )
+from throughline.shared.errors import UnmeasurableTraining, report_user_errors
+from throughline.shared.limits import usable_cores
+from throughline.shared.progress import echo
 
 TRACED_STEPS = 10
 # Parts of the time that the first measurement may take: for a trial, and for all of them.

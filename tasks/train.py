@@ -16,34 +16,33 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.assembly.evaluation import complete_metrics, write_evaluation
-from tasks.assembly.inference import inference_ops, make_inference_spec
-from tasks.assembly.inputs import (
+from throughline.assembly.evaluation import complete_metrics, write_evaluation
+from throughline.assembly.inference import inference_ops, make_inference_spec
+from throughline.assembly.inputs import (
     explain_read_errors,
     make_series_window,
     open_input_pipeline,
     open_input_service,
     open_inputs,
 )
-from tasks.assembly.model import build_models_for
-from tasks.cli import pipeline_stage_cli
-from tasks.errors import ImpossiblePlan, UnknownModel
-from tasks.files import digest_file, digest_json
-from tasks.layout import MODEL_FILE, Layout
-from tasks.measurement.gpus import used_gpus, visible_gpus
-from tasks.measurement.hardware import UsageMonitor, describe_machine
-from tasks.measurement.held_out import describe_held_out, describe_next_tokens
-from tasks.params import Params
-from tasks.params_checks import find_monitor_problem
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.prepared_data import PreparedData
-from tasks.pipelines.steps import TokenWindow
-from tasks.pipelines.training_workers import training_worker_from_tf_config
-from tasks.program import digest_code
-from tasks.progress import echo, echo_problem, echo_result
-from tasks.results.build import BuildResult
-from tasks.results.evaluation import Evaluation
-from tasks.results.train import (
+from throughline.assembly.model import build_models_for
+from throughline.config.cli import pipeline_stage_cli
+from throughline.config.params import Params
+from throughline.config.params_checks import find_monitor_problem
+from throughline.measurement.gpus import used_gpus, visible_gpus
+from throughline.measurement.hardware import UsageMonitor, describe_machine
+from throughline.measurement.held_out import describe_held_out, describe_next_tokens
+from throughline.models.inference import save_trained_model
+from throughline.models.model_files import check_savable
+from throughline.models.models import Models, Target
+from throughline.models.transformers import TransformerEncoder
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.steps import TokenWindow
+from throughline.plan.training_workers import training_worker_from_tf_config
+from throughline.results.build import BuildResult
+from throughline.results.evaluation import Evaluation
+from throughline.results.train import (
     RunRecord,
     TrainResult,
     TrainThroughput,
@@ -51,20 +50,21 @@ from tasks.results.train import (
     train_metrics,
     write_history,
 )
-from tasks.settings import TrainSettings
-from tasks.tracking.experiments import make_run_key
-from tasks.tracking.recorder import Recorder
-from tasks.training.callbacks import find_best_epoch, make_callbacks
-from tasks.training.checkpoint_store import CheckpointStore
-from tasks.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback
-from tasks.training.compiling import describe_own_compile
-from tasks.training.fit import Position, Schedule, as_numbers, fit
-from tasks.training.inference import save_trained_model
-from tasks.training.model_files import check_savable
-from tasks.training.models import Models, Target
-from tasks.training.step_model import Feed, find_network, make_step_model
-from tasks.training.train_function import TrainFunction
-from tasks.training.transformers import TransformerEncoder
+from throughline.settings import TrainSettings
+from throughline.shared.errors import ImpossiblePlan, UnknownModel
+from throughline.shared.files import digest_file, digest_json
+from throughline.shared.layout import MODEL_FILE, Layout
+from throughline.shared.program import digest_code
+from throughline.shared.progress import echo, echo_problem, echo_result
+from throughline.tracking.experiments import make_run_key
+from throughline.tracking.recorder import Recorder
+from throughline.training.callbacks import find_best_epoch, make_callbacks
+from throughline.training.checkpoint_store import CheckpointStore
+from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback
+from throughline.training.compiling import describe_own_compile
+from throughline.training.fit import Position, Schedule, as_numbers, fit
+from throughline.training.step_model import Feed, find_network, make_step_model
+from throughline.training.train_function import TrainFunction
 
 LEAST_STEPS = 3  # in an epoch; below, the batches are about as large as the split
 

@@ -8,12 +8,12 @@ instead of the damaged ones.
 
 from __future__ import annotations
 
-from tasks.cli import stage_cli
-from tasks.data.columns import verify
-from tasks.errors import CorruptShard
-from tasks.layout import Layout
-from tasks.pipelines.prepared_data import open_prepared_data
-from tasks.progress import echo, progress
+from throughline.config.cli import stage_cli
+from throughline.data.columns.columns import verify
+from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.shared.errors import CorruptShard
+from throughline.shared.layout import Layout
+from throughline.shared.progress import echo, progress
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from trainings import layout  # noqa: F401 - a fixture
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
 from tasks.ingest import ingest
-from tasks.settings import DataSettings, ShardSettings, SplitSettings
 from tasks.shard import shard
+from throughline.settings import DataSettings, ShardSettings, SplitSettings
 
 SPLIT = SplitSettings(validation=0.2, test=0.2)
 

@@ -7,16 +7,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tasks.data.records import RecordSchema
-from tasks.diagnosis.cost_model import Costs, ModelStepCost, OpCost, estimate_load, predict_step_ms
-from tasks.diagnosis.facts import Facts
-from tasks.diagnosis.trace_breakdown import Breakdown, IteratorTime
-from tasks.measurement.verdict import Stall
-from tasks.pipelines.ops import Decode, Flip, Rescale, Resize
-from tasks.pipelines.plan import make_plan
-from tasks.pipelines.spec import InputSpec
-from tasks.pipelines.text_ops import Tokenize
-from tasks.settings import PipelineConfig
+from throughline.data.shards.records import RecordSchema
+from throughline.diagnosis.cost_model import (
+    Costs,
+    ModelStepCost,
+    OpCost,
+    estimate_load,
+    predict_step_ms,
+)
+from throughline.diagnosis.facts import Facts
+from throughline.diagnosis.trace_breakdown import Breakdown, IteratorTime
+from throughline.measurement.verdict import Stall
+from throughline.plan.ops import Decode, Flip, Rescale, Resize
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.plan.text_ops import Tokenize
+from throughline.settings import PipelineConfig
 
 CORES, BATCH = 4, 64
 PHOTOS = InputSpec(

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from tasks import results
-from tasks.results.base import ResultFile
+from throughline import results
+from throughline.results.base import ResultFile
 
 for _module in pkgutil.iter_modules(results.__path__):
-    importlib.import_module(f"tasks.results.{_module.name}")
+    importlib.import_module(f"throughline.results.{_module.name}")
 KINDS: tuple[type[ResultFile], ...] = tuple(
     sorted(ResultFile.__subclasses__(), key=lambda kind: kind.__name__)
 )

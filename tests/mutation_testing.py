@@ -24,8 +24,8 @@ from operator import add
 from pathlib import Path
 from queue import SimpleQueue
 
-from tasks.progress import echo, in_threads
 from tests.mutations import FAULTS, Fault
+from throughline.shared.progress import echo, in_threads
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAST_CAUGHT = 0.9  # share of the faults

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tasks.reporting.headline import find_measure_again, find_undecided, write_headline
-from tasks.reporting.ranking import find_baseline, find_tied
-from tasks.results.comparison import Comparison, Row
-from tasks.results.train import HeldOut
+from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
+from throughline.reporting.ranking import find_baseline, find_tied
+from throughline.results.comparison import Comparison, Row
+from throughline.results.train import HeldOut
 
 
 def row(

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.postgres import installed
-from tasks.limits import VERSIONS, list_cgroups
+from throughline.shared.limits import VERSIONS, list_cgroups
 
 
 @dataclass(frozen=True, kw_only=True)

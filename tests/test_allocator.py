@@ -12,7 +12,7 @@ from project import ROOT
 MIB = 1 << 20
 KEPT_AFTER_FREE = """
 import psutil
-from tasks.allocator import raise_malloc_thresholds
+from throughline.shared.allocator import raise_malloc_thresholds
 agreed = raise_malloc_thresholds() if {raised} else None
 before = psutil.Process().memory_info().rss
 block = b"x" * (64 << 20)

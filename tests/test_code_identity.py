@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.code_identity import code_digest, computation_digest, project_files
-from tasks.errors import InvalidCode
+from throughline.shared.code_identity import code_digest, computation_digest, project_files
+from throughline.shared.errors import InvalidCode
 
 FILES = {
     "my_models.py": (

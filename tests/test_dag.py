@@ -17,7 +17,7 @@ import pytest
 from project import SMALL, environment, experiment_of, run, run_quietly, run_stages, write_params
 from ruamel.yaml import YAML
 
-from tasks.results.build import BuildResult
+from throughline.results.build import BuildResult
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -21,7 +21,7 @@ from project import ROOT, environment
 
 from flows.parameters import Changes
 from flows.resolution import resolve
-from tasks.params_file import parse_yaml
+from throughline.config.params_file import parse_yaml
 
 # Pages whose blocks of a language are run one after another by a test of their own.
 OWN_TESTS = {

@@ -46,9 +46,9 @@ import numpy as np
 from facts import PHOTO_COSTS
 from test_plan import plan_of
 
-from tasks.diagnosis.cost_model import estimate_load
+from throughline.diagnosis.cost_model import estimate_load
 from tasks.ingest import ingest
-from tasks.settings import DataSettings
+from throughline.settings import DataSettings
 
 
 def test_npy_files_become_classes(tmp_path):

@@ -12,9 +12,9 @@ from project import ROOT
 from ruamel.yaml import YAML
 from trainings import params_of, run
 
-from tasks.pipelines.ops import Rescale
-from tasks.settings import ModelSettings
-from tasks.training.models import Target, build_models
+from throughline.models.models import Target, build_models
+from throughline.plan.ops import Rescale
+from throughline.settings import ModelSettings
 
 PAGE = ROOT / "docs" / "models.md"
 RECIPES = [block for block in read_blocks(PAGE) if block.language == "yaml"]

@@ -8,15 +8,15 @@ import pytest
 from project import ROOT
 from ruamel.yaml import YAML
 
-from tasks.data import sources
-from tasks.diagnosis.cost_model import add_step_cost
-from tasks.params import ParamsDocument
-from tasks.pipelines import steps
-from tasks.pipelines.dataset import build_step
-from tasks.pipelines.kernels import compute
-from tasks.pipelines.ops import REGISTRY, Decode, DecodeImage, DecodeRaw, Load, Op, Parse
-from tasks.settings import PipelineConfig
-from tasks.source_kinds import SOURCES
+from throughline.config.params import ParamsDocument
+from throughline.data import sources
+from throughline.diagnosis.cost_model import add_step_cost
+from throughline.kernels.kernels import compute
+from throughline.pipelines.dataset import build_step
+from throughline.plan import steps
+from throughline.plan.ops import REGISTRY, Decode, DecodeImage, DecodeRaw, Load, Op, Parse
+from throughline.settings import PipelineConfig
+from throughline.settings.source_kinds import SOURCES
 
 KINDS_OF_STEPS = steps.Step.__subclasses__()
 NOT_SOURCES = {
@@ -44,7 +44,7 @@ def test_every_op_has_a_kernel(name):
 
 def test_every_op_is_registered_but_those_that_plans_put_in_themselves():
     named = {kind for kind in _subclasses(Op) if "name" in vars(kind)}
-    public = {kind for kind in named if kind.__module__.startswith("tasks.pipelines.")}
+    public = {kind for kind in named if kind.__module__.startswith("throughline.pipelines.")}
     assert public == {*REGISTRY.values(), DecodeImage, DecodeRaw, Load, Parse}
 
 

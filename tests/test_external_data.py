@@ -11,14 +11,14 @@ import pytest
 import tensorflow as tf
 from conftest import SPLIT, picture
 
-from tasks.data.example_features import bytes_places, parse_features, read_integers
-from tasks.data.manifest import read_manifest
-from tasks.data.shards import read_shard_index
-from tasks.data.tfrecord import read_records
-from tasks.errors import DataNotFound, UnusableDataset
 from tasks.ingest import ingest
-from tasks.settings import DataSettings, ShardSettings
 from tasks.shard import shard
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.example_features import bytes_places, parse_features, read_integers
+from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.tfrecord import read_records
+from throughline.settings import DataSettings, ShardSettings
+from throughline.shared.errors import DataNotFound, UnusableDataset
 
 
 def settings(path, source="tfrecord", **more) -> DataSettings:

@@ -18,10 +18,10 @@ import pytest
 from conftest import picture
 
 from tasks import fetch as stage
-from tasks.data import known_datasets, remote
-from tasks.errors import DataNotFound, UnexpectedFiles
 from tasks.fetch import fetch
-from tasks.files import read_json
+from throughline.data import known_datasets, remote
+from throughline.shared.errors import DataNotFound, UnexpectedFiles
+from throughline.shared.files import read_json
 
 PACKAGE = "dataset-for-a-test"
 FILES = {name: gzip.compress(name.encode(), mtime=0) for name in known_datasets.FASHION_MNIST}

@@ -9,8 +9,8 @@ from threading import Barrier
 
 import pytest
 
-from tasks import files
-from tasks.files import atomic_file, atomic_folder, resumable_folder
+from throughline.shared import files
+from throughline.shared.files import atomic_file, atomic_folder, resumable_folder
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import sys
 from project import ROOT
 
 from flows import COMMANDS
-from tasks.garbage import USUAL_THRESHOLDS
-from tasks.stage_client import HEAVY_STAGES
+from throughline.shared.garbage import USUAL_THRESHOLDS
+from throughline.shared.stage_client import HEAVY_STAGES
 
 
 def test_none_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():
@@ -18,7 +18,7 @@ def test_none_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():
         " print(gc.get_threshold() == usual);"
         " del sys.modules['tasks']; sys.argv[:2] = ['-m']; import tasks, flows;"
         " print(gc.get_threshold()[0]);"
-        " from tasks.garbage import collect_garbage_as_usual; collect_garbage_as_usual();"
+        " from throughline.shared.garbage import collect_garbage_as_usual; collect_garbage_as_usual();"
         " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
     )
     stage, flow, other, argument = (

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.code_identity import project_files
-from tasks.libraries import LIBRARIES
-from tasks.program import SUPPORTING, stage_modules
+from throughline.shared.code_identity import project_files
+from throughline.shared.libraries import LIBRARIES
+from throughline.shared.program import SUPPORTING, stage_modules
 
 ROOT = Path(__file__).parent.parent
 CODE = sorted(
@@ -36,31 +36,35 @@ MOST_ARGUMENTS = 6
 # A module may import its own layer's row and every row above it.
 LAYERS = (
     (
-        "tasks.allocator",
-        "tasks.code_identity",
-        "tasks.errors",
-        "tasks.files",
-        "tasks.garbage",
-        "tasks.layout",
-        "tasks.libraries",
-        "tasks.limits",
-        "tasks.program",
-        "tasks.progress",
-        "tasks.results",
-        "tasks.scratch",
-        "tasks.settings",
-        "tasks.source_kinds",
+        "throughline.shared.allocator",
+        "throughline.shared.code_identity",
+        "throughline.shared.errors",
+        "throughline.shared.files",
+        "throughline.shared.garbage",
+        "throughline.shared.layout",
+        "throughline.shared.libraries",
+        "throughline.shared.limits",
+        "throughline.shared.program",
+        "throughline.shared.progress",
+        "throughline.results",
+        "throughline.shared.scratch",
+        "throughline.settings",
+        "throughline.settings.source_kinds",
         "tasks",
     ),
-    ("tasks.data",),
-    ("tasks.pipelines",),
-    ("tasks.training",),
-    ("tasks.measurement",),
-    ("tasks.tracking",),
-    ("tasks.reporting",),
-    ("tasks.diagnosis",),
-    ("tasks.params", "tasks.params_checks", "tasks.params_file"),
-    ("tasks.cli", "tasks.assembly", "tasks.prediction"),
+    ("throughline.data",),
+    ("throughline.pipelines",),
+    ("throughline.training",),
+    ("throughline.measurement",),
+    ("throughline.tracking",),
+    ("throughline.reporting",),
+    ("throughline.diagnosis",),
+    (
+        "throughline.config.params",
+        "throughline.config.params_checks",
+        "throughline.config.params_file",
+    ),
+    ("throughline.config.cli", "throughline.assembly", "throughline.prediction"),
     (
         *(f"tasks.{stage}" for stage in STAGES),
         "tasks.verify",
@@ -71,20 +75,20 @@ LAYERS = (
 )
 FLOWS_MAY_IMPORT = (
     "flows",
-    "tasks.params",
-    "tasks.params_checks",
-    "tasks.params_file",
-    "tasks.errors",
-    "tasks.files",
-    "tasks.garbage",
+    "throughline.config.params",
+    "throughline.config.params_checks",
+    "throughline.config.params_file",
+    "throughline.shared.errors",
+    "throughline.shared.files",
+    "throughline.shared.garbage",
     "tasks.identities",
-    "tasks.layout",
-    "tasks.progress",
-    "tasks.reporting",
-    "tasks.results",
-    "tasks.scratch",
-    "tasks.stage_client",
-    "tasks.tracking",
+    "throughline.shared.layout",
+    "throughline.shared.progress",
+    "throughline.reporting",
+    "throughline.results",
+    "throughline.shared.scratch",
+    "throughline.shared.stage_client",
+    "throughline.tracking",
 )
 # What tests run without naming the module.
 UNNAMED = {
@@ -336,7 +340,7 @@ def test_every_module_is_named_by_a_test():
         if path.stem != "__init__" and path.relative_to(ROOT).as_posix() not in tests
     }
     # The sections of params.yaml are imported from their package.
-    sections = {module for module in modules if module.startswith("tasks.settings.")}
+    sections = {module for module in modules if module.startswith("throughline.settings.")}
     assert modules - named - sections == set(UNNAMED)
 
 

@@ -44,7 +44,7 @@ PLANTED = (
         ".env",
         "tasks/.env",
         "flows/.env.py",
-        "tasks/data/.hidden/x.py",
+        "throughline/data/.hidden/x.py",
     ),
     *(
         ".dvc/config.local",

@@ -18,17 +18,17 @@ from conftest import SPLIT, picture
 from PIL import Image
 from project import SMALL, run_stages, write_params
 
-from tasks.data.manifest import read_manifest
-from tasks.errors import (
+from tasks.ingest import ingest
+from throughline.data.manifest import read_manifest
+from throughline.settings import DataSettings
+from throughline.shared.errors import (
     DataNotFound,
     MissingInput,
     TooManyRejects,
     UnreadableSource,
     UnusableDataset,
 )
-from tasks.ingest import ingest
-from tasks.layout import STORE_HOME, WORKSPACES, Layout
-from tasks.settings import DataSettings
+from throughline.shared.layout import STORE_HOME, WORKSPACES, Layout
 
 
 def settings(path, source="image_folder", **changes):

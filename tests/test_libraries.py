@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.errors import WrongVersion
-from tasks.libraries import check_versions
+from throughline.shared.errors import WrongVersion
+from throughline.shared.libraries import check_versions
 
 
 def test_another_version_than_the_locked_one_is_refused(tmp_path):

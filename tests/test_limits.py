@@ -19,10 +19,10 @@ from PIL import Image
 from project import ROOT, SMALL, run_stages, write_params
 from skips import make_memory_cgroup, need
 
-from tasks.assembly import inputs
-from tasks.assembly.project import Project
-from tasks.limits import available_memory, usable_cores
-from tasks.pipelines.steps import Cache
+from throughline.assembly import inputs
+from throughline.assembly.project import Project
+from throughline.plan.steps import Cache
+from throughline.shared.limits import available_memory, usable_cores
 
 MIB = 1 << 20
 TAKEN = {"anon": 30, "active_file": 20, "inactive_file": 10}  # MiB
@@ -165,7 +165,7 @@ def test_a_real_limit_counts_and_what_is_allocated_below_it(run_limited, tmp_pat
     (tmp_path / "read").write_bytes(bytes(100 * MIB))
     found = run_limited(f"""
 import json
-from tasks.limits import available_memory
+from throughline.shared.limits import available_memory
 open(limit, "w").write(str(400 << 20))
 seen = [available_memory()]
 for _ in range(3):
@@ -195,8 +195,8 @@ def test_a_cache_that_does_not_fit_into_a_container_is_refused_as_it_is_outside(
         """
 import json
 from pathlib import Path
-from tasks.assembly.project import Project
-from tasks.errors import ImpossiblePlan
+from throughline.assembly.project import Project
+from throughline.shared.errors import ImpossiblePlan
 project = Project(Path.cwd())
 fits = str(project.open_input_pipeline("cached").plan)
 usage = int(Path(limit.replace("limit", "usage").replace("max", "current")).read_text())

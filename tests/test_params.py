@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.records import RecordSchema
-from tasks.errors import InvalidParams
 from tasks.identities import resolve_settings
-from tasks.params import check, load_params
-from tasks.params_checks import model_names
-from tasks.params_file import apply_overrides
-from tasks.pipelines.augmentations import ResizedCenterCrop
-from tasks.pipelines.ops import Flip, Op, Resize
-from tasks.pipelines.plan import make_plan
-from tasks.pipelines.spec import InputSpec
-from tasks.settings import PipelineConfig
+from throughline.config.params import check, load_params
+from throughline.config.params_checks import model_names
+from throughline.config.params_file import apply_overrides
+from throughline.data.shards.records import RecordSchema
+from throughline.plan.augmentations import ResizedCenterCrop
+from throughline.plan.ops import Flip, Op, Resize
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import InvalidParams
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,16 +10,22 @@ import sys
 import pytest
 from made_up import KINDS, folder_of, made_up, write_made_up
 
-from tasks.errors import DamagedFile, MissingInput
-from tasks.results.build import BuildResult
-from tasks.results.profiling import (
+from throughline.results.build import BuildResult
+from throughline.results.profiling import (
     COMPARED,
     ProfileResult,
     compared_metrics,
     profile_metrics,
 )
-from tasks.results.snapshot import SnapshotCost
-from tasks.results.train import HISTORY, TrainResult, read_history, train_metrics, write_history
+from throughline.results.snapshot import SnapshotCost
+from throughline.results.train import (
+    HISTORY,
+    TrainResult,
+    read_history,
+    train_metrics,
+    write_history,
+)
+from throughline.shared.errors import DamagedFile, MissingInput
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.FILE)
@@ -63,7 +69,7 @@ def test_the_cost_of_a_snapshot_is_next_to_its_folder_with_units_in_its_names(tm
 
 
 def test_reading_results_imports_no_tensorflow():
-    code = "import sys, tasks.results.comparison, tasks.results.profiling, tasks.reporting.table\n"
+    code = "import sys, throughline.results.comparison, throughline.results.profiling, throughline.reporting.table\n"
     done = subprocess.run(
         [sys.executable, "-c", code + "print({'tensorflow', 'mlflow', 'pandas'} & {*sys.modules})"],
         capture_output=True,

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from conftest import prepared
 
-from tasks.data.manifest import read_manifest
-from tasks.data.shards import read_shard_index
-from tasks.data.tfrecord import read_records
-from tasks.errors import CorruptShard, DataNotFound, MissingInput
-from tasks.settings import ShardSettings
 from tasks.shard import shard
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.tfrecord import read_records
+from throughline.settings import ShardSettings
+from throughline.shared.errors import CorruptShard, DataNotFound, MissingInput
 
 
 def digests(folder):

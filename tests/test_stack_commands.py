@@ -9,7 +9,7 @@ import pytest
 
 from infra.local.__main__ import input_service, restore, stores
 from infra.local.stack_config import load_stack
-from tasks.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed
 
 
 def test_a_folder_that_is_no_backup_is_refused_with_what_it_lacks(tmp_path, capsys):

@@ -16,21 +16,21 @@ from dvc.repo import Repo
 from project import ROOT, SMALL, environment, make_project, run, write_params
 from ruamel.yaml import YAML
 
-from tasks.errors import WrongVersion
 from tasks.identities import watch_own_code, write_identities
-from tasks.libraries import LIBRARIES
-from tasks.program import digest_code
+from throughline.shared.errors import WrongVersion
+from throughline.shared.libraries import LIBRARIES
+from throughline.shared.program import digest_code
 
 OWN = {
     "my_ops.py": (
-        "from tasks.pipelines.ops import Op\nfrom helpers.amounts import BY\n\n\nclass Shift(Op):\n"
+        "from throughline.plan.ops import Op\nfrom helpers.amounts import BY\n\n\nclass Shift(Op):\n"
         "    name = 'shift'\n\n    def compute(self, element, draw):\n        return {**element,"
         " 'image': element['image'] + BY}\n"
     ),
     "helpers/__init__.py": "",
     "helpers/amounts.py": "BY = 1\n",
     "my_augmentation.py": (
-        "from tasks.pipelines.ops import Op\n\n\nclass Noise(Op):\n    name = 'noise'\n    random ="
+        "from throughline.plan.ops import Op\n\n\nclass Noise(Op):\n    name = 'noise'\n    random ="
         " True\n    STRENGTH = 1\n"
     ),
     "my_models.py": (
@@ -218,7 +218,7 @@ DEFAULTS = [
 def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(
     clean, section, old, new, expected
 ):
-    assert stale_after(clean, f"tasks/settings/{section}.py", old, new) == expected
+    assert stale_after(clean, f"throughline/settings/{section}.py", old, new) == expected
 
 
 @pytest.mark.parametrize(
@@ -229,25 +229,25 @@ def test_a_default_concerns_the_stages_whose_parameters_leave_it_out(
     ],
 )
 def test_what_settings_compute_concerns_every_stage(clean, old, new):
-    assert stale_after(clean, "tasks/settings/pipeline.py", old, new) == each(*LIBRARIES)
+    assert stale_after(clean, "throughline/settings/pipeline.py", old, new) == each(*LIBRARIES)
 
 
 NEW, CONSTANT = "\nfrom tasks", "\nNEW = 1\nfrom tasks"
 PROGRAM = [
     # What is written about code decides nothing, wherever it stands.
-    ("tasks/pipelines/kernels.py", "\nfrom tasks", "\n# A comment.\nfrom tasks", set()),
-    ("tasks/data/columns.py", '"""', '"""Said in other words. ', set()),
-    ("tasks/cli.py", NEW, CONSTANT, set()),
+    ("throughline/kernels/kernels.py", "\nfrom tasks", "\n# A comment.\nfrom tasks", set()),
+    ("throughline/data/columns/columns.py", '"""', '"""Said in other words. ', set()),
+    ("throughline/config/cli.py", NEW, CONSTANT, set()),
     # A constant of a kernel decides what is made with kernels, and no more.
-    ("tasks/pipelines/randaugment.py", "MOST = 30", "MOST = 31", EVERY_RUN),
-    ("tasks/data/tfrecord.py", "1 << 31", "1 << 30", each(*LIBRARIES) - {"fetch"}),
-    ("tasks/measurement/throughput.py", NEW, CONSTANT, each("build")),
-    ("tasks/training/step_timer.py", "STEPS = 5", "STEPS = 6", each("train")),
-    ("tasks/diagnosis/rules/base.py", NEW, CONSTANT, each("profile")),
-    ("tasks/reporting/headline.py", NEW, CONSTANT, each("report")),
-    ("tasks/reporting/report.html", "<body", "<body data-x", each("report")),
+    ("throughline/kernels/randaugment.py", "MOST = 30", "MOST = 31", EVERY_RUN),
+    ("throughline/data/shards/tfrecord.py", "1 << 31", "1 << 30", each(*LIBRARIES) - {"fetch"}),
+    ("throughline/measurement/throughput.py", NEW, CONSTANT, each("build")),
+    ("throughline/training/step_timer.py", "STEPS = 5", "STEPS = 6", each("train")),
+    ("throughline/diagnosis/rules/base.py", NEW, CONSTANT, each("profile")),
+    ("throughline/reporting/headline.py", NEW, CONSTANT, each("report")),
+    ("throughline/reporting/report.html", "<body", "<body data-x", each("report")),
     (
-        "tasks/allocator.py",
+        "throughline/shared/allocator.py",
         "\nimport",
         "\nNEW = 1\nimport",
         each("build", "train", "profile"),

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tasks.diagnosis.dataset_changes import InputChange
-from tasks.measurement.user_training import Gain
-from tasks.results.profiling import Breakdown, IteratorTime
 from tasks.stall import advise, find_best, proves_input_bound
+from throughline.diagnosis.dataset_changes import InputChange
+from throughline.measurement.user_training import Gain
+from throughline.results.profiling import Breakdown, IteratorTime
 
 pytestmark = pytest.mark.integration
 

@@ -14,25 +14,25 @@ from conftest import prepared
 from project import ROOT, SMALL, run_stages, write_params
 from ruamel.yaml import YAML
 
-from tasks.assembly.evaluation import write_evaluation
-from tasks.assembly.inputs import (
+from tasks.ingest import count_splits, ingest
+from tasks.snapshot import snapshot
+from throughline.assembly.evaluation import write_evaluation
+from throughline.assembly.inputs import (
     infer_input_shape,
     open_input_pipeline,
     open_inputs,
     open_stored_pipeline,
 )
-from tasks.assembly.model import build_models_for, infer_target
-from tasks.data.manifest import read_manifest
-from tasks.data.shards import read_shard_index
-from tasks.data.sources.table import scan as scan_table
-from tasks.errors import InvalidParams, UnreadableSource
-from tasks.ingest import count_splits, ingest
-from tasks.layout import Layout
-from tasks.measurement.equality import digest_examples
-from tasks.params import check
-from tasks.results.evaluation import Evaluation
-from tasks.settings import DataSettings
-from tasks.snapshot import snapshot
+from throughline.assembly.model import build_models_for, infer_target
+from throughline.config.params import check
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.shards import read_shard_index
+from throughline.data.sources.table import scan as scan_table
+from throughline.measurement.equality import digest_examples
+from throughline.results.evaluation import Evaluation
+from throughline.settings import DataSettings
+from throughline.shared.errors import InvalidParams, UnreadableSource
+from throughline.shared.layout import Layout
 
 STEPS, COLUMNS = 5000, 3
 

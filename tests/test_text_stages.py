@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from project import SMALL, run_stages, write_params
 
-from tasks.data.columns import read_index
-from tasks.files import digest_file
-from tasks.layout import Layout
-from tasks.results.build import BuildResult
-from tasks.results.comparison import Comparison
-from tasks.results.train import TrainResult
+from throughline.data.columns.columns import read_index
+from throughline.results.build import BuildResult
+from throughline.results.comparison import Comparison
+from throughline.results.train import TrainResult
+from throughline.shared.files import digest_file
+from throughline.shared.layout import Layout
 
 SUBJECTS = {"ham": "meeting report lunch monday", "spam": "winner prize click cash"}
 CONFIGS = {

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tasks.data.shards import read_shard_index
 from tasks.ingest import ingest
-from tasks.layout import Layout
-from tasks.params import Params, check
-from tasks.settings import DataSettings, ShardSettings
 from tasks.shard import shard
 from tasks.snapshot import snapshot
+from throughline.config.params import Params, check
+from throughline.data.shards.shards import read_shard_index
+from throughline.settings import DataSettings, ShardSettings
+from throughline.shared.layout import Layout
 
 PREPROCESS = [{"tokenize": {"kind": "bytes"}}, {"truncate": {"tokens": 60}}]
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "üñí")

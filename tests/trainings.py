@@ -11,17 +11,17 @@ from project import ROOT, SMALL
 from ruamel.yaml import YAML
 
 from flows.changed_params import merge
-from tasks.assembly.inputs import open_inputs
-from tasks.assembly.model import build_models_for
-from tasks.data.shards import read_shard_index
-from tasks.layout import Layout
-from tasks.params import check
-from tasks.params_file import apply_overrides
 from tasks.snapshot import snapshot
-from tasks.tracking.recorder import Recorder, RunKey
 from tasks.train import configure_process, open_split_pipelines, train, training_fingerprint
-from tasks.training.checkpoint_store import CheckpointStore
-from tasks.training.checkpoints import CheckpointCallback
+from throughline.assembly.inputs import open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.config.params import check
+from throughline.config.params_file import apply_overrides
+from throughline.data.shards.shards import read_shard_index
+from throughline.shared.layout import Layout
+from throughline.tracking.recorder import Recorder, RunKey
+from throughline.training.checkpoint_store import CheckpointStore
+from throughline.training.checkpoints import CheckpointCallback
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ from flows.ui import (
 from flows.workspace import STATE_DIR
 from infra.local import postgres, s3
 from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
-from tasks.errors import ServiceFailed, report_user_errors
+from throughline.shared.errors import ServiceFailed, report_user_errors
 
 REMOTE = "stack"
 ENVIRONMENT_FILE = "environment"
@@ -215,7 +215,7 @@ def input_service(home: StackConfig, workers: int) -> Iterator[None]:
         *(
             ServerProcess(
                 name=name,
-                command=[sys.executable, "-m", "tasks.pipelines.service", *role],
+                command=[sys.executable, "-m", "throughline.pipelines.service", *role],
                 healthy=partial(is_listening, port),
                 environment={},
             )

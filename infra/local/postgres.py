@@ -17,7 +17,7 @@ from werkzeug.security import check_password_hash, generate_password_hash
 
 from flows.services import HOST, ServerProcess, run_servers
 from infra.local.stack_config import USER, StackConfig
-from tasks.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed
 
 DATABASES = ("prefect", "mlflow", "mlflow_auth")
 _UNPRIVILEGED = (  # Postgres refuses to run as root; root runs it as this user of Debian's package

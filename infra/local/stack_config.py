@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from flows.credentials import USER, random_secret, write_private
 from flows.services import HOST
-from tasks.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed
 
 SETTINGS_FILE = "settings.json"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from project import SMALL, run_stages, write_params
 
-from tasks.assembly.project import Project
-from tasks.errors import ImpossiblePlan, InvalidParams, MissingInput
+from throughline.assembly.project import Project
+from throughline.shared.errors import ImpossiblePlan, InvalidParams, MissingInput
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from flows import artifacts, flow_run
 from flows.access_policy import CONFINED, AccessPolicy, Limits, load_limits
 from flows.deployments import OWN_SERVICE
 from flows.parameters import Changes
-from tasks.data.sources import arrays, table
-from tasks.errors import InvalidParams, UserError
-from tasks.params_file import apply_overrides
-from tasks.settings import DataSettings
+from throughline.config.params_file import apply_overrides
+from throughline.data.sources import arrays, table
+from throughline.settings import DataSettings
+from throughline.shared.errors import InvalidParams, UserError
 
 OWN = {
     "data": {"path": "data/raw", "source": "image_folder"},
@@ -72,7 +72,7 @@ REFUSED = [
     ({"model": {"name": "untracked:build"}}, FOREIGN),
     ({"model": {"name": "mlartifacts.0.1.artifacts.evil:build"}}, FOREIGN),
     ({"model": {"name": "flows.services:serving"}}, FOREIGN),
-    ({"model": {"name": "tasks.files:replace_folder"}}, FOREIGN),
+    ({"model": {"name": "throughline.shared.files:replace_folder"}}, FOREIGN),
     ({"augment": ["os:system"]}, FOREIGN),
     ({"augment": [{"os.path:a.b": None}]}, FOREIGN),
     ({"augment": [{"my-mod:X": {}}]}, FOREIGN),
@@ -133,7 +133,12 @@ def project(tmp_path_factory) -> Path:
     (folder / "circle").symlink_to("circle")
     (folder / "plain-name").symlink_to("infra/.env")
     (folder / ".open").symlink_to("photos")
-    for name in ("my_models.py", "package/inner.py", "tasks/files.py", "flows/services.py"):
+    for name in (
+        "my_models.py",
+        "package/inner.py",
+        "throughline/shared/files.py",
+        "flows/services.py",
+    ):
         (folder / name).write_text("")
     for command in (["init", "-q"], ["add", "my_models.py", "package", "tasks", "flows"]):
         subprocess.run(["git", *command], cwd=folder, check=True)

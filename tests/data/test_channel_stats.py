@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tasks.data.channel_stats import Moments, compute_moments, merge_moments
+from throughline.data.columns.channel_stats import Moments, compute_moments, merge_moments
 
 PIXELS = np.array([[[0, 10]], [[2, 10]], [[4, 40]]], np.uint8)  # three images of one pixel
 EXPECTED = Moments(count=3, mean=(2.0, 20.0), sum_sq_dev=(8.0, 600.0))

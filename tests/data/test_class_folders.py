@@ -7,12 +7,12 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from tasks.data.class_names import refuse_alike
-from tasks.data.sources import image_folder, text_folder
-from tasks.data.sources.base import Document
-from tasks.errors import DataNotFound, UnreadableSource
 from tasks.ingest import ingest
-from tasks.settings import DataSettings
+from throughline.data.class_names import refuse_alike
+from throughline.data.sources import image_folder, text_folder
+from throughline.data.sources.base import Document
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
 
 
 def lay_out(root, *names):

@@ -6,7 +6,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tasks.data.columns import (
+from throughline.data.columns.columns import (
     Column,
     SnapshotIndex,
     SplitColumns,
@@ -19,7 +19,7 @@ from tasks.data.columns import (
     write_index,
     write_rows,
 )
-from tasks.errors import CorruptColumn, MissingInput, StaleSnapshot
+from throughline.shared.errors import CorruptColumn, MissingInput, StaleSnapshot
 
 COLUMNS = (
     Column(name="image", dtype="uint8", shape=(3, 2, 1)),

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.example_features import (
+from throughline.data.shards.example_features import (
     NotAnExample,
     bytes_places,
     parse_features,

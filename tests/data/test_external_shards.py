@@ -18,10 +18,10 @@ from conftest import picture
 from test_example_features import example
 
 from tasks import ingest
-from tasks.data.sources import base, external_shards, tfds, tfrecord
-from tasks.data.tfrecord import frame
-from tasks.errors import DataNotFound, UnreadableSource
-from tasks.settings import DataSettings, RecordSettings
+from throughline.data.shards.tfrecord import frame
+from throughline.data.sources import base, external_shards, tfds, tfrecord
+from throughline.settings import DataSettings, RecordSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
 
 LABELED = {"label": [0]}
 

@@ -9,9 +9,9 @@ import tarfile
 
 import pytest
 
-from tasks.data import mails
-from tasks.data.mails import ARCHIVE, decode_mail, fetch_mails
-from tasks.errors import DataNotFound
+from throughline.data import mails
+from throughline.data.mails import ARCHIVE, decode_mail, fetch_mails
+from throughline.shared.errors import DataNotFound
 
 FILES = {
     "package/data/easy-ham-1/00001.a.txt": b"hello",

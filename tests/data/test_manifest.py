@@ -9,8 +9,8 @@ import shutil
 import pandas as pd
 import pytest
 
-from tasks.data.manifest import digest_manifest, read_manifest
-from tasks.errors import DamagedFile
+from throughline.data.manifest import digest_manifest, read_manifest
+from throughline.shared.errors import DamagedFile
 
 EXAMPLES = pd.DataFrame(
     {

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.data.record_offsets import open_records, read_offsets, write_offsets
-from tasks.data.shards import Shard, read_shard_index
-from tasks.data.tfrecord import frame, read_records
-from tasks.errors import CorruptShard, MissingInput
-from tasks.files import digest_file
+from throughline.data.shards.record_offsets import open_records, read_offsets, write_offsets
+from throughline.data.shards.shards import Shard, read_shard_index
+from throughline.data.shards.tfrecord import frame, read_records
+from throughline.shared.errors import CorruptShard, MissingInput
+from throughline.shared.files import digest_file
 
 SIZES = ((3, 0, 500), (7,), (1, 2))
 

@@ -9,12 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.records import RecordSchema
-from tasks.data.repair import REPAIRED, Damage, find_damaged_shards, repair_shards, shard_path
-from tasks.data.shards import Shard, ShardIndex
-from tasks.data.tfrecord import Compression, frame, read_records, shard_name, write_frames
-from tasks.errors import CorruptShard
-from tasks.files import digest_blake3
+from throughline.data.shards.records import RecordSchema
+from throughline.data.shards.repair import (
+    REPAIRED,
+    Damage,
+    find_damaged_shards,
+    repair_shards,
+    shard_path,
+)
+from throughline.data.shards.shards import Shard, ShardIndex
+from throughline.data.shards.tfrecord import (
+    Compression,
+    frame,
+    read_records,
+    shard_name,
+    write_frames,
+)
+from throughline.shared.errors import CorruptShard
+from throughline.shared.files import digest_blake3
 
 RECORDS = [b"first", b"second", b"third", b"fourth"]
 SECOND_AT = 12 + len(b"first") + 4  # a record has 12 bytes before and 4 after its data

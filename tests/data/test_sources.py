@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.data.sources import fashion_mnist, image_folder, image_table, time_series
-from tasks.data.sources.base import ImageFile, Rejected
-from tasks.data.sources.tabular import check_columns, read_split, read_table
-from tasks.errors import DataNotFound, UnreadableSource
-from tasks.settings import DataSettings
+from throughline.data.sources import fashion_mnist, image_folder, image_table, time_series
+from throughline.data.sources.base import ImageFile, Rejected
+from throughline.data.sources.tabular import check_columns, read_split, read_table
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
 
 TABLE = DataSettings(source="table", path="unused")
 

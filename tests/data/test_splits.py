@@ -10,7 +10,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.splits import assign_split, count_steps, shard_bounds, shard_order
+from throughline.data.splits import assign_split, count_steps, shard_bounds, shard_order
 
 SHARES = {"validation": 0.15, "test": 0.1}
 contents = st.lists(st.binary(max_size=8), min_size=1, max_size=60)

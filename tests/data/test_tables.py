@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.data.manifest import read_manifest
-from tasks.data.sources import image_table, table, text_table, time_series
-from tasks.data.sources.base import Document
-from tasks.data.sources.column_kinds import guess_kind
-from tasks.data.sources.delimited import find_delimiter
-from tasks.data.sources.number_text import is_number, read_numbers
-from tasks.data.sources.tabular import read_table
-from tasks.errors import UnreadableSource
 from tasks.ingest import ingest
-from tasks.settings import DataSettings
+from throughline.data.manifest import read_manifest
+from throughline.data.sources import image_table, table, text_table, time_series
+from throughline.data.sources.base import Document
+from throughline.data.sources.column_kinds import guess_kind
+from throughline.data.sources.delimited import find_delimiter
+from throughline.data.sources.number_text import is_number, read_numbers
+from throughline.data.sources.tabular import read_table
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
 
 
 def write(tmp_path, header, rows, *, delimiter=",", end="\n"):

@@ -9,15 +9,20 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.data.documents import write_documents
-from tasks.data.manifest import map_documents
-from tasks.data.sources import scan, text_folder, text_lines, text_table
-from tasks.data.sources.base import Document, Rejected
-from tasks.data.sources.class_folders import list_class_folders
-from tasks.data.sources.text_records import read_fields
-from tasks.data.texts import RejectedText, check_encoding, inspect_text, read_document
-from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
-from tasks.settings import DataSettings
+from throughline.data.documents import write_documents
+from throughline.data.encodings.texts import (
+    RejectedText,
+    check_encoding,
+    inspect_text,
+    read_document,
+)
+from throughline.data.manifest import map_documents
+from throughline.data.sources import scan, text_folder, text_lines, text_table
+from throughline.data.sources.base import Document, Rejected
+from throughline.data.sources.class_folders import list_class_folders
+from throughline.data.sources.text_records import read_fields
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 
 SCRIPTS = {
     "greek": "Ὁ λύκος καὶ ὁ ἀμνός",

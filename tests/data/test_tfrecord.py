@@ -14,10 +14,16 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.records import encode_example, encode_examples, example_key
-from tasks.data.tfrecord import frame, frame_buffer, read_records, seal_frames, write_frames
-from tasks.errors import CorruptShard
-from tasks.files import digest_file
+from throughline.data.shards.records import encode_example, encode_examples, example_key
+from throughline.data.shards.tfrecord import (
+    frame,
+    frame_buffer,
+    read_records,
+    seal_frames,
+    write_frames,
+)
+from throughline.shared.errors import CorruptShard
+from throughline.shared.files import digest_file
 
 RECORDS = [
     encode_example(

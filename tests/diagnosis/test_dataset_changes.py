@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.diagnosis.dataset_changes import CACHED_STEPS, propose_changes
+from throughline.diagnosis.dataset_changes import CACHED_STEPS, propose_changes
 
 COUNT, BATCH = 24, 4
 AHEAD = "; end with .prefetch(tf.data.AUTOTUNE)"

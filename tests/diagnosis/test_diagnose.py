@@ -21,13 +21,18 @@ from facts import (
     model_step_of,
 )
 
-from tasks.diagnosis import rules
-from tasks.diagnosis.cost_model import HostLoad, ModelStepCost, OverlappedWork, predict_step_ms
-from tasks.diagnosis.diagnose import Ceilings, Finding, change_config, diagnose, rank_findings
-from tasks.diagnosis.rules import RULES
-from tasks.diagnosis.threshold import parse_threshold
-from tasks.errors import InvalidParams, ThresholdExceeded
-from tasks.settings import PipelineConfig
+from throughline.diagnosis import rules
+from throughline.diagnosis.cost_model import (
+    HostLoad,
+    ModelStepCost,
+    OverlappedWork,
+    predict_step_ms,
+)
+from throughline.diagnosis.diagnose import Ceilings, Finding, change_config, diagnose, rank_findings
+from throughline.diagnosis.rules import RULES
+from throughline.diagnosis.threshold import parse_threshold
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import InvalidParams, ThresholdExceeded
 
 
 def judged(config: dict, *, model_ms: float = 10.0, on_accelerator: bool = True, **known):

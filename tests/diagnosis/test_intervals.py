@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.diagnosis.intervals import difference, intersection, total_length, union
+from throughline.diagnosis.intervals import difference, intersection, total_length, union
 
 PAIRS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1])),

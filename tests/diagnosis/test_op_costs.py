@@ -9,16 +9,16 @@ from typing import ClassVar
 import pytest
 import tensorflow as tf
 
-from tasks.data.shards import read_shard_index
-from tasks.diagnosis.cost_model import estimate_load
-from tasks.diagnosis.op_costs import measure_costs
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import Decode, Op, Rescale
-from tasks.pipelines.plan import make_plan
-from tasks.pipelines.prepared_data import open_prepared_data
-from tasks.pipelines.spec import InputSpec
-from tasks.settings import PipelineConfig
 from tasks.snapshot import snapshot
+from throughline.data.shards.shards import read_shard_index
+from throughline.diagnosis.cost_model import estimate_load
+from throughline.diagnosis.op_costs import measure_costs
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.plan.ops import Decode, Op, Rescale
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
 
 BATCH = 4
 SLEEP_S = 0.002

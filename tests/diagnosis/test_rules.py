@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from facts import PHOTO_COSTS, STRAGGLING, TEXT, TINY, TINY_COSTS, WAITING, WELL, facts_of
 
-from tasks.diagnosis.cost_model import HostLoad, OpCost, estimate_load
-from tasks.diagnosis.rules import (
+from throughline.diagnosis.cost_model import HostLoad, OpCost, estimate_load
+from throughline.diagnosis.rules import (
     TOPICS,
     padding,
     parallelism,
@@ -19,12 +19,12 @@ from tasks.diagnosis.rules import (
     volume,
     waits,
 )
-from tasks.diagnosis.rules.base import Change, Effort, list_rules, rule
-from tasks.measurement.verdict import Stall
-from tasks.pipelines.ops import Flip
-from tasks.pipelines.parallelism import Parallelism
-from tasks.pipelines.steps import BucketBatch, Map
-from tasks.settings import BatchSettings
+from throughline.diagnosis.rules.base import Change, Effort, list_rules, rule
+from throughline.measurement.verdict import Stall
+from throughline.plan.ops import Flip
+from throughline.plan.parallelism import Parallelism
+from throughline.plan.steps import BucketBatch, Map
+from throughline.settings import BatchSettings
 
 STEP_MS = 10.0  # of training: 0.5 ms of it, 7.8125 µs per example, are worth a change
 ELSEWHERE = {"address": "grpc://input.example.org:5050"}

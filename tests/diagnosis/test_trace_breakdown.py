@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pytest
 import tensorflow as tf
 
-from tasks.diagnosis.timeline import find_timeline
-from tasks.diagnosis.trace_breakdown import break_down
-from tasks.diagnosis.xspace import STEP, WAIT, Event, Trace, read_trace
-from tasks.errors import MissingInput
+from throughline.diagnosis.timeline import find_timeline
+from throughline.diagnosis.trace_breakdown import break_down
+from throughline.diagnosis.xspace import STEP, WAIT, Event, Trace, read_trace
+from throughline.shared.errors import MissingInput
 
 pytestmark = pytest.mark.integration
 

@@ -37,7 +37,7 @@ from project import environment, make_project
 from stack import ENDED, Stack
 
 from flows.services import find_free_port
-from tasks.files import digest_file
+from throughline.shared.files import digest_file
 
 NAME = "storm"
 EPOCHS = 20

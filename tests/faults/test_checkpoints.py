@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.training import checkpoint_store
-from tasks.training.checkpoint_store import MAX_OTHERS, STATE, CheckpointStore
+from throughline.training import checkpoint_store
+from throughline.training.checkpoint_store import MAX_OTHERS, STATE, CheckpointStore
 
 WORK = {"data": "d", "code": "c"}
 POSITIONS = [(0, 1), (0, 2), (1, 0), (1, 3)]

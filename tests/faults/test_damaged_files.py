@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from made_up import KINDS, folder_of, write_made_up
 
-from tasks.data.columns import read_index
-from tasks.data.manifest import read_manifest
-from tasks.data.shards import read_shard_index
-from tasks.errors import MissingInput, UserError
 from tasks.fetch import fetch
-from tasks.pipelines.ops import Decode
-from tasks.results.base import ResultFile
-from tasks.settings import ShardSettings
 from tasks.shard import shard
 from tasks.snapshot import snapshot
+from throughline.data.columns.columns import read_index
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.shards import read_shard_index
+from throughline.plan.ops import Decode
+from throughline.results.base import ResultFile
+from throughline.settings import ShardSettings
+from throughline.shared.errors import MissingInput, UserError
 
 
 def shard_again(folder: Path) -> None:

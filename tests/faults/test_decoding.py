@@ -12,11 +12,11 @@ import pytest
 from conftest import picture
 
 from benchmarks.decoding import compare
-from tasks.data import decoder as module
-from tasks.data.decoder import Decoder
-from tasks.data.structure import is_sound
 from tasks.ingest import ingest
-from tasks.settings import DataSettings
+from throughline.data.encodings import decoder as module
+from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.structure import is_sound
+from throughline.settings import DataSettings
 
 pytestmark = pytest.mark.integration
 

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 from conftest import SPLIT
 
-from tasks.data.manifest import read_manifest
-from tasks.errors import report_user_errors
-from tasks.files import write_json
 from tasks.ingest import ingest
-from tasks.settings import DataSettings
+from throughline.data.manifest import read_manifest
+from throughline.settings import DataSettings
+from throughline.shared.errors import report_user_errors
+from throughline.shared.files import write_json
 
 
 def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(

@@ -6,7 +6,7 @@ import pytest
 from test_workspaces import cheap_project
 
 from flows.dvc_calls import stale_stages
-from tasks.errors import StageFailed
+from throughline.shared.errors import StageFailed
 
 LOCKS = {
     "empty": b"",

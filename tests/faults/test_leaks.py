@@ -8,9 +8,9 @@ import pytest
 from conftest import SPLIT, picture
 
 from tasks import ingest as stage
-from tasks.errors import UnusableDataset
 from tasks.ingest import ingest
-from tasks.settings import DataSettings
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnusableDataset
 
 
 def settings(path, source, **changes):

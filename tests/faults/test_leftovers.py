@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks import files
-from tasks.cli import clear_after_kills
-from tasks.files import atomic_file, clear_leftovers, resumable_folder, write_json
-from tasks.layout import Layout
-from tasks.scratch import SCRATCH, Scratch, clear_scratch
-from tasks.training.model_files import save_model
+from throughline.config.cli import clear_after_kills
+from throughline.models.model_files import save_model
+from throughline.shared import files
+from throughline.shared.files import atomic_file, clear_leftovers, resumable_folder, write_json
+from throughline.shared.layout import Layout
+from throughline.shared.scratch import SCRATCH, Scratch, clear_scratch
 
 pytestmark = pytest.mark.integration
 
@@ -161,7 +161,7 @@ def test_files_within_an_interrupted_folder_are_cleared_before_it_goes_on(tmp_pa
 SCRATCHING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from tasks.scratch import Scratch
+from throughline.shared.scratch import Scratch
 scratch = Scratch()
 print(scratch.new_folder(), flush=True)
 time.sleep(60)
@@ -203,7 +203,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tasks.scratch import temporary_files_in_scratch
+from throughline.shared.scratch import temporary_files_in_scratch
 
 with temporary_files_in_scratch(Path.cwd()):
     @tf.function

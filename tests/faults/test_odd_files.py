@@ -19,13 +19,13 @@ import pytest
 from conftest import SPLIT, picture
 from PIL import Image
 
-from tasks.data.decoder import Decoder
-from tasks.data.images import inspect_image
-from tasks.data.manifest import read_manifest
-from tasks.errors import DataNotFound, UnreadableSource
 from tasks.ingest import ingest
-from tasks.settings import DataSettings, ShardSettings
 from tasks.shard import shard
+from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.images import inspect_image
+from throughline.data.manifest import read_manifest
+from throughline.settings import DataSettings, ShardSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
 
 GOOD = 40
 

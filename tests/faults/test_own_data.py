@@ -9,8 +9,8 @@ import pytest
 from project import SMALL, make_project, run, write_params
 from ruamel.yaml import YAML
 
-from tasks.errors import InvalidParams
-from tasks.params import check
+from throughline.config.params import check
+from throughline.shared.errors import InvalidParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

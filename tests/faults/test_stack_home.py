@@ -20,7 +20,7 @@ from skips import need
 from flows.services import find_free_port
 from infra.local import postgres
 from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
-from tasks.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed
 
 ROOT = Path(__file__).parents[2]
 KILLED_AFTER_S = [0.05, 0.3, 0.6, 0.9, 1.2, 1.5, 1.9, 2.4, 3.0]

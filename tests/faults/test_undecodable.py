@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.columns import map_column
-from tasks.data.manifest import read_manifest, write_manifest
-from tasks.data.shards import read_shard_index
-from tasks.errors import CorruptShard
-from tasks.files import digest_blake2b
-from tasks.pipelines.ops import Decode, Resize
-from tasks.pipelines.prepared_data import open_prepared_data
-from tasks.settings import ShardSettings, SnapshotSettings
 from tasks.shard import shard
 from tasks.snapshot import snapshot
+from throughline.data.columns.columns import map_column
+from throughline.data.manifest import read_manifest, write_manifest
+from throughline.data.shards.shards import read_shard_index
+from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.plan.ops import Decode, Resize
+from throughline.settings import ShardSettings, SnapshotSettings
+from throughline.shared.errors import CorruptShard
+from throughline.shared.files import digest_blake2b
 
 pytestmark = pytest.mark.integration
 

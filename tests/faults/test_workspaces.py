@@ -18,7 +18,7 @@ from flows.dvc_calls import DVC, dvc_environment, run_supervised
 from flows.parameters import Changes
 from flows.resolution import resolve
 from flows.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
-from tasks.params_file import read_yaml
+from throughline.config.params_file import read_yaml
 
 pytestmark = pytest.mark.integration
 

@@ -21,8 +21,8 @@ from flows.cli import (
 from flows.resolution import resolve
 from flows.stages import list_profiles
 from flows.terminal import Detail
-from tasks.errors import InvalidParams, MissingInput, WorkspaceProblem
-from tasks.params_file import read_yaml
+from throughline.config.params_file import read_yaml
+from throughline.shared.errors import InvalidParams, MissingInput, WorkspaceProblem
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from flows.credentials import (
     use_running_servers,
 )
 from flows.ui import Endpoints, print_urls, take_from_others
-from tasks.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed
 
 RUNNING = {
     "PREFECT_API_URL": "http://127.0.0.1:4200/api",

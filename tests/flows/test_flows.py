@@ -19,10 +19,10 @@ from project import environment, experiment_of, run, run_quietly
 from ruamel.yaml import YAML
 
 from flows.locks import hold_machine
-from tasks.reporting.table import comparison_table, to_text
-from tasks.results.comparison import Comparison
-from tasks.results.profiling import ProfileResult
-from tasks.results.train import TrainResult
+from throughline.reporting.table import comparison_table, to_text
+from throughline.results.comparison import Comparison
+from throughline.results.profiling import ProfileResult
+from throughline.results.train import TrainResult
 
 pytestmark = pytest.mark.timeout(400)
 COUNT_RESOLVING = """

@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 from flows.changed_params import NamedChanges, dump_params, join_overlays, merge
 from flows.parameters import Changes, find_numbers
 from flows.resolution import resolve, share_resolved
-from tasks.errors import InvalidParams
-from tasks.params_file import parse_yaml, read_yaml
+from throughline.config.params_file import parse_yaml, read_yaml
+from throughline.shared.errors import InvalidParams
 
 TRAIN = "train: {epochs: 2, learning_rate: 0.01}\n"
 UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **find_numbers(SMALL)}

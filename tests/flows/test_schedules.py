@@ -11,7 +11,7 @@ from project import ROOT
 
 from flows.deployments import read_pool
 from flows.schedules import refuse_other_project
-from tasks.errors import MissingInput, ServiceFailed
+from throughline.shared.errors import MissingInput, ServiceFailed
 
 HERE, ELSEWHERE = "http://127.0.0.1:4200/api", "https://prefect.example.org/api"
 STEP = "prefect.deployments.steps.set_working_directory"

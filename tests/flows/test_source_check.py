@@ -10,7 +10,7 @@ from project import run
 from texts import params_of
 
 from flows.source_check import check_named_files, check_source
-from tasks.errors import DataNotFound, InvalidParams, UnreadableSource
+from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 
 
 def pipe(folder):

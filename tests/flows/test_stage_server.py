@@ -19,9 +19,9 @@ import pytest
 
 from flows import stage_server as server_module
 from flows.stage_server import list_imported_files, serve, stage_server
-from tasks import stage_client
-from tasks.stage_client import REFUSED, STAGE_SERVER, find_started_stage, hand_over
 from tests.project import environment
+from throughline.shared import stage_client
+from throughline.shared.stage_client import REFUSED, STAGE_SERVER, find_started_stage, hand_over
 
 SLEEPING_MODEL = """
 import pathlib, time
@@ -86,7 +86,7 @@ def test_without_a_server_a_stage_goes_on_by_itself(tmp_path, monkeypatch):
     ("command", "stage"),
     [
         (["-m", "tasks.build", "--pipeline", "naive"], "build"),
-        (["-m", "tasks.cli"], None),
+        (["-m", "throughline.config.cli"], None),
         (["-m", "flows.build"], None),
         (["tasks/build.py"], None),
         (["-c", "pass"], None),

@@ -31,7 +31,7 @@ from flows.terminal import (
     StageView,
     show_on_terminal,
 )
-from tasks.errors import FAILURE_FILE, DataNotFound, Failure, StageFailed
+from throughline.shared.errors import FAILURE_FILE, DataNotFound, Failure, StageFailed
 
 ROOT = Path(__file__).parents[2]
 BUG = "RuntimeError: odd"
@@ -172,7 +172,7 @@ def test_old_logs_go(tmp_path):
 
 def run_stage_like(code, told):
     """A process that ends as a stage ends, with a flow that listens at `told`."""
-    program = f"from tasks.errors import *\nwith report_user_errors():\n    {code}"
+    program = f"from throughline.shared.errors import *\nwith report_user_errors():\n    {code}"
     return subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": ":".join(sys.path), FAILURE_FILE: str(told)},

@@ -20,7 +20,7 @@ from project import SMALL, run, run_quietly
 from stack import processes_of, wait_for
 
 from flows.deployments import deploy
-from tasks.errors import ServiceFailed
+from throughline.shared.errors import ServiceFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

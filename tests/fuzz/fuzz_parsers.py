@@ -29,21 +29,21 @@ import pandas as pd
 from PIL import Image
 
 import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
-from tasks.data.columns import read_index
-from tasks.data.decoder import Decoder
-from tasks.data.images import RejectedImage, inspect_image
-from tasks.data.manifest import read_manifest
-from tasks.data.records import encode_example
-from tasks.data.shards import read_shard_index
-from tasks.data.tfrecord import frame, read_records
-from tasks.diagnosis.threshold import parse_threshold
-from tasks.errors import UserError
 from tasks.ingest import ingest
-from tasks.params import load_params
-from tasks.pipelines.ops import Parse
-from tasks.pipelines.undecodable import process_record
-from tasks.settings import DataSettings, ShardSettings
 from tasks.shard import shard
+from throughline.config.params import load_params
+from throughline.data.columns.columns import read_index
+from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.images import RejectedImage, inspect_image
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.records import encode_example
+from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.tfrecord import frame, read_records
+from throughline.diagnosis.threshold import parse_threshold
+from throughline.pipelines.write.undecodable import process_record
+from throughline.plan.ops import Parse
+from throughline.settings import DataSettings, ShardSettings
+from throughline.shared.errors import UserError
 
 ROOT = Path(__file__).parent.parent.parent
 KEPT = ROOT / ".throughline" / "fuzz"

@@ -9,15 +9,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tasks.assembly.inputs import open_input_pipeline, open_inputs
-from tasks.data.shards import read_shard_index
-from tasks.errors import UnequalConfigurations
-from tasks.layout import Layout
-from tasks.measurement import draws
-from tasks.measurement.draws import check_epoch
-from tasks.params import check
-from tasks.pipelines.epoch_order import EpochOrder
 from tasks.snapshot import snapshot
+from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.config.params import check
+from throughline.data.shards.shards import read_shard_index
+from throughline.measurement import draws
+from throughline.measurement.draws import check_epoch
+from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.shared.errors import UnequalConfigurations
+from throughline.shared.layout import Layout
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 BUFFER = {"kind": "buffer", "size": 32}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from project import SMALL, run_stages, write_params
 
-from tasks.data.columns import column_path
-from tasks.layout import Layout
-from tasks.measurement.equality import digest_example
-from tasks.results.build import BuildResult
+from throughline.data.columns.columns import column_path
+from throughline.measurement.equality import digest_example
+from throughline.results.build import BuildResult
+from throughline.shared.layout import Layout
 
 KEY, LABEL, VALUE = np.int64(3), np.int64(1), np.arange(24, dtype=np.uint8).reshape(6, 4, 1)
 OTHERS = {

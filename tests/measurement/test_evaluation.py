@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.measurement.evaluation import count_confusions
+from throughline.measurement.evaluation import count_confusions
 
 
 def test_every_example_is_counted_in_the_row_of_its_class():

@@ -18,14 +18,14 @@ import pytest
 from project import ROOT
 from skips import need
 
-from tasks.measurement.gpus import used_gpus
-from tasks.measurement.hardware import UsageMonitor
+from throughline.measurement.gpus import used_gpus
+from throughline.measurement.hardware import UsageMonitor
 
 ASK = """
 import json, time
 import pynvml
-from tasks.measurement.gpus import used_gpus, visible_gpus
-from tasks.measurement.hardware import UsageMonitor, describe_machine
+from throughline.measurement.gpus import used_gpus, visible_gpus
+from throughline.measurement.hardware import UsageMonitor, describe_machine
 handles, reason = visible_gpus()
 used = used_gpus({"/job:localhost/replica:0/task:0/device:GPU:0", "/device:CPU:0"})
 with UsageMonitor(used) as monitor:

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from made_up import made_up
 
-from tasks.measurement.other_processes import OtherProcesses
-from tasks.results.profiling import ProfileResult
+from throughline.measurement.other_processes import OtherProcesses
+from throughline.results.profiling import ProfileResult
 
 SPIN = "while True: pass"
 

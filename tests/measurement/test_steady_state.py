@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tasks.measurement import steady_state
-from tasks.measurement.steady_state import StepClock, measure_steady_state, median_interval
+from throughline.measurement import steady_state
+from throughline.measurement.steady_state import StepClock, measure_steady_state, median_interval
 
 GRAIN_S = 1e-5  # what taking a prepared batch costs
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import tensorflow as tf
 
-from tasks.errors import EmptyDataset
-from tasks.measurement.throughput import measure_input
+from throughline.measurement.throughput import measure_input
+from throughline.shared.errors import EmptyDataset
 
 
 @dataclass

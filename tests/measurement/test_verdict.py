@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.measurement.steady_state import Round, SteadyState, TimedBlock
-from tasks.measurement.verdict import (
+from throughline.measurement.steady_state import Round, SteadyState, TimedBlock
+from throughline.measurement.verdict import (
     CrossCheck,
     Stall,
     Verdict,
@@ -15,7 +15,7 @@ from tasks.measurement.verdict import (
     decide_verdict,
     judge,
 )
-from tasks.results.train import TrainThroughput
+from throughline.results.train import TrainThroughput
 
 
 def stall(pct, low=None, high=None, **more):

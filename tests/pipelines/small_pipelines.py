@@ -6,15 +6,15 @@ import numpy as np
 from project import ROOT
 from ruamel.yaml import YAML
 
-from tasks.data.shards import read_shard_index
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import CenterCrop, Decode, Rescale, Resize
-from tasks.pipelines.plan import make_plan, set_storage_order
-from tasks.pipelines.prepared_data import open_prepared_data
-from tasks.pipelines.spec import InputSpec
-from tasks.pipelines.training_workers import TrainingWorker
-from tasks.settings import PipelineConfig
 from tasks.snapshot import snapshot
+from throughline.data.shards.shards import read_shard_index
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.plan.ops import CenterCrop, Decode, Rescale, Resize
+from throughline.plan.plan import make_plan, set_storage_order
+from throughline.plan.spec import InputSpec
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import PipelineConfig
 
 GLOBAL = {"kind": "global"}
 PRESETS = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from small_pipelines import CONFIGS, batches, pipeline, prepare_snapshots
 
-from tasks.pipelines.autograph import without_autograph
-from tasks.pipelines.elements import apply_ops
-from tasks.pipelines.ops import Flip, Op
+from throughline.kernels.autograph import without_autograph
+from throughline.kernels.elements import apply_ops
+from throughline.plan.ops import Flip, Op
 
 
 class Darken(Op):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.pipelines import best_fit
-from tasks.pipelines.best_fit import fill_rows, plan_packs
+from throughline.pipelines.order import best_fit
+from throughline.pipelines.order.best_fit import fill_rows, plan_packs
 
 
 def rows_of(plan):

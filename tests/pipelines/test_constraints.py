@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.pipelines.augmentations import Blur, RandAugment, RandomResizedCrop
-from tasks.pipelines.constraints import find_config_problems, find_variable_size_problems
-from tasks.pipelines.ops import CenterCrop, Decode, Flip, Mixup, Op, RandomCrop, Rescale
-from tasks.settings import PipelineConfig
+from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
+from throughline.plan.constraints import find_config_problems, find_variable_size_problems
+from throughline.plan.ops import CenterCrop, Decode, Flip, Mixup, Op, RandomCrop, Rescale
+from throughline.settings import PipelineConfig
 
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 

@@ -12,14 +12,14 @@ import pytest
 import tensorflow as tf
 from small_pipelines import CONFIGS, pipeline, prepare_snapshots
 
-from tasks.pipelines import pixels
-from tasks.pipelines.augmentations import RandomResizedCrop, ResizedCenterCrop
-from tasks.pipelines.boxes import draw_boxes
-from tasks.pipelines.cropped_rows import make_crop_fn
-from tasks.pipelines.cropping import draw_crops
-from tasks.pipelines.kernels import compute
-from tasks.pipelines.ops import CenterCrop, Flip, Op, RandomCrop, Resize
-from tasks.pipelines.randomness import RandomStream
+from throughline.kernels import pixels
+from throughline.kernels.boxes import draw_boxes
+from throughline.kernels.cropping import draw_crops
+from throughline.kernels.kernels import compute
+from throughline.kernels.randomness import RandomStream
+from throughline.pipelines.read.cropped_rows import make_crop_fn
+from throughline.plan.augmentations import RandomResizedCrop, ResizedCenterCrop
+from throughline.plan.ops import CenterCrop, Flip, Op, RandomCrop, Resize
 
 KEYS = np.arange(20_000, dtype=np.int64) * 7919
 CROP = RandomResizedCrop(height=8, width=8)

@@ -9,16 +9,16 @@ import pytest
 import tensorflow as tf
 from small_pipelines import CONFIGS, PREPROCESS, pipeline, prepare_snapshots
 
-from tasks.assembly.inputs import explain_read_errors
-from tasks.data.columns import map_column
-from tasks.data.shards import read_shard_index
-from tasks.errors import CorruptShard
-from tasks.measurement.equality import digest_examples
-from tasks.pipelines.ops import Decode
-from tasks.pipelines.prepared_data import open_prepared_data
-from tasks.pipelines.service import run_local_service
-from tasks.settings import SnapshotSettings
 from tasks.snapshot import snapshot
+from throughline.assembly.inputs import explain_read_errors
+from throughline.data.columns.columns import map_column
+from throughline.data.shards.shards import read_shard_index
+from throughline.measurement.equality import digest_examples
+from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.pipelines.service import run_local_service
+from throughline.plan.ops import Decode
+from throughline.settings import SnapshotSettings
+from throughline.shared.errors import CorruptShard
 
 pytestmark = pytest.mark.integration
 

@@ -22,16 +22,16 @@ from small_pipelines import (
     same,
 )
 
-from tasks.errors import UnequalConfigurations
-from tasks.measurement.equality import digest_examples, measure_difference
-from tasks.pipelines.augmentations import RandomResizedCrop
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import Brightness, Cutout, Flip, Op, RandomCrop, Resize
-from tasks.pipelines.plan import make_plan
-from tasks.pipelines.service import run_local_service
-from tasks.pipelines.spec import InputSpec
-from tasks.pipelines.training_workers import TrainingWorker
-from tasks.settings import PipelineConfig
+from throughline.measurement.equality import digest_examples, measure_difference
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.service import run_local_service
+from throughline.plan.augmentations import RandomResizedCrop
+from throughline.plan.ops import Brightness, Cutout, Flip, Op, RandomCrop, Resize
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import UnequalConfigurations
 
 CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
 QUICK = ("naive", "vectorized", "optimized")  # what `make quick` looks at

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.data.records import RecordSchema
-from tasks.pipelines.elements import apply_ops, select_outputs, split_window
-from tasks.pipelines.ops import Brightness, Rescale, Standardize
+from throughline.data.shards.records import RecordSchema
+from throughline.kernels.elements import apply_ops, select_outputs, split_window
+from throughline.plan.ops import Brightness, Rescale, Standardize
 
 COUNT = 64
 EPOCH = tf.constant(2, tf.int64)

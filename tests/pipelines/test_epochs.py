@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.data.records import RecordSchema
-from tasks.pipelines.epochs import split_by_epochs
-from tasks.pipelines.ops import Decode, Flip, Resize
-from tasks.pipelines.plan import make_plan
-from tasks.pipelines.spec import InputSpec
-from tasks.settings import PipelineConfig
+from throughline.data.shards.records import RecordSchema
+from throughline.pipelines.epochs import split_by_epochs
+from throughline.plan.ops import Decode, Flip, Resize
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
 
 SPEC = InputSpec(
     schema=RecordSchema(payload="encoded", shape=None, channels=3),

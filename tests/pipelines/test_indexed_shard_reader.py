@@ -12,16 +12,16 @@ import tensorflow as tf
 from lanes import mostly
 from small_pipelines import PRESETS, batches, pipeline, prepare_snapshots, same
 
-from tasks.assembly.inputs import explain_read_errors
-from tasks.errors import CorruptShard, MissingInput
-from tasks.measurement.draws import check_epoch
-from tasks.pipelines.epoch_order import EpochOrder
-from tasks.pipelines.indexed_shard_reader import IndexedShardReader
-from tasks.pipelines.ops import Brightness, Flip, RandomCrop
-from tasks.pipelines.plan import make_plan
-from tasks.pipelines.snapshot_reader import SnapshotReader
-from tasks.pipelines.training_workers import TrainingWorker
-from tasks.settings import PipelineConfig, ShuffleSettings
+from throughline.assembly.inputs import explain_read_errors
+from throughline.measurement.draws import check_epoch
+from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.pipelines.read.indexed_shard_reader import IndexedShardReader
+from throughline.pipelines.read.snapshot_reader import SnapshotReader
+from throughline.plan.ops import Brightness, Flip, RandomCrop
+from throughline.plan.plan import make_plan
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import PipelineConfig, ShuffleSettings
+from throughline.shared.errors import CorruptShard, MissingInput
 
 pytestmark = pytest.mark.integration
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tasks.errors import ImpossiblePlan
-from tasks.pipelines import length_batches
-from tasks.pipelines.length_batches import LengthBatches, make_buckets, sizes_for_tokens
-from tasks.pipelines.training_workers import TrainingWorker
+from throughline.pipelines.order import length_batches
+from throughline.pipelines.order.length_batches import LengthBatches, make_buckets, sizes_for_tokens
+from throughline.plan.training_workers import TrainingWorker
+from throughline.shared.errors import ImpossiblePlan
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tasks.data.columns import (
+from throughline.data.columns.columns import (
     Column,
     SnapshotIndex,
     SplitColumns,
@@ -14,14 +14,14 @@ from tasks.data.columns import (
     allocate,
     write_index,
 )
-from tasks.data.records import RecordSchema
-from tasks.data.shards import Shard, ShardIndex
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import Decode, Resize
-from tasks.pipelines.plan import make_plan
-from tasks.pipelines.prepared_data import PreparedData
-from tasks.pipelines.spec import InputSpec
-from tasks.settings import PipelineConfig
+from throughline.data.shards.records import RecordSchema
+from throughline.data.shards.shards import Shard, ShardIndex
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.ops import Decode, Resize
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
 
 pytestmark = pytest.mark.integration
 ROWS = 132_848  # of 224×224×3: 20 GB

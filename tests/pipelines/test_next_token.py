@@ -14,25 +14,25 @@ import tensorflow as tf
 from conftest import prepared
 from texts import SPLIT, WORDS, write_texts
 
-from tasks.assembly.inputs import open_input_pipeline, open_inputs
-from tasks.assembly.model import build_models_for, infer_target
-from tasks.data.shards import read_shard_index
-from tasks.data.sources import scan
-from tasks.errors import ImpossiblePlan, InvalidParams
-from tasks.layout import Layout
-from tasks.measurement.draws import check_epoch
-from tasks.measurement.equality import digest_examples
-from tasks.measurement.held_out import describe_next_tokens
-from tasks.params import check
-from tasks.pipelines import text_kernels
-from tasks.pipelines.randomness import RandomStream
-from tasks.pipelines.text_ops import EndDocument
-from tasks.pipelines.training_workers import TrainingWorker
-from tasks.settings import DataSettings, PipelineConfig
 from tasks.snapshot import snapshot
 from tasks.train import with_perplexity
-from tasks.training.compiling import compile_model
-from tasks.training.models import Target
+from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.assembly.model import build_models_for, infer_target
+from throughline.config.params import check
+from throughline.data.shards.shards import read_shard_index
+from throughline.data.sources import scan
+from throughline.kernels import text_kernels
+from throughline.kernels.randomness import RandomStream
+from throughline.measurement.draws import check_epoch
+from throughline.measurement.equality import digest_examples
+from throughline.measurement.held_out import describe_next_tokens
+from throughline.models.models import Target
+from throughline.plan.text_ops import EndDocument
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import DataSettings, PipelineConfig
+from throughline.shared.errors import ImpossiblePlan, InvalidParams
+from throughline.shared.layout import Layout
+from throughline.training.compiling import compile_model
 
 pytestmark = pytest.mark.integration
 

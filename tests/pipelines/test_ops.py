@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tasks.pipelines.elements  # noqa: F401 - brings all kernels
-from tasks.pipelines import color_kernels
-from tasks.pipelines.augmentations import (
+import throughline.kernels.elements  # noqa: F401 - brings all kernels
+from throughline.kernels import color_kernels
+from throughline.kernels.kernels import beta_quantiles, compute
+from throughline.kernels.randomness import RandomStream
+from throughline.kernels.resampling import compute_on_device
+from throughline.models.device_ops import apply_as_layer
+from throughline.plan.augmentations import (
     Blur,
     Grayscale,
     Hue,
@@ -22,9 +26,8 @@ from tasks.pipelines.augmentations import (
     ResizedCenterCrop,
     Saturation,
 )
-from tasks.pipelines.kernels import beta_quantiles, compute
-from tasks.pipelines.op_parsing import parse_op
-from tasks.pipelines.ops import (
+from throughline.plan.op_parsing import parse_op
+from throughline.plan.ops import (
     LONGEST_ASPECT,
     REGISTRY,
     Brightness,
@@ -43,9 +46,6 @@ from tasks.pipelines.ops import (
     Rotation,
     Standardize,
 )
-from tasks.pipelines.randomness import RandomStream
-from tasks.pipelines.resampling import compute_on_device
-from tasks.training.device_ops import apply_as_layer
 
 pytestmark = pytest.mark.integration
 
@@ -279,7 +279,7 @@ def test_categories_on_the_device_give_what_the_host_gives():
 
 
 OWN = """
-from tasks.pipelines.ops import Op
+from throughline.plan.ops import Op
 
 class Invert(Op):
     \"\"\"Negative picture.\"\"\"

@@ -9,9 +9,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.pipelines.best_fit import plan_packs
-from tasks.pipelines.packed_batches import NO_DOCUMENT, PackedBatches
-from tasks.pipelines.training_workers import TrainingWorker
+from throughline.pipelines.order.best_fit import plan_packs
+from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches
+from throughline.plan.training_workers import TrainingWorker
 
 PINNED = (
     [[[1, 3], [9, 10]], [[4, 5], [8]], [[7, 11], [2, 0, 6]]],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tasks.limits import usable_cores
-from tasks.pipelines.parallelism import Parallelism
+from throughline.plan.parallelism import Parallelism
+from throughline.shared.limits import usable_cores
 
 HERE = usable_cores()
 

@@ -11,19 +11,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.data.records import example_key
-from tasks.data.shards import read_shard_index
-from tasks.files import digest_blake2b, digest_blake3, digest_file, digest_json
-from tasks.measurement.equality import digest_examples
-from tasks.pipelines.augmentations import Blur, RandAugment, RandomResizedCrop
-from tasks.pipelines.boxes import draw_boxes
-from tasks.pipelines.host_kernels import draw_changes, draw_sigma
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import Brightness, Decode, Flip, Op, RandomCrop
-from tasks.pipelines.plan import make_plan
-from tasks.pipelines.prepared_data import PreparedData, open_prepared_data
-from tasks.pipelines.randomness import RandomStream, mix64
-from tasks.pipelines.samplers import (
+from tasks.snapshot import snapshot
+from throughline.data.shards.records import example_key
+from throughline.data.shards.shards import read_shard_index
+from throughline.kernels.boxes import draw_boxes
+from throughline.kernels.host_kernels import draw_changes, draw_sigma
+from throughline.kernels.randomness import RandomStream, mix64
+from throughline.measurement.equality import digest_examples
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.order.samplers import (
     CIPHER_FROM,
     index_by_class,
     permute,
@@ -31,9 +27,13 @@ from tasks.pipelines.samplers import (
     swap_or_not,
     window_shuffle,
 )
-from tasks.pipelines.spec import InputSpec
-from tasks.settings import PipelineConfig
-from tasks.snapshot import snapshot
+from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
+from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
+from throughline.plan.ops import Brightness, Decode, Flip, Op, RandomCrop
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
+from throughline.shared.files import digest_blake2b, digest_blake3, digest_file, digest_json
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from tasks.data.records import RecordSchema
-from tasks.errors import ImpossiblePlan
-from tasks.pipelines.ops import (
+from throughline.data.shards.records import RecordSchema
+from throughline.plan.ops import (
     CenterCrop,
     Decode,
     Flip,
@@ -20,12 +19,13 @@ from tasks.pipelines.ops import (
     Rescale,
     Resize,
 )
-from tasks.pipelines.plan import make_plan, set_storage_order
-from tasks.pipelines.shapes import output_shape
-from tasks.pipelines.spec import InputSpec
-from tasks.pipelines.steps import Batch, Cache, Shuffle, Window
-from tasks.pipelines.text_ops import Tokenize
-from tasks.settings import BatchSettings, PipelineConfig
+from throughline.plan.plan import make_plan, set_storage_order
+from throughline.plan.shapes import output_shape
+from throughline.plan.spec import InputSpec
+from throughline.plan.steps import Batch, Cache, Shuffle, Window
+from throughline.plan.text_ops import Tokenize
+from throughline.settings import BatchSettings, PipelineConfig
+from throughline.shared.errors import ImpossiblePlan
 
 JPEG = RecordSchema(payload="encoded", shape=None, channels=3)
 RAW = RecordSchema(payload="raw", shape=(28, 28, 1), channels=1)
@@ -386,7 +386,7 @@ def test_evaluation_keeps_storage_order():
 
 
 def test_planning_needs_no_tensorflow():
-    code = "import sys, tasks.pipelines.plan, tasks.params; sys.exit('tensorflow' in sys.modules)"
+    code = "import sys, throughline.plan.plan, throughline.config.params; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.pipelines import randaugment
-from tasks.pipelines.augmentations import RandAugment
-from tasks.pipelines.host_kernels import draw_changes
-from tasks.pipelines.randaugment import CHANGES
-from tasks.pipelines.randomness import RandomStream
+from throughline.kernels import randaugment
+from throughline.kernels.host_kernels import draw_changes
+from throughline.kernels.randaugment import CHANGES
+from throughline.kernels.randomness import RandomStream
+from throughline.plan.augmentations import RandAugment
 
 NAMES = (
     "identity", "shear_x", "shear_y", "move_x", "move_y", "rotate", "brightness", "color",

@@ -12,8 +12,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.pipelines import samplers
-from tasks.pipelines.samplers import index_by_class, permute, sample_by_class, window_shuffle
+from throughline.pipelines.order import samplers
+from throughline.pipelines.order.samplers import (
+    index_by_class,
+    permute,
+    sample_by_class,
+    window_shuffle,
+)
 
 
 def positions(count):

@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 from texts import params_of, prepare_texts
 
-from tasks.assembly.inputs import open_input_pipeline, open_inputs
-from tasks.errors import ImpossiblePlan, InvalidParams
-from tasks.measurement.draws import check_epoch, collect_rows
-from tasks.measurement.equality import digest_examples
-from tasks.measurement.padding import lengths_in_batch, measure_sequences, padding_in_buckets
-from tasks.pipelines.sequence_batches import sequence_lengths
-from tasks.pipelines.training_workers import TrainingWorker
+from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.measurement.draws import check_epoch, collect_rows
+from throughline.measurement.equality import digest_examples
+from throughline.measurement.padding import lengths_in_batch, measure_sequences, padding_in_buckets
+from throughline.pipelines.read.sequence_batches import sequence_lengths
+from throughline.plan.training_workers import TrainingWorker
+from throughline.shared.errors import ImpossiblePlan, InvalidParams
 
 pytestmark = pytest.mark.integration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tasks.pipelines.sequences import pack_rows, pad_rows
+from throughline.kernels.sequences import pack_rows, pad_rows
 
 VALUES = tf.constant([11, 12, 13, 0, 21, 22, 0, 0, 31, 32, 33, 34], tf.uint16)
 

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 from project import ROOT
 
-from tasks.errors import ServiceFailed
-from tasks.pipelines.service import check_listens, run_local_service
+from throughline.pipelines.service import check_listens, run_local_service
+from throughline.shared.errors import ServiceFailed
 
 service = tf.data.experimental.service
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 def servers():
     """Processes of services that this process has started."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if "tasks.pipelines.service" in " ".join(child.cmdline())]
+    return [
+        child for child in children if "throughline.pipelines.service" in " ".join(child.cmdline())
+    ]
 
 
 def numbers(address, policy, *, files=6):
@@ -56,7 +58,7 @@ def test_what_each_mode_promises():
 
 def test_the_service_ends_with_a_parent_that_is_killed():
     code = (
-        "import time; from tasks.pipelines.service import run_local_service as up\nwith up(2) as"
+        "import time; from throughline.pipelines.service import run_local_service as up\nwith up(2) as"
         " address:\n  print(address, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen(

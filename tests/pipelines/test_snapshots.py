@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 from small_pipelines import PREPROCESS, prepare_snapshots
 
-from tasks.data.shards import read_shard_index
-from tasks.errors import ImpossiblePlan, StaleSnapshot
-from tasks.pipelines.ops import Decode, Op, Resize
-from tasks.pipelines.prepared_data import open_prepared_data
 from tasks.snapshot import snapshot
+from throughline.data.shards.shards import read_shard_index
+from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.plan.ops import Decode, Op, Resize
+from throughline.shared.errors import ImpossiblePlan, StaleSnapshot
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_snapshot_goes_on_after_an_interruption(stored, photos, tmp_path, monk
             raise KeyboardInterrupt
         return real(*arguments, **values)
 
-    import tasks.pipelines.snapshot_writer as stage
+    import throughline.pipelines.write.snapshot_writer as stage
 
     real = stage.write_rows
     monkeypatch.setattr(stage, "write_rows", stop_at_the_third)
@@ -95,7 +95,9 @@ def test_a_snapshot_goes_on_after_an_interruption(stored, photos, tmp_path, monk
 def test_a_snapshot_is_the_same_however_many_rows_are_made_together(
     arrays, stored, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tasks.pipelines.snapshot_writer.ROWS_BYTES", 1000)  # a few images
+    monkeypatch.setattr(
+        "throughline.pipelines.write.snapshot_writer.ROWS_BYTES", 1000
+    )  # a few images
     index = snapshot(
         read_shard_index(arrays / "shards"),
         arrays / "shards",
@@ -113,7 +115,7 @@ def test_a_snapshot_is_the_same_however_many_rows_are_made_together(
 def test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done(
     arrays, tmp_path, monkeypatch
 ):
-    import tasks.pipelines.snapshot_writer as stage
+    import throughline.pipelines.write.snapshot_writer as stage
 
     flushed, notes, late = [], [], []
     real_fsync, real_write = os.fsync, stage.write_json

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.data.records import RecordSchema
-from tasks.data.shards import Shard, ShardIndex
-from tasks.pipelines.ops import Decode, Pad, Resize
-from tasks.pipelines.prepared_data import compute_snapshot_key
+from throughline.data.shards.records import RecordSchema
+from throughline.data.shards.shards import Shard, ShardIndex
+from throughline.pipelines.read.prepared_data import compute_snapshot_key
+from throughline.plan.ops import Decode, Pad, Resize
 
 OPS = (Decode(), Resize(height=4, width=5), Pad(pixels=1))
 
@@ -51,6 +51,7 @@ def test_another_version_of_an_op_or_of_tensorflow_has_another_key(monkeypatch):
     changed = compute_snapshot_key(index(), OPS)
     monkeypatch.undo()
     monkeypatch.setattr(
-        "tasks.pipelines.prepared_data.installed_versions", lambda names: dict.fromkeys(names, "0")
+        "throughline.pipelines.read.prepared_data.installed_versions",
+        lambda names: dict.fromkeys(names, "0"),
     )
     assert len({before, changed, compute_snapshot_key(index(), OPS)}) == 3

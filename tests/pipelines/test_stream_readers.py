@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.data.columns import (
+from throughline.data.columns.columns import (
     Column,
     SnapshotIndex,
     SplitColumns,
@@ -16,20 +16,20 @@ from tasks.data.columns import (
     allocate,
     write_rows,
 )
-from tasks.data.records import RecordSchema, encode_example
-from tasks.data.shards import Shard, ShardIndex
-from tasks.data.tfrecord import frame, write_frames
-from tasks.errors import ImpossiblePlan, MissingInput
-from tasks.pipelines.ops import Decode
-from tasks.pipelines.prepared_data import FileList, PreparedData
-from tasks.pipelines.steps import Read, Window
-from tasks.pipelines.stream_readers import (
+from throughline.data.shards.records import RecordSchema, encode_example
+from throughline.data.shards.shards import Shard, ShardIndex
+from throughline.data.shards.tfrecord import frame, write_frames
+from throughline.pipelines.read.prepared_data import FileList, PreparedData
+from throughline.pipelines.read.stream_readers import (
     open_next_epoch_early,
     read,
     sample_stream_by_class,
     windows,
 )
-from tasks.settings import InterleaveSettings
+from throughline.plan.ops import Decode
+from throughline.plan.steps import Read, Window
+from throughline.settings import InterleaveSettings
+from throughline.shared.errors import ImpossiblePlan, MissingInput
 
 KEYS = ((10, 11, 12), (20, 21))  # of the examples of two shards
 LABELS = {10: 0, 11: 0, 12: 0, 20: 0, 21: 1}

@@ -12,22 +12,23 @@ import tensorflow as tf
 from conftest import prepared
 from project import SMALL
 
-from tasks.assembly.inputs import open_input_pipeline, open_inputs
-from tasks.assembly.model import build_models_for
-from tasks.data.columns import column_path, map_column, read_index, verify
-from tasks.data.shards import read_shard_index
-from tasks.errors import CorruptColumn, ImpossiblePlan, InvalidParams, StaleSnapshot
-from tasks.layout import Layout
-from tasks.measurement.draws import check_epoch
-from tasks.measurement.equality import digest_examples
-from tasks.params import check
-from tasks.pipelines import text_kernels, tokenizer_fitting
-from tasks.pipelines.randomness import RandomStream
-from tasks.pipelines.sequences import pad_rows
-from tasks.pipelines.text_ops import Tokenize, Truncate
-from tasks.pipelines.tokenizers import open_tokenizer, tokenize
 from tasks.snapshot import snapshot
-from tasks.training.compiling import compile_model
+from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.config.params import check
+from throughline.data.columns.columns import column_path, map_column, read_index, verify
+from throughline.data.shards.shards import read_shard_index
+from throughline.kernels import text_kernels
+from throughline.kernels.randomness import RandomStream
+from throughline.kernels.sequences import pad_rows
+from throughline.kernels.tokenizers import open_tokenizer, tokenize
+from throughline.measurement.draws import check_epoch
+from throughline.measurement.equality import digest_examples
+from throughline.pipelines.write import tokenizer_fitting
+from throughline.plan.text_ops import Tokenize, Truncate
+from throughline.shared.errors import CorruptColumn, ImpossiblePlan, InvalidParams, StaleSnapshot
+from throughline.shared.layout import Layout
+from throughline.training.compiling import compile_model
 
 pytestmark = pytest.mark.integration
 

@@ -15,13 +15,13 @@ import sentencepiece
 import tensorflow as tf
 from project import ROOT
 
-from tasks.data.records import encode_example
-from tasks.data.tfrecord import frame
-from tasks.errors import InvalidParams
-from tasks.pipelines import tokenizer_fitting
-from tasks.pipelines.text_ops import Tokenize
-from tasks.pipelines.tokenizer_fitting import PreparedTokenizer, fit
-from tasks.pipelines.tokenizers import open_tokenizer, tokenize
+from throughline.data.shards.records import encode_example
+from throughline.data.shards.tfrecord import frame
+from throughline.kernels.tokenizers import open_tokenizer, tokenize
+from throughline.pipelines.write import tokenizer_fitting
+from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer, fit
+from throughline.plan.text_ops import Tokenize
+from throughline.shared.errors import InvalidParams
 
 WORDS = (
     "the",
@@ -46,8 +46,8 @@ import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import tasks
 from pathlib import Path
-from tasks.pipelines.text_ops import Tokenize
-from tasks.pipelines.tokenizer_fitting import fit
+from throughline.plan.text_ops import Tokenize
+from throughline.pipelines.write.tokenizer_fitting import fit
 shard, out = map(Path, sys.argv[1:])
 for kind in ("sentencepiece", "wordpiece"):
     (out / kind).write_bytes(fit(Tokenize(kind=kind, vocabulary=60), [(shard, "none")]))

@@ -11,9 +11,9 @@ import pytest
 from project import SMALL
 from ruamel.yaml import YAML
 
-from tasks.errors import ImpossiblePlan
-from tasks.pipelines.training_workers import TrainingWorker, training_worker_from_tf_config
 from tasks.train import main as train_stage
+from throughline.plan.training_workers import TrainingWorker, training_worker_from_tf_config
+from throughline.shared.errors import ImpossiblePlan
 
 WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
 WITH_CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}

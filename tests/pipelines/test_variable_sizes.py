@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from small_pipelines import BATCH, MAPPED, PRESETS
 
-from tasks.data.columns import column_path, map_column, read_index, verify
-from tasks.data.shards import read_shard_index
-from tasks.errors import CorruptColumn, ImpossiblePlan
-from tasks.measurement.equality import digest_examples
-from tasks.pipelines import snapshot_writer
-from tasks.pipelines.augmentations import RandomResizedCrop
-from tasks.pipelines.input_pipeline import InputPipeline
-from tasks.pipelines.ops import Brightness, CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
-from tasks.pipelines.plan import make_plan, set_storage_order
-from tasks.pipelines.prepared_data import open_prepared_data
-from tasks.pipelines.spec import InputSpec
-from tasks.settings import PipelineConfig
 from tasks.snapshot import snapshot
+from throughline.data.columns.columns import column_path, map_column, read_index, verify
+from throughline.data.shards.shards import read_shard_index
+from throughline.measurement.equality import digest_examples
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.pipelines.write import snapshot_writer
+from throughline.plan.augmentations import RandomResizedCrop
+from throughline.plan.ops import Brightness, CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
+from throughline.plan.plan import make_plan, set_storage_order
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import CorruptColumn, ImpossiblePlan
 
 PREPROCESS = (Decode(),)
 pytestmark = pytest.mark.integration

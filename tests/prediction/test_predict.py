@@ -29,43 +29,43 @@ from project import ROOT
 from texts import params_of as text_params
 from texts import prepare_texts
 
-from tasks.assembly.evaluation import write_evaluation
-from tasks.assembly.inference import (
+from tasks.export import export
+from tasks.ingest import ingest
+from tasks.predict import declare_options, main, report_rejected
+from tasks.shard import shard
+from tasks.snapshot import snapshot
+from tasks.train import layer_modules
+from throughline.assembly.evaluation import write_evaluation
+from throughline.assembly.inference import (
     describe_changed_data,
     find_changed_data,
     inference_ops,
     make_inference_spec,
 )
-from tasks.assembly.inputs import open_input_pipeline, open_inputs
-from tasks.assembly.model import build_models_for
-from tasks.cli import enter_run, trained_model_cli
-from tasks.data.manifest import read_manifest
-from tasks.data.shards import read_shard_index
-from tasks.errors import (
+from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.config.cli import enter_run, trained_model_cli
+from throughline.config.params import check
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.shards import read_shard_index
+from throughline.models.inference import SPEC, open_trained_model, read_spec, save_trained_model
+from throughline.models.model_files import check_savable
+from throughline.models.serving import CLASSES, TARGETS
+from throughline.pipelines.read.prepared_data import list_files
+from throughline.prediction import texts
+from throughline.prediction.examples import Wanted
+from throughline.prediction.table import write_predictions
+from throughline.results.evaluation import WORST_PICTURE, Evaluation
+from throughline.results.train import HeldOut, TrainResult
+from throughline.settings import ShardSettings
+from throughline.shared.errors import (
     MissingInput,
     NothingPredicted,
     OutdatedModel,
     UnexpectedFiles,
     UntrustedModel,
 )
-from tasks.export import export
-from tasks.ingest import ingest
-from tasks.layout import STORE_HOME, Layout
-from tasks.params import check
-from tasks.pipelines.prepared_data import list_files
-from tasks.predict import declare_options, main, report_rejected
-from tasks.prediction import texts
-from tasks.prediction.examples import Wanted
-from tasks.prediction.table import write_predictions
-from tasks.results.evaluation import WORST_PICTURE, Evaluation
-from tasks.results.train import HeldOut, TrainResult
-from tasks.settings import ShardSettings
-from tasks.shard import shard
-from tasks.snapshot import snapshot
-from tasks.train import layer_modules
-from tasks.training.inference import SPEC, open_trained_model, read_spec, save_trained_model
-from tasks.training.model_files import check_savable
-from tasks.training.serving import CLASSES, TARGETS
+from throughline.shared.layout import STORE_HOME, Layout
 
 pytestmark = pytest.mark.integration
 ON_DEVICE = {"read": "snapshot", "shuffle": {"kind": "global"}, "postprocess_on": "device"}

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from project import ROOT
 
-from tasks.data.records import RecordSchema
-from tasks.data.sources.base import Rejected
-from tasks.errors import DataNotFound
-from tasks.prediction.examples import Example, Wanted, in_batches
-from tasks.prediction.images import list_images
-from tasks.prediction.predictor import Prediction
-from tasks.prediction.table import make_header, make_rows
-from tasks.prediction.tables import read_rows
-from tasks.settings import DataSettings, WindowSettings
-from tasks.training.inference import InferenceSpec, TrainedModel
+from throughline.data.shards.records import RecordSchema
+from throughline.data.sources.base import Rejected
+from throughline.models.inference import InferenceSpec, TrainedModel
+from throughline.prediction.examples import Example, Wanted, in_batches
+from throughline.prediction.images import list_images
+from throughline.prediction.predictor import Prediction
+from throughline.prediction.table import make_header, make_rows
+from throughline.prediction.tables import read_rows
+from throughline.settings import DataSettings, WindowSettings
+from throughline.shared.errors import DataNotFound
 
 
 def spec_of(**fields) -> InferenceSpec:
@@ -127,7 +127,7 @@ def test_folders_that_are_links_are_listed_or_named(tmp_path):
 def test_only_tensorflows_chatter_is_kept_from_standard_error():
     code = """
 import os, sys
-from tasks.progress import without_tensorflow_chatter
+from throughline.shared.progress import without_tensorflow_chatter
 with without_tensorflow_chatter():
     print("ours", file=sys.stderr)
     os.write(2, b"I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN\\n")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rows import row
 
-from tasks.reporting.comparison_noise import critical_value
-from tasks.reporting.ranking import find_tied, find_winners, ratio_interval
+from throughline.reporting.comparison_noise import critical_value
+from throughline.reporting.ranking import find_tied, find_winners, ratio_interval
 
 
 def draw_rows(draw, count, rounds, *, uneven=False):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.errors import MissingInput
-from tasks.reporting.evaluation_plots import plot_evaluation
-from tasks.results.evaluation import Confusion, Evaluation, WorstExample
+from throughline.reporting.evaluation_plots import plot_evaluation
+from throughline.results.evaluation import Confusion, Evaluation, WorstExample
+from throughline.shared.errors import MissingInput
 
 
 def test_confused_classes_and_worst_examples_are_drawn(tmp_path):

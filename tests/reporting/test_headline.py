@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rows import row
 
-from tasks.reporting.headline import find_measure_again, find_undecided, write_headline
-from tasks.reporting.ranking import find_best, find_tied
+from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
+from throughline.reporting.ranking import find_best, find_tied
 
 NAIVE = row("naive", 0.25, 75, "input-bound")
 FAST = row("optimized", 0.98, 3)

@@ -11,17 +11,17 @@ from PIL import Image
 from project import ROOT
 from rows import row
 
-from tasks.pipelines import steps
-from tasks.pipelines.parallelism import Parallelism
-from tasks.reporting.comparison_plots import plot_histories, plot_throughput
-from tasks.reporting.plots import (
+from throughline.plan import steps
+from throughline.plan.parallelism import Parallelism
+from throughline.reporting.comparison_plots import plot_histories, plot_throughput
+from throughline.reporting.plots import (
     LANE_COLORS,
     TRAIN_LANE,
     WAITING_LANE,
     plot_steps,
     plot_timelines,
 )
-from tasks.settings import BatchSettings, InterleaveSettings, ServiceSettings, ShuffleSettings
+from throughline.settings import BatchSettings, InterleaveSettings, ServiceSettings, ShuffleSettings
 
 
 def texts_of(stem: Path) -> list[str]:

@@ -14,16 +14,14 @@ import pytest
 from made_up import made_up
 from rows import comparison, row
 
-from tasks.data.records import RecordSchema
-from tasks.data.shards import Shard, ShardIndex
-from tasks.errors import MissingInput, UnequalConfigurations
-from tasks.layout import Layout
 from tasks.report import report
-from tasks.reporting.checklist import failed, run_checklist
-from tasks.reporting.comparing import RESULT_FILES, check_equal, compare, read_all
-from tasks.reporting.evaluation_plots import plot_evaluation
-from tasks.reporting.plots import plot_steps
-from tasks.reporting.ranking import (
+from throughline.data.shards.records import RecordSchema
+from throughline.data.shards.shards import Shard, ShardIndex
+from throughline.reporting.checklist import failed, run_checklist
+from throughline.reporting.comparing import RESULT_FILES, check_equal, compare, read_all
+from throughline.reporting.evaluation_plots import plot_evaluation
+from throughline.reporting.plots import plot_steps
+from throughline.reporting.ranking import (
     accuracy_warning,
     break_even_epoch,
     drift_pct,
@@ -31,13 +29,15 @@ from tasks.reporting.ranking import (
     find_tied,
     ratio_interval,
 )
-from tasks.reporting.table import ABSENT, comparison_table, to_records
-from tasks.results.build import BuildResult, Difference, PlanSummary
-from tasks.results.comparison import Comparison
-from tasks.results.evaluation import Confusion, Evaluation, WorstExample
-from tasks.results.profiling import Breakdown, ProfileResult, RoundTimes, Timeline
-from tasks.results.train import TrainResult, write_history
-from tasks.settings import PipelineConfig
+from throughline.reporting.table import ABSENT, comparison_table, to_records
+from throughline.results.build import BuildResult, Difference, PlanSummary
+from throughline.results.comparison import Comparison
+from throughline.results.evaluation import Confusion, Evaluation, WorstExample
+from throughline.results.profiling import Breakdown, ProfileResult, RoundTimes, Timeline
+from throughline.results.train import TrainResult, write_history
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import MissingInput, UnequalConfigurations
+from throughline.shared.layout import Layout
 
 
 def test_configurations_whose_ratio_may_be_1_are_tied_whatever_their_verdict():

@@ -8,7 +8,7 @@ import pytest
 from rows import comparison, row
 
 from flows.artifacts import to_markdown as artifact
-from tasks.reporting.table import ABSENT, comparison_table, to_markdown, to_records, to_text
+from throughline.reporting.table import ABSENT, comparison_table, to_markdown, to_records, to_text
 
 ROWS = (
     row("naive", 0.5, 50, "input-bound", test_metric=0.75),

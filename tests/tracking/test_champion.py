@@ -14,25 +14,31 @@ from conftest import SPLIT, picture, prepared
 from project import SMALL
 from rows import comparison, row
 
-from tasks.assembly.inputs import open_inputs
-from tasks.data.shards import read_shard_index
 from tasks.ingest import ingest
-from tasks.layout import STORE_HOME, Layout
-from tasks.measurement.held_out import describe_held_out, standard_error
-from tasks.params import check
-from tasks.results.train import HeldOut
-from tasks.settings import DataSettings, WindowSettings
 from tasks.snapshot import snapshot
-from tasks.tracking.champion import Score, find_rejection_reason, make_tags, read_score, score_from
-from tasks.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
-from tasks.tracking.experiments import (
+from throughline.assembly.inputs import open_inputs
+from throughline.config.params import check
+from throughline.data.shards.shards import read_shard_index
+from throughline.measurement.held_out import describe_held_out, standard_error
+from throughline.results.train import HeldOut
+from throughline.settings import DataSettings, WindowSettings
+from throughline.shared.layout import STORE_HOME, Layout
+from throughline.tracking.champion import (
+    Score,
+    find_rejection_reason,
+    make_tags,
+    read_score,
+    score_from,
+)
+from throughline.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
+from throughline.tracking.experiments import (
     SKETCH_TAG,
     describe_task,
     get_experiment_id,
     make_run_key,
     same_data,
 )
-from tasks.tracking.recorder import Recorder, RunKey
+from throughline.tracking.recorder import Recorder, RunKey
 
 pytestmark = pytest.mark.integration
 

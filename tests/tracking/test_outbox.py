@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.files import read_json, write_json
-from tasks.tracking.experiments import RunKey
-from tasks.tracking.outbox import PendingRun, enqueue, list_pending, remove
+from throughline.shared.files import read_json, write_json
+from throughline.tracking.experiments import RunKey
+from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
 
 
 def unsent(pipeline: str, *calls) -> PendingRun:

@@ -21,8 +21,8 @@ from project import ROOT
 from stack import wait_for
 
 from flows.services import find_free_port, responds
-from tasks.layout import STORE_HOME
-from tasks.tracking.recorder import UNSENT, Recorder, RunKey
+from throughline.shared.layout import STORE_HOME
+from throughline.tracking.recorder import UNSENT, Recorder, RunKey
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         "artifact",
         "model",
     ]
-    sync = [sys.executable, "-m", "tasks.tracking.recorder", "sync"]
+    sync = [sys.executable, "-m", "throughline.tracking.recorder", "sync"]
     early = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (
         early.returncode == 1
@@ -131,9 +131,9 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
 
 LOSING_ITS_STORE = """
 import shutil, sys
-from tasks.tracking.experiments import RunKey
-from tasks.layout import STORE_HOME
-from tasks.tracking.recorder import Recorder
+from throughline.tracking.experiments import RunKey
+from throughline.shared.layout import STORE_HOME
+from throughline.tracking.recorder import Recorder
 import os
 os.environ[STORE_HOME] = sys.argv[1]
 import mlflow

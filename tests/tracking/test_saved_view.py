@@ -9,7 +9,7 @@ import zlib
 import mlflow
 import pytest
 
-from tasks.tracking.saved_view import run_url, save_view, view_url
+from throughline.tracking.saved_view import run_url, save_view, view_url
 
 
 def test_addresses_lead_to_runs_and_not_to_traces():

@@ -15,19 +15,19 @@ from made_up import made_up
 from project import SMALL
 from trainings import params_of, run
 
-from tasks.assembly.evaluation import complete_metrics
-from tasks.assembly.inputs import open_inputs
-from tasks.assembly.model import build_models_for
-from tasks.errors import UnknownModel
-from tasks.params import check
-from tasks.results.train import HeldOut, TrainResult
-from tasks.settings import ModelSettings, TrainSettings
 from tasks.train import check_direction, find_few_steps, find_weakness
-from tasks.training.callbacks import dump_state, make_callbacks
-from tasks.training.compiling import compile_model, make_schedule
-from tasks.training.model_files import check_savable, load_model, save_model
-from tasks.training.models import Target, build_models
-from tasks.training.step_model import Feed, compute_class_weights, make_step_model
+from throughline.assembly.evaluation import complete_metrics
+from throughline.assembly.inputs import open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.config.params import check
+from throughline.models.model_files import check_savable, load_model, save_model
+from throughline.models.models import Target, build_models
+from throughline.results.train import HeldOut, TrainResult
+from throughline.settings import ModelSettings, TrainSettings
+from throughline.shared.errors import UnknownModel
+from throughline.training.callbacks import dump_state, make_callbacks
+from throughline.training.compiling import compile_model, make_schedule
+from throughline.training.step_model import Feed, compute_class_weights, make_step_model
 
 CLASSES = Target(kind="class", shape=(4,))
 OWN = """

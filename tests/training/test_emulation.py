@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.errors import ImpossiblePlan, UnknownModel
-from tasks.measurement.accelerators import ACCELERATORS, find_accelerator
-from tasks.pipelines.ops import Rescale
-from tasks.settings import ModelSettings, TrainSettings
-from tasks.training.emulation import Emulation, parse_emulation
-from tasks.training.models import Target, build_models
-from tasks.training.step_model import Feed, make_step_model
+from throughline.measurement.accelerators import ACCELERATORS, find_accelerator
+from throughline.models.emulation import Emulation, parse_emulation
+from throughline.models.models import Target, build_models
+from throughline.plan.ops import Rescale
+from throughline.settings import ModelSettings, TrainSettings
+from throughline.shared.errors import ImpossiblePlan, UnknownModel
+from throughline.training.step_model import Feed, make_step_model
 
 CLASSES = Target(kind="class", shape=(4,))
 

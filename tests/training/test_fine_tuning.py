@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from trainings import params_of, run
 
-from tasks.assembly.inference import inference_ops, make_inference_spec
-from tasks.assembly.inputs import open_inputs
-from tasks.assembly.model import build_models_for
-from tasks.errors import UnknownModel
-from tasks.settings import ModelSettings
-from tasks.training.fine_tuning import NEW_OUTPUT
-from tasks.training.inference import save_trained_model
-from tasks.training.models import Target, build_models
+from throughline.assembly.inference import inference_ops, make_inference_spec
+from throughline.assembly.inputs import open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.models.fine_tuning import NEW_OUTPUT
+from throughline.models.inference import save_trained_model
+from throughline.models.models import Target, build_models
+from throughline.settings import ModelSettings
+from throughline.shared.errors import UnknownModel
 
 
 def pretrained(path, *, outputs=7, activation="softmax"):

@@ -8,10 +8,10 @@ import keras
 import pytest
 from keras import layers
 
-from tasks.pipelines.op_parsing import describe_op, restore_op
-from tasks.pipelines.ops import CenterCrop, DecodeImage, DecodeRaw, Op, Resize, Standardize
-from tasks.pipelines.text_ops import Tokenize
-from tasks.training.inference import gives_probabilities
+from throughline.models.inference import gives_probabilities
+from throughline.plan.op_parsing import describe_op, restore_op
+from throughline.plan.ops import CenterCrop, DecodeImage, DecodeRaw, Op, Resize, Standardize
+from throughline.plan.text_ops import Tokenize
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import mlflow
 import numpy as np
 import pytest
 
-from tasks.errors import UnknownModel, UnsavableModel
-from tasks.layout import STORE_HOME
-from tasks.settings import ModelSettings
-from tasks.tracking.recorder import Recorder, RunKey
-from tasks.training.model_files import check_savable, load_model, save_model
-from tasks.training.models import Target, build_models
+from throughline.models.model_files import check_savable, load_model, save_model
+from throughline.models.models import Target, build_models
+from throughline.settings import ModelSettings
+from throughline.shared.errors import UnknownModel, UnsavableModel
+from throughline.shared.layout import STORE_HOME
+from throughline.tracking.recorder import Recorder, RunKey
 
 HEAD = "import keras\nfrom keras import layers\n\n\n"
 SCALE = """class Scale(layers.Layer):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from trainings import Stop, Stopping, params_of, run
 
-from tasks.assembly.inputs import open_inputs
 from tasks.train import training_fingerprint
+from throughline.assembly.inputs import open_inputs
 
 pytestmark = pytest.mark.integration
 

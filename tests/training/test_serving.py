@@ -8,23 +8,23 @@ import pytest
 import tensorflow as tf
 from texts import params_of, prepare_texts
 
-from tasks.assembly.inference import inference_ops, make_inference_spec
-from tasks.assembly.inputs import open_inputs
-from tasks.assembly.model import build_models_for
-from tasks.data.records import RecordSchema
 from tasks.export import export
-from tasks.pipelines.text_ops import Tokenize
-from tasks.pipelines.tokenizers import tokenize
-from tasks.settings import DataSettings, WindowSettings
 from tasks.train import layer_modules
-from tasks.training.inference import (
+from throughline.assembly.inference import inference_ops, make_inference_spec
+from throughline.assembly.inputs import open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.data.shards.records import RecordSchema
+from throughline.kernels.tokenizers import tokenize
+from throughline.models.inference import (
     InferenceSpec,
     TrainedModel,
     open_trained_model,
     save_trained_model,
 )
-from tasks.training.model_files import check_savable
-from tasks.training.serving import CLASSES, export_model, make_serve_fn
+from throughline.models.model_files import check_savable
+from throughline.models.serving import CLASSES, export_model, make_serve_fn
+from throughline.plan.text_ops import Tokenize
+from throughline.settings import DataSettings, WindowSettings
 
 pytestmark = pytest.mark.integration
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.training.fit import Schedule, fit
-from tasks.training.step_timer import StepTimer
-from tasks.training.train_function import TrainFunction
+from throughline.training.fit import Schedule, fit
+from throughline.training.step_timer import StepTimer
+from throughline.training.train_function import TrainFunction
 
 STEPS, EPOCHS = 5, 3
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from keras import layers
 
-from tasks.errors import UnknownModel
-from tasks.settings import TrainSettings
-from tasks.training.compiling import compile_model
-from tasks.training.model_files import check_savable, load_model, save_model
-from tasks.training.models import Target
-from tasks.training.transformers import (
+from throughline.models.model_files import check_savable, load_model, save_model
+from throughline.models.models import Target
+from throughline.models.transformers import (
     TransformerDecoder,
     TransformerEncoder,
     make_packed_model,
     transformer_decoder,
 )
+from throughline.settings import TrainSettings
+from throughline.shared.errors import UnknownModel
+from throughline.training.compiling import compile_model
 
 pytestmark = pytest.mark.integration
 
@@ -89,7 +89,7 @@ def test_training_on_packed_rows_trains_the_network(network):
 
 
 def test_a_saved_model_is_the_same_when_it_is_loaded(network, tmp_path):
-    path, module = tmp_path / "model.keras", "tasks.training.transformers"
+    path, module = tmp_path / "model.keras", "throughline.models.transformers"
     form = check_savable(network, [module])
     assert form.objects == {"TransformerEncoder": f"{module}:TransformerEncoder"} and form.safe
     save_model(network, path)
@@ -122,7 +122,7 @@ def test_a_decoder_sees_no_later_token_and_all_earlier_ones(tied):
 
 
 def test_a_decoder_answers_in_single_precision_and_is_saved(tmp_path):
-    policy, module = keras.mixed_precision.global_policy(), "tasks.training.transformers"
+    policy, module = keras.mixed_precision.global_policy(), "throughline.models.transformers"
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         model = transformer_decoder((None,), 10, vocabulary=10, width=16, blocks=1)

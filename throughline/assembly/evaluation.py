@@ -1,0 +1,66 @@
+"""What a trained model makes of single held-out examples, written next to its other results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from throughline.assembly.inputs import make_series_window, open_stored_pipeline
+from throughline.config.params import Params
+from throughline.measurement.evaluation import describe_outcomes, encode_worst, evaluate_examples
+from throughline.models.models import Models
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.results.evaluation import WORST_PICTURE, Evaluation
+from throughline.results.train import TrainResult
+from throughline.shared.files import atomic_folder
+from throughline.shared.layout import Layout
+
+
+def complete_metrics(
+    result: TrainResult, models: Models, params: Params, data: PreparedData
+) -> TrainResult:
+    """A training's result with the metric by which models are compared, accuracy or mae, computed
+    from predictions where the model is compiled without it.
+    """
+    metric, classes = result.metric, models.target.kind != "regression"
+
+    def judge(split: str) -> float:
+        pipeline = open_stored_pipeline(params, data, split=split)
+        return evaluate_examples(models.full_model, pipeline, classes=classes).metric
+
+    last, test = dict(result.last_epoch), dict(result.test)
+    if f"val_{metric}" not in last:
+        last[f"val_{metric}"] = judge("validation")
+    if test and metric not in test:
+        test[metric] = judge("test")
+    return replace(result, last_epoch=last, test=test)
+
+
+def write_evaluation(
+    models: Models, params: Params, data: PreparedData, layout: Layout, out: Path
+) -> Evaluation:
+    """Write what the model makes of each held-out example into the folder `out`: the classes it
+    confuses, and its worst examples; of next tokens nothing but how many windows there are.
+    """
+    classes = [] if models.target.kind == "regression" else data.shards.classes
+    split = "test" if "test" in data.shards.splits else "validation"
+    pipeline = open_stored_pipeline(params, data, split=split)
+    with atomic_folder(out) as folder:
+        if models.target.kind == "next_token":
+            result = Evaluation(
+                split=split, examples=pipeline.examples, confusion=None, worst=(), picture=False
+            )
+        else:
+            outcomes = evaluate_examples(models.full_model, pipeline, classes=bool(classes))
+            window, columns = make_series_window(params, data), data.shards.schema.columns
+            result = describe_outcomes(
+                outcomes,
+                pipeline,
+                classes=classes,
+                targets=[columns[target] for target in window.targets] if window else [],
+                manifest=layout.manifest,
+            )
+            if result.picture:
+                (folder / WORST_PICTURE).write_bytes(encode_worst(outcomes))
+        result.write(folder)
+    return result

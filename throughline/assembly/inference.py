@@ -1,0 +1,86 @@
+"""How a trained model is used, from parameters and prepared data: what train keeps within
+model.keras.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from throughline.assembly.inputs import make_input_spec, make_series_window, make_token_window
+from throughline.config.params import Params
+from throughline.data.shards.shards import INDEX, read_shard_index
+from throughline.models.inference import InferenceSpec, TrainedModel, store_ops
+from throughline.models.model_files import LoadRequirements
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.ops import Op
+from throughline.plan.shapes import resolve_decode
+from throughline.plan.text_ops import Tokenize
+from throughline.shared.layout import Layout
+
+
+def inference_ops(params: Params, name: str, data: PreparedData) -> tuple[Op, ...]:
+    """The ops between a stored example and the full model, as the evaluation of configuration
+    `name` runs them.
+    """
+    config, spec = params.pipelines[name], make_input_spec(params, data, "evaluate")
+    read = None if config.read == "snapshot" else config  # how a configuration decodes by itself
+    return (*resolve_decode(spec.preprocess, spec.schema, read), *spec.augment)
+
+
+def make_inference_spec(
+    params: Params, name: str, data: PreparedData, needs: LoadRequirements | None = None
+) -> InferenceSpec:
+    """How the model of configuration `name` is used; `needs`: what its file needs to be loaded."""
+    schema, window = data.shards.schema, make_series_window(params, data)
+    classes, targets = tuple(data.shards.classes), ()
+    if window is not None:
+        classes, targets = (), tuple(schema.columns[column] for column in window.targets)
+    elif schema.label == "number":
+        classes, targets = (), (params.data.label_column,)
+    next_token = make_token_window(params, data) is not None
+    return InferenceSpec(
+        task="regression" if targets else "next_token" if next_token else "class",
+        schema=schema,
+        data=params.data,
+        window=params.window,
+        ops=store_ops(inference_ops(params, name, data)),
+        classes=() if next_token else classes,
+        targets=targets,
+        objects=dict(needs.objects) if needs else {},
+        safe=needs.safe if needs else True,
+        data_digest=data.shards.data_digest,
+    )
+
+
+def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
+    """What of the prepared data is no longer what the model was trained with: classes, columns,
+    tokenizer. The model keeps its own.
+    """
+    changed = []
+    if (layout.shards / INDEX).exists():
+        index = read_shard_index(layout.shards, sizes=False)
+        named = trained.spec.classes and trained.spec.classes != index.classes
+        changed += ["the classes"] if named else []
+        columns = (index.schema.columns, index.schema.categories)
+        of_model = (trained.spec.schema.columns, trained.spec.schema.categories)
+        changed += ["the columns or their categories"] if columns != of_model else []
+        medians = index.schema.medians != trained.spec.schema.medians
+        changed += ["the medians of empty cells"] if medians else []
+    for op in trained.ops:
+        if isinstance(op, Tokenize) and op.file and (layout.snapshot / op.file).exists():
+            same = (layout.snapshot / op.file).read_bytes() == Path(op.model).read_bytes()
+            changed += [] if same else ["the tokenizer"]
+    return changed
+
+
+def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> str | None:
+    """What to know of a model of configuration `name` where the data has changed since; None where
+    it has not.
+    """
+    changed = find_changed_data(trained, layout)
+    if not changed:
+        return None
+    return (
+        f"the data has changed since {name} was trained: {' and '.join(changed)}. The model is used"
+        f" with those of its training; `dvc repro train@{name}` trains it with today's"
+    )

@@ -1,0 +1,268 @@
+"""Putting the parts together for the stages that need a configuration's input pipeline: build,
+train and profile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Literal
+
+from throughline.config.params import Params
+from throughline.data.shards.tfrecord import read_records
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
+from throughline.pipelines.service import check_listens, run_local_service
+from throughline.pipelines.write.undecodable import process_record
+from throughline.plan.ops import Load, Parse
+from throughline.plan.plan import Plan, make_plan, set_storage_order
+from throughline.plan.shapes import output_shape
+from throughline.plan.spec import InputSpec
+from throughline.plan.steps import Cache, Map, Read, Step, TokenWindow, Window
+from throughline.plan.training_workers import TrainingWorker, training_worker_from_tf_config
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
+from throughline.shared.layout import Layout
+from throughline.shared.limits import available_memory
+
+Purpose = Literal["train", "evaluate", "compare"]
+MEMORY_SHARE = 0.8  # of what is available, that a cache may fill
+SAMPLED_RECORDS = 16  # whose size stands for that of all
+
+
+def open_inputs(params: Params, layout: Layout) -> PreparedData:
+    """Open what ingest, shard and snapshot wrote, checked to belong to these parameters."""
+    return open_prepared_data(
+        manifest=layout.manifest,
+        shards=layout.shards,
+        snapshot=layout.snapshot,
+        preprocess=params.preprocess,
+    )
+
+
+def make_input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpec:
+    """What is to be computed. train: everything. evaluate: nothing random. compare: the
+    preprocessing, and no more than batches need besides.
+    """
+    augment = data.bind_to_data(params.augment)
+    if purpose != "train":
+        augment = tuple(steady for op in augment if (steady := op.in_evaluation()) is not None)
+    spec = InputSpec(
+        schema=data.shards.schema,
+        preprocess=data.bind_to_data(params.preprocess),
+        augment=augment,
+        postprocess=data.bind_to_data(params.postprocess),
+        batch_size=params.batch_size,
+        window=make_series_window(params, data) or make_token_window(params, data),
+    )
+    return (
+        replace(spec, augment=spec.ops_to_uniform_shape, postprocess=())
+        if purpose == "compare"
+        else spec
+    )
+
+
+def make_series_window(params: Params, data: PreparedData) -> Window | None:
+    """The windows of a time series, None for other data.
+
+    Raises:
+      InvalidParams: a target is no column, or a split is shorter than one window.
+    """
+    schema, window = data.shards.schema, params.window
+    if schema.payload != "series":
+        return None
+    unknown = [name for name in window.targets if name not in schema.columns]
+    if unknown:
+        raise InvalidParams(
+            [f"window.targets: {unknown[0]} is not a column; known: {', '.join(schema.columns)}"]
+        )
+    targets = tuple(schema.columns.index(name) for name in window.targets or schema.columns)
+    windows = Window(
+        length=window.length, horizon=window.horizon, stride=window.stride, targets=targets
+    )
+    for split in data.shards.splits:
+        steps = data.shards.examples(split)
+        if windows.count(steps) == 0:
+            needed = f"window.length + window.horizon = {window.length + window.horizon}"
+            raise InvalidParams(
+                [
+                    f"window: the {split} split has {steps} time steps, fewer than {needed};"
+                    " shorten the window or give the split more data"
+                ]
+            )
+    return windows
+
+
+def make_token_window(params: Params, data: PreparedData) -> TokenWindow | None:
+    """The windows of text whose next tokens are predicted, None for other data and tasks.
+
+    Raises:
+      InvalidParams: a split has fewer tokens than one window.
+    """
+    if params.window.tokens is None or data.shards.schema.payload != "text":
+        return None
+    window = TokenWindow(length=params.window.tokens)
+    for split in data.shards.splits:
+        tokens = data.tokens(split)
+        if window.count(tokens) == 0:
+            raise InvalidParams(
+                [
+                    f"window.tokens: the {split} split has {tokens:,} tokens, fewer than"
+                    f" {window.length:,} and one to predict; shorten the window or give the split"
+                    " more text"
+                ]
+            )
+    return window
+
+
+def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, ...]:
+    """Shape of one example as it reaches the model, before the postprocessing that may happen
+    there.
+    """
+    spec = make_input_spec(params, data, "evaluate")
+    return output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
+
+
+@contextmanager
+def explain_read_errors(data: PreparedData) -> Iterator[None]:
+    """Say which record of which shard is damaged, or which file is not there, where TensorFlow's
+    reader stumbled over one.
+
+    Raises:
+      CorruptShard, MissingInput: instead of TensorFlow's own error.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        problems = [problem for shard in data.shards.shards for problem in data.find_damage(shard)]
+        if not problems:
+            raise
+        raise CorruptShard("\n".join(problems)) from error
+    except tf.errors.NotFoundError as error:
+        missing = error.message.splitlines()[0]
+        raise MissingInput(
+            f"{missing}\nRun `dvc repro`; workers of a tf.data service on other hosts need the"
+            " files at the same paths"
+        ) from error
+
+
+@contextmanager
+def open_input_service(config: PipelineConfig) -> Iterator[str]:
+    """Address of the tf.data service that a configuration uses, running as long as the block; empty
+    where it uses none.
+
+    Raises:
+      ServiceFailed: a given dispatcher does not answer, or a local one did not start.
+    """
+    if config.service is None:
+        yield ""
+    elif config.service.address:
+        check_listens(config.service.address)
+        yield config.service.address
+    else:
+        with run_local_service(config.service.workers) as address:
+            yield address
+
+
+def open_input_pipeline(
+    params: Params,
+    name: str,
+    data: PreparedData,
+    *,
+    split: str,
+    purpose: Purpose,
+    address: str = "",
+) -> InputPipeline:
+    """The input pipeline of configuration `name` for a split; `address` is that of its tf.data
+    service.
+
+    Evaluation reads in storage order, in this process; so does comparing, but the training split
+    comes through the service if there is one.
+
+    Raises:
+      ImpossiblePlan: a cache would not fit into memory, or several workers would read the same
+        stream.
+    """
+    config = params.pipelines[name]
+    if purpose != "train":
+        config = set_storage_order(config)
+    if purpose == "evaluate" or split != "train":
+        config = config.model_copy(update={"service": None})
+    plan = make_plan(config, make_input_spec(params, data, purpose))
+    _check_memory(plan, data, split)
+    worker = training_worker_from_tf_config(os.environ) if purpose == "train" else TrainingWorker()
+    if worker.count > 1 and not plan.seekable:
+        raise ImpossiblePlan(
+            f"pipelines.{name}: {worker.count} workers of TF_CONFIG can share a snapshot"
+            " or indexed shards, not a stream; use `read: snapshot` or `indexed_shards`"
+        )
+    pipeline = InputPipeline(
+        plan=plan,
+        data=data,
+        split=split,
+        seed=params.train.seed,
+        with_keys=purpose == "compare",
+        worker=worker,
+        service_address=address,
+    )
+    worker.check(pipeline.examples, params.batch_size)
+    return pipeline
+
+
+def open_exact_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
+    """The examples of a split as the snapshot holds them, in order, to compare others with."""
+    plan = make_plan(
+        set_storage_order(PipelineConfig(read="snapshot")), make_input_spec(params, data, "compare")
+    )
+    return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
+
+
+def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
+    """The examples of a split, in order and with keys, as the full model takes them: from the
+    snapshot, without anything random, before the postprocessing.
+    """
+    spec = make_input_spec(params, data, "evaluate")
+    spec = replace(spec, postprocess=tuple(op for op in spec.postprocess if op.on_labels))
+    plan = make_plan(set_storage_order(PipelineConfig(read="snapshot")), spec)
+    return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
+
+
+def _check_memory(plan: Plan, data: PreparedData, split: str) -> None:
+    """Refuse to keep more in memory than there is."""
+    kept = 0.0
+    for before, step in zip((None, *plan.steps), plan.steps, strict=False):
+        if isinstance(step, Read) and step.source == "arrays":
+            kept += sum(shard.bytes for shard in data.shards.for_split(split))
+        if isinstance(step, Cache) and step.where == "memory":
+            kept += _cached_bytes(before, data, split)
+    available = available_memory()
+    if kept > MEMORY_SHARE * available:
+        raise ImpossiblePlan(
+            f"{plan}: the {split} split would take {kept / 2**30:,.1f} GiB of memory,"
+            f" {available / 2**30:,.1f} GiB are available; use `cache: {{where: disk}}` or `read:"
+            " snapshot`"
+        )
+
+
+def _cached_bytes(before: Step | None, data: PreparedData, split: str) -> float:
+    """Bytes of what a cache after this step holds: those of the snapshot after all of
+    preprocessing, else an estimate from the first records, which are in random order.
+    """
+    if not isinstance(before, Map) or before.first_op_position + len(before.ops) == 0:
+        return data.snapshot.bytes(split)
+    import tensorflow as tf
+
+    schema, shards = data.shards.schema, data.shards.for_split(split)
+    ops = (op for op in before.ops if not isinstance(op, Load | Parse))
+    ops = (Parse(feature=schema.feature, label=schema.label), *ops)
+    records = read_records(data.path(shards[0]), compression=shards[0].compression)
+    sizes = [
+        process_record(ops, tf.constant(record))[schema.feature].numpy().nbytes
+        for record in islice(records, SAMPLED_RECORDS)
+    ]
+    return sum(shard.records for shard in shards) * sum(sizes) / len(sizes)

@@ -1,0 +1,71 @@
+"""A project's prepared data, input pipelines and model, for custom training loops
+(docs/training.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from throughline.assembly.inputs import Purpose, open_input_pipeline, open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.config.params import load_params
+from throughline.config.params_file import PARAMS_FILE
+from throughline.models.models import Models
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.settings import PipelineConfig
+from throughline.shared.layout import Layout
+from throughline.training.compiling import compile_model
+
+
+class Project:
+    """The project in `root`, whose stages up to `snapshot` are done; `overrides` are KEY=VALUE, as
+    after --set.
+
+    Raises:
+      InvalidParams: params.yaml, or an override, is wrong.
+    """
+
+    def __init__(self, root: Path = Path(), overrides: Sequence[str] = ()) -> None:
+        self.params = load_params(root / PARAMS_FILE, overrides=overrides)
+        self._layout = Layout(root)
+
+    @cached_property
+    def data(self) -> PreparedData:
+        """Shards and snapshot, opened and checked to belong to the parameters.
+
+        Raises:
+          MissingInput, StaleSnapshot, CorruptShard, CorruptColumn: run `dvc repro snapshot`.
+        """
+        return open_inputs(self.params, self._layout)
+
+    def open_input_pipeline(
+        self, name: str, *, split: str = "train", purpose: Purpose = "train", **changes: Any
+    ) -> InputPipeline:
+        """The input pipeline of configuration `name`, with `changes` to its fields; to `evaluate`,
+        in storage order and without augmentation.
+
+        Raises:
+          ImpossiblePlan: the configuration cannot work, with the reason.
+        """
+        config = PipelineConfig.model_validate(
+            {**self.params.pipelines[name].model_dump(), **changes}
+        )
+        params = replace(self.params, pipelines={**self.params.pipelines, name: config})
+        return open_input_pipeline(params, name, self.data, split=split, purpose=purpose)
+
+    def compile_models(self, pipeline: InputPipeline) -> Models:
+        """The model of params.yaml for the data, compiled for trainings with `pipeline`: alone, and
+        as a whole that takes what is stored; where its builder compiles it, the network alone.
+        """
+        models = build_models_for(self.params, self.data)
+        whole = [] if models.network.compiled else [models.full_model]
+        for model in (models.network, *whole):
+            compile_model(
+                model, self.params.train, target=models.target, steps=pipeline.steps_per_epoch
+            )
+        return models

@@ -1,0 +1,232 @@
+"""The command line of a stage: parameters, checks, and user errors as a paragraph."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from throughline.config.params import Params, load_params
+from throughline.config.params_file import PARAMS_FILE
+from throughline.shared.allocator import raise_malloc_thresholds
+from throughline.shared.errors import InvalidParams, MissingInput, did_you_mean, report_user_errors
+from throughline.shared.files import clear_leftovers
+from throughline.shared.garbage import collect_garbage_as_usual
+from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout
+from throughline.shared.libraries import check_versions
+from throughline.shared.progress import without_tensorflow_chatter
+from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """What a stage gets for one configuration."""
+
+    params: Params
+    name: str
+    options: argparse.Namespace
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModelContext:
+    """The file of a trained model that a command uses, whether this project has trained it, the
+    project or run, and the command's options.
+    """
+
+    model: Path
+    trusted: bool
+    layout: Layout
+    options: argparse.Namespace
+
+
+@contextmanager
+def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator[Params]:
+    """Parse a stage's command line, check all parameters, and report user errors. Imports no
+    TensorFlow. With `of_runs` it takes --name.
+    """
+    collect_garbage_as_usual()
+    with report_user_errors():
+        parser = _parser(command)
+        if of_runs:
+            add_run_option(parser)
+        enter_run(parser.parse_args())
+        check_versions(_stage_of(command), root=Path())
+        params = load_params()
+        clear_after_kills(Layout())
+        with temporary_files_in_scratch(Path.cwd()):
+            yield params
+
+
+@contextmanager
+def pipeline_stage_cli(
+    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None
+) -> Iterator[StageContext]:
+    """As `stage_cli`, for a stage that runs once per configuration; `add` declares options of its
+    own.
+    """
+    collect_garbage_as_usual()
+    with report_user_errors():
+        parser = _parser(command)
+        parser.add_argument(
+            "--pipeline", required=True, metavar="NAME", help="a key of `pipelines:` in params.yaml"
+        )
+        if add:
+            add(parser)
+        options = parser.parse_args()
+        enter_run(options)
+        check_versions(_stage_of(command), root=Path())
+        params, name = load_params(), options.pipeline
+        if name not in params.pipelines:
+            raise InvalidParams(
+                [
+                    f"{PARAMS_FILE}: pipelines.{name} does not exist;"
+                    f" {did_you_mean(name, list(params.pipelines))}"
+                ]
+            )
+        clear_after_kills(Layout())
+        with temporary_files_in_scratch(Path.cwd()):
+            raise_malloc_thresholds()
+            yield StageContext(params=params, name=name, options=options)
+
+
+@contextmanager
+def trained_model_cli(
+    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
+) -> Iterator[TrainedModelContext]:
+    """The command line of what uses a trained model, which has all that this takes within its file;
+    `add` declares options of its own. Imports no TensorFlow; the block may.
+
+    Raises:
+      MissingInput: there is no such model; says what to run, and which models there are.
+    """
+    collect_garbage_as_usual()
+    with report_user_errors(), without_tensorflow_chatter():
+        parser = _parser(command)
+        parser.epilog = inspect.getdoc(inspect.getmodule(command))
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
+            "--pipeline",
+            metavar="NAME",
+            help="a key of `pipelines:`: the model of that training; the usual if it alone is"
+            " trained",
+        )
+        which.add_argument("--model", type=Path, metavar="FILE", help="any model.keras of a run")
+        add_run_option(parser)
+        add(parser)
+        options = parser.parse_args()
+        layout = find_run(options.name) if options.name else Layout()
+        sys.path.insert(0, str(layout.root.absolute()))  # own ops and layers
+        if not options.model:
+            options.pipeline = _choose_trained(layout, options)
+        model = options.model or layout.results(options.pipeline) / MODEL_FILE
+        if not model.is_file():
+            raise MissingInput(f"{model} does not exist; name a model.keras that train has written")
+        yield TrainedModelContext(
+            model=model, trusted=options.model is None, layout=layout, options=options
+        )
+
+
+def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:
+    """The configuration whose model is meant: that of --pipeline, or the only one that is trained.
+
+    Raises:
+      MissingInput: it is not trained, or several are; says how to train it, or names them.
+    """
+    trained = sorted(path.parent.name for path in layout.root.glob(f"runs/*/{MODEL_FILE}"))
+    chosen, run = options.pipeline, options.name
+    if not chosen and len(trained) == 1:
+        return trained[0]
+    if chosen in trained:
+        return chosen
+    where = f"in run {run}" if run else "in this project"
+    known = f"trained {where} are: {', '.join(trained)}" if trained else f"none is trained {where}"
+    if trained and not chosen:
+        raise MissingInput(f"--pipeline NAME must say which model is meant; {known}")
+    train = (
+        f"run `python -m flows.training --pipeline {chosen or 'NAME'} --name {run}`"
+        if run
+        else f"run `dvc repro train@{chosen or 'NAME'}`, or --name a run with changes"
+    )
+    raise MissingInput(
+        f"{layout.results(chosen) / MODEL_FILE} does not exist; {train}; {known}"
+        if chosen
+        else f"no model to use: {known}; {train}"
+    )
+
+
+def add_run_option(parser: argparse.ArgumentParser) -> None:
+    """Declare `--name`, of a command that reads what a run has written."""
+    parser.add_argument(
+        "--name",
+        metavar="RUN",
+        help="read what the run with changes of this name has written (`flows.* --name RUN`)",
+    )
+
+
+def find_run(name: str) -> Layout:
+    """Where the outputs of the run with changes `name` are.
+
+    Raises:
+      MissingInput: there is no such run; names those there are.
+    """
+    known = Layout().run_names
+    if name not in known:
+        raise MissingInput(
+            f"--name {name}: there is no such run of this project;"
+            f" {did_you_mean(name, known) if known else 'there are none with changes.'}"
+        )
+    return Layout().run(name)
+
+
+def enter_run(options: argparse.Namespace) -> None:
+    """Continue in the worktree of the run that `--name` names, if any.
+
+    Raises:
+      MissingInput: there is no such run.
+    """
+    if getattr(options, "name", None) is None:
+        return
+    root = find_run(options.name).root
+    os.environ.setdefault(STORE_HOME, str(Path.cwd()))
+    os.chdir(root)
+
+
+def parse_command(command: Callable[[], None]) -> None:
+    """Parse the command line of a stage that has no options but --help."""
+    _parser(command).parse_args()
+
+
+def _stage_of(command: Callable[[], None]) -> str:
+    """Name of the stage in dvc.yaml; `profile` would be a module of the standard library."""
+    stem = Path(inspect.getfile(command)).stem
+    return "profile" if stem == "profiling" else stem
+
+
+def clear_after_kills(layout: Layout) -> None:
+    """Remove what stages that were killed have left, temporary files and caches, but not what can
+    be continued.
+    """
+    clear_scratch(layout.root)
+    data, runs = layout.root / "data", layout.root / "runs"
+    for folder in (layout.root, data, *data.glob("*/"), *runs.glob("*/"), layout.report):
+        clear_leftovers(folder)
+
+
+def _parser(command: Callable[[], None]) -> argparse.ArgumentParser:
+    module = inspect.getmodule(command)
+    stage = _stage_of(command)
+    explanation = (module.__doc__ or "") if module else ""
+    return argparse.ArgumentParser(
+        prog=f"python -m tasks.{Path(inspect.getfile(command)).stem}",
+        description=inspect.getdoc(command),
+        epilog=(
+            f"{explanation}\nReads params.yaml of the current folder. `dvc repro {stage}` runs it"
+            " only if something changed."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

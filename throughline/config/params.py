@@ -1,0 +1,243 @@
+"""The one place that knows params.yaml: loading, overriding, and checking everything at once before
+anything runs.
+
+A problem is one line that begins with its path in the file. All problems are found together:
+unknown keys (with the nearest valid one), wrong types, ops that do not exist, and combinations that
+cannot be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, Field, ValidationError
+
+from throughline.config.params_checks import find_problems, list_fitting_models
+from throughline.config.params_file import PARAMS_FILE, apply_overrides, read_yaml
+from throughline.plan.op_parsing import parse_op
+from throughline.plan.ops import Op
+from throughline.settings import (
+    DataSettings,
+    MeasureSettings,
+    ModelSettings,
+    PipelineConfig,
+    Settings,
+    ShardSettings,
+    SnapshotSettings,
+    TrainSettings,
+    WindowSettings,
+)
+from throughline.settings.source_kinds import SOURCES
+from throughline.shared.errors import InvalidParams, did_you_mean
+
+OpSpec = str | dict[str, Any]
+# Keys of earlier versions, by their place, and what they are called now.
+RENAMED = {
+    "finish": "postprocess",
+    "measure.max_seconds": "measure.input_max_seconds",
+    "measure.passes": "measure.input_passes",
+    "measure.trace_after": "measure.warm_up_steps",
+    "pipelines.*.decode.scale": "ratio",
+    "pipelines.*.finish": "postprocess_on",
+    "pipelines.*.place": "snapshot_on",
+    "pipelines.*.rewrites": "graph_rewrites",
+    "pipelines.*.sample": "sampling: uniform, balanced, or {class: weight}",
+}
+
+
+class ParamsDocument(Settings):
+    """The shape of params.yaml."""
+
+    data: DataSettings
+    shard: ShardSettings = ShardSettings()
+    preprocess: list[OpSpec] = Field(
+        default=["decode"],
+        description=(
+            "deterministic ops, in order; what a snapshot stores and a cache may keep; `decode`"
+            " comes first and may be left out"
+        ),
+    )
+    augment: list[OpSpec] = Field(
+        default=[], description="random ops, drawn again each epoch from (seed, epoch, example)"
+    )
+    snapshot: SnapshotSettings = SnapshotSettings()
+    window: WindowSettings = WindowSettings()
+    postprocess: list[OpSpec] = Field(
+        default=["rescale"],
+        description=(
+            "ops that turn uint8 into floats, last; on the host or on the device as a configuration"
+            " says"
+        ),
+    )
+    batch_size: int = Field(default=256, ge=1, description="examples per train step")
+    pipelines: dict[str, PipelineConfig] = Field(
+        min_length=1, description="input-pipeline configurations by name"
+    )
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    measure: MeasureSettings = MeasureSettings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Checked parameters; ops are parsed."""
+
+    data: DataSettings
+    shard: ShardSettings
+    preprocess: tuple[Op, ...]
+    augment: tuple[Op, ...]
+    postprocess: tuple[Op, ...]
+    snapshot: SnapshotSettings
+    window: WindowSettings
+    batch_size: int
+    pipelines: Mapping[str, PipelineConfig]
+    model: ModelSettings
+    train: TrainSettings
+    measure: MeasureSettings
+
+
+def load_params(path: Path = PARAMS_FILE, *, overrides: Sequence[str] = ()) -> Params:
+    """Read, override and check the parameters.
+
+    `overrides` are `KEY=VALUE` with a dotted key and a YAML value, such as `train.epochs=5`.
+
+    Raises:
+      InvalidParams: all problems at once.
+    """
+    document = read_yaml(path)
+    apply_overrides(document, overrides)
+    return check(document, name=path.name)
+
+
+def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Params:
+    """Validate a parameter document.
+
+    Raises:
+      InvalidParams: every problem found, each beginning with the file and the path of the key.
+    """
+    problems: list[str] = []
+    ops = {
+        section: _parse_ops(document[section], section, problems)
+        for section in ("preprocess", "augment", "postprocess")
+        if section in document
+    }
+    try:
+        parsed = ParamsDocument.model_validate(document)
+    except ValidationError as error:
+        problems = [
+            _format_error(item)
+            for item in error.errors()
+            if item["loc"][:1] not in [(s,) for s, p in ops.items() if p is None]
+        ] + problems
+        raise InvalidParams(
+            [f"{name}: {problem}" for problem in dict.fromkeys(problems)]
+        ) from error
+    parsed = resolve_defaults(parsed)
+    for section in ("preprocess", "augment", "postprocess"):
+        if section not in ops:
+            ops[section] = _parse_ops(getattr(parsed, section), section, problems)
+    preprocess = ops["preprocess"]
+    if preprocess is not None and not any(op.name == "decode" for op in preprocess):
+        # It goes without saying: there is nothing else that a stored example could begin with.
+        preprocess = [*(_parse_ops(["decode"], "preprocess", problems) or ()), *preprocess]
+    params = Params(
+        **{
+            key: getattr(parsed, key)
+            for key in (
+                "data",
+                "shard",
+                "snapshot",
+                "window",
+                "batch_size",
+                "pipelines",
+                "model",
+                "train",
+                "measure",
+            )
+        },
+        preprocess=tuple(preprocess or ()),
+        augment=tuple(ops["augment"] or ()),
+        postprocess=tuple(ops["postprocess"] or ()),
+    )
+    problems += find_problems(params)
+    if problems:
+        raise InvalidParams([f"{name}: {problem}" for problem in problems])
+    return params
+
+
+def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
+    """A document with what follows from its other values: the model that `auto` stands for, the
+    one that takes what the source gives, and the ops that make floats of images and tables, where
+    none are given; tokens stay numbers.
+    """
+    resolved: dict[str, Any] = {}
+    if document.model.name == "auto" and not document.model.from_file:
+        fitting = list_fitting_models(document.data, document.window)
+        name = SOURCES[document.data.source].auto_model or fitting[0]
+        resolved["model"] = document.model.model_copy(update={"name": name})
+    text = SOURCES[document.data.source].content == "text"
+    if text and "postprocess" not in document.model_fields_set:
+        resolved["postprocess"] = []
+    return document.model_copy(update=resolved)
+
+
+def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:
+    """Parse one list of ops, adding to `problems`; None where it is no list."""
+    if not isinstance(specs, list):
+        problems.append(f"{section}: expected a list of ops, such as [decode]; found {specs!r}")
+        return None
+    ops, found = [], []
+    for index, spec in enumerate(specs):
+        op, wrong = parse_op(spec, where=f"{section}[{index}]")
+        ops += [op] if op else []
+        found += wrong
+    problems += found
+    return ops
+
+
+def _format_error(item: Any) -> str:
+    """One pydantic error as one line with its path; unknown keys get the nearest valid one."""
+    loc = [
+        part
+        for part in item["loc"]
+        if not (isinstance(part, str) and part.startswith(("function-", "literal", "constrained")))
+    ]
+    where = ""
+    for part in loc:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    if item["type"] == "extra_forbidden":
+        general = ".".join(
+            "*" if number == 1 and loc[0] == "pipelines" else str(part)
+            for number, part in enumerate(loc)
+        )
+        if general in RENAMED:
+            return f"{where} is now called {RENAMED[general]}"
+        return f"{where} is not a field; {did_you_mean(str(loc[-1]), _fields_at(loc[:-1]))}"
+    if item["type"] == "missing":
+        return f"{where} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    shown = "" if "found" in message else f"; found {item['input']!r}"
+    return f"{where}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _fields_at(loc: Sequence[str | int]) -> list[str]:
+    """Names of the fields that are valid at a path of the document."""
+    kind: Any = ParamsDocument
+    for part in loc:
+        kind = (
+            kind.model_fields[str(part)].annotation
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+            else get_args(kind)[-1]
+        )
+        options = [
+            option
+            for option in get_args(kind)
+            if isinstance(option, type) and issubclass(option, BaseModel)
+        ]
+        kind = options[0] if options and not str(kind).startswith("dict") else kind
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return []
+    return [field.alias or name for name, field in kind.model_fields.items()]

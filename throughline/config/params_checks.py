@@ -1,0 +1,346 @@
+"""What is wrong with parameters that are right one by one: combinations of keys, and models that do
+not exist or do not fit.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from throughline.plan.constraints import (
+    find_batch_problems,
+    find_config_problems,
+    find_ops_problems,
+    find_text_problems,
+    find_token_window_problems,
+)
+from throughline.settings import DataSettings, ModelSettings, PipelineConfig, WindowSettings
+from throughline.settings.source_kinds import SOURCES
+from throughline.shared.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from throughline.config.params import Params
+
+RAW = "data/raw"  # for the datasets that `fetch` gets, and nothing else
+TEXT_MODELS = ("text_classifier", "transformer_encoder")
+NEXT_TOKEN_MODELS = ("transformer_decoder",)
+BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")
+# Arguments of keras.applications that follow from the data, or have keys of their own.
+FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
+# What `model: {name: auto}` is, and what else there is without writing one, by what examples are.
+MODELS_FOR = {
+    "images": ("small_cnn", "mlp"),
+    "table": ("mlp",),
+    "time series": ("mlp",),
+    "text": TEXT_MODELS,
+}
+
+
+def list_fitting_models(data: DataSettings, window: WindowSettings) -> tuple[str, ...]:
+    """Built-in models for what is trained, the first of which is `auto`."""
+    if window.tokens is not None:
+        return NEXT_TOKEN_MODELS
+    return MODELS_FOR[SOURCES[data.source].content]
+
+
+def find_problems(params: Params) -> list[str]:
+    """Problems that concern more than one key."""
+    names = [op.name for op in params.preprocess]
+    found = [
+        f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment"
+        for op in params.preprocess
+        if op.random
+    ]
+    found += [
+        f"augment: {op.name} is deterministic; do it once, in preprocess"
+        for op in params.augment
+        if not op.random
+    ]
+    found += [
+        f"postprocess: {op.name} is random; move it to augment"
+        for op in params.postprocess
+        if op.random
+    ]
+    if names[:1] != ["decode"] or names.count("decode") != 1:
+        found.append("preprocess: `decode` comes first, once, or is left out, which means the same")
+    if params.data.split.validation + params.data.split.test >= 1:
+        found.append("data.split: validation and test together leave nothing to train on")
+    if params.data.split.validation == 0:
+        found.append(
+            "data.split.validation: must be above 0; every epoch is judged on held-out examples"
+        )
+    found += _find_path_problems(params) + _find_source_problems(params)
+    mixing = [op.name for op in params.augment if op.mixes_labels]
+    if mixing and "one_hot" not in [op.name for op in params.postprocess]:
+        found.append(
+            f"postprocess: {mixing[0]} mixes labels, which needs them as vectors everywhere; add"
+            " `one_hot`"
+        )
+    for name, config in params.pipelines.items():
+        if not name.isidentifier():
+            found.append(
+                f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)"
+            )
+        reasons = find_config_problems(
+            config,
+            preprocess=params.preprocess,
+            augment=params.augment,
+            postprocess=params.postprocess,
+        )
+        if SOURCES[params.data.source].content != "text":
+            reasons += find_batch_problems(config)
+        if params.window.tokens is not None:
+            reasons += find_token_window_problems(config)
+        found += [f"pipelines.{name}.{reason}" for reason in reasons]
+        found += [f"pipelines.{name}.{reason}" for reason in _find_reading_problems(config, params)]
+    return [
+        *found,
+        *_find_task_problems(params),
+        *_find_model_problems(params),
+        *_find_monitor_problems(params),
+    ]
+
+
+def _find_task_problems(params: Params) -> Iterator[str]:
+    """What is to be predicted, where the data have no such thing."""
+    text = SOURCES[params.data.source].content == "text"
+    if params.window.tokens is not None and not text:
+        yield (
+            f"window.tokens: the source {params.data.source} is not text; drop it, or set"
+            " data.source to text_folder, text_table or text_lines"
+        )
+    if SOURCES[params.data.source].content != "time series":
+        set_here = params.window.model_dump(exclude_defaults=True).keys() - {"tokens"}
+        yield from (
+            f"window.{key}: the source {params.data.source} is no time series, which alone is cut"
+            " into windows; drop it, or set data.source to time_series"
+            for key in sorted(set_here)
+        )
+    if params.data.missing != "reject" and SOURCES[params.data.source].content != "table":
+        yield f"data.missing: the source {params.data.source} is no table; drop it"
+    if params.data.label_kind == "none" and (not text or params.window.tokens is None):
+        yield (
+            "data.label_kind: none leaves nothing to predict but the next token of a text; set"
+            " window.tokens, such as 256, or another label_kind"
+        )
+
+
+def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
+    """What a configuration asks for that the data or the training does not have."""
+    if config.read == "files" and not SOURCES[params.data.source].has_files:
+        yield (
+            f"read: the source {params.data.source} has no image files; use arrays, shards or"
+            " snapshot"
+        )
+    if config.read == "gzip_shards" and params.shard.compression == "none":
+        yield ("read: there are no compressed shards; set shard.compression to gzip or both")
+    if config.read == "indexed_shards" and params.shard.compression == "gzip":
+        yield (
+            "read: records of compressed shards cannot be read one by one; set shard.compression"
+            " to none or both"
+        )
+    if config.snapshot_on == "device" and params.train.jit_compile:
+        yield ("snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
+
+
+def _find_path_problems(params: Params) -> list[str]:
+    """User data is on this machine, and not where `fetch` writes."""
+    if "://" in params.data.path:
+        return [
+            f"data.path: {params.data.path} is an address; data is read from this machine. Copy it"
+            f" first, such as by `dvc import-url {params.data.path} my/data`, and set data.path to"
+            " the copy"
+        ]
+    raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
+    if not path.is_relative_to(raw) or (
+        params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)
+    ):
+        return []
+    fetched = (
+        ""
+        if params.data.fetch == "none"
+        else f" `fetch: {params.data.fetch}` writes {RAW}/{params.data.fetch}."
+    )
+    return [
+        f"data.path: {params.data.path} is in {RAW}, which is for what data.fetch gets.{fetched}"
+        " Move data of your own elsewhere, such as my/data, and set data.path to it"
+    ]
+
+
+def _find_source_problems(params: Params) -> list[str]:
+    """Problems of ops and sampling with this kind of data."""
+    content = SOURCES[params.data.source].content
+    sections = ("preprocess", "augment", "postprocess")
+    ops = [(section, op) for section in sections for op in getattr(params, section)]
+    found = find_ops_problems(content, ops)
+    if content == "text":
+        found += find_text_problems(params.preprocess)
+    if content == "time series":
+        sampled = [
+            name for name, config in params.pipelines.items() if config.sampling != "uniform"
+        ]
+        found += [f"pipelines.{name}.sampling: a time series has no classes" for name in sampled]
+        indexed = [
+            name for name, config in params.pipelines.items() if config.read == "indexed_shards"
+        ]
+        found += [
+            f"pipelines.{name}.read: a record of a time series is a block of time steps, not an"
+            " example; use snapshot or shards"
+            for name in indexed
+        ]
+        cached = [name for name, config in params.pipelines.items() if config.vectorize]
+        found += [
+            f"pipelines.{name}.vectorize: windows are batched when they exist; drop `vectorize`"
+            for name in cached
+        ]
+    return found
+
+
+def _find_model_problems(params: Params) -> list[str]:
+    return [
+        *_find_file_problems(params.model),
+        *(_find_name_problems(params) or find_option_problems(params.model)),
+    ]
+
+
+def _find_file_problems(model: ModelSettings) -> Iterator[str]:
+    """Files of models and weights that are not there."""
+    for key, name in (("from", model.from_file), ("weights", model.weights)):
+        if name and not Path(name).is_file():
+            yield f"model.{key}: {name} is no file; a path is absolute, or relative to the project"
+    if model.from_file and (model.name != "auto" or model.options or model.weights):
+        yield (
+            "model.from: the file says what the network is; leave out model.name, model.options and"
+            " model.weights"
+        )
+
+
+def _find_name_problems(params: Params) -> list[str]:
+    name, content = params.model.name, SOURCES[params.data.source].content
+    if params.model.from_file:
+        return []
+    if ":" not in name:
+        known = model_names()
+        if name not in known:
+            return [
+                f"model.name: {name} is not a model; {did_you_mean(name, known)} Your own:"
+                " package.module:function"
+            ]
+        fitting = list_fitting_models(params.data, params.window)
+        if params.window.tokens is not None or name in NEXT_TOKEN_MODELS:
+            if params.window.tokens is not None and name in fitting:
+                return []
+            predicts = "predicts" if name in NEXT_TOKEN_MODELS else "does not predict"
+            return [
+                f"model.name: {name} {predicts} next tokens, and window.tokens is"
+                f" {params.window.tokens or 'absent'}; use auto, or your own"
+            ]
+        takes_images = content == "images" and name not in TEXT_MODELS
+        if name not in (*fitting, "emulated") and not takes_images:
+            takes = "text" if name in TEXT_MODELS else "images"
+            return [
+                f"model.name: {name} takes {takes}, the source is {content}; use auto,"
+                f" {', '.join(fitting)}, or your own"
+            ]
+        return []
+    module = name.partition(":")[0]
+    try:
+        missing = importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):
+        missing = True
+    return (
+        [
+            f"model.name: module {module} cannot be found; run from the folder that holds it, or"
+            " install it"
+        ]
+        if missing
+        else []
+    )
+
+
+def _find_monitor_problems(params: Params) -> Iterator[str]:
+    """Early stopping that watches none of the metrics, where params.yaml alone says which those
+    are: a builder of one's own, or a file, may bring others.
+    """
+    stopping, model = params.train.early_stopping, params.model
+    if not stopping or ":" in model.name or model.from_file or params.train.metrics != ["auto"]:
+        return
+    content, kind = SOURCES[params.data.source].content, params.data.label_kind
+    undecided = content == "table" and kind == "auto"
+    number = content == "time series" or (content == "table" and kind == "number")
+    metrics = ["accuracy", "mae"] if undecided else ["mae" if number else "accuracy"]
+    if problem := find_monitor_problem(stopping.monitor, ["loss", *metrics]):
+        yield problem
+
+
+def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
+    """Why early stopping cannot watch this, and what there is; None: it is one of the metrics, of
+    training or of validation.
+    """
+    known = [*(f"val_{name}" for name in metrics), *metrics]
+    if monitor in known:
+        return None
+    close = did_you_mean(monitor, known).partition("known:")[0]
+    return (
+        f"train.early_stopping.monitor: {monitor} is not a metric of this training, which has"
+        f" {', '.join(known)}{close and f'; {close}'}"
+    )
+
+
+def find_option_problems(model: ModelSettings) -> Iterator[str]:
+    """Options that the model's builder does not take, read from its source, which is not run."""
+    taken = _read_arguments(model.name) if model.name != "emulated" else None
+    if taken is None:
+        return
+    for key in (key for key in model.options if key not in taken):
+        hint = did_you_mean(key, taken) if taken else "it takes none"
+        yield f"model.options.{key}: {model.name} does not take it; {hint}"
+
+
+def _read_arguments(name: str) -> list[str] | None:
+    """Options of a builder by name; None where its source does not say."""
+    module, _, function = name.partition(":")
+    if function:
+        sources = [module]
+    elif name in BUILT_IN_MODELS:
+        sources, function = ["throughline.models.models", "throughline.models.transformers"], name
+    else:
+        sources, function = [], name
+    paths = [_find_source(module) for module in sources] or sorted(_applications().glob("*.py"))
+    for path in filter(None, paths):
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.FunctionDef) and node.name == function:
+                first = 2 if sources else 0  # a builder's input_shape and outputs
+                taken = [*node.args.args[first:], *node.args.kwonlyargs]
+                options = [one.arg for one in taken if sources or one.arg not in FROM_DATA]
+                return None if node.args.kwarg else options
+    return None
+
+
+def _find_source(module: str) -> Path | None:
+    """The file of a module, which is not imported."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _applications() -> Path:
+    """The folder of keras.applications' sources; Keras is not imported."""
+    keras = _find_source("keras")
+    return keras.parent / "src" / "applications" if keras else Path("absent")
+
+
+def model_names() -> list[str]:
+    """Names that `model.name` may have besides import paths; Keras is read, not imported."""
+    spec = importlib.util.find_spec("keras")
+    if spec is None or not spec.submodule_search_locations:
+        return list(BUILT_IN_MODELS)
+    source = Path(spec.submodule_search_locations[0], "applications", "__init__.py").read_text()
+    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    names = {alias.name for node in imports for alias in node.names if alias.name[0].isupper()}
+    return [*BUILT_IN_MODELS, *sorted(names)]

@@ -1,0 +1,306 @@
+"""Mapped columns: each feature of all examples of a split as one raw, fixed-stride array on disk.
+No TensorFlow.
+
+    data/snapshot/index.json            key, columns (dtype, shape), splits (count, chunks with
+    digests) data/snapshot/train/image.bin       examples × height × width × channels, uint8, C
+    order data/snapshot/train/label.bin       examples, int64        …and key.bin
+
+Values that differ in size are in a ragged column (`ragged.py`).
+
+A batch is a gather of rows: no parsing, no copy of the file into memory; the cache is the operating
+system's page cache.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from throughline.data.columns import ragged
+from throughline.data.shards.shards import Shard
+from throughline.shared.errors import (
+    CorruptColumn,
+    MissingInput,
+    StaleSnapshot,
+    expect_current_schema,
+    rebuild_hint,
+)
+from throughline.shared.files import digest_blake3, digest_file, write_json
+from throughline.shared.limits import available_memory
+
+INDEX = "index.json"
+MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
+READ_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One feature: its NumPy dtype and the shape of one example's value; None stands for sizes that
+    differ (`ragged.py`).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    @property
+    def ragged(self) -> bool:
+        """Whether values differ in size, so that a column `NAME.extent` says where each lies."""
+        return None in self.shape
+
+    @property
+    def extent(self) -> Column:
+        """The column that says where each value of this one begins [elements], and its shape."""
+        return Column(name=f"{self.name}.extent", dtype="int64", shape=(1 + len(self.shape),))
+
+    @property
+    def stride(self) -> int:
+        """Bytes per example, of a column that is not ragged."""
+        return math.prod((np.dtype(self.dtype).itemsize, *(size or 0 for size in self.shape)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Consecutive rows [start, start + count) written together, with a digest per column."""
+
+    start: int
+    count: int
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitColumns:
+    """The rows of one split."""
+
+    count: int
+    chunks: tuple[Chunk, ...]
+    ragged: Mapping[str, int] = field(default_factory=dict)
+
+    def bytes(self, column: Column) -> int:
+        """Size of one of its columns; `ragged` holds those of the columns whose values differ in
+        size.
+        """
+        return self.ragged[column.name] if column.ragged else column.stride * self.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Mean and standard deviation of the model's input per channel or column (its last axis), over
+    the training split.
+    """
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotIndex:
+    """Everything about a snapshot but its bytes. `key` identifies shards, preprocessing and op
+    versions.
+
+    `vocabulary`: how many numbers the tokens of text can have, padding among them; 0 for other
+    data. `files`: digests of what else belongs to it, by name. `repaired`: what is read in the
+    place of damaged shards, by whatever reads shards.
+    """
+
+    key: str
+    statistics: Statistics
+    columns: tuple[Column, ...]
+    splits: Mapping[str, SplitColumns]
+    repaired: tuple[Shard, ...] = ()
+    vocabulary: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def bytes(self, split: str) -> int:
+        """Size of all columns of a split."""
+        return sum(self.splits[split].bytes(column) for column in self.columns)
+
+
+def column_path(folder: Path, split: str, column: str) -> Path:
+    """File that holds one column of one split."""
+    return folder / split / f"{column}.bin"
+
+
+def allocate(folder: Path, split: str, columns: Sequence[Column], count: int) -> None:
+    """Create the column files of a split at their final size, or keep those that already have it;
+    ragged columns come when all is known.
+    """
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    for column in columns:
+        if column.ragged:
+            continue
+        with column_path(folder, split, column.name).open("ab") as file:
+            if file.tell() != column.stride * count:
+                os.ftruncate(file.fileno(), 0)
+                os.ftruncate(file.fileno(), column.stride * count)
+
+
+def write_rows(
+    folder: Path,
+    split: str,
+    columns: Sequence[Column],
+    *,
+    start: int,
+    values: Mapping[str, np.ndarray],
+) -> Chunk:
+    """Write consecutive rows of every column; returns the chunk with its digests. `flush` makes
+    them last.
+
+    `values[name]` has shape (rows, *column.shape) and the column's dtype.
+    """
+    digests, rows = {}, 0
+    for column in columns:
+        array = np.ascontiguousarray(values[column.name], np.dtype(column.dtype))
+        rows = len(array)
+        if array.shape[1:] != column.shape:
+            raise ValueError(
+                f"column {column.name}: rows of shape {array.shape[1:]}, expected {column.shape}"
+            )
+        stored = array.reshape(-1).view(np.uint8).data
+        with column_path(folder, split, column.name).open("r+b") as file:
+            file.seek(start * column.stride)
+            file.write(stored)
+        digests[column.name] = digest_blake3(stored)
+    return Chunk(start=start, count=rows, digests=digests)
+
+
+def flush(folder: Path, split: str, columns: Sequence[Column]) -> None:
+    """Make sure that what was written to a split has reached the disk."""
+    for column in columns:
+        with column_path(folder, split, column.name).open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def write_index(folder: Path, index: SnapshotIndex) -> None:
+    """Write the index, last of all: its presence means that the columns are complete."""
+    write_json(folder / INDEX, asdict(index))
+
+
+def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
+    """Read the index and check that the snapshot is the one asked for and has all its bytes.
+
+    Raises:
+      MissingInput: there is no complete snapshot.
+      StaleSnapshot: it was made from other data or by other ops than `key` says.
+      CorruptColumn: a file is missing or has the wrong size.
+    """
+    if not (folder / INDEX).exists():
+        raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
+    with expect_current_schema(folder / INDEX, "snapshot"):
+        stored = json.loads((folder / INDEX).read_bytes())
+        index = SnapshotIndex(
+            key=stored["key"],
+            statistics=Statistics(
+                **{name: tuple(values) for name, values in stored["statistics"].items()}
+            ),
+            columns=tuple(
+                Column(**{**item, "shape": tuple(item["shape"])}) for item in stored["columns"]
+            ),
+            splits={
+                name: SplitColumns(
+                    **{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}
+                )
+                for name, item in stored["splits"].items()
+            },
+            repaired=tuple(Shard(**item) for item in stored["repaired"]),
+            vocabulary=stored["vocabulary"],
+            files=stored["files"],
+        )
+    if key is not None and index.key != key:
+        raise StaleSnapshot(
+            f"{folder} was made from other shards, by other preprocessing or code, or with another"
+            " TensorFlow; run `dvc repro snapshot`"
+        )
+    with expect_current_schema(folder / INDEX, "snapshot"):
+        for name, digest in index.files.items():
+            path = folder / name
+            if not path.exists() or digest_file(path) != digest:
+                raise CorruptColumn(
+                    f"{path} is not the file that the index describes;"
+                    f" {rebuild_hint(folder, 'snapshot')}"
+                )
+        for split, rows in index.splits.items():
+            for column in index.columns:
+                path, needed = column_path(folder, split, column.name), rows.bytes(column)
+                size = path.stat().st_size if path.exists() else None
+                if size != needed:
+                    state = "is missing" if size is None else f"has {size} bytes"
+                    raise CorruptColumn(
+                        f"{path} {state}, the index says {needed};"
+                        f" {rebuild_hint(folder, 'snapshot')}"
+                    )
+    return index
+
+
+def verify(folder: Path, index: SnapshotIndex) -> None:
+    """Compare every chunk with its digest.
+
+    Raises:
+      CorruptColumn: names the file and the damaged rows.
+    """
+    for split, rows in index.splits.items():
+        for column in index.columns:
+            path = column_path(folder, split, column.name)
+            for number, chunk in enumerate(rows.chunks):
+                begin, end = _span(folder, split, column, chunk, rows.count)
+                with path.open("rb") as file:
+                    file.seek(begin)
+                    data = file.read(end - begin)
+                if digest_blake3(data) != chunk.digests[column.name]:
+                    last = chunk.start + chunk.count - 1
+                    raise CorruptColumn(
+                        f"{path}: chunk {number} (rows {chunk.start} to {last}) does not match its"
+                        f" digest; {rebuild_hint(folder, 'snapshot')}"
+                    )
+
+
+def _span(folder: Path, split: str, column: Column, chunk: Chunk, count: int) -> tuple[int, int]:
+    """Bytes [begin, end) of a chunk within a column's file."""
+    if not column.ragged:
+        return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
+    offsets = map_column(folder, split, column.extent, count)[
+        chunk.start : chunk.start + chunk.count
+    ]
+    itemsize = np.dtype(column.dtype).itemsize
+    return int(offsets[0, 0]) * itemsize, ragged.end_offset(offsets, itemsize)
+
+
+def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarray:
+    """Map one column as an array (count, *shape), or one that is ragged as (elements,), without
+    reading it.
+
+    Copy-on-write, because consumers such as DLPack refuse read-only memory; nothing is ever written
+    back.
+    """
+    path = column_path(folder, split, column.name)
+    shape = None if column.ragged else (count, *(size or 0 for size in column.shape))
+    if count == 0:
+        return np.empty(shape or 0, np.dtype(column.dtype))
+    return np.memmap(path, np.dtype(column.dtype), mode="c", shape=shape)
+
+
+@cache
+def read_ahead(path: Path) -> None:
+    """Bring a column into the page cache, once per process and in the background, if it takes no
+    more than half of the memory there is.
+
+    Rows met in random order are read from a cold disk in small pieces; from beginning to end the
+    disk gives all it has.
+    """
+    if path.exists() and path.stat().st_size <= MEMORY_SHARE * available_memory():
+        threading.Thread(target=_read_through, args=(path,), daemon=True, name="read-ahead").start()
+
+
+def _read_through(path: Path) -> None:
+    block = bytearray(READ_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(block):
+            pass

@@ -1,0 +1,106 @@
+"""Examining texts one by one: can a document be read in its encoding, does it hold anything, and is
+it no larger than allowed? What is usable is kept as UTF-8.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from pathlib import Path
+
+from throughline.shared.errors import InvalidParams
+
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_FIRST_BYTE, _LAST_BYTE, _NOT_ASCII = 0xDC80, 0xDCFF, 0x80  # surrogates that stand for bytes
+
+
+class RejectedText(Exception):
+    """The reason why a document cannot be used as an example."""
+
+
+def read_document(path: Path, *, root: Path, max_bytes: int) -> bytes:
+    """The bytes of a regular file below `root`; a larger one than `max_bytes` is not read.
+
+    Raises:
+      RejectedText: the reason, in words for the list of rejected examples.
+    """
+    try:
+        target = path.resolve()
+        if not target.is_relative_to(root.resolve()):
+            raise RejectedText("leads outside the data root")
+        # A pipe is opened without waiting for its writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise RejectedText("is no regular file")
+            check_size(status.st_size, max_bytes)
+            return file.read(max_bytes)
+    except RuntimeError as error:  # of Python 3.11 and 3.12
+        raise RejectedText("cannot be read: a loop of links") from error
+    except OSError as error:
+        raise RejectedText(f"cannot be read: {error.strerror}") from error
+
+
+def check_size(size: int, max_bytes: int) -> None:
+    """Refuse a document of more than `max_bytes`.
+
+    Raises:
+      RejectedText: it is larger.
+    """
+    if size > max_bytes:
+        raise RejectedText(f"larger than data.max_bytes: {size:,} bytes")
+
+
+def check_encoding(encoding: str, *, lines: bool = False) -> None:
+    """Refuse an encoding that Python does not know or, of files of `lines`, in which a line break
+    is more than one byte.
+
+    Raises:
+      InvalidParams: says what to set.
+    """
+    try:
+        one_byte = "\n".encode(encoding) == b"\n"
+    except LookupError as error:
+        raise InvalidParams(
+            [f"data.encoding: {encoding} is no encoding; use utf-8, latin-1, cp1252, shift_jis …"]
+        ) from error
+    if lines and not one_byte:
+        raise InvalidParams(
+            [f"data.encoding: files of lines cannot be read in {encoding}; convert them to utf-8"]
+        )
+
+
+def inspect_text(content: bytes | str, *, encoding: str) -> bytes:
+    """The document in UTF-8, without a byte order mark; a string holds bytes that are not of the
+    encoding as surrogates.
+
+    Raises:
+      RejectedText: it is not in the encoding, binary, or empty.
+    """
+    text = content if isinstance(content, str) else _decode(content, encoding)
+    text = text.removeprefix("\ufeff")
+    try:
+        usable = text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if not _FIRST_BYTE <= code <= _LAST_BYTE:
+            raise RejectedText("not Unicode: holds half of a surrogate pair") from error
+        byte = code - _FIRST_BYTE + _NOT_ASCII
+        raise RejectedText(f"not {encoding}: byte 0x{byte:02x} at {error.start:,}") from error
+    if "\0" in text:
+        raise RejectedText("binary: holds NUL characters")
+    if not text.strip():
+        raise RejectedText("empty text")
+    return usable
+
+
+def _decode(content: bytes, encoding: str) -> str:
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        reason = f"not {encoding}: byte 0x{content[error.start]:02x} at {error.start:,}"
+        hint = ", looks like utf-16" if content.startswith(_UTF16) else ""
+        raise RejectedText(reason + hint) from error
+    except UnicodeError as error:  # of a codec that has no place to name
+        raise RejectedText(f"not {encoding}: {error}") from error

@@ -1,0 +1,132 @@
+"""The manifest: one row per usable example, the classes, the rejected examples with their reasons,
+and one digest of it all.
+
+Files: `examples.parquet`, `rejected.csv`, `values.npy` (of arrays and series), `documents.bin` (of
+texts), `converted/` (only where files had to be converted), and `manifest.json`, written last: its
+presence means complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from throughline.data.shards.records import RecordSchema
+from throughline.shared.errors import MissingInput, expect_current_schema
+from throughline.shared.files import digest_blake2b, read_json, write_json
+
+SPLITS = ("train", "validation", "test")
+VALUES = "values.npy"
+DOCUMENTS = "documents.bin"
+COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All usable examples of a dataset.
+
+    `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int:
+    the index into the values, of an image within a shard that others wrote and of a document in
+    `documents.bin` its first byte, −1 for files), label (int class, or float number), bytes (int),
+    digest (str) and split (str), ordered by id. Of a series, each row is a block of time steps:
+    `row` and `key` are its first step, `label` the number of steps.
+    """
+
+    examples: pd.DataFrame
+    classes: tuple[str, ...]
+    schema: RecordSchema
+    rejected: pd.DataFrame
+    stats: dict[str, Any]
+    folder: Path
+
+    def for_split(self, split: str) -> pd.DataFrame:
+        """The examples of one split."""
+        return pd.DataFrame(self.examples[self.examples["split"] == split])
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of ids, contents, labels and splits: two datasets with the same digest train the
+        same model.
+        """
+        return digest_manifest(self.examples, self.classes)
+
+
+def digest_manifest(examples: pd.DataFrame, classes: tuple[str, ...]) -> str:
+    """Digest that identifies a dataset by content."""
+    columns = [
+        "\n".join(map(str, examples[name].tolist())).encode()
+        for name in ("id", "digest", "label", "split")
+    ]
+    return digest_blake2b(*columns, "\n".join(classes).encode())
+
+
+def write_manifest(manifest: Manifest) -> None:
+    """Write a manifest into its folder, the summary last."""
+    folder = manifest.folder
+    manifest.examples.to_parquet(folder / "examples.parquet", index=False)
+    manifest.rejected.to_csv(folder / "rejected.csv", index=False)
+    summary = {
+        "digest": manifest.digest,
+        "classes": manifest.classes,
+        "schema": asdict(manifest.schema),
+        "stats": manifest.stats,
+    }
+    write_json(folder / "manifest.json", summary)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a complete manifest.
+
+    Raises:
+      MissingInput: ingest has not finished.
+      DamagedFile: one of its files is empty, cut off or another one; names it.
+    """
+    if not (folder / "manifest.json").exists():
+        raise MissingInput(f"{folder} holds no complete manifest; run `dvc repro ingest`")
+    with expect_current_schema(folder / "manifest.json"):
+        summary = read_json(folder / "manifest.json")
+        stats, schema, classes = (
+            summary["stats"],
+            RecordSchema.from_json(summary["schema"]),
+            tuple(summary["classes"]),
+        )
+        count, rejects = sum(stats["examples"].values()), stats["rejected"]
+    return Manifest(
+        examples=_read_table(folder / "examples.parquet", COLUMNS, rows=count),
+        classes=classes,
+        schema=schema,
+        rejected=_read_table(folder / "rejected.csv", ("id", "reason"), rows=rejects),
+        stats=stats,
+        folder=folder,
+    )
+
+
+def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFrame:
+    """Read a table of the manifest, which must have as many rows as the summary says."""
+    with expect_current_schema(path):
+        table = (
+            pd.read_parquet(path)
+            if path.suffix == ".parquet"
+            else pd.read_csv(path, dtype=str, keep_default_na=False)
+        )
+        if len(table) != rows:
+            raise ValueError(f"{len(table)} rows, manifest.json says {rows}")
+        return pd.DataFrame(table[list(columns)])
+
+
+def map_documents(folder: Path) -> np.ndarray:
+    """Map the documents of a manifest of texts, (bytes,) uint8, without reading them."""
+    with expect_current_schema(folder / DOCUMENTS):
+        return np.memmap(folder / DOCUMENTS, np.uint8, mode="r")
+
+
+def map_values(folder: Path) -> np.ndarray:
+    """Map the values of all examples of a manifest that is not of files, without reading them."""
+    with expect_current_schema(folder / VALUES):
+        return np.load(folder / VALUES, mmap_mode="r", allow_pickle=False)

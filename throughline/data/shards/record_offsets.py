@@ -1,0 +1,123 @@
+"""Where each record of the uncompressed shards begins, so that any of them can be read at any
+time: an index next to the shards, and reading by it.
+
+One file per shard, `SHARD.offsets.npy`: the edges of its frames (records + 1,) int64 bytes. Its
+digest is in the shards' index.json; that a record is the one the index says, its own length and
+checksum show whenever it is read.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from throughline.data.shards.shards import Shard, fix_hint
+from throughline.data.shards.tfrecord import find_edges, map_file, read_frame
+from throughline.shared.errors import CorruptShard, MissingInput
+from throughline.shared.files import atomic_file, digest_file
+
+
+def offsets_path(shard: Path) -> Path:
+    """Where the index of a shard lies."""
+    return shard.with_suffix(".offsets.npy")
+
+
+def write_offsets(shard: Path) -> str:
+    """Write the index of a shard that is there, and return its digest."""
+    edges, problem = find_edges(map_file(shard))
+    if problem:
+        raise CorruptShard(f"{shard}: {problem}; run `dvc repro --force shard`")
+    path = offsets_path(shard)
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        np.save(file, edges, allow_pickle=False)
+    return digest_file(path)
+
+
+def read_offsets(path: Path, shard: Shard) -> np.ndarray:
+    """The edges of the records of a shard at `path`, (records + 1,) int64 bytes. Those of a
+    repaired one, which has no index, are looked for.
+
+    Raises:
+      MissingInput: there is no index.
+      CorruptShard: the index is not this shard's.
+    """
+    if shard.repaired:
+        edges, problem = find_edges(map_file(path))
+        if problem:
+            raise CorruptShard(f"{path}: {problem}; {fix_hint(path, shard)}")
+        return edges
+    index = offsets_path(path)
+    if not index.exists():
+        raise MissingInput(f"{index} is missing; run `dvc repro --force shard`")
+    if digest_file(index) != shard.offsets_digest:
+        raise CorruptShard(
+            f"{index} is not the index that was written with {path.name}: its digest is not that in"
+            " index.json; run `dvc repro --force shard`"
+        )
+    edges = np.load(index, allow_pickle=False)
+    if len(edges) != shard.records + 1 or edges[-1] != shard.bytes:
+        raise CorruptShard(
+            f"{index} is of {len(edges) - 1:,} records in {edges[-1]:,} bytes, {path.name} has"
+            f" {shard.records:,} in {shard.bytes:,}; run `dvc repro --force shard`"
+        )
+    return edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordTable:
+    """The records of several shards, one after another, by their numbers.
+
+    firsts (shards,) int64: the number of each shard's first record; edges (records + shards,)
+    int64: the edges of all frames, in which a shard has one more than it has records.
+    """
+
+    paths: tuple[Path, ...]
+    files: tuple[mmap.mmap | bytes, ...]
+    firsts: np.ndarray
+    edges: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.edges) - len(self.files)
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """The records with these numbers (n,) int64, as an array of bytes (n,).
+
+        Raises:
+          ValueError: a record is not what it was when the index was written.
+        """
+        shards = np.searchsorted(self.firsts, rows, side="right") - 1
+        places = rows + shards
+        records = np.empty(len(rows), object)
+        for number, (shard, start, stop) in enumerate(
+            zip(
+                shards.tolist(),
+                self.edges[places].tolist(),
+                self.edges[places + 1].tolist(),
+                strict=True,
+            )
+        ):
+            record, problem = read_frame(self.files[shard], start, stop)
+            if problem:
+                raise ValueError(f"{self.paths[shard]}: record at byte {start}: {problem}")
+            records[number] = record
+        return records
+
+
+def open_records(shards: Sequence[tuple[Path, Shard]]) -> RecordTable:
+    """Map shards, in order, and read their indexes; the shards themselves are not read.
+
+    Raises:
+      MissingInput, CorruptShard: a shard has no index, or another's.
+    """
+    edges = [read_offsets(path, shard) for path, shard in shards]
+    counts = [len(each) - 1 for each in edges]
+    return RecordTable(
+        paths=tuple(path for path, _ in shards),
+        files=tuple(map_file(path) for path, _ in shards),
+        firsts=np.cumsum([0, *counts[:-1]]),
+        edges=np.concatenate(edges),
+    )

@@ -1,0 +1,112 @@
+"""Rewrites damaged shards without the records that cannot be read, so that every configuration sees
+the same examples.
+
+The new files are in the snapshot's folder, in `repaired/`; its index lists them. Where an
+uncompressed and a compressed set hold the same records, a readable twin of a shard restores the
+damaged one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from throughline.data.shards.shards import Shard, ShardIndex, find_damage
+from throughline.data.shards.tfrecord import frame, read_records, write_frames
+from throughline.shared.errors import CorruptShard, rebuild_hint
+from throughline.shared.files import digest_blake3
+
+REPAIRED = "repaired"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """What is wrong with shards, by their names; and of records that can be read but not decoded,
+    by their digests.
+    """
+
+    problems: Mapping[str, Sequence[str]]
+    unusable: Mapping[str, str] = field(default_factory=dict)
+
+
+def shard_path(shards_folder: Path, snapshot_folder: Path, shard: Shard) -> Path:
+    """Where a shard is to be read from."""
+    return (snapshot_folder / REPAIRED if shard.repaired else shards_folder) / shard.name
+
+
+def find_damaged_shards(shards: ShardIndex, folder: Path) -> dict[str, list[str]]:
+    """What is wrong with each shard that is damaged, by its name; reads every byte."""
+    damaged = {shard.name: find_damage(folder / shard.name, shard) for shard in shards.shards}
+    return {name: problems for name, problems in damaged.items() if problems}
+
+
+def repair_shards(
+    shards: ShardIndex, folder: Path, damage: Damage, out: Path, *, max_lost_fraction: float
+) -> tuple[Shard, ...]:
+    """Write the usable records of damaged shards and of their twins into `out`.
+
+    Raises:
+      CorruptShard: more than the fraction `max_lost_fraction` of all examples is lost, or a block
+        of a series, whose steps must not have gaps; or a file is whole, but another one than its
+        index describes.
+    """
+    repaired: list[Shard] = []
+    problems, lost = damage.problems, 0
+    for split in shards.splits:
+        for twins in zip(
+            *(shards.for_split(split, compression) for compression in shards.compressions),
+            strict=True,
+        ):
+            if not any(twin.name in problems for twin in twins):
+                continue
+            usable = {twin.name: _count_usable(folder, twin, damage) for twin in twins}
+            best = max(twins, key=lambda twin: usable[twin.name])
+            missing = best.records - usable[best.name]
+            if missing and shards.schema.payload == "series":
+                raise CorruptShard(
+                    f"{problems[best.name][0]}; a time series must not have gaps:"
+                    f" {rebuild_hint(folder, 'shard')}"
+                )
+            lost += missing
+            repaired += [
+                _write_repaired(twin, best, missing, (folder, out), damage) for twin in twins
+            ]
+    total = sum(shards.examples(split) for split in shards.splits)
+    if lost > max_lost_fraction * total:
+        raise CorruptShard(
+            f"{folder}: {lost} of {total} examples cannot be read, {lost / total:.2%};"
+            f" snapshot.max_corrupt_fraction allows {max_lost_fraction:.2%};"
+            f" {rebuild_hint(folder, 'shard')}"
+        )
+    return tuple(repaired)
+
+
+def _write_repaired(
+    shard: Shard, source: Shard, missing: int, folders: tuple[Path, Path], damage: Damage
+) -> Shard:
+    path = folders[1] / REPAIRED / shard.name
+    frames = (
+        part for record in _usable_records(folders[0], source, damage, []) for part in frame(record)
+    )
+    digest = write_frames(path, frames, compression=shard.compression)
+    counts = {"records": shard.records - missing, "examples": shard.examples - missing}
+    return replace(shard, **counts, bytes=path.stat().st_size, digest=digest, repaired=True)
+
+
+def _count_usable(folder: Path, shard: Shard, damage: Damage) -> int:
+    """Number of records that can be read and decoded."""
+    damaged: list[str] = []
+    problems = damage.problems.get(shard.name, ())
+    count = sum(1 for _ in _usable_records(folder, shard, damage, damaged))
+    if problems and not damaged and count >= shard.records:
+        raise CorruptShard(f"{problems[0]}; {rebuild_hint(folder, 'shard')}")
+    return count
+
+
+def _usable_records(
+    folder: Path, shard: Shard, damage: Damage, damaged: list[str]
+) -> Iterator[bytes]:
+    for record in read_records(folder / shard.name, compression=shard.compression, damaged=damaged):
+        if not damage.unusable or digest_blake3(record) not in damage.unusable:
+            yield record

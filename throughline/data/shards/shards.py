@@ -1,0 +1,162 @@
+"""The set of shards: what is in each file, how to find the files of a split, and whether the set is
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from throughline.data.shards.records import RecordSchema
+from throughline.data.shards.tfrecord import Compression, read_records
+from throughline.shared.errors import (
+    CorruptShard,
+    MissingInput,
+    expect_current_schema,
+    rebuild_hint,
+)
+from throughline.shared.files import digest_file, digest_json, write_json
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One TFRecord file: its name, split, numbers of records and examples, size in bytes and BLAKE3
+    digest.
+
+    A record of a series holds many time steps, and these are what `examples` counts. `repaired`:
+    what could be read of a damaged one (`repair.py`). `offsets_digest` is that of the index of
+    an uncompressed one (`record_offsets.py`), and empty for a compressed or repaired one, which has
+    none.
+    """
+
+    name: str
+    split: str
+    records: int
+    examples: int
+    bytes: int
+    digest: str
+    compression: Compression
+    repaired: bool = False
+    offsets_digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """All shards of a dataset with the schema of their records; there may be an uncompressed and a
+    compressed set of the same.
+    """
+
+    schema: RecordSchema
+    classes: tuple[str, ...]
+    data_digest: str
+    shards: tuple[Shard, ...]
+
+    def with_repaired(self, repaired: Sequence[Shard]) -> ShardIndex:
+        """The same set, with these shards in the place of those of the same name; where records
+        were lost, it is other data.
+        """
+        named = {shard.name: shard for shard in repaired}
+        lost = [
+            named[shard.name].digest
+            for shard in self.shards
+            if shard.name in named and named[shard.name].records < shard.records
+        ]
+        data = digest_json([self.data_digest, lost]) if lost else self.data_digest
+        return replace(
+            self,
+            data_digest=data,
+            shards=tuple(named.get(shard.name, shard) for shard in self.shards),
+        )
+
+    @property
+    def digest(self) -> str:
+        """Digest of the shards' contents; part of every snapshot key."""
+        return digest_json([shard.digest for shard in self.shards])
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits, in the order of the shards."""
+        return tuple(dict.fromkeys(shard.split for shard in self.shards))
+
+    @property
+    def compressions(self) -> tuple[Compression, ...]:
+        """The sets there are; the first is read unless another is asked for."""
+        return tuple(dict.fromkeys(shard.compression for shard in self.shards))
+
+    def for_split(self, split: str, compression: Compression | None = None) -> tuple[Shard, ...]:
+        """The shards of a split in order, of one set."""
+        wanted = compression or self.compressions[0]
+        return tuple(
+            shard for shard in self.shards if (shard.split, shard.compression) == (split, wanted)
+        )
+
+    def examples(self, split: str) -> int:
+        """Number of examples in a split; of a series, of time steps."""
+        return sum(shard.examples for shard in self.for_split(split))
+
+
+def write_shard_index(folder: Path, index: ShardIndex) -> None:
+    """Write the index, last of all: its presence means that all shards are complete."""
+    write_json(folder / INDEX, asdict(index))
+
+
+def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
+    """Read the index and check that the folder holds exactly the shards it lists, and with `sizes`
+    that each is as long as it should be.
+
+    Raises:
+      MissingInput: there is no complete set of shards.
+      CorruptShard: a shard is missing, foreign, or has the wrong size.
+    """
+    if not (folder / INDEX).exists():
+        raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")
+    with expect_current_schema(folder / INDEX, "shard"):
+        stored = json.loads((folder / INDEX).read_bytes())
+        index = ShardIndex(
+            schema=RecordSchema.from_json(stored["schema"]),
+            classes=tuple(stored["classes"]),
+            data_digest=stored["data_digest"],
+            shards=tuple(Shard(**item) for item in stored["shards"]),
+        )
+    listed = {shard.name for shard in index.shards}
+    unexpected = sorted(path.name for path in folder.glob("*.tfrecord*") if path.name not in listed)
+    if unexpected:
+        raise CorruptShard(
+            f"{folder / unexpected[0]} is not in the index; remove it, or run `dvc repro --force"
+            " shard`"
+        )
+    for shard in index.shards:
+        check_shard(folder / shard.name, shard, size=sizes)
+    return index
+
+
+def check_shard(path: Path, shard: Shard, *, size: bool = True) -> None:
+    """Raise CorruptShard where a shard is missing or, with `size`, has another size than its index
+    says.
+    """
+    bytes_on_disk = path.stat().st_size if path.exists() else None
+    if bytes_on_disk is None or (size and bytes_on_disk != shard.bytes):
+        state = "is missing" if bytes_on_disk is None else f"has {bytes_on_disk} bytes"
+        raise CorruptShard(f"{path} {state}, the index says {shard.bytes}; {fix_hint(path, shard)}")
+
+
+def fix_hint(path: Path, shard: Shard) -> str:
+    """What to do about a damaged shard."""
+    return rebuild_hint(path.parent, "snapshot" if shard.repaired else "shard")
+
+
+def find_damage(path: Path, shard: Shard) -> list[str]:
+    """What is wrong with the bytes of a shard: damaged records by offset and number, or a content
+    that is not the index's.
+    """
+    if digest_file(path) == shard.digest:
+        return []
+    problems: list[str] = []
+    records = sum(1 for _ in read_records(path, compression=shard.compression, damaged=problems))
+    return problems or [
+        f"{path}: has {records} readable records, but its digest does not match index.json"
+    ]

@@ -1,0 +1,152 @@
+"""The forms in which any source presents its examples: files, images within files, texts, arrays,
+or one long series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from throughline.data.shards.records import RecordSchema
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """An example that cannot be used, and why."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFile:
+    """An image that is in a file of its own, not yet examined. `split` is None unless the source
+    decides it.
+    """
+
+    id: str
+    path: Path
+    label: str
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFiles:
+    """Image files below one root; none may lead outside it. `skipped` counts files of other kinds
+    by their suffix; `notes` counts what is worth knowing.
+    """
+
+    root: Path
+    files: Sequence[ImageFile]
+    rejected: Sequence[Rejected] = ()
+    empty_classes: Sequence[str] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredImage:
+    """An encoded image within a file of many, not yet examined: `size` bytes from byte `offset` of
+    `path`.
+    """
+
+    id: str
+    path: Path
+    offset: int
+    size: int
+    label: str
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredImages:
+    """Images within shards below one root that others wrote, and the classes in the order of their
+    numbers.
+
+    `features` describes what the records hold, by name; `notes` counts what is worth knowing.
+    """
+
+    root: Path
+    images: Sequence[StoredImage]
+    classes: Sequence[str]
+    features: Mapping[str, str]
+    rejected: Sequence[Rejected] = ()
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A text, not yet examined: bytes in the encoding `data.encoding`, or a string in which bytes
+    that are not of that encoding are surrogates. `split` is None unless the source decides it.
+    """
+
+    id: str
+    content: bytes | str
+    label: str
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Documents, read one by one while they are iterated, once; what cannot be used comes between
+    them. `total` counts both, `skipped` files of other kinds by their suffix.
+    """
+
+    documents: Iterable[Document | Rejected]
+    total: int
+    empty_classes: Sequence[str] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnReading:
+    """How a column of a table was read: its kind, how many different cells it has, how many are
+    empty, and the first one that is not.
+    """
+
+    name: str
+    kind: str
+    distinct: int
+    missing: int
+    example: str
+
+    def __str__(self) -> str:
+        missing = f", {self.missing:,} missing" if self.missing else ""
+        shown = f", such as {self.example[:40]}" if self.example else ""
+        return f"{self.name}: {self.kind}, {self.distinct:,} distinct{missing}{shown}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """Examples that are in one array: values (examples, *schema.shape) of schema.dtype.
+
+    `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
+    have one entry per example; a split of None is assigned by content. `features` and `notes` are
+    those of `StoredImages`. `readings` say how the columns of a table were read, `dialect` what of
+    its notation was detected.
+    """
+
+    values: np.ndarray
+    labels: Sequence[str] | Sequence[float]
+    ids: Sequence[str]
+    splits: Sequence[str | None]
+    classes: Sequence[str]
+    schema: RecordSchema
+    rejected: Sequence[Rejected] = ()
+    features: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
+    readings: Sequence[ColumnReading] = ()
+    dialect: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One long multivariate series in the order of time: values (time steps, columns) float32."""
+
+    values: np.ndarray
+    schema: RecordSchema
+    readings: Sequence[ColumnReading] = ()
+    dialect: Sequence[str] = ()

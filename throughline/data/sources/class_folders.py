@@ -1,0 +1,214 @@
+"""Files in class folders: the class of a file is its folder's path below the root, so names may be
+nested (`bird/owl`). Folders named as splits hold the class folders of that split. Not a source
+itself: images and texts use it.
+
+Nothing is passed over in silence but hidden files: what cannot be listed or followed is rejected
+with its reason, other kinds of file are counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from throughline.data.sources.base import Rejected
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
+
+# Names of folders, in lower case, and the splits that they hold.
+SPLIT_FOLDERS: Mapping[str, str] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassFile:
+    """A file in the folder of its class, not yet looked into; `split` is None where its folder
+    names none.
+    """
+
+    id: str
+    path: Path
+    label: str
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassFolders:
+    """The files below a root, what cannot be listed, the class folders that hold none, and how many
+    files of other kinds there are by suffix.
+    """
+
+    files: Sequence[ClassFile]
+    rejected: Sequence[Rejected]
+    empty: Sequence[str]
+    skipped: Mapping[str, int]
+
+
+def list_class_folders(
+    settings: DataSettings, suffixes: Collection[str], *, what: str, classes: bool = True
+) -> ClassFolders:
+    """List the files with these suffixes below `data.path`; `what` they are, for errors. Without
+    `classes` those in that folder itself are examples, too.
+
+    Raises:
+      DataNotFound: there is no such folder, or no class folder with such a file in it.
+      UnreadableSource: folders may be read as classes or as splits; names the key that decides.
+    """
+    root = Path(settings.path)
+    if not root.is_dir():
+        raise DataNotFound(
+            f"{root} is not a folder; `data.path` must be a folder"
+            + (" with one sub-folder per class" if classes else f" of {what}")
+        )
+    listing = _Listing(root, suffixes, in_root=not classes)
+    listing.list_all()
+    if not listing.files:
+        shown = "".join(f"; {item.id}: {item.reason}" for item in listing.rejected[:1])
+        raise DataNotFound(
+            f"{root} holds no {'class folder with ' if classes else ''}{what}"
+            f" ({', '.join(sorted(suffixes))}){shown}"
+        )
+    files = listing.files
+    if has_splits(files, settings, classes=classes):
+        files, outside = divide_by_split(files, classes=classes)
+        listing.rejected += outside
+    if settings.class_level == "top":
+        files = [replace(file, label=file.label.partition("/")[0]) for file in files]
+    return ClassFolders(
+        files=files,
+        rejected=listing.rejected,
+        empty=listing.empty,
+        skipped=dict(listing.skipped.most_common()),
+    )
+
+
+def has_splits(files: Sequence[ClassFile], settings: DataSettings, *, classes: bool) -> bool:
+    """Whether the folders below the root are splits: as `data.folders` says, or if all of them are
+    named so and hold class folders.
+
+    Raises:
+      UnreadableSource: only some are, or they hold files themselves.
+    """
+    if settings.folders != "auto":
+        return settings.folders == "splits"
+    tops = sorted({file.label.partition("/")[0] for file in files})
+    named = [top for top in tops if top.lower() in SPLIT_FOLDERS]
+    if not named:
+        return False
+    flat = sorted({file.label for file in files if file.label in named})
+    if len(named) == len(tops) and (not flat or not classes):
+        return True
+    why = (
+        f"{named[0]} is named as a split, {next(top for top in tops if top not in named)} is not"
+        if len(named) < len(tops)
+        else f"{flat[0]} is named as a split and holds files without a class folder"
+    )
+    raise UnreadableSource(
+        f"{settings.path}: {why}. Set data.folders: classes if"
+        f" {', '.join(tops[:_SHOWN])}{' …' if len(tops) > _SHOWN else ''} are classes, or splits if"
+        " they hold a folder per class for training, validation and test"
+    )
+
+
+def divide_by_split(
+    files: Sequence[ClassFile], *, classes: bool
+) -> tuple[list[ClassFile], list[Rejected]]:
+    """Files with their split by the first folder and their class by those below it, and what is in
+    no split's class folder.
+
+    Where no folder is for validation, the files for training leave that open: some are assigned.
+    """
+    divided, outside = [], []
+    splits = {SPLIT_FOLDERS.get(file.label.partition("/")[0].lower()) for file in files}
+    for file in files:
+        top, _, label = file.label.partition("/")
+        split = SPLIT_FOLDERS.get(top.lower())
+        if split is None:
+            outside.append(Rejected(id=file.id, reason="is outside any split's folder"))
+        elif classes and not label:
+            outside.append(Rejected(id=file.id, reason="is outside any class folder"))
+        else:
+            is_open = split == "train" and "validation" not in splits
+            divided.append(replace(file, label=label, split=None if is_open else split))
+    return divided, outside
+
+
+class _Listing:
+    """What has been found below a root so far."""
+
+    def __init__(self, root: Path, suffixes: Collection[str], *, in_root: bool) -> None:
+        self.root, self.suffixes, self.in_root = root, suffixes, in_root
+        self.files: list[ClassFile] = []
+        self.rejected: list[Rejected] = []
+        self.empty: list[str] = []
+        self.skipped: Counter[str] = Counter()
+        self._listed: set[Path] = set()
+        self._links: list[Path] = []
+
+    def list_all(self) -> None:
+        """Real folders first; then links to folders that were not among them, each of which is
+        listed once.
+        """
+        self._list_below(self.root)
+        while self._links:
+            link = self._links.pop(0)
+            target = link.resolve()
+            if not target.is_relative_to(self.root.resolve()):
+                self._reject(link, "folder is a link that leads outside the data root")
+            elif target in self._listed:
+                self._reject(
+                    link,
+                    f"folder is a link to {target.relative_to(self.root.resolve())}, which is"
+                    " listed itself",
+                )
+            else:
+                self._list_below(link)
+
+    def _list_below(self, start: Path) -> None:
+        for name, folders, names in os.walk(start, onerror=self._unreadable):
+            folder = Path(name)
+            self._listed.add(folder.resolve())
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            self._links += [folder / name for name in folders if (folder / name).is_symlink()]
+            chosen = sorted(
+                name
+                for name in names
+                if Path(name).suffix.lower() in self.suffixes and not name.startswith(".")
+            )
+            self._add(folder, chosen)
+            self.skipped.update(
+                Path(name).suffix.lower() or "without a suffix"
+                for name in sorted(set(names).difference(chosen))
+                if not name.startswith(".")
+            )
+            if not chosen and not folders and folder != self.root:
+                self.empty.append(_readable(folder.relative_to(self.root)))
+
+    def _add(self, folder: Path, names: Sequence[str]) -> None:
+        label = folder.relative_to(self.root).as_posix()
+        for name in names:
+            if folder == self.root and not self.in_root:
+                self._reject(folder / name, "is outside any class folder")
+            elif _readable(folder / name) != str(folder / name):
+                self._reject(folder / name, "the name is no UTF-8")
+            else:
+                example_id = (folder / name).relative_to(self.root).as_posix()
+                self.files.append(ClassFile(id=example_id, path=folder / name, label=label))
+
+    def _unreadable(self, error: OSError) -> None:
+        self._reject(Path(error.filename), f"folder cannot be read: {error.strerror}")
+
+    def _reject(self, path: Path, reason: str) -> None:
+        self.rejected.append(Rejected(id=_readable(path.relative_to(self.root)), reason=reason))
+
+
+def _readable(path: Path) -> str:
+    """A path as text; bytes that are no UTF-8 are written as escapes."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

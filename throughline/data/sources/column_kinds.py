@@ -1,0 +1,170 @@
+"""What each column of a table is: numbers, categories, or nothing that a model can learn from. No
+source itself.
+
+A column has one kind, over all its rows. What cannot be meant is refused with the key that says
+otherwise: dates, ids and free text as categories, row numbers as a feature.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow.compute
+
+from throughline.data.sources.base import ColumnReading
+from throughline.data.sources.number_text import is_number, looks_like_numbers, read_numbers
+from throughline.data.sources.tabular import TextTable
+from throughline.shared.errors import UnreadableSource
+
+Kind = Literal["number", "category", "label", "split", "time", "ignored", "empty"]
+pc: Any = pyarrow.compute  # its functions are made when it is imported
+FEW_CATEGORIES = 20  # so many may be distinct in however few rows
+EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
+UNREAD_NUMBERS = "holds numbers in a notation that is not read; write them as 1234.5"
+_DATE = (
+    r"^((\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?"
+    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+    r"|[[:alpha:]]{3,9}\.? \d{1,2},? \d{4}|\d{1,2}[. -]+[[:alpha:]]{3,9}[. -]+\d{2,4})$"
+)
+_ID = re.compile(r"(^|[_\W])(id|index|uuid|key|row)$|[a-z]Id$|^ID", re.IGNORECASE)
+_LEADING_ZEROS = r"^0\d{2,}$"
+_PLAIN = re.compile(r"(?!(?i:null|true|false)$)[^\W\d]\w*")  # YAML reads it as this text
+_UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
+
+
+def describe_column(table: TextTable, name: str, kind: Kind) -> ColumnReading:
+    """Count what is in a column that is read as `kind`."""
+    cells = table.columns[name]
+    filled = cells.filter(pc.not_equal(cells, ""))
+    return ColumnReading(
+        name=name,
+        kind=kind,
+        distinct=pc.count_distinct(filled).as_py(),
+        missing=len(cells) - len(filled),
+        example=filled[0].as_py() if len(filled) else "",
+    )
+
+
+def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
+    """The kind of every column but those `apart`, which have a purpose of their own.
+
+    Raises:
+      UnreadableSource: a column can only have been read by mistake; names the key to set.
+    """
+    settings = table.settings
+    problems: dict[str, str] = {}
+    kinds: dict[str, Kind] = {}
+    for name in table.columns:
+        if name in apart:
+            continue
+        if name in settings.ignore:
+            kinds[name] = "ignored"
+        elif name in settings.numeric:
+            kinds[name] = "number"
+        elif name in settings.categorical:
+            kinds[name] = "category"
+        else:
+            kinds[name] = guess_kind(table, name)
+            # Where columns are listed, those that are not listed are left out.
+            listed = settings.numeric if kinds[name] == "number" else settings.categorical
+            if listed:
+                kinds[name] = "ignored"
+            elif problem := find_problem(table, name, kinds[name]):
+                problems[name] = problem
+    refuse_columns(table, problems)
+    return kinds
+
+
+def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) -> None:
+    """Refuse all columns that have problems at once, with the line that leaves them out.
+
+    Raises:
+      UnreadableSource: there are some; `more` says what else helps.
+    """
+    if problems:
+        named = [*table.settings.ignore, *problems]
+        names = ", ".join(
+            name if _PLAIN.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+            for name in named
+        )
+        leave_out = f"to leave these columns out, set\ndata: {{ignore: [{names}]}}"
+        reasons = [*problems.values(), *more, leave_out]
+        raise UnreadableSource(f"{table.path}: " + "\n  ".join(reasons))
+
+
+def guess_kind(table: TextTable, name: str) -> Kind:
+    """Numbers if most cells that are not empty are; else categories."""
+    cells = table.columns[name]
+    filled = int(pc.sum(pc.not_equal(cells, "")).as_py() or 0)
+    if not filled:
+        return "empty"
+    numbers = np.isfinite(read_numbers(cells, table.decimal_of(name))).sum()
+    return "number" if 2 * numbers > filled else "category"
+
+
+def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
+    """Why a column that nobody named cannot be meant as its kind, and what keeps it all the same;
+    None: it can.
+    """
+    reading = describe_column(table, name, kind)
+    shown = f"column {name} ({reading.example[:40]}, …)"
+    if kind == "empty":
+        return None
+    if _UNNAMED.match(name):
+        return f"column {name} has no name in the header; a row index? Name it to keep it"
+    if kind == "category":
+        what = _find_category_problem(table, name, reading)
+        keep = f"data.categorical: [{name}, …] makes categories of it"
+        return f"{shown} {what}; {keep}" if what else None
+    keep = f"data.numeric: [{name}, …] learns from it as a number"
+    values = table.numbers(name)
+    whole = values[np.isfinite(values)]
+    if len(whole) < 2 or (whole % 1 != 0).any():  # noqa: PLR2004 - nothing to compare
+        return None
+    if _share(table, name, _LEADING_ZEROS) > 0:
+        codes = f"data.categorical: [{name}, …] if they are codes"
+        return f"{shown} holds numbers with leading zeros; {codes}, {keep}"
+    if len(whole) > FEW_CATEGORIES and reading.distinct == len(whole):
+        steps = np.unique(np.diff(whole))
+        if _ID.search(name) or (len(steps) == 1 and abs(steps[0]) == 1):
+            return f"{shown} numbers the rows; {keep}"
+    if (whole.astype(np.float32).astype(np.float64) != whole).any():
+        return (
+            f"{shown} holds whole numbers from {EXACT_INTEGER:,} on, of which float32 keeps the"
+            f" first seven digits; {keep} so rounded"
+        )
+    return None
+
+
+def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) -> str | None:
+    rows = len(table) - reading.missing
+    if _share(table, name, _DATE) > 0.5:  # noqa: PLR2004 - most
+        return "holds dates or times"
+    if looks_like_numbers(table.columns[name]):
+        return UNREAD_NUMBERS
+    if reading.distinct > max(FEW_CATEGORIES, rows / 2):
+        return f"has {reading.distinct:,} different texts in {rows:,} rows: ids or free text"
+    return None
+
+
+def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "") -> str:
+    """Why a cell of a numeric column is none: it is empty, or what stands there. `shown` is what
+    the column is called, by default its name.
+    """
+    cell, shown = table.columns[name][row].as_py(), shown or name
+    if not cell:
+        return f"{shown} is missing"
+    if is_number(table.columns[name].slice(row, 1), table.decimal_of(name))[0]:
+        return f"{shown} exceeds the range of float32"
+    return f"{shown} is {cell[:40]!r}, no number (data.missing_values can say that it is missing)"
+
+
+def _share(table: TextTable, name: str, pattern: str) -> float:
+    cells = table.columns[name]
+    filled = pc.sum(pc.not_equal(cells, "")).as_py() or 0
+    matching = pc.sum(pc.match_substring_regex(cells, pattern)).as_py() or 0
+    return matching / filled if filled else 0.0

@@ -1,0 +1,255 @@
+"""Delimited text (CSV, TSV), read strictly: every cell is text, every record has the header's
+fields, and a record ends with its line unless the settings say otherwise. Not a source itself:
+tables use it.
+
+Lenient readers shift cells into the next column, join rows at a stray quote, or give a column two
+types by the block in which they met it. Here what does not fit is an error that names its line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from throughline.data.encodings.texts import check_encoding
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+DELIMITERS = (",", ";", "\t", "|")
+_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+_PROBED_LINES = 50
+_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The cells of one row, as written; `line` is where it starts in the file, from 1, `text` its
+    physical lines.
+    """
+
+    cells: list[str]
+    line: int
+    text: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelimitedText:
+    """An open file: its header, its records one by one, and what has been detected."""
+
+    header: list[str]
+    records: Iterator[Record]
+    delimiter: str
+    detected: str = ""
+
+
+@contextmanager
+def open_delimited(
+    path: Path, settings: DataSettings, *, errors: str = "strict"
+) -> Iterator[DelimitedText]:
+    """Open a table of delimited text for the length of the block; `errors` as of Python's `open`:
+    what becomes of bytes that are not of `data.encoding`.
+
+    Raises:
+      UnreadableSource: on opening or while records are read; names the line, and the key of
+        params.yaml that says how it is meant.
+    """
+    check_encoding(settings.encoding)
+    csv.field_size_limit(sys.maxsize)
+    delimiter, detected = find_delimiter(path, settings, errors)
+    with _open(path, settings, errors) as file:
+        lines = _Lines(file)
+        reader = csv.reader(
+            lines,
+            delimiter=delimiter,
+            strict=True,
+            quoting=csv.QUOTE_NONE if settings.quoting == "none" else csv.QUOTE_MINIMAL,
+        )
+        records = _records(reader, lines, path, settings)
+        first = next(records, None)
+        if first is None:
+            raise UnreadableSource(f"{path} is empty; its first line must name the columns")
+        refuse_joined_lines(first, path)
+        header = [cell.removeprefix("\ufeff").strip() for cell in first.cells]
+        if doubled := sorted({name for name in header if name and header.count(name) > 1}):
+            raise UnreadableSource(
+                f"{path}: more than one column is named {doubled[0]}; rename one of them"
+            )
+        yield DelimitedText(
+            header=header,
+            records=_without_headers(records, first, path),
+            delimiter=delimiter,
+            detected=detected,
+        )
+
+
+def _without_headers(records: Iterator[Record], header: Record, path: Path) -> Iterator[Record]:
+    """The records, of which none may be the header once more, as where files were joined."""
+    for record in records:
+        if record.cells == header.cells:
+            raise UnreadableSource(
+                f"{path}, line {record.line}: repeats the header; remove such lines of joined files"
+            )
+        yield record
+
+
+def find_delimiter(path: Path, settings: DataSettings, errors: str = "strict") -> tuple[str, str]:
+    """The character between cells, and a note where it was detected and is not that of the file's
+    suffix.
+    """
+    if settings.delimiter != "auto":
+        return {"tab": "\t"}.get(settings.delimiter, settings.delimiter), ""
+    usual = "\t" if path.suffix == ".tsv" else ","
+    with _open(path, settings, errors) as file:
+        try:
+            lines = [line for line, _ in zip(file, range(_PROBED_LINES), strict=False)]
+        except UnicodeError as error:
+            raise _wrong_encoding(path, settings, error) from error
+    if not lines:
+        return usual, ""
+    header = {each: lines[0].count(each) for each in DELIMITERS}
+    # The one that divides the header; of several, the one that divides every line alike.
+    present = sorted(
+        (each for each in DELIMITERS if header[each]),
+        key=lambda each: (
+            Counter(line.count(each) for line in lines).most_common(1)[0]
+            != (header[each], len(lines)),
+            each != usual,
+            -header[each],
+        ),
+    )
+    found = present[0] if present else usual
+    return found, (
+        "" if found == usual else f"cells are divided by {_NAMES[found]}s (data.delimiter sets it)"
+    )
+
+
+class _Lines:
+    """The lines of a file, of which it keeps those since the last record."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.recent: list[str] = []
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._file)
+        self.recent.append(line)
+        return line
+
+
+def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> Iterator[Record]:
+    """Every record that is no blank line."""
+    while True:
+        start = reader.line_num + 1
+        lines.recent = []
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except UnicodeError as error:
+            raise _wrong_encoding(path, settings, error) from error
+        except csv.Error as error:
+            raise UnreadableSource(
+                f"{path}, line {start}: {_explain(str(error), reader.line_num - start)}"
+            ) from error
+        if cells:
+            yield Record(cells=cells, line=start, text=lines.recent)
+
+
+def _explain(problem: str, more_lines: int) -> str:
+    """What the reader of the standard library means, and what to do."""
+    goes_on = f" that goes on for {more_lines} more lines" if more_lines else ""
+    if "expected after" in problem or "end of data" in problem:
+        return (
+            f"a quoted cell{goes_on} does not end as one; a stray quote? Set data.quoting: none if"
+            " quotes are ordinary characters here, or double it within a quoted cell"
+        )
+    return f"is not a readable table: {problem}"
+
+
+def refuse_joined_lines(record: Record, path: Path) -> None:
+    """Refuse a record of several lines: in a table, a stray quote joins rows with their labels."""
+    if len(record.text) > 1:
+        raise UnreadableSource(
+            f"{path}, line {record.line}: a quoted cell goes on to line"
+            f" {record.line + len(record.text) - 1}; a stray quote would join these rows. Set"
+            " data.quoting: none if quotes are ordinary characters here, or multi_line if cells do"
+            " hold line breaks"
+        )
+
+
+class FieldCount:
+    """Counts the records whose number of cells is not the header's."""
+
+    def __init__(self, header: Sequence[str], path: Path) -> None:
+        self._header, self._path = header, path
+        self._wrong: list[tuple[int, int]] = []
+        self._others = self._trailing = self._right = 0
+
+    def fit(self, record: Record) -> list[str]:
+        """The cells of a record, one for each of the header's names."""
+        cells, expected = record.cells, len(self._header)
+        if len(cells) == expected:
+            self._right += 1
+            return cells
+        if len(cells) == expected + 1 and not cells[-1].strip():
+            self._trailing += 1
+        else:
+            self._others += 1
+        if len(self._wrong) < _SHOWN:
+            self._wrong.append((record.line, len(cells)))
+        return [*cells[:expected], *[""] * (expected - len(cells))]
+
+    def check(self) -> str:
+        """Refuse the table if a record does not fit; returns a note where every line ends with a
+        delimiter.
+        """
+        if self._trailing and not self._others and not self._right:
+            return "every line ends with a delimiter, which is left out"
+        count = self._trailing + self._others
+        if count:
+            shown = ", ".join(f"line {line} has {cells}" for line, cells in self._wrong)
+            raise UnreadableSource(
+                f"{self._path}: {count:,} of {count + self._right:,} rows have other fields than"
+                f" the header's {len(self._header)}: {shown}. Quote cells that hold the delimiter,"
+                " or set data.delimiter"
+            )
+        return ""
+
+
+def find_joined_row(
+    record: Record, table: DelimitedText, *, is_label: Callable[[str, int], bool]
+) -> int | None:
+    """The line within a record of several lines that reads as a row of its own: as many cells as
+    the header has, one of which is a label by its text and place. None: there is none.
+    """
+    for offset, line in enumerate(record.text[:-1]):
+        cells = line.replace('"', "").strip("\r\n").split(table.delimiter)
+        if len(cells) == len(table.header) and any(
+            is_label(cell.strip(), place) for place, cell in enumerate(cells)
+        ):
+            return record.line + offset
+    return None
+
+
+def _open(path: Path, settings: DataSettings, errors: str) -> TextIO:
+    # A byte order mark before a quoted name would make its quotes a part of it.
+    utf8 = codecs.lookup(settings.encoding).name == "utf-8"
+    encoding = "utf-8-sig" if utf8 else settings.encoding
+    return path.open(encoding=encoding, errors=errors, newline="")
+
+
+def _wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> UnreadableSource:
+    return UnreadableSource(
+        f"{path} is not {settings.encoding}: {error}; set data.encoding, such as latin-1, cp1252 or"
+        " utf-16"
+    )

@@ -1,0 +1,362 @@
+"""Reading the examples of TFRecord shards that others wrote, once their layout is known. Not a
+source itself: `tfrecord` infers the layout, `tfds` reads it.
+
+An encoded image stays where it is: what is kept of it is its place in the shard. Values of one
+shape become one array. A record that cannot be used is rejected with its reason; a shard that
+cannot be read to its end is refused, since what it lacks is unknown.
+"""
+
+from __future__ import annotations
+
+import mmap
+import shlex
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from throughline.data.shards.example_features import (
+    Feature,
+    FeatureKind,
+    NotAnExample,
+    bytes_places,
+    parse_features,
+    read_floats,
+    read_integers,
+)
+from throughline.data.shards.records import RecordSchema
+from throughline.data.shards.tfrecord import find_edges, map_file, read_frame, record_offset
+from throughline.data.sources.base import Arrays, Rejected, StoredImage, StoredImages
+from throughline.shared.errors import DataNotFound, UnreadableSource
+from throughline.shared.limits import usable_cores
+from throughline.shared.progress import in_threads, progress
+
+GZIP, ZLIB = b"\x1f\x8b", b"x"
+_RANK_OF_IMAGES = 3
+_CHANNELS = (1, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalShard:
+    """A TFRecord file that another program wrote; `name` is its path below the data's folder,
+    `records` how many it should hold by its metadata, None where that is unknown.
+    """
+
+    path: Path
+    name: str
+    split: str | None
+    records: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFeature:
+    """The feature that is the model's input. encoded: an image file. bytes, zlib: values in C order
+    of `dtype`. numbers: a list of floats or integers. `shape` is None for encoded images.
+    """
+
+    name: str
+    form: Literal["encoded", "bytes", "zlib", "numbers"]
+    shape: tuple[int, ...] | None = None
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFeature:
+    """The feature that is to be predicted: integers or text are classes, floats are numbers.
+
+    `names` are those of the classes in order, empty where labels name themselves; `named_by` is the
+    file that says so.
+    """
+
+    name: str
+    kind: FeatureKind
+    names: tuple[str, ...] = ()
+    named_by: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleLayout:
+    """Which features of the records are an example's input and label, and what all of them are."""
+
+    input: InputFeature
+    label: LabelFeature
+    features: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A usable record: its number, label, and the place of its image or its values."""
+
+    number: int
+    label: str | float | int
+    place: tuple[int, int] = (0, 0)
+    values: np.ndarray | None = None
+
+
+class _Unusable(Exception):
+    """The reason why a record is no example."""
+
+
+def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
+    """Map a shard and find its records: the bytes, and the edges of the frames (records + 1,).
+
+    Raises:
+      DataNotFound: it is not there.
+      UnreadableSource: it is compressed, cut off, or holds another number of records than it is
+        said to.
+    """
+    try:
+        data = map_file(shard.path)
+    except OSError as error:
+        raise DataNotFound(f"{shard.path} cannot be read: {error.strerror}") from error
+    edges, problem = find_edges(data)
+    if problem and data[:2] == GZIP:
+        raise UnreadableSource(
+            f"{shard.path} is compressed with GZIP; examples are read where they are, at their"
+            " offsets, which takes uncompressed TFRecord: unpack it, such as with"
+            f" `{_unpack(shard.path)}`"
+        )
+    if problem:
+        remedy = "get the file again, or remove it to do without it"
+        if len(edges) == 1 and "checksum" in problem:
+            kind = "it is no TFRecord file"
+            if data[:1] == ZLIB:
+                kind += ", unless it is compressed with ZLIB: then write it without"
+            remedy = f"{kind}; remove it, or set data.path to the folder of shards"
+        raise UnreadableSource(f"{shard.path}: {problem}; {remedy}")
+    if shard.records not in (None, len(edges) - 1):
+        raise UnreadableSource(
+            f"{shard.path} holds {len(edges) - 1:,} records, dataset_info.json says"
+            f" {shard.records:,}; they are not of the same dataset, or one of them is incomplete"
+        )
+    return data, edges
+
+
+def _unpack(path: Path) -> str:
+    """The command that unpacks a file, which gunzip takes by its suffix alone."""
+    name = shlex.quote(str(path))
+    return f"gunzip {name}" if path.suffix == ".gz" else f"mv {name} {name}.gz && gunzip {name}.gz"
+
+
+def read_examples(
+    root: Path, shards: Sequence[ExternalShard], layout: ExampleLayout
+) -> StoredImages | Arrays:
+    """Read all shards, which are below `root`, as the layout says.
+
+    Raises:
+      DataNotFound, UnreadableSource: a shard cannot be read as a whole, none holds a record, or
+        the labels are numbered from 1.
+    """
+    read = in_threads(lambda shard: _read_shard(shard, layout), shards, workers=usable_cores())
+    parts = list(progress(read, total=len(shards), label="ingest", unit="shards"))
+    rejected = [item for _, refused in parts for item in refused]
+    entries = [
+        (shard, entry) for shard, (usable, _) in zip(shards, parts, strict=True) for entry in usable
+    ]
+    empty = sum(not usable and not refused for usable, refused in parts)
+    if empty == len(shards):
+        raise DataNotFound(f"{root}: none of the shards holds a record")
+    if not entries:
+        raise UnreadableSource(
+            f"{rejected[0].id}: {rejected[0].reason}, and so are the other {len(rejected) - 1:,}"
+            " records; set data.records.input and data.records.label"
+        )
+    labels, classes, out_of_range = _name_labels([entry.label for _, entry in entries], layout)
+    rejected += [
+        Rejected(id=_id(*entries[number]), reason=reason) for number, reason in out_of_range.items()
+    ]
+    usable = [number for number in range(len(entries)) if number not in out_of_range]
+    notes = {"empty shard": empty} if empty else {}
+    if layout.input.form == "encoded":
+        images = [_stored_image(*entries[number], str(labels[number])) for number in usable]
+        return StoredImages(
+            root=root,
+            images=images,
+            classes=classes,
+            features=layout.features,
+            rejected=rejected,
+            notes=notes,
+        )
+    shape, dtype = value_form(layout.input)
+    values = [value for _, entry in entries if (value := entry.values) is not None]
+    return Arrays(
+        values=np.stack([values[number] for number in usable])
+        if usable
+        else np.empty((0, *shape), dtype),
+        labels=[labels[number] for number in usable],  # type: ignore[arg-type] - of one kind
+        ids=[_id(*entries[number]) for number in usable],
+        splits=[entries[number][0].split for number in usable],
+        classes=classes,
+        schema=RecordSchema(
+            payload="raw",
+            shape=shape,
+            channels=shape[-1] if dtype == "uint8" else 1,
+            dtype=dtype,
+            label="number" if layout.label.kind == "float" else "class",
+            columns=()
+            if dtype == "uint8"
+            else tuple(f"{layout.input.name}[{number}]" for number in range(shape[-1])),
+        ),
+        rejected=rejected,
+        features=layout.features,
+        notes=notes,
+    )
+
+
+def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype in which stored values become examples: bytes of images as they are, anything
+    else as float32.
+    """
+    shape = feature.shape or ()
+    if feature.dtype == "uint8" and len(shape) == _RANK_OF_IMAGES - 1:
+        shape = (*shape, 1)
+    is_image = feature.dtype == "uint8" and len(shape) == _RANK_OF_IMAGES and shape[-1] in _CHANNELS
+    return shape, "uint8" if is_image else "float32"
+
+
+def _id(shard: ExternalShard, entry: _Entry) -> str:
+    return f"{shard.name}/{entry.number:08d}"
+
+
+def _stored_image(shard: ExternalShard, entry: _Entry, label: str) -> StoredImage:
+    start, stop = entry.place
+    return StoredImage(
+        id=_id(shard, entry),
+        path=shard.path,
+        offset=start,
+        size=stop - start,
+        label=label,
+        split=shard.split,
+    )
+
+
+def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entry], list[Rejected]]:
+    """The usable records of a shard, and the others with their reasons."""
+    data, edges = open_shard(shard)
+    entries, rejected = [], []
+    for number, (start, stop) in enumerate(_pairs(edges)):
+        record, problem = read_frame(data, start, stop)
+        try:
+            if problem:
+                raise _Unusable(problem)
+            entries.append(_read_entry(record, number, record_offset(start), layout))
+        except NotAnExample as error:
+            rejected.append(
+                Rejected(id=f"{shard.name}/{number:08d}", reason=f"no tf.train.Example: {error}")
+            )
+        except _Unusable as error:
+            rejected.append(Rejected(id=f"{shard.name}/{number:08d}", reason=str(error)))
+    return entries, rejected
+
+
+def _pairs(edges: np.ndarray) -> Iterator[tuple[int, int]]:
+    return zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+
+
+def _read_entry(record: bytes, number: int, offset: int, layout: ExampleLayout) -> _Entry:
+    features = parse_features(record)
+    label = _read_label(record, features, layout.label)
+    feature = features.get(layout.input.name)
+    if feature is None:
+        raise _Unusable(f"feature {layout.input.name} missing")
+    if layout.input.form == "numbers":
+        return _Entry(number=number, label=label, values=_read_numbers(record, feature, layout))
+    if feature.kind != "bytes":
+        raise _Unusable(f"feature {layout.input.name} has another kind: {feature.kind}, not bytes")
+    places = bytes_places(record, feature)
+    if len(places) != 1 or places[0][0] == places[0][1]:
+        raise _Unusable(
+            f"feature {layout.input.name} is empty"
+            if len(places) <= 1
+            else f"feature {layout.input.name} has several values: {len(places)}"
+        )
+    start, stop = places[0]
+    if layout.input.form == "encoded":
+        return _Entry(number=number, label=label, place=(offset + start, offset + stop))
+    return _Entry(number=number, label=label, values=_read_bytes(record[start:stop], layout.input))
+
+
+def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeature) -> str | float:
+    """The label of a record: a class by number or text, or a number."""
+    feature = features.get(layout.name)
+    if feature is None:
+        raise _Unusable(f"label missing: no feature {layout.name}")
+    if feature.kind != layout.kind:
+        raise _Unusable(f"label has another kind: {feature.kind}, not {layout.kind}")
+    values: list[Any]
+    if feature.kind == "bytes":
+        texts = [record[start:stop] for start, stop in bytes_places(record, feature)]
+        values = [text.decode("utf-8", "backslashreplace").strip() for text in texts]
+    else:
+        read = read_integers if feature.kind == "int64" else read_floats
+        values = read(record, feature).tolist()
+    if len(values) != 1:
+        raise _Unusable(f"label has several values: {len(values)}" if values else "label missing")
+    if feature.kind == "int64" and values[0] < 0:
+        raise _Unusable(f"label missing: {values[0]}")
+    if feature.kind == "float" and not np.isfinite(values[0]):
+        raise _Unusable("label is no finite number")
+    return values[0]
+
+
+def _read_numbers(record: bytes, feature: Feature, layout: ExampleLayout) -> np.ndarray:
+    """The values of a list of numbers, of the layout's shape."""
+    if feature.kind == "bytes":
+        raise _Unusable(f"feature {layout.input.name} has another kind: bytes, not numbers")
+    read = read_floats if feature.kind == "float" else read_integers
+    return _in_form(read(record, feature), layout.input)
+
+
+def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
+    """Values stored as bytes, of the layout's shape and dtype."""
+    try:
+        unpacked = zlib.decompress(data) if feature.form == "zlib" else data
+        return _in_form(np.frombuffer(unpacked, feature.dtype), feature)
+    except (zlib.error, ValueError) as error:
+        raise _Unusable(f"feature {feature.name} cannot be read: {error}") from error
+
+
+def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
+    shape, dtype = value_form(feature)
+    if values.size != int(np.prod(shape)):
+        raise _Unusable(
+            f"feature {feature.name} has another length than its shape: {values.size} values"
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reported below
+        converted = values.astype(dtype, copy=False).reshape(shape)
+    if dtype == "float32" and not np.isfinite(converted).all():
+        raise _Unusable(f"feature {feature.name} is not finite")
+    return converted
+
+
+def _name_labels(
+    labels: Sequence[str | float], layout: ExampleLayout
+) -> tuple[list[str | float], list[str], dict[int, str]]:
+    """Labels by name, the classes in order, and why labels are of none of them, by position."""
+    label = layout.label
+    if label.kind == "float":
+        return list(labels), [], {}
+    if not label.names:
+        classes = [str(value) for value in sorted(set(labels))]  # type: ignore[type-var]
+        return [str(value) for value in labels], classes, {}
+    count, numbers = len(label.names), set(labels)
+    if label.kind == "int64" and count in numbers and 0 not in numbers:
+        raise UnreadableSource(
+            f"{label.named_by} names {count} classes, from 0 to {count - 1}, and the feature"
+            f" {label.name} counts from 1 to {count}: every example would get its neighbor's"
+            " name. Put a first line for class 0, such as `background`"
+        )
+    known = set(label.names) if label.kind == "bytes" else set(range(count))
+    strange = {
+        number: f"label beyond the classes: {value}, {label.named_by} names {count}"
+        for number, value in enumerate(labels)
+        if value not in known
+    }
+    named = [
+        value if label.kind == "bytes" or number in strange else label.names[int(value)]
+        for number, value in enumerate(labels)
+    ]
+    return named, list(label.names), strange

@@ -1,0 +1,81 @@
+"""Fashion-MNIST in its published form: four GZIP files in IDX format, 60,000 training and 10,000
+test images.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from throughline.data.shards.records import RecordSchema
+from throughline.data.sources.base import Arrays
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
+
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+PARTS = {"train": "train", "test": "t10k"}
+
+
+def scan(settings: DataSettings) -> Arrays:
+    """Read the four files below `data.path`."""
+    folder = Path(settings.path)
+    images, labels, ids, splits = [], [], [], []
+    for split, prefix in PARTS.items():
+        pixels = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", dimensions=3)
+        classes = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", dimensions=1)
+        if len(pixels) != len(classes):
+            raise UnreadableSource(
+                f"{folder}: {len(pixels)} {split} images but {len(classes)} labels"
+            )
+        images.append(pixels[..., None])
+        labels += [CLASSES[number] for number in classes]
+        ids += [f"{split}/{number:05d}" for number in range(len(classes))]
+        splits += ["test" if split == "test" else None] * len(classes)
+    values = np.concatenate(images)
+    schema = RecordSchema(payload="raw", shape=values.shape[1:], channels=1)
+    return Arrays(
+        values=values, labels=labels, ids=ids, splits=splits, classes=CLASSES, schema=schema
+    )
+
+
+def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
+    """Read a gzipped IDX file of unsigned bytes with the given number of dimensions."""
+    if not path.exists():
+        raise DataNotFound(
+            f"{path} is missing; set `data.fetch: fashion_mnist` and data.path to"
+            " data/raw/fashion_mnist to get it, or data.path to a folder of your own, outside of"
+            " data/raw, with the four published files"
+        )
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableSource(
+            f"{path} is not a complete GZIP file ({error}); delete it and run `dvc repro fetch`, or"
+            " get the published file again"
+        ) from error
+    header = 4 + 4 * dimensions
+    if content[:4] != bytes((0, 0, 8, dimensions)):
+        raise UnreadableSource(
+            f"{path} is not an IDX file of unsigned bytes with {dimensions} dimensions"
+        )
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    if len(content) - header != int(np.prod(shape)):
+        raise UnreadableSource(
+            f"{path} holds {len(content) - header} values, its header says {shape}"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -1,0 +1,138 @@
+"""Numbers written as text: which cells are one, and with which decimal mark. Vectorized over
+columns; not a source itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported
+_EXPONENT = r"([eE][+-]?\d+)?$"
+_POINT = r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT
+# Before a decimal comma points may divide thousands.
+_COMMA = r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT
+_FRACTION = {",": r"^[+-]?[\d.]*,\d+" + _EXPONENT, ".": r"^[+-]?\d*\.\d+" + _EXPONENT}
+# 1,234 is a number with a decimal comma, or one with a thousands separator; 0,234 is a fraction.
+_THOUSANDS = {",": r"^[+-]?[1-9]\d{0,2},\d{3}$", ".": r"^[+-]?[1-9]\d{0,2}\.\d{3}$"}
+_TRUTH = r"^(?i:true|false)$"
+# What people read as a number, and nothing here does: thousands separators, currencies, percents.
+_NUMBER_LIKE = r"^[-+−]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?$"
+
+
+def is_number(cells: pa.StringArray, decimal: str) -> np.ndarray:
+    """(rows,) bool: which cells are numbers with this decimal mark; `inf`, `nan` and `1_000` are
+    none.
+    """
+    return _matches(cells, _COMMA if decimal == "," else _POINT)
+
+
+def read_numbers(cells: pa.StringArray, decimal: str) -> np.ndarray:
+    """(rows,) float64: the numbers; NaN where a cell is none. A column of nothing but true and
+    false is one of 1 and 0.
+    """
+    filled = pc.not_equal(cells, "")
+    truth = _matches(cells, _TRUTH)
+    if truth.any() and truth.sum() == pc.sum(filled).as_py():
+        ones = _matches(cells, r"^(?i:true)$")
+        return np.where(truth, ones.astype(np.float64), np.nan)
+    known = is_number(cells, decimal)
+    text = pc.if_else(pa.array(known), cells, None)
+    if decimal == ",":
+        text = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
+    return np.asarray(pc.fill_null(text.cast(pa.float64()), np.nan), np.float64).copy()
+
+
+def looks_like_numbers(cells: pa.StringArray) -> bool:
+    """Whether most cells are numbers to people, in whatever notation."""
+    return _mostly(cells, _NUMBER_LIKE)
+
+
+def have_fractions(cells: pa.StringArray, decimal: str) -> bool:
+    """Whether a number among the cells is written with a decimal mark."""
+    return bool(_matches(cells, _FRACTION[decimal]).any())
+
+
+def find_decimal(
+    columns: Mapping[str, pa.StringArray],
+    settings: DataSettings,
+    path: Path,
+    *,
+    delimiter: str = "",
+    likely: str = "",
+) -> str:
+    """The decimal mark of a table: as set, or a comma where columns hold fractions with one and
+    none with a point.
+
+    Raises:
+      UnreadableSource: both occur; or every comma could divide thousands, or every point in a table
+        whose cells semicolons divide, as they do where the comma is the decimal mark, and no mark
+        is `likely`.
+    """
+    if settings.decimal != "auto":
+        return settings.decimal
+    commas = _find_fractions(columns, ",")
+    points = _find_fractions(columns, ".") if commas or (delimiter == ";" and not likely) else {}
+    if not commas:
+        used = {name: cells for name, cells in points.items() if name not in settings.ignore}
+        if used and _all_thousands(points, "."):
+            raise UnreadableSource(
+                f"{path}: {_first_fraction(used, '.')} may be a fraction or have a thousands"
+                " separator; set data.decimal: '.' for a fraction, ',' for a separator"
+            )
+        return "."
+    if points:
+        raise UnreadableSource(
+            f"{path}: fractions are written both ways, {_first_fraction(commas, ',')} and"
+            f" {_first_fraction(points, '.')}; set data.decimal"
+        )
+    if _all_thousands(commas, ","):
+        raise UnreadableSource(
+            f"{path}: {_first_fraction(commas, ',')} may be a fraction or have a thousands"
+            " separator; set data.decimal: ',' for a fraction, or remove the separators"
+        )
+    return ","
+
+
+def _find_fractions(
+    columns: Mapping[str, pa.StringArray], decimal: str
+) -> dict[str, pa.StringArray]:
+    """The columns of numbers of which some are written with this decimal mark."""
+    number = _COMMA if decimal == "," else _POINT
+    return {
+        name: cells
+        for name, cells in columns.items()
+        if _mostly(cells, number) and have_fractions(cells, decimal)
+    }
+
+
+def _all_thousands(columns: Mapping[str, pa.StringArray], decimal: str) -> bool:
+    """Whether every fraction could as well be a whole number with a thousands separator."""
+    fraction, thousands = _FRACTION[decimal], _THOUSANDS[decimal]
+    return all(
+        (_matches(cells, fraction) <= _matches(cells, thousands)).all()
+        for cells in columns.values()
+    )
+
+
+def _first_fraction(columns: Mapping[str, pa.StringArray], decimal: str) -> str:
+    name, cells = next(iter(columns.items()))
+    return f"{cells[int(np.argmax(_matches(cells, _FRACTION[decimal])))].as_py()} in column {name}"
+
+
+def _mostly(cells: pa.StringArray, pattern: str) -> bool:
+    """Whether more than half of the cells that are not empty match."""
+    filled = pc.sum(pc.not_equal(cells, "")).as_py() or 0
+    return filled > 0 and 2 * int(_matches(cells, pattern).sum()) > filled
+
+
+def _matches(cells: pa.StringArray, pattern: str) -> np.ndarray:
+    return np.asarray(pc.match_substring_regex(cells, pattern), bool)

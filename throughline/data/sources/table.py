@@ -1,0 +1,282 @@
+"""Examples as rows of a table: numeric columns as they are, categories as numbers after them, and
+one label column.
+
+Vocabularies are those of the whole table, in the order of spelling, so that a category seen only in
+the test split keeps its place. Categories and classes are the text of their cells. A row with an
+impossible value is rejected with its reason, and so is one with an empty cell, unless
+`data.missing` says what that stands for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from throughline.data.shards.records import Label, RecordSchema
+from throughline.data.sources.base import Arrays, Rejected
+from throughline.data.sources.column_kinds import (
+    FEW_CATEGORIES,
+    UNREAD_NUMBERS,
+    Kind,
+    describe_column,
+    explain_no_number,
+    find_kinds,
+    guess_kind,
+)
+from throughline.data.sources.number_text import have_fractions, looks_like_numbers, read_numbers
+from throughline.data.sources.tabular import TextTable, check_columns, read_split, read_table
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource, did_you_mean
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported
+EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
+EXAMPLES_PER_NUMBERED_CLASS = 10  # below, many whole numbers are rather values to predict
+
+
+def scan(settings: DataSettings) -> Arrays:
+    """Read the table at `data.path`; an optional column `split` holds train, validation or test.
+
+    What the label is, a class or a number to predict, is what `data.label_kind` says, or else
+    follows from its column.
+    """
+    path = Path(settings.path)
+    table = read_table(path, settings)
+    check_columns(
+        table,
+        [settings.label_column, *settings.numeric, *settings.categorical, *settings.ignore],
+        keys="data.label_column, numeric, categorical or ignore",
+    )
+    kinds = find_kinds(table, [settings.label_column, "split"])
+    numeric = settings.numeric or _of_kind(kinds, "number")
+    categorical = settings.categorical or _of_kind(kinds, "category")
+    if not numeric and not categorical:
+        raise UnreadableSource(
+            f"{path}: no column is left to learn from besides the label {settings.label_column};"
+            " set data.numeric or data.categorical"
+        )
+    _check_missing(table, numeric, categorical)
+    kind = _label_kind(table, settings)
+    if kind == "class" and settings.label_kind == "auto":
+        _refuse_double_spelling(table, settings.label_column)
+    schema = RecordSchema(
+        payload="raw",
+        shape=(len(numeric) + len(categorical),),
+        dtype="float32",
+        label=kind,
+        columns=(*numeric, *categorical),
+        categories=tuple(_vocabulary(table, name) for name in categorical),
+        decimal=table.decimal,
+        # Not a number until the training split is known, of which they are the medians.
+        medians={name: np.nan for name in numeric if settings.missing_in(name) == "median"},
+    )
+    values, problems = code_rows(table, schema, hint=True)
+    splits = table.cells("split") if "split" in table.columns else [""] * len(table)
+    named = [read_split(value) for value in splits]
+    reasons = [
+        problem or reason
+        for (_, problem), reason in zip(named, _judge_labels(table, problems, kind), strict=True)
+    ]
+    usable = np.asarray([reason is None for reason in reasons], bool)
+    ids = np.asarray([f"{number:08d}" for number in range(len(table))])
+    cells = np.asarray(table.cells(settings.label_column), object)[usable].tolist()
+    labels = table.numbers(settings.label_column)[usable].tolist() if kind == "number" else cells
+    distinct = sorted(set(cells)) if kind == "class" else []
+    roles: dict[str, Kind] = {settings.label_column: "label", "split": "split"}
+    return Arrays(
+        values=values[usable],
+        labels=labels,
+        ids=ids[usable].tolist(),
+        splits=[split for (split, _), used in zip(named, usable.tolist(), strict=True) if used],
+        classes=sorted(distinct, key=_by_value),
+        schema=schema,
+        rejected=[
+            Rejected(id=f"row {number + 1}", reason=reason)
+            for number, reason in enumerate(reasons)
+            if reason is not None
+        ],
+        readings=[
+            describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns
+        ],
+        dialect=table.describe_dialect(),
+    )
+
+
+def code_rows(
+    table: TextTable, schema: RecordSchema, *, hint: bool = False
+) -> tuple[np.ndarray, list[str | None]]:
+    """Rows as (rows, columns) float32, the categories of the last columns as numbers; and why a row
+    cannot be used, None where it can, with a `hint` at the key that would keep it.
+    """
+    reasons: list[str | None] = [None] * len(table)
+    values = np.zeros((len(table), len(schema.columns)), np.float64)
+    numeric = len(schema.columns) - len(schema.categories)
+    for place, name in enumerate(schema.columns):
+        cells, is_number = table.columns[name], place < numeric
+        column = values[:, place]
+        column[:] = (
+            table.numbers(name)
+            if is_number
+            else _code_categories(cells, schema.categories[place - numeric])
+        )
+        bad, empty = ~np.isfinite(column), np.asarray(pc.equal(cells, ""), bool)
+        if name in schema.medians:
+            column[empty] = schema.medians[name]
+            bad &= ~empty
+        way = "median" if is_number else "category"
+        for row in np.flatnonzero(bad).tolist():
+            reason = (
+                explain_no_number(table, name, row)
+                if is_number or empty[row]
+                else f"{name} is {cells[row].as_py()!r}, a category that the training has not seen"
+            )
+            keep = f" (data.missing can be {way} to keep the row)" if hint and empty[row] else ""
+            reasons[row] = reasons[row] or reason + keep
+    return values.astype(np.float32), reasons
+
+
+def fill_medians(source: Arrays, train: np.ndarray) -> Arrays:
+    """The source with the medians of its rows `train` (rows,) in the empty cells that they are to
+    fill.
+
+    Raises:
+      UnreadableSource: a column has no number there.
+    """
+    values, medians, notes = source.values.copy(), {}, dict(source.notes)
+    for name in source.schema.medians:
+        column = values[:, source.schema.columns.index(name)]
+        empty = np.isnan(column)
+        known = column[train][~empty[train]]
+        if not len(known):
+            raise UnreadableSource(
+                f"column {name} is empty in all rows of the training split, so it has no median"
+                f" there; set data.ignore: [{name}]"
+            )
+        medians[name] = float(np.median(known))
+        column[empty] = medians[name]
+        if empty.any():
+            notes[f"{name} missing, {medians[name]:.7g} for it"] = int(empty.sum())
+    return replace(
+        source, values=values, schema=replace(source.schema, medians=medians), notes=notes
+    )
+
+
+def _check_missing(table: TextTable, numeric: list[str], categorical: list[str]) -> None:
+    """Refuse what `data.missing` says of a column that it cannot hold of."""
+    named = table.settings.missing
+    for name, way in named.items() if isinstance(named, dict) else ():
+        if name not in (*numeric, *categorical):
+            hint = did_you_mean(name, [*numeric, *categorical])
+            raise UnreadableSource(
+                f"{table.path}: data.missing: no feature is named {name}; {hint}"
+            )
+        if way not in ("reject", "median" if name in numeric else "category"):
+            kind, other = ("numbers", "median") if name in numeric else ("categories", "category")
+            raise UnreadableSource(
+                f"{table.path}: column {name} holds {kind}; set data.missing: {{{name}: {other}}}"
+            )
+
+
+def _code_categories(cells: pa.StringArray, vocabulary: tuple[str, ...]) -> np.ndarray:
+    """(rows,) float64: each category's number in its vocabulary; NaN where it has none."""
+    codes = pc.index_in(cells, pa.array(vocabulary, pa.string()))
+    return np.asarray(pc.fill_null(codes.cast(pa.float64()), np.nan), np.float64)
+
+
+def _of_kind(kinds: dict[str, Kind], kind: Kind) -> list[str]:
+    return [name for name, each in kinds.items() if each == kind]
+
+
+def _vocabulary(table: TextTable, name: str) -> tuple[str, ...]:
+    words = pc.unique(table.columns[name]).to_pylist()
+    return tuple(
+        sorted(word for word in words if word or table.settings.missing_in(name) != "reject")
+    )
+
+
+def _judge_labels(table: TextTable, reasons: list[str | None], kind: Label) -> list[str | None]:
+    """Why a row cannot be used, by its label, or else by what `reasons` say of its features."""
+    reasons = list(reasons)
+    name = table.settings.label_column
+    label = table.columns[name]
+    numbered = kind == "class" and guess_kind(table, name) == "number"
+    if kind == "number" or (numbered and table.settings.label_kind == "auto"):
+        for row in np.flatnonzero(~np.isfinite(table.numbers(name))).tolist():
+            reasons[row] = explain_no_number(table, name, row, shown="label")
+    for row in np.flatnonzero(np.asarray(pc.equal(label, ""), bool)).tolist():
+        reasons[row] = "label missing"
+    return reasons
+
+
+def _label_kind(table: TextTable, settings: DataSettings) -> Label:
+    """A class is text, a boolean or one of few whole numbers. Fractions are numbers to predict, and
+    so are whole numbers written with a decimal point where there are too many for classes.
+
+    Raises:
+      UnreadableSource: many whole numbers may be either; or texts are as many as rows.
+    """
+    name = settings.label_column
+    looks = guess_kind(table, name)
+    shown = f"{table.path}: label column {name}"
+    if settings.label_kind == "number" and looks == "category":
+        raise UnreadableSource(
+            f"{shown} holds text, and data.label_kind: number needs numbers; set data.label_kind:"
+            " class, or name another data.label_column"
+        )
+    if settings.label_kind != "auto":
+        return settings.label_kind
+    if looks == "category" and looks_like_numbers(table.columns[name]):
+        raise UnreadableSource(
+            f"{shown} {UNREAD_NUMBERS}, or set data.label_kind: class to make classes of them"
+        )
+    reading = describe_column(table, name, "label")
+    rows = len(table) - reading.missing
+    if looks == "category" or _is_truth(table, name):
+        if reading.distinct > max(FEW_CATEGORIES, rows / 2):
+            raise UnreadableSource(
+                f"{shown} has {reading.distinct:,} different texts in {rows:,} rows: no classes."
+                " Name another data.label_column, or set data.label_kind: class"
+            )
+        return "class"
+    values = table.numbers(name)
+    values = values[np.isfinite(values)]
+    if (values % 1 != 0).any():
+        return "number"
+    if reading.distinct <= FEW_CATEGORIES:
+        return "class"
+    if name in table.floats or have_fractions(table.columns[name], table.decimal_of(name)):
+        return "number"
+    if rows < EXAMPLES_PER_NUMBERED_CLASS * reading.distinct:
+        raise UnreadableSource(
+            f"{shown} holds {reading.distinct:,} different whole numbers in {rows:,} rows: set"
+            " data.label_kind: number to predict them, or class if they number classes"
+        )
+    return "class"
+
+
+def _refuse_double_spelling(table: TextTable, name: str) -> None:
+    """Refuse a label in which 1 and 1.0, or true and True, would be two classes."""
+    texts, spelled = pc.unique(table.columns[name]), {}
+    values = read_numbers(texts, table.decimal_of(name)).tolist()
+    for text, value in zip(texts.to_pylist(), values, strict=True):
+        if abs(value) < EXACT_IN_64 and spelled.setdefault(value, text) != text:
+            raise UnreadableSource(
+                f"{table.path}: label column {name} holds {spelled[value]} and {text}, the same"
+                " value; write it alike, or set data.label_kind: class to keep them apart"
+            )
+
+
+def _is_truth(table: TextTable, name: str) -> bool:
+    return set(pc.unique(pc.utf8_lower(table.columns[name])).to_pylist()) <= {"true", "false", ""}
+
+
+def _by_value(name: str) -> tuple[float, str]:
+    """Numbers by value, words by spelling."""
+    try:
+        return float(name), name
+    except ValueError:
+        return float("inf"), name

@@ -1,0 +1,249 @@
+"""Tables, CSV or Parquet, as columns of text: no cell is taken for anything before the whole column
+has been seen. Not a source itself: tables, series and lists of images use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from throughline.data.manifest import SPLITS
+from throughline.data.sources.delimited import (
+    FieldCount,
+    open_delimited,
+    refuse_joined_lines,
+)
+from throughline.data.sources.number_text import find_decimal, read_numbers
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported
+TABLES = {".csv", ".tsv", ".parquet"}
+_ROWS_AT_ONCE = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTable:
+    """Columns of cells as text, without blanks around them; a missing cell is empty.
+
+    `lines` says where each row stands: its line of the file, or its number in a Parquet file.
+    `notes` are what has been detected, `nested` the columns whose cells are no single values,
+    `floats` those that a Parquet file holds as such. `delimiter` divides the cells of a CSV file;
+    `likely_decimal` is the decimal mark where numbers alone leave it open, empty: that is refused.
+    """
+
+    path: Path
+    columns: Mapping[str, pa.StringArray]
+    lines: np.ndarray
+    settings: DataSettings
+    notes: Sequence[str] = ()
+    nested: Mapping[str, str] = field(default_factory=dict)
+    floats: frozenset[str] = frozenset()
+    delimiter: str = ""
+    likely_decimal: str = ""
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def cells(self, name: str) -> list[str]:
+        """A column's cells."""
+        return self.columns[name].to_pylist()
+
+    @cached_property
+    def decimal(self) -> str:
+        """What divides a number's fraction from its whole where this table has it as text."""
+        texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
+        return find_decimal(
+            texts,
+            self.settings,
+            self.path,
+            delimiter=self.delimiter,
+            likely=self.likely_decimal,
+        )
+
+    def decimal_of(self, name: str) -> str:
+        """That of a column, which may hold numbers that are none of text."""
+        return "." if name in self.floats else self.decimal
+
+    def describe_dialect(self) -> list[str]:
+        """What of the notation was detected, for people to check."""
+        comma = self.settings.decimal == "auto" and self.decimal == ","
+        return [*self.notes, *(["numbers have decimal commas (data.decimal sets it)"] * comma)]
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A column as (rows,) float64; NaN where a cell is empty or no number, infinite where
+        float32 cannot hold it.
+        """
+        values = read_numbers(self.columns[name], self.decimal_of(name))
+        values[np.abs(values) > np.finfo(np.float32).max] = np.inf
+        return values
+
+
+def read_table(path: Path, settings: DataSettings, *, likely_decimal: str = "") -> TextTable:
+    """Read the table at `path` as text, in the dialect that `settings` name or that it shows.
+    `likely_decimal` is what divides fractions where the numbers can be read two ways.
+
+    Raises:
+      DataNotFound: there is no such file.
+      UnreadableSource: it is no table, or rows do not fit its header; names the lines.
+    """
+    if path.is_dir():
+        raise UnreadableSource(
+            f"{path} is a folder; `data.path` must be one CSV or Parquet file"
+            + _join_parquet_hint(path)
+        )
+    if not path.is_file():
+        raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
+    table = (
+        _read_parquet(path, settings) if path.suffix == ".parquet" else _read_csv(path, settings)
+    )
+    missing = pa.array(settings.missing_values, pa.string())
+    return replace(
+        table,
+        columns={name: _blank(cells, missing) for name, cells in table.columns.items()},
+        likely_decimal=likely_decimal,
+    )
+
+
+def check_columns(table: TextTable, columns: Sequence[str], *, keys: str) -> None:
+    """Refuse a table that lacks a column; `keys` are the keys of params.yaml that name it."""
+    for column in columns:
+        if column in table.nested:
+            raise UnreadableSource(
+                f"{table.path}: the cells of column {column} are {table.nested[column]}, no single"
+                f" values; write them to columns of their own. Set {keys}."
+            )
+        if column not in table.columns:
+            known = list(table.columns)
+            named = (
+                did_you_mean(column, known)
+                if set(table.path.suffixes) & TABLES
+                else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
+            )
+            hint = (
+                " Its first line holds numbers, not names: add a line of names."
+                if known and not np.isnan(read_numbers(pa.array(known), ".")).any()
+                else ""
+            )
+            raise UnreadableSource(f"{table.path}: no column {column}; {named}{hint} Set {keys}.")
+
+
+def read_split(value: object) -> tuple[str | None, str | None]:
+    """The split that a table names for a row, None where it leaves that open, and why it cannot be
+    used, if so.
+    """
+    split = "" if bool(pd.isna(value)) else str(value).strip()
+    if not split:
+        return None, None
+    return (
+        (split, None)
+        if split in SPLITS
+        else (None, f"split {split} is not one of {', '.join(SPLITS)}")
+    )
+
+
+def _blank(cells: pa.StringArray, missing: pa.StringArray) -> pa.StringArray:
+    """Cells without blanks around them; what means missing is empty."""
+    stripped = pc.utf8_trim_whitespace(cells)
+    return pc.if_else(pc.is_in(stripped, missing), "", stripped) if len(missing) else stripped
+
+
+def _read_csv(path: Path, settings: DataSettings) -> TextTable:
+    with open_delimited(path, settings) as text:
+        header = text.header
+        names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
+        count = FieldCount(header, path)
+        chunks: list[list[pa.StringArray]] = [[] for _ in names]
+        rows: list[list[str]] = []
+        lines: list[int] = []
+
+        def keep() -> None:
+            for chunk, cells in zip(chunks, zip(*rows, strict=True), strict=True):
+                chunk.append(pa.array(cells, pa.string()))
+            rows.clear()
+
+        for record in text.records:
+            if settings.quoting == "auto":
+                refuse_joined_lines(record, path)
+            rows.append(count.fit(record))
+            lines.append(record.line)
+            if len(rows) == _ROWS_AT_ONCE:
+                keep()
+        if rows:
+            keep()
+        notes = [note for note in (text.detected, count.check()) if note]
+    return TextTable(
+        path=path,
+        columns={
+            name: pa.concat_arrays(chunk) if chunk else pa.array([], pa.string())
+            for name, chunk in zip(names, chunks, strict=True)
+        },
+        lines=np.asarray(lines, np.int64),
+        settings=settings,
+        notes=notes,
+        delimiter=text.delimiter,
+    )
+
+
+def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
+    try:
+        table = pq.read_table(path).combine_chunks()
+    except Exception as error:  # parsers of other people's files raise anything
+        raise UnreadableSource(f"{path} is not a readable Parquet table: {error}") from error
+    columns, nested = {}, {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            columns[name] = _as_text(column)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            nested[name] = str(column.type)
+    return TextTable(
+        path=path,
+        columns=columns,
+        lines=np.arange(1, table.num_rows + 1),
+        settings=settings,
+        notes=[f"column {name} is left out: its cells are {kind}" for name, kind in nested.items()],
+        nested=nested,
+        floats=frozenset(
+            name
+            for name in columns
+            if pa.types.is_floating(kind := table.schema.field(name).type)
+            or pa.types.is_decimal(kind)
+        ),
+    )
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.StringArray:
+    """Typed cells as text: the shortest that gives the same value back, whole numbers without a
+    fraction; null and NaN are empty.
+    """
+    cells = column.combine_chunks()
+    if "binary" in str(cells.type):
+        raise pa.ArrowInvalid("bytes are no text")
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if pa.types.is_boolean(cells.type):
+        cells = pc.if_else(cells, "True", "False")
+    elif pa.types.is_floating(cells.type):
+        cells = pc.if_else(pc.is_nan(cells), None, cells)
+        cells = cells.cast(pa.float32()) if cells.type == pa.float16() else cells
+    text = cells.cast(pa.string())
+    text = pc.fill_null(text, "")
+    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+
+
+def _join_parquet_hint(folder: Path) -> str:
+    if not any(folder.glob("**/*.parquet")):
+        return ""
+    return (
+        '; join its Parquet files: python -c "import pyarrow.dataset as d, pyarrow.parquet as p;'
+        f" p.write_table(d.dataset('{folder}').to_table(), 'data.parquet')\""
+    )

@@ -1,0 +1,46 @@
+"""Texts in class folders, a document per file: the class of a file is its folder's path below the
+root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from throughline.data.encodings.texts import RejectedText, check_encoding, read_document
+from throughline.data.sources.base import Document, Rejected, Texts
+from throughline.data.sources.class_folders import ClassFolders, list_class_folders
+from throughline.data.sources.text_records import label_or_none
+from throughline.settings import DataSettings
+
+SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
+
+
+def scan(settings: DataSettings) -> Texts:
+    """List the text files below `data.path`, and what cannot be listed; they are read one by one.
+
+    Raises:
+      DataNotFound: there is no such folder, or no class folder with texts in it.
+    """
+    check_encoding(settings.encoding)
+    classes = settings.label_kind != "none"
+    listed = list_class_folders(settings, SUFFIXES, what="texts", classes=classes)
+    return Texts(
+        documents=_documents(listed, Path(settings.path), settings),
+        total=len(listed.files) + len(listed.rejected),
+        empty_classes=listed.empty,
+        skipped=listed.skipped,
+    )
+
+
+def _documents(
+    listed: ClassFolders, root: Path, settings: DataSettings
+) -> Iterator[Document | Rejected]:
+    yield from listed.rejected
+    for file in listed.files:
+        try:
+            content = read_document(file.path, root=root, max_bytes=settings.max_bytes)
+            label = label_or_none(file.label, settings)
+            yield Document(id=file.id, content=content, label=label, split=file.split)
+        except RejectedText as reason:
+            yield Rejected(id=file.id, reason=str(reason))

@@ -1,0 +1,121 @@
+"""Texts as lines of files: JSON objects (.jsonl) with a key for the text and one for the class, or
+lines of text (.txt), where each file is a class. Lines are read one by one; blank ones divide
+others, and are nothing that could be used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from throughline.data.encodings.texts import check_encoding
+from throughline.data.sources.base import Document, Rejected, Texts
+from throughline.data.sources.text_records import label_or_none, read_fields
+from throughline.data.sources.text_table import check_fields
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
+
+JSON = frozenset({".jsonl", ".ndjson"})
+TXT = frozenset({".txt"})
+_BLOCK = 1 << 20
+_BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # with the byte order mark that may begin a file
+
+
+def scan(settings: DataSettings) -> Texts:
+    """Read the file, or the files in the folder, at `data.path`.
+
+    Raises:
+      DataNotFound: there is no such file, or no file of lines in the folder.
+      UnreadableSource: a single .txt file, whose lines have no class.
+    """
+    root = Path(settings.path)
+    check_encoding(settings.encoding, lines=True)
+    names = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
+    files = [
+        path
+        for path in names
+        if path.suffix.lower() in JSON | TXT and path.is_file() and not path.name.startswith(".")
+    ]
+    if not files:
+        raise DataNotFound(
+            f"{root} is no file of lines ({', '.join(sorted(JSON | TXT))}), nor a folder of such"
+            " files; set `data.path`"
+        )
+    if root.is_file() and root.suffix.lower() in TXT and settings.label_kind != "none":
+        raise UnreadableSource(
+            f"{root}: lines of a single .txt file have no class; use a folder with a file per class"
+            " (`spam.txt`, `ham.txt`), JSON lines with a label, or data.label_kind: none"
+        )
+    return Texts(documents=_documents(files, settings), total=sum(map(_count_lines, files)))
+
+
+def _documents(files: list[Path], settings: DataSettings) -> Iterator[Document | Rejected]:
+    for path in files:
+        is_txt = path.suffix.lower() in TXT
+        for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
+            example_id = f"{path.name}:{number:08d}"
+            if isinstance(line, bytes) and not line.strip(_BLANKS):
+                continue
+            if isinstance(line, int):
+                yield Rejected(id=example_id, reason=f"larger than data.max_bytes: {line:,} bytes")
+            elif is_txt:
+                label = label_or_none(path.stem, settings)
+                yield Document(id=example_id, content=line, label=label)
+            else:
+                yield _read_json(line, example_id, path, settings)
+
+
+def _read_json(
+    line: bytes, example_id: str, path: Path, settings: DataSettings
+) -> Document | Rejected:
+    try:
+        fields: Any = json.loads(
+            line.decode(settings.encoding).removeprefix("\ufeff"), object_pairs_hook=_make_object
+        )
+    except UnicodeDecodeError as error:
+        reason = f"not {settings.encoding}: byte 0x{line[error.start]:02x} at {error.start:,}"
+        return Rejected(id=example_id, reason=reason)
+    except (ValueError, RecursionError) as error:
+        return Rejected(id=example_id, reason=f"not JSON: {error}")
+    if not isinstance(fields, dict):
+        return Rejected(id=example_id, reason=f"no JSON object: {type(fields).__name__}")
+    if example_id.endswith(":00000001"):
+        check_fields(list(fields), settings, where=f"{path}, line 1")
+    return read_fields(fields, example_id, settings)
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, of which nobody knows what a key with two values means."""
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"two values for the key {key!r}")
+        fields[key] = value
+    return fields
+
+
+def _lines(path: Path, max_bytes: int) -> Iterator[bytes | int]:
+    """The lines of a file without their breaks; of one that is too long, how long it is."""
+    with path.open("rb") as file:
+        start = file.read(_BLOCK)
+        if b"\r" in start and b"\n" not in start:
+            raise UnreadableSource(
+                f"{path}: its lines end with CR alone, as of old Macs; convert it:"
+                f" tr '\\r' '\\n' < {path.name} > converted{path.suffix}"
+            )
+        file.seek(0)
+        while line := file.readline(max_bytes + 1):
+            if line.endswith(b"\n") or len(line) <= max_bytes:
+                yield line.rstrip(b"\r\n")
+                continue
+            size = len(line)
+            while not line.endswith(b"\n") and (line := file.readline(_BLOCK)):
+                size += len(line)
+            yield size
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))

@@ -1,0 +1,58 @@
+"""From the fields of a row or a JSON object to a document. Not a source itself: tables and lines
+use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from throughline.data.encodings.texts import RejectedText, check_size
+from throughline.data.sources.base import Document, Rejected
+from throughline.data.sources.tabular import read_split
+from throughline.settings import DataSettings
+
+UNLABELED = "text"  # the one class of documents without classes
+
+
+def read_fields(
+    fields: Mapping[str, Any], example_id: str, settings: DataSettings
+) -> Document | Rejected:
+    """The document that fields describe, or why they describe none; an optional field `split` holds
+    train, validation or test.
+    """
+    text, label = fields.get(settings.text_column), fields.get(settings.label_column)
+    if text is None:
+        return Rejected(id=example_id, reason="text missing")
+    if not isinstance(text, str):
+        return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
+    if isinstance(label, (list, dict, bytes)) and settings.label_kind != "none":
+        return Rejected(id=example_id, reason=f"label is {type(label).__name__}, not one name")
+    name = label_or_none(_label(label), settings)
+    if not name:
+        return Rejected(id=example_id, reason="label missing")
+    if not name.isprintable():
+        return Rejected(id=example_id, reason="label has characters that cannot be printed")
+    split, problem = read_split(fields.get("split"))
+    if problem is not None:
+        return Rejected(id=example_id, reason=problem)
+    try:
+        check_size(len(text.encode("utf-8", "surrogatepass")), settings.max_bytes)
+    except RejectedText as reason:
+        return Rejected(id=example_id, reason=str(reason))
+    return Document(id=example_id, content=text, label=name, split=split)
+
+
+def label_or_none(name: str, settings: DataSettings) -> str:
+    """The class of a document: `name`, or the one of all documents where they have none."""
+    return UNLABELED if settings.label_kind == "none" else name
+
+
+def _label(value: Any) -> str:
+    """A class by its name; numbers that are whole without a fraction."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return (
+        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+    )

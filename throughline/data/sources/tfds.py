@@ -1,0 +1,230 @@
+"""A folder that TensorFlow Datasets has prepared, read in place and without TensorFlow Datasets:
+`dataset_info.json` names splits and shards, `features.json` what the records hold.
+
+Of the features, images, classes, tensors and scalars can be read. A file format other than
+TFRecord, and a feature of another kind as input or label, are refused in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from throughline.data.sources.base import Arrays, StoredImages
+from throughline.data.sources.external_shards import (
+    ExampleLayout,
+    ExternalShard,
+    InputFeature,
+    LabelFeature,
+    read_examples,
+)
+from throughline.data.sources.tfrecord import (
+    INPUTS,
+    LABELS,
+    SPLIT_WORDS,
+    choose_feature,
+    leave_validation_open,
+    read_class_names,
+)
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
+
+DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+READABLE = "Image, ClassLabel, Tensor, Scalar and Text"
+
+
+def scan(settings: DataSettings) -> StoredImages | Arrays:
+    """Read the dataset prepared in the folder `data.path`.
+
+    Raises:
+      DataNotFound: the folder, its metadata or one of its shards is not there.
+      UnreadableSource: it is of another file format, or its features cannot be learned from.
+    """
+    root = Path(settings.path)
+    try:
+        shards, layout = _read_layout(root, settings)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableSource(
+            f"{root}: dataset_info.json or features.json is not as TensorFlow Datasets writes it"
+            f" ({type(error).__name__}: {error}); prepare the dataset again"
+        ) from error
+    return read_examples(root, shards, layout)
+
+
+def _read_layout(root: Path, settings: DataSettings) -> tuple[list[ExternalShard], ExampleLayout]:
+    """The shards of the dataset, and what is in them."""
+    info, features = _read_metadata(root, "dataset_info.json"), _read_features(root)
+    shards = list_shards(root, info)
+    supervised = _supervised_keys(info)
+    described = {name: describe(feature) for name, feature in features.items()}
+    name = settings.records.input or supervised[0]
+    name = choose_feature("input", name, described, usual=INPUTS)
+    others = {other: text for other, text in described.items() if other != name}
+    label = settings.records.label or supervised[1]
+    label = choose_feature("label", label, others, usual=LABELS)
+    layout = ExampleLayout(
+        input=_input_feature(root, name, features[name]),
+        label=_label_feature(root, label, features[label]),
+        features=described,
+    )
+    if layout.label.kind == "float" and layout.input.form == "encoded":
+        raise UnreadableSource(
+            f"{root}: the feature {label} holds floats; images are classified, so"
+            " data.records.label must be a ClassLabel, an integer or text"
+        )
+    return shards, layout
+
+
+def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
+    """The shards of all splits that dataset_info.json names.
+
+    Raises:
+      UnreadableSource: they are not TFRecord, or no split is named.
+    """
+    if info.get("fileFormat", "tfrecord") != "tfrecord":
+        raise UnreadableSource(
+            f"{root}: dataset_info.json says that the shards are {info['fileFormat']}; only"
+            " tfrecord can be read, so prepare the dataset with file_format='tfrecord'"
+        )
+    shards = []
+    for split in info.get("splits", ()):
+        lengths = [int(length) for length in split.get("shardLengths", ())]
+        template = split.get("filepathTemplate") or DEFAULT_TEMPLATE
+        for number, length in enumerate(lengths):
+            values = {
+                "DATASET": info.get("name", ""),
+                "SPLIT": split["name"],
+                "FILEFORMAT": "tfrecord",
+                "SHARD_INDEX": f"{number:05d}",
+                "NUM_SHARDS": f"{len(lengths):05d}",
+                "SHARD_X_OF_Y": f"{number:05d}-of-{len(lengths):05d}",
+            }
+            name = template
+            for key, value in values.items():
+                name = name.replace(f"{{{key}}}", value)
+            # A split of another name, such as `unsupervised`, is no one's to train on unasked.
+            kind = SPLIT_WORDS.get(split["name"])
+            if kind and length:
+                shards.append(
+                    ExternalShard(path=root / name, name=name, split=kind, records=length)
+                )
+    if not shards:
+        named = ", ".join(str(split.get("name")) for split in info.get("splits", ())) or "none"
+        raise UnreadableSource(
+            f"{root}: dataset_info.json names no split train, validation or test with examples in"
+            f" it; it names {named}"
+        )
+    return leave_validation_open(shards)
+
+
+def describe(feature: Mapping[str, Any]) -> str:
+    """A feature in a few words: its kind, and its shape and type."""
+    kind = _read_kind(feature)
+    if kind == "ClassLabel":
+        return f"ClassLabel of {feature.get('classLabel', {}).get('numClasses', '?')} classes"
+    tensor = feature.get("image") or feature.get("tensor") or {}
+    shape = "×".join("any" if size < 0 else str(size) for size in _read_shape(tensor))
+    return " ".join(part for part in (kind, str(tensor.get("dtype", "")), shape) if part)
+
+
+def _read_metadata(root: Path, name: str) -> dict[str, Any]:
+    path = root / name
+    if not path.is_file():
+        raise DataNotFound(
+            f"{path} is missing; `data.path` is the folder of a prepared dataset, which ends in"
+            " its version, such as mnist/3.0.1"
+        )
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UnreadableSource(f"{path} is no JSON: {error}; prepare the dataset again") from error
+    if not isinstance(value, dict):
+        raise UnreadableSource(f"{path} holds no mapping; prepare the dataset again")
+    return value
+
+
+def _read_features(root: Path) -> dict[str, dict[str, Any]]:
+    """The features by the names that they have in the records; those of an inner dict as
+    `outer/inner`.
+    """
+    features: dict[str, dict[str, Any]] = {}
+
+    def collect(feature: Mapping[str, Any], prefix: str) -> None:
+        for name, inner in feature.get("featuresDict", {}).get("features", {}).items():
+            if "featuresDict" in inner:
+                collect(inner, f"{prefix}{name}/")
+            else:
+                features[f"{prefix}{name}"] = inner
+
+    collect(_read_metadata(root, "features.json"), "")
+    if not features:
+        raise UnreadableSource(
+            f"{root / 'features.json'} names no features; prepare the dataset again with a current"
+            " version of TensorFlow Datasets"
+        )
+    return features
+
+
+def _supervised_keys(info: Mapping[str, Any]) -> tuple[str, str]:
+    """Input and label as the dataset itself names them; empty where it does not."""
+    items = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())
+    names = [item.get("dictKey", "") for item in items]
+    return (names[0], names[1]) if len(names) == 2 else ("", "")  # noqa: PLR2004
+
+
+def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFeature:
+    kind = _read_kind(feature)
+    if kind == "Image":
+        return InputFeature(name=name, form="encoded")
+    shape = _read_shape(feature.get("tensor", {}))
+    if kind != "Tensor" or any(size < 0 for size in shape) or not shape:
+        raise UnreadableSource(
+            f"{root}: data.records.input: {name} is {describe(feature)}; an Image or a Tensor of"
+            " one shape can be learned from"
+        )
+    tensor = feature["tensor"]
+    encoding = tensor.get("encoding", "none")
+    form = {"none": "numbers", "bytes": "bytes", "zlib": "zlib"}.get(encoding)
+    if form is None:
+        raise UnreadableSource(f"{root}: {name} is encoded by {encoding}, which cannot be read")
+    return InputFeature(name=name, form=form, shape=shape, dtype=np.dtype(tensor["dtype"]).name)  # type: ignore[arg-type]
+
+
+def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFeature:
+    kind = _read_kind(feature)
+    names, named_by = read_class_names(root, name)
+    if kind == "ClassLabel":
+        count = int(feature.get("classLabel", {}).get("numClasses", len(names)))
+        if names and len(names) != count:
+            raise UnreadableSource(
+                f"{root / named_by} names {len(names)} classes, features.json has {count}; prepare"
+                " the dataset again"
+            )
+        numbered = tuple(str(number) for number in range(count))
+        return LabelFeature(
+            name=name, kind="int64", names=names or numbered, named_by=named_by or "features.json"
+        )
+    tensor = feature.get("tensor", {})
+    if kind == "Text" or tensor.get("dtype") in ("string", "object"):
+        return LabelFeature(name=name, kind="bytes", names=names, named_by=named_by)
+    if kind in ("Tensor", "Scalar") and not _read_shape(tensor):
+        if "float" in tensor.get("dtype", ""):
+            return LabelFeature(name=name, kind="float")
+        return LabelFeature(name=name, kind="int64", names=names, named_by=named_by)
+    raise UnreadableSource(
+        f"{root}: data.records.label: {name} is {describe(feature)}; labels are a ClassLabel, a"
+        f" single number or text. Of features, {READABLE} can be read"
+    )
+
+
+def _read_kind(feature: Mapping[str, Any]) -> str:
+    return str(feature.get("pythonClassName", "?")).rpartition(".")[2]
+
+
+def _read_shape(tensor: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a tensor or an image; −1 is any size."""
+    return tuple(int(size) for size in tensor.get("shape", {}).get("dimensions", ()))

@@ -1,0 +1,354 @@
+"""TFRecord shards of tf.train.Example that others wrote, in a folder: what the records hold is
+inferred from the first of each shard, shown, and read in place.
+
+Splits come from the names of files and folders (`train-00000-of-00064`, `validation/part-3`), or,
+where these say nothing, from the content. Classes are integers, named by a `labels.txt` next to
+the shards if there is one, or text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from throughline.data.shards.example_features import (
+    Feature,
+    FeatureKind,
+    NotAnExample,
+    bytes_places,
+    parse_features,
+    read_floats,
+    read_integers,
+)
+from throughline.data.shards.tfrecord import read_frame
+from throughline.data.sources.base import Arrays, StoredImages
+from throughline.data.sources.external_shards import (
+    ExampleLayout,
+    ExternalShard,
+    InputFeature,
+    LabelFeature,
+    open_shard,
+    read_examples,
+)
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+
+RECORDS_LOOKED_AT = 16  # of each shard
+# The names that the field gives to the model's input and to the label, the more usual ones first.
+INPUTS = (("image", "image/encoded"), ("features", "x", "image_raw"))
+LABELS = (("label", "image/class/label"), ("labels", "y", "image/class/text"))
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"RIFF": "WebP"}
+_SHARD_NAME = re.compile(r"\.(tfrecords?|tfrec)\b|-\d{5}-of-\d{5}$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSummary:
+    """What the first records hold under one name: the kind, the distinct numbers of values or, of a
+    single bytes value, of bytes, and what these begin with, if it is an image.
+    """
+
+    kind: FeatureKind
+    lengths: frozenset[int]
+    image: str = ""
+    single: bool = True
+
+    def __str__(self) -> str:
+        low, high = min(self.lengths), max(self.lengths)
+        extent = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        if self.kind == "bytes" and self.single:
+            return f"bytes: {self.image or 'text or values'}, {extent} bytes"
+        return f"{self.kind} × {extent}"
+
+
+def scan(settings: DataSettings) -> StoredImages | Arrays:
+    """Read the shards below `data.path`.
+
+    Raises:
+      DataNotFound: there are none.
+      UnreadableSource: a shard is compressed, cut off or of another schema than the others, or what
+        is to be learned from what cannot be inferred.
+    """
+    root = Path(settings.path)
+    shards = find_shards(root)
+    summaries = {shard: summarize(shard) for shard in shards}
+    features = merge_summaries(list(summaries.values()))
+    if not features:
+        raise DataNotFound(f"{root}: none of its {len(shards)} shards holds a record")
+    name = choose_feature("input", settings.records.input, features, usual=INPUTS)
+    others = {other: summary for other, summary in features.items() if other != name}
+    if not others:
+        raise UnreadableSource(
+            f"{root}: the records hold {name} ({features[name]}) and no other feature; an example"
+            " takes a label, too: write the shards with one, or train from class folders"
+        )
+    label = choose_feature("label", settings.records.label, others, usual=LABELS)
+    _check_label(label, features[label])
+    for shard, found in summaries.items():
+        _check_schema(shard, found, {name: features[name], label: features[label]})
+    names, named_by = read_class_names(root if root.is_dir() else root.parent, label)
+    layout = ExampleLayout(
+        input=infer_input(name, features[name], settings.records.shape),
+        label=LabelFeature(name=label, kind=features[label].kind, names=names, named_by=named_by),
+        features={feature: str(summary) for feature, summary in sorted(features.items())},
+    )
+    if layout.label.kind == "float" and layout.input.form == "encoded":
+        raise UnreadableSource(
+            f"{root}: the feature {label} holds floats; images are classified, so"
+            " data.records.label must be one of integers or text"
+        )
+    return read_examples(root, shards, layout)
+
+
+def find_shards(root: Path) -> list[ExternalShard]:
+    """The TFRecord files below a folder, or the one file, each with the split that its name says.
+
+    Raises:
+      DataNotFound: there is none.
+    """
+    if not root.exists():
+        raise DataNotFound(f"{root} does not exist; `data.path` is a folder of TFRecord files")
+    paths = (
+        [root]
+        if root.is_file()
+        else sorted(path for path in root.rglob("*") if _is_shard(path, root))
+    )
+    if not paths:
+        raise DataNotFound(
+            f"{root} holds no TFRecord file (*.tfrecord, *.tfrec, *-00000-of-00001); set"
+            " `data.path` to the folder that does"
+        )
+    base = root if root.is_dir() else root.parent
+    names = [path.relative_to(base).as_posix() for path in paths]
+    shards = [
+        ExternalShard(path=path, name=name, split=find_split(name))
+        for path, name in zip(paths, names, strict=True)
+    ]
+    return leave_validation_open(shards)
+
+
+def find_split(name: str) -> str | None:
+    """The split that the path of a shard names, by its last part that names one; None where none
+    does.
+
+    >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
+    ('train', 'validation')
+    >>> find_split("training_data.tfrecord"), find_split("contest.tfrecord")
+    ('train', None)
+    """
+    for part in reversed(name.lower().split("/")):
+        for word in re.findall(r"[a-z]+", part):
+            if word in SPLIT_WORDS:
+                return SPLIT_WORDS[word]
+    return None
+
+
+def leave_validation_open(shards: Sequence[ExternalShard]) -> list[ExternalShard]:
+    """Leave the split of training shards open where none is for validation, so that some of their
+    examples are assigned to it.
+    """
+    if any(shard.split == "validation" for shard in shards):
+        return list(shards)
+    return [
+        replace(shard, split=None if shard.split == "train" else shard.split) for shard in shards
+    ]
+
+
+def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
+    """What the first records of a shard hold, by the names of their features; empty for an empty
+    shard.
+
+    Raises:
+      UnreadableSource: no record is a tf.train.Example.
+    """
+    data, edges = open_shard(shard)
+    parts, problem = [], ""
+    for start, stop in zip(
+        edges[:-1][:RECORDS_LOOKED_AT].tolist(), edges[1:][:RECORDS_LOOKED_AT].tolist(), strict=True
+    ):
+        record, damage = read_frame(data, start, stop)
+        if damage:
+            continue
+        try:
+            features = parse_features(record).items()
+            parts.append({name: _summarize_one(record, feature) for name, feature in features})
+        except NotAnExample as error:
+            problem = str(error)
+    if problem and not parts:
+        raise UnreadableSource(
+            f"{shard.path}: its records are no tf.train.Example: {problem}; only these can be read"
+        )
+    return merge_summaries(parts, shard.name)
+
+
+def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
+    if feature.kind == "bytes":
+        places = bytes_places(record, feature)
+        if len(places) != 1:
+            return FeatureSummary(kind="bytes", lengths=frozenset([len(places)]), single=False)
+        start, stop = places[0]
+        head = record[start : start + 4]
+        image = next((name for sign, name in SIGNATURES.items() if head.startswith(sign)), "")
+        return FeatureSummary(kind="bytes", lengths=frozenset([stop - start]), image=image)
+    read = read_integers if feature.kind == "int64" else read_floats
+    return FeatureSummary(kind=feature.kind, lengths=frozenset([len(read(record, feature))]))
+
+
+def merge_summaries(
+    parts: Sequence[Mapping[str, FeatureSummary]], shard: str = ""
+) -> dict[str, FeatureSummary]:
+    """One summary per name of those of several records or shards; the kind is that of the first."""
+    merged: dict[str, FeatureSummary] = {}
+    for part in parts:
+        for name, found in part.items():
+            known = merged.setdefault(name, found)
+            if found.kind == known.kind:
+                merged[name] = FeatureSummary(
+                    kind=known.kind,
+                    lengths=known.lengths | found.lengths,
+                    image=known.image or found.image,
+                    single=known.single and found.single,
+                )
+    return merged
+
+
+def _check_schema(
+    shard: ExternalShard,
+    found: Mapping[str, FeatureSummary],
+    needed: Mapping[str, FeatureSummary],
+) -> None:
+    """Refuse a shard whose records are of another schema; an empty one has none."""
+    for name, summary in needed.items() if found else ():
+        if name not in found or found[name].kind != summary.kind:
+            what = (
+                f"{name} is of kind {found[name].kind}, in others {summary.kind}"
+                if name in found
+                else f"there is no {name}, only {', '.join(sorted(found))}"
+            )
+            raise UnreadableSource(
+                f"{shard.path} has another schema than the other shards: {what}. Put datasets of"
+                " different schemas into folders of their own"
+            )
+
+
+def choose_feature(
+    key: str,
+    configured: str,
+    features: Mapping[str, object],
+    *,
+    usual: Sequence[Sequence[str]],
+) -> str:
+    """The feature that the settings name or, where they name none, the one with a usual name;
+    `features` are described by their text.
+
+    Raises:
+      UnreadableSource: there is none of that name, or several could be meant; all are named.
+    """
+    listed = "; ".join(f"{name} ({summary})" for name, summary in sorted(features.items()))
+    if configured:
+        if configured in features:
+            return configured
+        hint = did_you_mean(configured, list(features))
+        raise UnreadableSource(
+            f"data.records.{key}: no record has a feature {configured}; {hint} The records hold:"
+            f" {listed}"
+        )
+    for names in usual:
+        present = [name for name in names if name in features]
+        if len(present) == 1:
+            return present[0]
+        if present:
+            raise UnreadableSource(
+                f"data.records.{key}: {' and '.join(present)} could both be meant; set it to one of"
+                f" them. The records hold: {listed}"
+            )
+    raise UnreadableSource(
+        f"data.records.{key} is not set, and no feature has one of the usual names"
+        f" ({', '.join(name for names in usual for name in names)}). The records hold: {listed}"
+    )
+
+
+def _check_label(name: str, summary: FeatureSummary) -> None:
+    """Refuse a feature of which every record holds several values, such as one-hot vectors."""
+    several = summary.kind != "bytes" or not summary.single
+    if several and min(summary.lengths) > 1:
+        raise UnreadableSource(
+            f"data.records.label: {name} holds several values in every record ({summary}), and a"
+            " label is one: an integer or a text for a class, or a number to predict. Write the"
+            " number of the class in place of a one-hot vector, or set it to another feature"
+        )
+
+
+def infer_input(name: str, summary: FeatureSummary, shape: Sequence[int]) -> InputFeature:
+    """How the model's input is stored, from what the first records hold and `data.records.shape`.
+
+    Raises:
+      UnreadableSource: values differ in length, or their shape is not known.
+    """
+    if summary.kind == "bytes" and (summary.image or name.endswith("encoded")):
+        return InputFeature(name=name, form="encoded")
+    if summary.kind == "bytes" and not summary.single:
+        raise UnreadableSource(
+            f"data.records.input: {name} holds several values in one record ({summary}), and an"
+            " example is one image or one array; write a record for each, or set it to another"
+            " feature"
+        )
+    if len(summary.lengths) > 1:
+        raise UnreadableSource(
+            f"data.records.input: {name} differs in length from record to record ({summary}); an"
+            " encoded image may, but values must have one shape"
+        )
+    (length,) = summary.lengths
+    if not shape and summary.kind == "bytes":
+        raise UnreadableSource(
+            f"data.records.input: {name} holds {length:,} bytes that are no image in JPEG, PNG, GIF"
+            " or WebP; set data.records.shape to the shape of these uint8 values, such as [28,"
+            " 28, 1]"
+        )
+    if shape and int(np.prod(shape)) != length:
+        raise UnreadableSource(
+            f"data.records.shape: {list(shape)} has {int(np.prod(shape)):,} values, {name} has"
+            f" {length:,}"
+        )
+    dtype, form = ("uint8", "bytes") if summary.kind == "bytes" else ("float32", "numbers")
+    return InputFeature(name=name, form=form, shape=tuple(shape) or (length,), dtype=dtype)
+
+
+def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
+    """Names of the classes by number, one a line of `labels.txt` or of `LABEL.labels.txt`, and the
+    file's path; nothing where there is no such file.
+
+    Raises:
+      UnreadableSource: the file is no UTF-8, or names a class twice.
+    """
+    candidates = [folder / f"{label.replace('/', '_')}.labels.txt", folder / "labels.txt"]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        return (), ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        names = tuple(line.strip() for line in text.splitlines())
+    except ValueError as error:
+        raise UnreadableSource(f"{path} is no UTF-8 text: {error}") from error
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UnreadableSource(f"{path} names the class {twice!r} twice; every class needs its own")
+    return names, path.name
+
+
+def _is_shard(path: Path, root: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+    return bool(_SHARD_NAME.search(path.name)) and path.is_file() and not hidden

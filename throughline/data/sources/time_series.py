@@ -1,0 +1,163 @@
+"""One multivariate time series: CSV, Parquet, or .npy (time steps, columns), in the order of time.
+
+Gaps cannot be rejected row by row, since windows would jump over them: a missing value is an error
+that names its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from throughline.data.shards.records import RecordSchema
+from throughline.data.sources.base import ColumnReading, Series
+from throughline.data.sources.column_kinds import (
+    EXACT_INTEGER,
+    Kind,
+    describe_column,
+    explain_no_number,
+    find_problem,
+    guess_kind,
+    refuse_columns,
+)
+from throughline.data.sources.tabular import TextTable, check_columns, read_table
+from throughline.settings import DataSettings
+from throughline.shared.errors import DataNotFound, UnreadableSource
+
+
+def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
+    """Read the series at `data.path`; `likely_decimal` as of `read_table`.
+
+    Raises:
+      UnreadableSource: a value is missing, infinite or no number, or time does not increase; names
+        row and column.
+    """
+    path = Path(settings.path)
+    table = None
+    if path.suffix == ".npy":
+        values, columns = _from_array(path)
+    else:
+        table = read_table(path, settings, likely_decimal=likely_decimal)
+        values, columns = _from_table(table)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
+        stored = values.astype(np.float32, copy=False)
+    bad = np.argwhere(~np.isfinite(stored))
+    if len(bad):
+        row, column = bad[0].tolist()
+        what = (
+            explain_no_number(table, columns[column], row)
+            if table
+            else f"{columns[column]} is {values[row, column]}"
+        )
+        raise UnreadableSource(
+            f"{path}: row {row + 1}, column {what}, and {len(bad) - 1} more values are no numbers,"
+            " too; windows need every time step: fill the gaps or cut the series"
+        )
+    schema = RecordSchema(
+        payload="series",
+        shape=(len(columns),),
+        dtype="float32",
+        label="none",
+        columns=tuple(columns),
+        decimal=table.decimal if table else ".",
+    )
+    readings = []
+    if table:
+        roles: dict[str, Kind] = {settings.time_column: "time", **dict.fromkeys(columns, "number")}
+        readings = [
+            describe_column(table, name, roles.get(name, "ignored")) for name in table.columns
+        ]
+    return Series(
+        values=stored,
+        schema=schema,
+        readings=readings,
+        dialect=[*table.describe_dialect(), *_name_left_out(readings, settings)] if table else (),
+    )
+
+
+def _name_left_out(readings: Sequence[ColumnReading], settings: DataSettings) -> list[str]:
+    """The columns that are neither input nor target, though nobody said so."""
+    names = [
+        each.name
+        for each in readings
+        if each.kind == "ignored" and each.name not in settings.ignore and not settings.numeric
+    ]
+    return (
+        [f"not numeric and left out: {', '.join(names)} (data.ignore says that it is meant)"]
+        if names
+        else []
+    )
+
+
+def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
+    try:
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DataNotFound(
+            f"{path} does not exist; `data.path` must be a CSV, Parquet or .npy file"
+        ) from error
+    except (ValueError, OSError, EOFError) as error:
+        raise UnreadableSource(
+            f"{path} cannot be read ({error}); pickled arrays are refused, save plain ones with"
+            " numpy.save"
+        ) from error
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.dtype.kind not in "iuf":  # noqa: PLR2004 - time steps and columns
+        raise UnreadableSource(
+            f"{path} has dtype {values.dtype} and shape {values.shape}; needed are numbers (time"
+            " steps, columns)"
+        )
+    if (
+        values.dtype.kind in "iu"
+        and (values.astype(np.float32).astype(values.dtype) != values).any()
+    ):
+        raise UnreadableSource(
+            f"{path} holds whole numbers from {EXACT_INTEGER:,} on, of which float32 keeps the"
+            " first seven digits; leave such columns out, or save floats if rounded ones will do"
+        )
+    return values, [f"column_{number}" for number in range(values.shape[1])]
+
+
+def _from_table(table: TextTable) -> tuple[np.ndarray, list[str]]:
+    path, settings = table.path, table.settings
+    time = [settings.time_column] if settings.time_column else []
+    check_columns(
+        table,
+        [*time, *settings.numeric, *settings.ignore],
+        keys="data.time_column, numeric or ignore",
+    )
+    if time:
+        _check_time(table, settings.time_column)
+    columns = settings.numeric or [
+        name
+        for name in table.columns
+        if name not in [*time, *settings.ignore] and guess_kind(table, name) == "number"
+    ]
+    if not columns:
+        raise UnreadableSource(f"{path}: no numeric column; set data.numeric")
+    problems = {
+        name: problem
+        for name in columns
+        if name not in settings.numeric and (problem := find_problem(table, name, "number"))
+    }
+    refuse_columns(table, problems, "data.time_column names the column of times")
+    return np.column_stack([table.numbers(name) for name in columns]), columns
+
+
+def _check_time(table: TextTable, name: str) -> None:
+    """Refuse moments, numbers or dates, that do not increase from row to row."""
+    moments = (
+        pd.Series(table.numbers(name))
+        if guess_kind(table, name) == "number"
+        else pd.to_datetime(pd.Series(table.cells(name)), errors="coerce", utc=True)
+    )
+    steps = moments.diff().iloc[1:]
+    late = np.flatnonzero(~(steps > steps * 0).to_numpy())
+    if len(late):
+        raise UnreadableSource(
+            f"{table.path}: {name} does not increase in row {int(late[0]) + 2}; sort the table and"
+            " drop doubled rows"
+        )

@@ -1,0 +1,287 @@
+"""A cost model of a train step: from what the parts cost on one core to how long a step takes with
+any configuration.
+
+Work on the training's own thread adds to the step; a prefetch or a parallel map lets everything
+upstream of it run concurrently with the step, on one thread or on several. A step then takes as
+long as the slowest of them, and where the model computes on the same cores, as long as what is left
+to it. It knows nothing of memory bandwidth, clocks or scheduling: one factor, found from the step
+that was measured, stands for them. Source: Kuchnik et al., "Plumber" (MLSys 2022), for rates per
+core and parallelism as the model of a tf.data pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
+
+from throughline.plan.ops import Op
+from throughline.plan.plan import Plan
+from throughline.plan.steps import (
+    Batch,
+    BucketBatch,
+    Cache,
+    Gather,
+    Map,
+    Prefetch,
+    Read,
+    ReadIndexedShards,
+    SampleByClass,
+    Service,
+    Shuffle,
+    Step,
+    TokenWindow,
+    Window,
+)
+
+HALVINGS = 50
+# cores that a model loses to one that works concurrently: the threads of a kernel wait for the
+# slowest. Measured on 2 cores
+CONTENTION = 1.5
+MIN_CALIBRATION, MAX_CALIBRATION = 0.8, 3.0
+SHUFFLE_US = 0.3  # drawing an example from a shuffle buffer
+# Delivering an element that was kept.
+CACHED_US = {"memory": 0.6, "disk": 2.0, "tf_snapshot": 4.0, "save_load": 4.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCost:
+    """Work of an op on one core [µs per example]: called with one example, and with a batch (None:
+    it takes no batches).
+    """
+
+    example_us: float
+    batch_us: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Work on one core [µs]: of any map call; per example of stacking into a batch, of reading each
+    source, of each op.
+    """
+
+    call_us: float
+    stack_us: float
+    read_us: Mapping[str, float]
+    ops: Mapping[str, OpCost]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStepCost:
+    """The model's step on a batch that is ready: how long it takes, and its work on all cores [ms].
+
+    `on_accelerator` it needs none of the cores.
+    """
+
+    step_ms: float
+    core_ms: float
+    on_accelerator: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlappedWork:
+    """Work [ms per step, one core] that runs concurrently with the training, on at most `threads`
+    threads.
+    """
+
+    work_ms: float
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLoad:
+    """Work of a plan on the training's own thread, and work that runs concurrently with it."""
+
+    serial_ms: float = 0.0
+    overlapped: tuple[OverlappedWork, ...] = field(default=())
+
+    @property
+    def work_ms(self) -> float:
+        """All the input's work in a step, on one core."""
+        return self.serial_ms + sum(work.work_ms for work in self.overlapped)
+
+    def add_work(self, work_ms: float, threads: int) -> HostLoad:
+        """Add work: to the thread that is there or, with several threads, next to it."""
+        if threads == 1:
+            return HostLoad(serial_ms=self.serial_ms + work_ms, overlapped=self.overlapped)
+        # The thread that feeds the parallel calls runs concurrently, too.
+        return self.overlap(1).append(OverlappedWork(work_ms=work_ms, threads=threads))
+
+    def scale(self, factor: float) -> HostLoad:
+        """Multiply all work by a factor."""
+        overlapped = tuple(
+            OverlappedWork(work_ms=factor * work.work_ms, threads=work.threads)
+            for work in self.overlapped
+        )
+        return HostLoad(serial_ms=factor * self.serial_ms, overlapped=overlapped)
+
+    def overlap(self, threads: int) -> HostLoad:
+        """Overlap the serial part with the step."""
+        return HostLoad(
+            overlapped=(*self.overlapped, OverlappedWork(work_ms=self.serial_ms, threads=threads))
+        )
+
+    def append(self, work: OverlappedWork) -> HostLoad:
+        """Add work that runs concurrently."""
+        return HostLoad(serial_ms=self.serial_ms, overlapped=(*self.overlapped, work))
+
+
+def predict_step_ms(load: HostLoad, model_step: ModelStepCost, cores: int) -> float:
+    """How long a step takes [ms].
+
+    Where the model computes on the host, its step has a part that one core does and a part that all
+    free cores share (Amdahl), and what runs concurrently leaves it fewer of them.
+    """
+    overlapped = sum(work.work_ms for work in load.overlapped)
+    slowest = max(
+        (work.work_ms / min(work.threads, cores) for work in load.overlapped), default=0.0
+    )
+    if model_step.on_accelerator:
+        return max(model_step.step_ms + load.serial_ms, slowest, load.work_ms / cores)
+    work = min(max(model_step.core_ms, model_step.step_ms), cores * model_step.step_ms)
+    shared = (work - model_step.step_ms) * cores / (cores - 1) if cores > 1 else 0.0
+    least, most = (
+        max(model_step.step_ms + load.serial_ms, slowest),
+        model_step.step_ms + work + load.work_ms,
+    )
+    for _ in range(HALVINGS):
+        middle = (least + most) / 2
+        free = max(1e-6, cores - CONTENTION * overlapped / middle)
+        needed = (work - shared) / min(1.0, free) + shared / free + load.serial_ms
+        least, most = (middle, most) if needed > middle else (least, middle)
+    return most
+
+
+def calibration_factor(
+    load: HostLoad, model_step: ModelStepCost, cores: int, *, measured_ms: float
+) -> float:
+    """How much more the input's work costs within a training than alone, so that the model gives
+    the step that was measured.
+
+    Caches, memory and clocks are shared there; within sane bounds, since where input hardly matters
+    any factor would do.
+    """
+    least, most = MIN_CALIBRATION, MAX_CALIBRATION
+    for _ in range(HALVINGS):
+        middle = (least + most) / 2
+        least, most = (
+            (middle, most)
+            if predict_step_ms(load.scale(middle), model_step, cores) < measured_ms
+            else (least, middle)
+        )
+    return (least + most) / 2
+
+
+def estimate_load(plan: Plan, costs: Costs, *, cores: int) -> HostLoad | None:
+    """What a plan costs the host, in an epoch whose caches are full; None where this model has no
+    cost for one of its steps.
+    """
+    context = CostContext(costs=costs, batch_size=plan.spec.batch_size, cores=cores, batched=False)
+    load: HostLoad | None = HostLoad()
+    for step in plan.steps:
+        load = add_step_cost(step, load, context)
+        if load is None:
+            return None
+        context = replace(context, batched=context.batched or delivers_batches(step))
+    return load
+
+
+def delivers_batches(step: Step) -> bool:
+    """Whether whole batches, not single examples, come out of a step, whatever goes into it."""
+    return isinstance(step, Gather | Batch | BucketBatch) or (
+        isinstance(step, ReadIndexedShards) and step.whole_batches
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostContext:
+    """Everything besides a step on which its work depends: costs, examples per batch, cores, and
+    whether batches are made already.
+    """
+
+    costs: Costs
+    batch_size: int
+    cores: int
+    batched: bool
+
+    def ops_us(self, ops: Sequence[Op], *, batched: bool) -> float:
+        """Work of ops per example."""
+        known = [cost for op in ops if (cost := self.costs.ops.get(op.name))]
+        return sum(
+            cost.batch_us if batched and cost.batch_us is not None else cost.example_us
+            for cost in known
+        )
+
+
+@singledispatch
+def add_step_cost(step: object, load: HostLoad, context: CostContext) -> HostLoad | None:
+    """Add what a step of a plan costs the host; None where that is not known."""
+    raise NotImplementedError(f"no cost for the step {type(step).__name__}")
+
+
+@add_step_cost.register
+def _(step: Gather, load: HostLoad, context: CostContext) -> HostLoad | None:
+    if step.on == "device":
+        return None
+    work = context.batch_size * (
+        context.costs.read_us.get("snapshot", 0.0)
+        + context.ops_us(step.ops[step.example_op_count :], batched=True)
+    )
+    return load.add_work((work + context.costs.call_us) / 1e3, step.parallel.threads(context.cores))
+
+
+@add_step_cost.register
+def _(step: Read, load: HostLoad, context: CostContext) -> HostLoad | None:
+    if step.source not in context.costs.read_us:
+        return None
+    threads = step.parallel.threads(context.cores)
+    if step.interleave:
+        threads = min(step.interleave.cycle_length, threads)
+    return load.add_work(context.batch_size * context.costs.read_us[step.source] / 1e3, threads)
+
+
+@add_step_cost.register
+def _(step: ReadIndexedShards, load: HostLoad, context: CostContext) -> HostLoad | None:
+    """Batches of records, read whole, and perhaps taken apart."""
+    read_us = context.costs.read_us.get("indexed_shards")
+    if read_us is None:
+        return None
+    threads = step.parallel.threads(context.cores)
+    return load.add_work(context.batch_size * read_us / 1e3, threads)
+
+
+@add_step_cost.register
+def _(step: Map, load: HostLoad, context: CostContext) -> HostLoad:
+    calls = 1 if context.batched else context.batch_size
+    work = (
+        context.batch_size * context.ops_us(step.ops, batched=context.batched)
+        + calls * context.costs.call_us
+    )
+    return load.add_work(work / 1e3, step.parallel.threads(context.cores))
+
+
+@add_step_cost.register
+def _(
+    step: Window | TokenWindow | SampleByClass | Service, load: HostLoad, context: CostContext
+) -> None:
+    """Not measured."""
+
+
+@add_step_cost.register
+def _(step: Cache, load: HostLoad, context: CostContext) -> HostLoad:
+    return HostLoad(serial_ms=context.batch_size * CACHED_US[step.where] / 1e3)
+
+
+@add_step_cost.register
+def _(step: Shuffle, load: HostLoad, context: CostContext) -> HostLoad:
+    return load.add_work(context.batch_size * SHUFFLE_US / 1e3, 1)
+
+
+@add_step_cost.register
+def _(step: Batch | BucketBatch, load: HostLoad, context: CostContext) -> HostLoad:
+    return load.add_work(context.batch_size * context.costs.stack_us / 1e3, 1)
+
+
+@add_step_cost.register
+def _(step: Prefetch, load: HostLoad, context: CostContext) -> HostLoad:
+    return load.overlap(1)

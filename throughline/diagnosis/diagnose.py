@@ -1,0 +1,278 @@
+"""From numbers to a verdict: is training held up by its input, by how much, what is the cause, what
+to change, what that gains.
+
+The cost of input is the stall: the time of a step beyond the model alone, whether it waits or input
+and model share the cores. Whether that is a verdict is `verdict.py`'s; what can be wrong is
+in `rules/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from throughline.diagnosis.cost_model import (
+    ModelStepCost,
+    OpCost,
+    calibration_factor,
+    estimate_load,
+    predict_step_ms,
+)
+from throughline.diagnosis.facts import WORTH_PCT, Facts
+from throughline.diagnosis.rules import RULES, Effort, Rule
+from throughline.measurement.verdict import COMPUTE_BOUND, UNDECIDED, judge
+from throughline.plan.plan import Plan, make_plan
+from throughline.results.profiling import GOOD_UTILIZATION_PCT, Diagnosis, Finding
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import ImpossiblePlan
+
+# Rules that explain a wait whose end nothing here can predict.
+UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")
+TIE_FACTOR = 1.05  # predictions within this factor are alike: then the smaller change comes first
+# Calibration factors up to which a prediction has high and medium confidence.
+HIGH_CONFIDENCE_MAX, MEDIUM_CONFIDENCE_MAX = 1.3, 2.0
+FIX_WHEN_COMPUTE_BOUND = (
+    "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
+    " train.jit_compile or a faster accelerator help now"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """Throughput of the input alone and of the model alone [examples/s]. `on_accelerator` is
+    false on a CPU, where input and model share the cores.
+    """
+
+    input_examples_per_s: float
+    model_examples_per_s: float
+    on_accelerator: bool
+
+    @property
+    def attainable_examples_per_s(self) -> float:
+        """The most that training can reach: the lower ceiling, or, where input and model share the
+        cores, their sum of work.
+        """
+        if self.on_accelerator:
+            return min(self.input_examples_per_s, self.model_examples_per_s)
+        return 1 / (1 / self.input_examples_per_s + 1 / self.model_examples_per_s)
+
+
+def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepCost) -> Diagnosis:
+    """Judge the configuration `name` from what was measured; findings come with the one to act on
+    first.
+    """
+    verdict = judge(facts.stall, facts.cross_check, on_accelerator=facts.on_accelerator)
+    findings = rank_findings(
+        [finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, model_step))]
+    )
+    bound = verdict.name != COMPUTE_BOUND
+    gaining = [
+        finding
+        for finding in findings
+        if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100
+    ]
+    first = (
+        gaining[0]
+        if gaining
+        else next((finding for finding in findings if finding.rule in UNPREDICTABLE_RULES), None)
+    )
+    shared = (
+        ""
+        if facts.on_accelerator
+        else "; input and model share the cores, so the attainable rate is that of their added work"
+    )
+    low = (
+        ""
+        if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT
+        else f"; utilization is below {GOOD_UTILIZATION_PCT:.0f} %"
+    )
+    unknown = (
+        "input and model compete for the same cores"
+        if not facts.on_accelerator
+        else "no rule explains it; look at the timeline"
+    )
+    wait = facts.breakdown.wait_ms_p50
+    waited = (
+        "the trace shows no wait"
+        if wait is None
+        else f"{wait:.2f} ms (median) are spent waiting for input"
+    )
+    cause = (
+        f"{first.step}: {first.cause} ({first.evidence})"
+        if first
+        else unknown
+        if bound
+        else "none in the input"
+    )
+    fix = first.fix if first else FIX_WHEN_COMPUTE_BOUND
+    if verdict.name == UNDECIDED:
+        cause, fix = verdict.cause, verdict.fix
+    return Diagnosis(
+        verdict=verdict.name,
+        utilization_pct=100 - facts.stall_pct,
+        stall_pct=facts.stall_pct,
+        wait_pct=facts.wait_pct,
+        lower_ceiling=(
+            "input" if ceilings.input_examples_per_s < ceilings.model_examples_per_s else "model"
+        ),
+        attainable_examples_per_s=ceilings.attainable_examples_per_s,
+        cause=cause,
+        fix=fix,
+        evidence=(
+            f"a step takes {facts.train_step_ms:.2f} ms, the model alone {facts.model_step_ms:.2f}"
+            f" ms; {waited}{low}{shared}"
+        ),
+        predicted_gain=first.predicted_gain if first and verdict.name != UNDECIDED else None,
+        findings=tuple(findings),
+    )
+
+
+def rank_findings(findings: list[Finding]) -> list[Finding]:
+    """The smallest change among those that gain as much as the best, then the rest by gain; what
+    gains nothing known comes last.
+    """
+    most = max((finding.predicted_gain or 1.0 for finding in findings), default=1.0)
+
+    def order(finding: Finding) -> tuple[bool, int, float]:
+        gain = finding.predicted_gain or 1.0
+        enough = gain * TIE_FACTOR >= most
+        return not enough, Effort[finding.effort.upper()] if enough else 0, -gain
+
+    return sorted(findings, key=order)
+
+
+def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:
+    """The configuration with some fields replaced, checked as if it stood in params.yaml."""
+    return PipelineConfig.model_validate({**config.model_dump(), **values})
+
+
+def _evaluate_rule(
+    rule: Rule, name: str, facts: Facts, model_step: ModelStepCost
+) -> Finding | None:
+    """The rule's finding, if it holds and its change is possible."""
+    evidence = rule.detect(facts)
+    if evidence is None:
+        return None
+    before = facts.config.model_dump()
+    values = {
+        key: value
+        for key, value in change_config(facts.config, rule.change.config).model_dump().items()
+        if value != before[key]
+    }
+    try:
+        plan = make_plan(change_config(facts.config, values), facts.plan.spec)
+    except ImpossiblePlan:
+        return None
+    gain = _gain(rule, facts, model_step, plan)
+    change = {
+        f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()
+    } | dict(rule.change.other)
+    worst = facts.breakdown.worst()
+    return Finding(
+        rule=rule.name,
+        step=worst.step if worst else rule.params_key,
+        params_key=f"pipelines.{name}.{rule.params_key}" if rule.change.config else rule.params_key,
+        evidence=evidence,
+        cause=rule.cause,
+        fix=", ".join(
+            f"{key.removeprefix(f'pipelines.{name}.')}: {_to_yaml(value)}"
+            for key, value in change.items()
+        )
+        or rule.fix,
+        change=change,
+        effort=rule.effort.name.lower(),
+        predicted_gain=gain,
+        confidence=_confidence(facts, model_step) if gain is not None else "unknown",
+    )
+
+
+def _gain(rule: Rule, facts: Facts, model_step: ModelStepCost, plan: Plan) -> float | None:
+    """Predicted training throughput after the change, as a factor; from the measured step where the
+    model does not know the plan as it is.
+    """
+    if rule.change.saved_ms is not None:
+        return facts.train_step_ms / max(1e-9, facts.train_step_ms - rule.change.saved_ms(facts))
+    if not rule.change.config:
+        return None
+    cheaper = {
+        op: OpCost(
+            example_us=cost.example_us * rule.change.factors.get(op, 1), batch_us=cost.batch_us
+        )
+        for op, cost in facts.costs.ops.items()
+    }
+    after = estimate_load(plan, replace(facts.costs, ops=cheaper), cores=facts.cores)
+    if after is None:
+        return None
+    calibration, before = 1.0, facts.train_step_ms
+    if facts.load:
+        calibration = calibration_factor(
+            facts.load, model_step, facts.cores, measured_ms=facts.train_step_ms
+        )
+        before = predict_step_ms(facts.load.scale(calibration), model_step, facts.cores)
+    return before / predict_step_ms(
+        after.scale(calibration), _predict_model_step(plan, facts, model_step), facts.cores
+    )
+
+
+def _predict_model_step(plan: Plan, facts: Facts, model_step: ModelStepCost) -> ModelStepCost:
+    """The model's step with what the plan moves into it or out of it; an accelerator does that in
+    no time.
+    """
+    if facts.on_accelerator:
+        return model_step
+    moved = sum(facts.work_ms(op, batched=True) for op in plan.device_ops) - sum(
+        facts.work_ms(op, batched=True) for op in facts.plan.device_ops
+    )
+    return replace(
+        model_step,
+        step_ms=model_step.step_ms + moved / facts.cores,
+        core_ms=model_step.core_ms + moved,
+    )
+
+
+def _confidence(facts: Facts, model_step: ModelStepCost) -> str:
+    """How well the model explains the step as it is: by how far its calibration is
+    from 1.
+    """
+    if facts.load is None:
+        return "low"
+    calibration = calibration_factor(
+        facts.load, model_step, facts.cores, measured_ms=facts.train_step_ms
+    )
+    return (
+        "high"
+        if calibration <= HIGH_CONFIDENCE_MAX
+        else "medium"
+        if calibration <= MEDIUM_CONFIDENCE_MAX
+        else "low"
+    )
+
+
+def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values without what is a default anyway."""
+    defaults = PipelineConfig().model_dump()
+    return {
+        key: (
+            {
+                inner: item
+                for inner, item in value.items()
+                if not isinstance(defaults[key], dict) or item != defaults[key].get(inner)
+            }
+            or value
+            if isinstance(value, dict)
+            else value
+        )
+        for key, value in values.items()
+    }
+
+
+def _to_yaml(value: Any) -> str:
+    """A value as it is in params.yaml."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_to_yaml(item)}" for key, item in value.items()) + "}"
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )

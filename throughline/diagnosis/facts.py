@@ -1,0 +1,112 @@
+"""What is known about a configuration when it is judged."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from throughline.diagnosis.cost_model import Costs, HostLoad, delivers_batches
+from throughline.measurement.verdict import CrossCheck, Stall
+from throughline.plan.ops import Op
+from throughline.plan.parallelism import Parallelism
+from throughline.plan.plan import Plan
+from throughline.plan.steps import Map
+from throughline.results.profiling import Breakdown
+from throughline.settings import PipelineConfig
+
+WORTH_PCT = 5.0  # of a step; less is not worth a change
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that is known about one configuration when it is judged. Times in ms per step,
+    sizes in MiB.
+    """
+
+    config: PipelineConfig
+    plan: Plan
+    breakdown: Breakdown
+    costs: Costs
+    load: HostLoad | None  # None: the cost model does not know this kind of plan
+    cores: int
+    on_accelerator: bool
+    model_step_ms: float
+    train_step_ms: float
+    wait_pct: float | None  # of the traced steps; None: the trace shows no wait
+    stall: Stall
+    batch_mib: float
+    stored_mib: float  # the training split, preprocessed
+    available_memory_mib: float
+    shard_count: int
+    shard_mib: float  # a shard on average
+    epoch_gap_ms: float | None  # of the input alone
+    epoch_ms: float
+    cold_examples_per_s: float
+    input_examples_per_s: float
+    cross_check: CrossCheck | None = None
+    gpu_utilization_pct: float | None = None
+    padding_pct: float | None = None  # of an epoch of sequences
+    padding_pct_in_buckets: float | None = None  # with `batch: {pad_to: auto}`
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in a full batch."""
+        return self.plan.spec.batch_size
+
+    @property
+    def stall_pct(self) -> float:
+        """The measured stall."""
+        return self.stall.pct
+
+    @property
+    def wait_or_stall_pct(self) -> float:
+        """The wait for input; where the trace does not show it, the stall."""
+        return self.stall_pct if self.wait_pct is None else self.wait_pct
+
+    @property
+    def map_parallelism(self) -> Parallelism:
+        """Parallel calls of the maps."""
+        return Parallelism(self.config.map.parallel)
+
+    def step_share_pct(self, milliseconds: float) -> float:
+        """The share of a step that work of this duration is [%]."""
+        return 100 * milliseconds / self.train_step_ms
+
+    def is_worthwhile(self, milliseconds: float) -> bool:
+        """Whether work of this duration is a large enough share of a step to be worth a change."""
+        return self.step_share_pct(milliseconds) >= WORTH_PCT
+
+    @property
+    def map_steps(self) -> list[Map]:
+        """The maps of the plan."""
+        return [step for step in self.plan.steps if isinstance(step, Map)]
+
+    def per_example_map(self) -> Map | None:
+        """The map that is called for single examples, if any."""
+        before = itertools.takewhile(lambda step: not delivers_batches(step), self.plan.steps)
+        return next((step for step in before if isinstance(step, Map)), None)
+
+    def work_ms(self, op: Op, *, batched: bool) -> float:
+        """Work of an op in a step, on one core."""
+        cost = self.costs.ops.get(op.name)
+        if cost is None:
+            return 0.0
+        return (
+            self.batch_size
+            * (cost.batch_us if batched and cost.batch_us is not None else cost.example_us)
+            / 1e3
+        )
+
+    def repeated_ms(self) -> float:
+        """Work of the deterministic ops, which give the same in every epoch, with the calls that
+        they cause.
+        """
+        per_example_map = self.per_example_map()
+        ops = [
+            op for step in self.map_steps for op in step.ops if not op.random and op.name != "load"
+        ]
+        calls = self.batch_size * self.costs.call_us / 1e3 if per_example_map else 0.0
+        return calls + sum(
+            self.work_ms(op, batched=per_example_map is None or op not in per_example_map.ops)
+            for op in ops
+        )

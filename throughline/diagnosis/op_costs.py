@@ -1,0 +1,174 @@
+"""What the parts of an input pipeline cost on one core, measured on the data's own examples: what
+predictions are made of.
+
+Every cost is the difference of two drains of small datasets that tf.data runs call by call, with
+nothing else running.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.diagnosis.cost_model import Costs, OpCost
+from throughline.kernels.autograph import without_autograph
+from throughline.kernels.elements import apply_ops
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read import stream_readers
+from throughline.plan.ops import Op
+from throughline.plan.plan import Plan, make_plan
+from throughline.plan.steps import Map, Read
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import PipelineConfig, ShuffleSettings
+from throughline.shared.scratch import Scratch
+
+SAMPLE = 256  # examples at most
+# Drains left out, at least, at most, and how long there may be more.
+WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.05
+
+
+@without_autograph
+def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
+    """Measure what this configuration's parts cost, and those of the snapshot, which any
+    configuration could read instead.
+    """
+    spec = pipeline.plan.spec
+    count = min(SAMPLE, spec.batch_size, pipeline.data.shards.examples(pipeline.split))
+    later_ops = (*spec.augment[len(spec.per_example_augment) :], *spec.postprocess)
+    minimal_spec = replace(spec, augment=spec.per_example_augment, postprocess=())
+    gathering = _with_plan(
+        pipeline,
+        make_plan(
+            PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global")), minimal_spec
+        ),
+    )
+    # The same few batches again and again: a later epoch finds its rows in memory, which a first
+    # look at them would not.
+    read_us = {"snapshot": _per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size}
+    batch = next(iter(gathering.dataset()))
+    rows = _cached_in_memory(tf.data.Dataset.from_tensor_slices(batch).take(count))
+    idle = _per_element(rows, count)
+    call_us = (
+        _per_element(rows.map(lambda element: {**element, "key": element["key"] + 1}), count) - idle
+    )
+    stack_us = _per_element(rows.batch(count)) / count - idle
+    ops, _ = _op_costs(pipeline, rows, later_ops, call_us, count)
+    if config.read != "snapshot" and spec.window is None:
+        stored = _stored_examples(pipeline, config)
+        read_us[config.read] = _per_element(stored.take(4 * count), count)
+        if config.read == "gzip_shards":
+            records = stream_readers.read(
+                Read(source="shards"), pipeline.data, pipeline.split, seed=0
+            )
+            read_us["shards"] = _per_element(records.take(4 * count), count)
+        stored = stored.take(count)
+        first = _cached_in_memory(
+            stored.map(
+                lambda element: {"record": element} if isinstance(element, tf.Tensor) else element
+            )
+        )
+        stream_ops = [
+            op
+            for step in make_plan(config, minimal_spec).steps
+            if isinstance(step, Map)
+            for op in step.ops
+        ]
+        stream_costs, _ = _op_costs(pipeline, first, stream_ops, call_us, count)
+        ops |= stream_costs
+    return Costs(call_us=max(0.1, call_us), stack_us=max(0.05, stack_us), read_us=read_us, ops=ops)
+
+
+def _stored_examples(pipeline: InputPipeline, config: PipelineConfig) -> tf.data.Dataset:
+    """Stored examples, one by one, as a configuration that does not read the snapshot reads
+    them.
+    """
+    if config.read == "indexed_shards":
+        first = tf.constant(0, tf.int64)
+        return pipeline.indexed_shards.batches(first, first + pipeline.steps_per_epoch).unbatch()
+    if config.read == "snapshot":
+        raise ValueError("a snapshot's rows are read as batches")
+    return stream_readers.read(Read(source=config.read), pipeline.data, pipeline.split, seed=0)
+
+
+def _op_costs(
+    pipeline: InputPipeline,
+    elements: tf.data.Dataset,
+    ops: Sequence[Op],
+    call_us: float,
+    count: int,
+) -> tuple[dict[str, OpCost], tf.data.Dataset]:
+    """Cost of each of a chain of ops, on the results of those before it; returns the last results,
+    too.
+    """
+    costs = {}
+    for op in ops:
+        run = _runner(pipeline, op)
+        batches = (
+            _cached_in_memory(elements.batch(count))
+            if op.takes != "example" and _alike(pipeline, elements)
+            else None
+        )
+        batch_us = (
+            None
+            if batches is None
+            else (_per_element(batches.map(run)) - _per_element(batches) - call_us) / count
+        )
+        if op.takes == "batch" and batches is not None:
+            example_us, results = batch_us or 0.0, batches.map(run).unbatch()
+        else:
+            example_us, results = (
+                _per_element(elements.map(run), count) - _per_element(elements, count) - call_us,
+                elements.map(run),
+            )
+        costs[op.name] = OpCost(
+            example_us=max(0.0, example_us),
+            batch_us=None if batch_us is None else max(0.0, batch_us),
+        )
+        elements = _cached_in_memory(results)
+    return costs, elements
+
+
+def _alike(pipeline: InputPipeline, elements: tf.data.Dataset) -> bool:
+    """Whether elements can be batched: all values have the same size, or have been given it."""
+    known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(elements.element_spec))
+    return known or None not in (pipeline.data.shards.schema.shape or (None,))
+
+
+def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:
+    return lambda element: apply_ops(
+        [op], element, seed=pipeline.seed, epoch=tf.constant(0, tf.int64)
+    )
+
+
+def _with_plan(pipeline: InputPipeline, plan: Plan) -> InputPipeline:
+    """The same data by another plan, as dicts that every op can work on."""
+    return replace(pipeline, plan=plan, with_keys=True, worker=TrainingWorker(), scratch=Scratch())
+
+
+def _cached_in_memory(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The elements in memory, so that delivering them costs next to nothing."""
+    return dataset.cache()
+
+
+def _per_element(dataset: tf.data.Dataset, elements: int = 1) -> float:
+    """Time per element [µs], of `elements` at a time, which tf.data goes through by itself; the
+    first times are left out.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    drained = iter(dataset.repeat().shard(elements, elements - 1).with_options(options))
+    taken: list[float] = []
+    started_at = time.perf_counter()
+    while len(taken) < MIN_RUNS or (
+        time.perf_counter() - started_at < BUDGET_S and len(taken) < MAX_RUNS
+    ):
+        start = time.perf_counter()
+        next(drained)
+        taken.append((time.perf_counter() - start) / elements * 1e6)
+    return float(np.percentile(taken[WARM_UP_RUNS:], 25))  # what disturbs only makes it longer

@@ -1,0 +1,24 @@
+"""What can be wrong with an input pipeline, one file per topic. A rule is a detector and, in the
+decorator over it, what it blames and the change that fixes it. A new rule needs nothing else, a new
+file its name in `TOPICS`.
+"""
+
+from __future__ import annotations
+
+from throughline.diagnosis.rules import (
+    padding,
+    parallelism,
+    repetition,
+    service,
+    sizes,
+    training,
+    volume,
+    waits,
+)
+from throughline.diagnosis.rules.base import Change, Effort, Rule, list_rules
+
+__all__ = ["RULES", "TOPICS", "Change", "Effort", "Rule"]
+
+# Their order is that of findings which gain alike.
+TOPICS = (parallelism, repetition, volume, waits, service, sizes, padding, training)
+RULES = tuple(rule for topic in TOPICS for rule in list_rules(topic))

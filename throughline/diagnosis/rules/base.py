@@ -1,0 +1,101 @@
+"""What a rule is: when it holds, what it blames, and the exact change that fixes it.
+
+A detector returns the evidence, with its numbers, or None. The change is merged into the
+configuration (or over other sections of params.yaml); what it would gain is predicted elsewhere,
+from the changed plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import ModuleType
+from typing import Any
+
+from throughline.diagnosis.facts import Facts
+
+Detector = Callable[[Facts], str | None]
+
+
+class Effort(IntEnum):
+    """The price of a change: a setting, the snapshot on disk (which the DAG makes once), memory in
+    every run, or other results.
+    """
+
+    SETTING = 0
+    DISK = 1
+    MEMORY = 2
+    RESULTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Values merged into the configuration, values of other sections by their dotted keys, and how
+    much cheaper it makes an op.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    other: Mapping[str, Any] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    # Ms per step, where it is known without the model.
+    saved_ms: Callable[[Facts], float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One thing that can be wrong. `params_key` is the field that is to blame, `cause` why that
+    costs time.
+    """
+
+    name: str
+    params_key: str
+    cause: str
+    detect: Detector
+    change: Change
+    effort: Effort
+    fix: str  # in words, where the change is outside params.yaml
+
+
+SNAPSHOT = Change(
+    config={
+        "read": "snapshot",
+        "shuffle": {"kind": "global"},
+        "map": {"parallel": "cores"},
+        "prefetch": 2,
+        "vectorize": False,
+        "cache": None,
+        "interleave": None,
+        "service": None,
+        "decode": {},
+    }
+)
+
+
+def rule(
+    *,
+    params_key: str,
+    cause: str,
+    change: Change,
+    effort: Effort = Effort.SETTING,
+    fix: str = "nothing to change",
+) -> Callable[[Detector], Rule]:
+    """Make a rule of the detector below; its name is the detector's, without the underscore."""
+
+    def to_rule(detect: Detector) -> Rule:
+        return Rule(
+            name=detect.__name__.removeprefix("_"),
+            params_key=params_key,
+            cause=cause,
+            detect=detect,
+            change=change,
+            effort=effort,
+            fix=fix,
+        )
+
+    return to_rule
+
+
+def list_rules(topic: ModuleType) -> list[Rule]:
+    """List the rules that a module defines, in its order."""
+    return [value for value in vars(topic).values() if isinstance(value, Rule)]

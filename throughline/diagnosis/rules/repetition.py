@@ -1,0 +1,57 @@
+"""Work that every epoch does again with the same result."""
+
+from __future__ import annotations
+
+from throughline.diagnosis.facts import Facts
+from throughline.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
+
+
+@rule(
+    params_key="read",
+    cause="every epoch unpacks the shards again",
+    change=Change(config={"read": "shards"}),
+)
+def _compressed_reads(facts: Facts) -> str | None:
+    if facts.config.read != "gzip_shards" or facts.plan.caches:
+        return None
+    packed, uncompressed = (
+        facts.batch_size * facts.costs.read_us.get(source, 0.0) / 1e3
+        for source in ("gzip_shards", "shards")
+    )
+    return (
+        f"reading takes {packed:.2f} ms of a step, {uncompressed:.2f} ms from uncompressed shards"
+        if facts.is_worthwhile(packed - uncompressed)
+        else None
+    )
+
+
+@rule(
+    params_key="read",
+    cause="every epoch repeats the preprocessing",
+    change=SNAPSHOT,
+    effort=Effort.DISK,
+)
+def _repeated_work(facts: Facts) -> str | None:
+    if facts.plan.reads_snapshot or facts.plan.caches:
+        return None
+    work = facts.repeated_ms()
+    return (
+        f"deterministic work takes {work:.2f} core-ms of every step and gives the same in every"
+        " epoch"
+        if facts.is_worthwhile(work)
+        else None
+    )
+
+
+@rule(
+    params_key="cache",
+    cause="every epoch repeats the preprocessing",
+    change=Change(config={"cache": {"where": "memory", "after": "preprocess"}}),
+    effort=Effort.MEMORY,
+)
+def _no_cache(facts: Facts) -> str | None:
+    repeated = _repeated_work.detect(facts)
+    fits = facts.stored_mib < facts.available_memory_mib / 2 and facts.plan.service is None
+    return (
+        f"{repeated}; its results take {facts.stored_mib:,.0f} MiB" if repeated and fits else None
+    )

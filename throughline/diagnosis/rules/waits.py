@@ -1,0 +1,54 @@
+"""Waits that no core is busy in: between epochs, and for the slowest call."""
+
+from __future__ import annotations
+
+from throughline.diagnosis.facts import WORTH_PCT, Facts
+from throughline.diagnosis.rules.base import SNAPSHOT, Change, Effort, rule
+
+
+@rule(
+    params_key="read",
+    cause="every epoch starts its iterator, buffers and readers again",
+    change=Change(
+        config=SNAPSHOT.config,
+        saved_ms=lambda facts: (facts.epoch_gap_ms or 0.0) / facts.epoch_ms * facts.train_step_ms,
+    ),
+    effort=Effort.DISK,
+)
+def _epoch_gap(facts: Facts) -> str | None:
+    if (
+        facts.epoch_gap_ms is None
+        or facts.plan.reads_snapshot
+        or facts.plan.service
+        or 100 * facts.epoch_gap_ms / facts.epoch_ms < WORTH_PCT
+    ):
+        return None
+    return (
+        f"{facts.epoch_gap_ms:.0f} ms pass between two epochs of {facts.epoch_ms:,.0f} ms before"
+        " the first batch comes"
+    )
+
+
+@rule(
+    params_key="deterministic",
+    cause="a parallel map that keeps the order waits for its slowest call",
+    change=Change(config={"deterministic": False}),
+)
+def _variable_cost(facts: Facts) -> str | None:
+    if not facts.config.deterministic or facts.map_parallelism.is_sequential:
+        return None
+    maps = [
+        item
+        for item in facts.breakdown.iterators
+        if "Map" in item.path.rpartition("::")[2] and item.named and item.critical_pct > WORTH_PCT
+    ]
+    call = next(
+        (item for item in maps if item.call_ms_p95 > 3 * item.call_ms_p50 and item.call_ms_p95 > 1),
+        None,
+    )
+    return (
+        f"a call of {call.step} takes {call.call_ms_p50:.1f} ms (median) to {call.call_ms_p95:.1f}"
+        " ms (p95): stragglers block in-order delivery"
+        if call
+        else None
+    )

@@ -1,0 +1,85 @@
+"""A threshold on a measured metric, such as `stall_pct > 10`: what `--fail-if` takes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from throughline.shared.errors import InvalidParams, ThresholdExceeded, did_you_mean
+
+_COMPARISONS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """A metric's name, how it is compared, and with what."""
+
+    metric: str
+    operator: str
+    limit: str
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.operator} {self.limit}"
+
+    def check(self, metrics: Mapping[str, Any]) -> None:
+        """Compare the metric.
+
+        Raises:
+          ThresholdExceeded: the condition is met, or the metric was not measured.
+          InvalidParams: there is no such metric, or it is of another type.
+        """
+        known = [name for name, value in metrics.items() if not isinstance(value, Mapping)]
+        if self.metric not in known:
+            raise InvalidParams(
+                [
+                    f"--fail-if: {self.metric} is not a metric of profile.json;"
+                    f" {did_you_mean(self.metric, known)}"
+                ]
+            )
+        value = metrics[self.metric]
+        if value is None or value != value:  # NaN compares as false with everything
+            raise ThresholdExceeded(
+                f"{self.metric} was not measured on this machine, so `{self}` cannot be excluded;"
+                " failing `--fail-if`"
+            )
+        try:
+            limit = type(value)(self.limit)
+        except ValueError:
+            raise InvalidParams(
+                [
+                    f"--fail-if: {self.metric} is of type {type(value).__name__};"
+                    f" {self.limit!r} cannot be compared with it"
+                ]
+            ) from None
+        if limit != limit:
+            raise InvalidParams([f"--fail-if: {self.limit} is not a number"])
+        if _COMPARISONS[self.operator](value, limit):
+            raise ThresholdExceeded(
+                f"{self} (actual {f'{value:.4g}' if isinstance(value, float) else value})"
+            )
+
+
+def parse_threshold(text: str) -> Threshold:
+    """Parse `METRIC OPERATOR VALUE`.
+
+    Raises:
+      InvalidParams: the text is not of that form.
+    """
+    match = _FORM.fullmatch(text)
+    if not match:
+        raise InvalidParams(
+            [f"--fail-if: {text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'"]
+        )
+    metric, compared_by, limit = match.groups()
+    return Threshold(metric=metric, operator=compared_by, limit=limit.strip("'\""))

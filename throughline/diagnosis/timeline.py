@@ -1,0 +1,50 @@
+"""An execution timeline from a trace: when each step of the plan was running, on real time. Nothing
+is simulated.
+"""
+
+from __future__ import annotations
+
+from throughline.diagnosis.intervals import close_gaps, intersection, union
+from throughline.diagnosis.trace_breakdown import find_activity
+from throughline.diagnosis.xspace import WAIT, Trace
+from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE
+from throughline.results.profiling import AUTOMATIC, Timeline
+
+STEPS_SHOWN = 6
+# of a window: what is closer together could not be distinguished, and would only make pages heavy
+RESOLUTION = 1500
+
+
+def find_timeline(trace: Trace) -> Timeline | None:
+    """The last traced steps; None where the trace has no step."""
+    marks = [event for event in trace.host if event.step][-STEPS_SHOWN:]
+    if not marks:
+        return None
+    begin, end = marks[0].start_ms, marks[-1].end_ms
+    window = union([(begin, end)])
+    lanes = {
+        TRAIN_LANE: union((event.start_ms, event.end_ms) for event in marks),
+        WAITING_LANE: union(
+            (event.start_ms, event.end_ms) for event in trace.host if event.name == WAIT
+        ),
+        **{
+            step: at_work
+            for step, at_work in find_activity(trace.host).items()
+            if step and AUTOMATIC not in step and step != "prefetch"
+        },
+    }
+    finest = (end - begin) / RESOLUTION
+    shown = {lane: intersection(at_work, window) - begin for lane, at_work in lanes.items()}
+    return Timeline(
+        length_ms=end - begin,
+        lanes={
+            lane: [
+                (first, last)
+                for first, last in (
+                    spans if lane == TRAIN_LANE else close_gaps(spans, finest)
+                ).tolist()
+            ]
+            for lane, spans in shown.items()
+            if len(spans)
+        },
+    )

@@ -1,0 +1,294 @@
+"""The content of a trace: how long each step waited for input, how long each iterator worked, and
+which of them held the step up.
+
+An iterator's *work* is time spent in its own code and in the functions it calls, on whatever
+thread; waiting for others is no work. Its *critical* time is the part of the training's waits in
+which everything waited for it: from the training down the tree, through a parallel map to
+the running calls, through a prefetch to whatever filled it.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from throughline.diagnosis.intervals import difference, intersection, total_length, union
+from throughline.diagnosis.xspace import WAIT, Event, Trace
+from throughline.results.profiling import Breakdown, IteratorTime
+
+_INSTANCE = re.compile(r"\[\d+\]")
+_EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run"
+# ends the name of what a thread of a prefetch or of a parallel map does for one element
+_PRODUCES = "Produce"
+_KERNEL = re.compile(r"^(?:[\w.\-]+/)*?[\w.\-/]+:[A-Z_]\w*$")
+TREE_ROWS = 14
+_COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
+
+
+# Finds the nearest span around one that meets a condition.
+FindAncestor = Callable[[Callable[[Event], object]], Event | None]
+NestedSpan = tuple[Event, FindAncestor]
+
+
+def break_down(trace: Trace) -> Breakdown:
+    """Sum up a trace. What it does not show is empty or None."""
+    steps = [event for event in trace.host if event.step]
+    waits = [event for event in trace.host if event.name == WAIT]
+    lengths = sorted(event.duration_ms for event in waits)
+    window = union((event.start_ms, event.end_ms) for event in steps)
+    device = union(
+        (event.start_ms, event.end_ms) for event in trace.device if not _COPY.search(event.name)
+    )
+    copies = union(
+        (event.start_ms, event.end_ms) for event in trace.device if _COPY.search(event.name)
+    )
+    on_gpu = bool(trace.device and steps)
+    return Breakdown(
+        steps=len(steps),
+        traced_step_ms_p50=statistics.median(event.duration_ms for event in steps)
+        if steps
+        else None,
+        wait_ms_p50=statistics.median(lengths) if lengths else None,
+        wait_ms_p95=lengths[int(0.95 * (len(lengths) - 1))] if lengths else None,
+        wait_ms_mean=statistics.fmean(lengths) if lengths else None,
+        iterators=tuple(
+            _iterators(
+                trace.host,
+                union((event.start_ms, event.end_ms) for event in waits),
+                total_length(window) or float("nan"),
+            )
+        ),
+        gpu_busy_ms=total_length(intersection(device, window)) / len(steps) if on_gpu else None,
+        gpu_copy_ms=total_length(intersection(copies, window)) / len(steps) if on_gpu else None,
+    )
+
+
+def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
+    """When each step of the plan was running, as spans, from the consumer to the disk; its
+    iterators are taken together.
+    """
+    tallies = _tally(events)
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for path in sorted(tallies, key=lambda path: path.count("::")):
+        tally = tallies[path]
+        at_work = union(tally.function_spans() if tally.works_elsewhere else tally.call_spans)
+        for child in (
+            other
+            for other in tallies
+            if other.rpartition("::")[0] == path and not tally.works_elsewhere
+        ):
+            at_work = difference(at_work, union(tallies[child].call_spans))
+        spans.setdefault(tally.step, []).extend((begin, end) for begin, end in at_work.tolist())
+    return {step: union(pairs) for step, pairs in spans.items()}
+
+
+def iterator_table(breakdown: Breakdown) -> list[str]:
+    """The iterators as an indented table, the consumer first."""
+    rows = [
+        f"{'iterator (step)':<50}{'calls':>8}{'work ms':>10}"
+        f"{'ms/call':>9}{'threads':>9}{'critical':>10}"
+    ]
+    for item in breakdown.iterators[:TREE_ROWS]:
+        name = f"{'  ' * item.depth}{item.title}"
+        chosen = f"  AUTOTUNE: {item.tuned}" if item.tuned is not None else ""
+        columns = (
+            f"{item.calls:>8,}{item.self_ms:>10,.2f}{item.call_ms_p50:>9,.3f}"
+            f"{item.parallelism:>9.2f}{item.critical_pct:>8.0f} %"
+        )
+        rows.append(f"{name[:49]:<50}{columns}{chosen}")
+    return rows
+
+
+@dataclass(kw_only=True)
+class _Tally:
+    """The events of one iterator, gathered over all threads."""
+
+    step: str = ""
+    tuned: int | None = None
+    call_spans: list[tuple[float, float]] = field(default_factory=list)
+    own_ms: float = 0.0  # of its calls, without those of its inputs on the same thread
+    works_elsewhere: bool = False  # other threads work for it, so that its own calls only wait
+    # Executions, by run.
+    function_runs: dict[int, list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    ops: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def function_spans(self) -> list[tuple[float, float]]:
+        """When its functions were executing."""
+        return [span for run in self.function_runs.values() for span in run]
+
+    def call_times(self) -> list[float]:
+        """How long each run of its function, or each of its calls, took, ascending."""
+        runs = [sum(end - begin for begin, end in run) for run in self.function_runs.values()]
+        return sorted(runs or [end - begin for begin, end in self.call_spans])
+
+
+def _iterators(
+    events: Sequence[Event], waits: np.ndarray, window_ms: float
+) -> Iterator[IteratorTime]:
+    """Sum up every iterator path; `[3]` and the like (shard or thread) are one iterator."""
+    tallies = _tally(events)
+    critical: dict[str, float] = defaultdict(float)
+    for root in (path for path in tallies if path.count("::") == 1):
+        _attribute_wait(root, waits, tallies, critical)
+    waited = sum(critical.values())
+    for path in sorted(tallies, key=lambda path: path.split("::")):
+        tally = tallies[path]
+        work = (
+            sum(end - begin for begin, end in tally.function_spans())
+            if tally.works_elsewhere
+            else max(0.0, tally.own_ms)
+        )
+        each = tally.call_times()
+        yield IteratorTime(
+            path=path,
+            step=tally.step,
+            calls=len(tally.call_spans),
+            total_ms=sum(end - begin for begin, end in tally.call_spans),
+            self_ms=work,
+            call_ms_p50=statistics.median(each),
+            call_ms_p95=each[int(0.95 * (len(each) - 1))],
+            parallelism=work / window_ms,
+            critical_pct=100 * critical[path] / waited if waited else 0.0,
+            ops=dict(tally.ops),
+            tuned=tally.tuned,
+        )
+
+
+def _attribute_wait(
+    path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]
+) -> None:
+    """Share out the instants in which everything waited for `path`: to its running functions, then
+    to its inputs, the rest to itself.
+    """
+    tally = tallies[path]
+    left = intersection(waits, union(tally.call_spans))
+    if tally.works_elsewhere:
+        worked = intersection(left, union(tally.function_spans()))
+        critical[path] += total_length(worked)
+        left = difference(left, worked)
+    for child in (other for other in tallies if other.rpartition("::")[0] == path):
+        _attribute_wait(child, left, tallies, critical)
+        left = difference(left, union(tallies[child].call_spans))
+    critical[path] += total_length(left)
+
+
+def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
+    """Gather what every iterator did."""
+    tallies: dict[str, _Tally] = defaultdict(_Tally)
+    spans_with_ancestors = list(_with_ancestors(events))
+    produced = _count_calls(spans_with_ancestors, tallies)
+    _count_functions(spans_with_ancestors, _owners(spans_with_ancestors, produced), tallies)
+    return {path: tally for path, tally in tallies.items() if tally.call_spans}
+
+
+def _count_calls(
+    spans_with_ancestors: Sequence[NestedSpan], tallies: dict[str, _Tally]
+) -> dict[int, str]:
+    """Count the iterators' calls; returns for whom each producing span (by id) produces."""
+    produced: dict[int, str] = {}
+    for event, ancestor in spans_with_ancestors:
+        if not event.iterator:
+            continue
+        path = _path(event)
+        tally = tallies[path]
+        tally.step = event.label
+        tally.tuned = event.tuned if event.tuned is not None else tally.tuned
+        tally.call_spans.append((event.start_ms, event.end_ms))
+        tally.own_ms += event.duration_ms
+        caller = ancestor(_serves)
+        if caller is not None and caller.iterator:
+            tallies[_path(caller)].own_ms -= event.duration_ms
+        elif path.count("::") > 1:
+            consumer = path.rpartition("::")[0]
+            tallies[consumer].works_elsewhere = True
+            if caller is not None:
+                produced[id(caller)] = consumer
+    return produced
+
+
+def _owners(
+    spans_with_ancestors: Sequence[NestedSpan], produced: Mapping[int, str]
+) -> dict[int, str]:
+    """The iterator of each run of a function: the one that calls it, or that the producing thread
+    works for.
+    """
+    owners = {}
+    for event, ancestor in spans_with_ancestors:
+        if (
+            event.name.startswith(_CALLS)
+            and event.run
+            and (caller := ancestor(_serves)) is not None
+        ):
+            owners[event.run] = _path(caller) if caller.iterator else produced.get(id(caller), "")
+    return {run: path for run, path in owners.items() if path}
+
+
+def _count_functions(
+    spans_with_ancestors: Sequence[NestedSpan],
+    owners: Mapping[int, str],
+    tallies: dict[str, _Tally],
+) -> None:
+    """Add up the executions of functions, and the kernels within them by the op of the plan whose
+    scope they are in.
+    """
+    for event, ancestor in spans_with_ancestors:
+        if event.name == _EXECUTES and event.run in owners:
+            if (
+                ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run)
+                is None
+            ):
+                tallies[owners[event.run]].function_runs[event.run].append(
+                    (event.start_ms, event.end_ms)
+                )
+        elif _KERNEL.match(event.name):
+            inside = ancestor(lambda span: span.run in owners or span.iterator)
+            if inside is not None:
+                tallies[owners.get(inside.run) or _path(inside)].ops[
+                    event.name.partition(":")[0].partition("/")[0]
+                ] += event.duration_ms
+
+
+def _serves(span: Event) -> bool:
+    """Whether a span is a call of an iterator, or a thread's production of one element for an
+    iterator.
+    """
+    return span.iterator or span.name.endswith(_PRODUCES)
+
+
+def _path(event: Event) -> str:
+    return _INSTANCE.sub("", event.name)
+
+
+def _with_ancestors(events: Sequence[Event]) -> Iterator[NestedSpan]:
+    """Every span with a function that finds the nearest span around it, on its thread, that meets a
+    condition.
+    """
+    by_thread: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        by_thread[event.thread].append(event)
+    for thread in by_thread.values():
+        chain: tuple | None = None  # (span, chain around it)
+        for event in sorted(thread, key=lambda span: (span.start_ms, -span.duration_ms)):
+            while chain is not None and chain[0].end_ms <= event.start_ms:
+                chain = chain[1]
+            yield event, _ancestor_finder(chain)
+            chain = (event, chain)
+
+
+def _ancestor_finder(chain: tuple | None) -> FindAncestor:
+    def find(meets: Callable[[Event], object]) -> Event | None:
+        link = chain
+        while link is not None:
+            if meets(link[0]):
+                return link[0]
+            link = link[1]
+        return None
+
+    return find

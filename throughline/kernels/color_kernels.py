@@ -1,0 +1,53 @@
+"""Kernels of the ops that change the colors of an example or of every image of a batch."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from throughline.kernels.kernels import Element, compute, per_pixel, to_uint8
+from throughline.kernels.randomness import RandomStream
+from throughline.plan.augmentations import Grayscale, Hue, Saturation
+
+COLORS = 3  # channels of an image that has colors
+# Red, green and blue in luma, in parts of 2^16: exact in whole numbers.
+LUMA = (19595, 38470, 7471)
+
+
+@compute.register
+def _(op: Grayscale, element: Element, draw: RandomStream) -> Element:
+    image = element["image"]
+    if image.shape[-1] != COLORS:
+        return element
+    chosen = per_pixel(draw.uniform(element["key"]) < op.probability)
+    return {**element, "image": tf.where(chosen, tf.cast(luma(image), tf.uint8), image)}
+
+
+@compute.register
+def _(op: Saturation, element: Element, draw: RandomStream) -> Element:
+    image = element["image"]
+    if image.shape[-1] != COLORS:
+        return element
+    factor = per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
+    gray = tf.cast(luma(image), tf.float32)
+    return {**element, "image": to_uint8((tf.cast(image, tf.float32) - gray) * factor + gray)}
+
+
+@compute.register
+def _(op: Hue, element: Element, draw: RandomStream) -> Element:
+    image = element["image"]
+    if image.shape[-1] != COLORS:
+        return element
+    turn = per_pixel((draw.uniform(element["key"]) * 2 - 1) * op.delta)[..., 0]
+    hue, saturation, value = tf.unstack(
+        tf.image.rgb_to_hsv(tf.cast(image, tf.float32) / 255), axis=-1
+    )
+    turned = tf.stack([tf.math.floormod(hue + turn, 1.0), saturation, value], axis=-1)
+    return {**element, "image": to_uint8(tf.image.hsv_to_rgb(turned) * 255)}
+
+
+def luma(image: tf.Tensor) -> tf.Tensor:
+    """Brightness of every pixel (…, 1) int32 from its colors (…, 3) uint8, rounded."""
+    red, green, blue = (
+        tf.cast(image[..., number, None], tf.int32) * part for number, part in enumerate(LUMA)
+    )
+    return tf.bitwise.right_shift(red + green + blue + (1 << 15), 16)

@@ -1,0 +1,50 @@
+"""Cropping rectangles out of images.
+
+Which rectangle is drawn by TensorFlow (`boxes.py`); its pixels are computed by one Python call for
+an image or a batch (`pixels.py`). A loop of TensorFlow's ops over images takes several times as
+long: docs/performance.md, "Random crops of photos".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.kernels import pixels
+from throughline.kernels.boxes import draw_boxes, image_size
+from throughline.kernels.kernels import Element, compute, draw_flipped
+from throughline.kernels.randomness import RandomStream
+from throughline.plan.augmentations import ResizedCrop
+from throughline.plan.ops import Op
+
+
+@compute.register
+def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
+    image = element["image"]
+    boxes = draw_boxes(op, image_size(image), element["key"], draw)
+    upright = tf.concat([boxes, tf.zeros_like(boxes[..., :1])], axis=-1)
+
+    def call(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+        many, channels = boxes.reshape(-1, boxes.shape[-1]), image.shape[-1]
+        out = pixels.empty_images((len(many), op.height, op.width, channels))
+        pixels.crop(image if image.ndim == out.ndim else [image], many, out, method=op.method)
+        return out.reshape(*boxes.shape[:-1], *out.shape[1:])
+
+    crop = tf.numpy_function(call, [image, upright], tf.uint8, stateful=False)
+    crop.set_shape((*image.shape[:-3], op.height, op.width, image.shape[-1]))
+    return {**element, "image": crop}
+
+
+def draw_crops(
+    ops: Sequence[Op], sizes: tf.Tensor, key: tf.Tensor, draws: Sequence[RandomStream]
+) -> tf.Tensor:
+    """What an op that crops and those that flip its result do to images of `sizes` (batch, 2) or
+    (2,): (batch, 5) int32, a box and whether it is flipped.
+    """
+    flipped = tf.zeros_like(key, tf.bool)
+    for draw in draws[1:]:
+        flipped = tf.math.logical_xor(flipped, draw_flipped(key, draw))
+    boxes = draw_boxes(ops[0], sizes, key, draws[0])
+    return tf.concat([boxes, tf.cast(flipped, tf.int32)[..., None]], axis=-1)

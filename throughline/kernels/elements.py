@@ -1,0 +1,84 @@
+"""Running ops on elements, and choosing what of an element a batch consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from throughline.data.shards.records import RecordSchema
+from throughline.kernels import (
+    color_kernels,  # noqa: F401 - they add kernels
+    cropping,  # noqa: F401 - they add kernels
+    host_kernels,  # noqa: F401 - they add kernels
+    text_kernels,  # noqa: F401 - they add kernels
+)
+from throughline.kernels.autograph import without_autograph
+from throughline.kernels.kernels import Element, compute
+from throughline.kernels.randomness import RandomStream
+from throughline.plan.ops import Op
+
+
+@without_autograph
+def apply_ops(
+    ops: Sequence[Op],
+    element: Element,
+    *,
+    seed: int,
+    epoch: tf.Tensor,
+    first_op_position: int = 0,
+    kernels: Any = compute,
+) -> Element:
+    """Run ops on an element, an example or a batch; in a trace their names stand before those of
+    the kernels they call. `kernels` is `compute`, or what runs them within the train step.
+
+    `first_op_position` is that of the first of them in `augment`. What an op draws depends on its
+    name and position, not on its arguments: equal ops draw independently, and a stronger one draws
+    as the weaker one did.
+    """
+    for position, op in enumerate(ops, first_op_position):
+        with tf.name_scope(op.name):
+            element = kernels(op, element, random_stream(op, position, seed=seed, epoch=epoch))
+    return element
+
+
+def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> RandomStream:
+    """What the op at this position of `augment` draws from."""
+    return RandomStream(seed=seed, epoch=epoch, salts=(op.name, position))
+
+
+def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -> Element | tuple:
+    """The (input, label) that a model takes, of packed rows (inputs, label, weight), or,
+    `with_keys`, the whole element; texts of a batch are padded to the longest.
+    """
+    element = {
+        name: value.to_tensor() if isinstance(value, tf.RaggedTensor) else value
+        for name, value in element.items()
+    }
+    if with_keys:
+        return element
+    if "segment_ids" in element:
+        names = (schema.feature, "segment_ids", "positions")
+        return {name: element[name] for name in names}, element["label"], element["weight"]
+    return element[schema.feature], element["label"]
+
+
+def split_tokens(tokens: tf.Tensor) -> Element:
+    """Split windows (…, length + 1) of any integers into text (…, length) and label (…, length),
+    the token after each, both int32.
+    """
+    tokens = tf.cast(tokens, tf.int32)
+    return {"text": tokens[..., :-1], "label": tokens[..., 1:]}
+
+
+def split_window(time_steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> Element:
+    """Split windows (…, length + horizon, columns) into features (…, length, columns) and label (…,
+    horizon, targets).
+    """
+    label = time_steps[..., length:, :]
+    all_columns = targets == tuple(range(time_steps.shape[-1]))
+    return {
+        "features": time_steps[..., :length, :],
+        "label": label if all_columns else tf.gather(label, targets, axis=-1),
+    }

@@ -1,0 +1,118 @@
+"""Ops within the train step, where the snapshot lives on the accelerator: the recipes of ops that
+the host leaves to OpenCV, as products of matrices.
+
+Resizing and blurring are linear along each axis, so an image is multiplied by one matrix for its
+rows and one for its columns, each image of a batch by its own. The same boxes, filters and borders
+as in `pixels.py`, in float32 instead of fixed point: values differ by at most two levels of 255.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.kernels.boxes import draw_boxes, image_size
+from throughline.kernels.host_kernels import draw_sigma
+from throughline.kernels.kernels import Element, compute, to_uint8
+from throughline.kernels.randomness import RandomStream
+from throughline.plan.augmentations import Blur, ResizedCrop
+from throughline.plan.ops import Op
+
+
+@singledispatch
+def compute_on_device(op: Op, element: Element, draw: RandomStream) -> Element:
+    """Run one op on a batch on the accelerator; most have one kernel for everywhere."""
+    return compute(op, element, draw)
+
+
+@compute_on_device.register
+def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
+    images = element["image"]
+    size = image_size(images)
+    boxes = tf.cast(draw_boxes(op, size, element["key"], draw), tf.float32)
+    top, left, height, width = tf.unstack(boxes, axis=-1)
+    shrinks = (height >= op.height) & (width >= op.width) & (op.method == "area")
+    rows, columns = (
+        tf.where(
+            shrinks[:, None, None],
+            _averages(first, length, sources=sources, results=results),
+            _interpolation(first, length, sources=sources, results=results),
+        )
+        for first, length, sources, results in (
+            (top, height, size[0], op.height),
+            (left, width, size[1], op.width),
+        )
+    )
+    return {**element, "image": resample(images, rows, columns)}
+
+
+@compute_on_device.register
+def _(op: Blur, element: Element, draw: RandomStream) -> Element:
+    images = element["image"]
+    sigma = draw_sigma(op, element["key"], draw)
+    tall, wide = (int(side) for side in images.shape[1:3])
+    rows, columns = (_gaussian(sigma, op.sigma[1], sources) for sources in (tall, wide))
+    return {**element, "image": resample(images, rows, columns)}
+
+
+def resample(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """Images (batch, height, width, channels), each multiplied by its matrix for rows (batch,
+    height of the result, height) and for columns (batch, width of the result, width): uint8.
+    """
+    values = tf.cast(images, tf.float32)
+    values = tf.einsum("nih,nhwc->niwc", rows, values)
+    resampled = to_uint8(tf.einsum("njw,niwc->nijc", columns, values))
+    return tf.ensure_shape(
+        resampled, (images.shape[0], rows.shape[1], columns.shape[1], images.shape[-1])
+    )
+
+
+def _interpolation(
+    first: tf.Tensor, length: tf.Tensor, *, sources: tf.Tensor, results: int
+) -> tf.Tensor:
+    """Weights (batch, results, sources) of linear interpolation between the pixels [first, first +
+    length) of each image; at their ends, of the outermost alone.
+    """
+    middles = (tf.range(results, dtype=tf.float32) + 0.5) / results
+    places = tf.clip_by_value(middles * length[:, None] - 0.5, 0, length[:, None] - 1)
+    pixels = tf.cast(tf.range(sources), tf.float32)
+    return tf.nn.relu(1 - tf.abs(pixels - (first[:, None] + places)[..., None]))
+
+
+def _averages(
+    first: tf.Tensor, length: tf.Tensor, *, sources: tf.Tensor, results: int
+) -> tf.Tensor:
+    """Weights (batch, results, sources) of the mean over the part of [first, first + length) that
+    each result covers.
+    """
+    covered = (length / results)[:, None]
+    begins = first[:, None] + tf.range(results, dtype=tf.float32) * covered
+    pixels = tf.cast(tf.range(sources), tf.float32)
+    overlap = tf.minimum(pixels + 1, (begins + covered)[..., None]) - tf.maximum(
+        pixels, begins[..., None]
+    )
+    return tf.nn.relu(overlap) / covered[..., None]
+
+
+def _gaussian(sigma: tf.Tensor, largest: float, sources: int) -> tf.Tensor:
+    """Weights (batch, sources, sources) of a Gaussian of `sigma` (batch,) pixels that ends at three
+    of them, reflected at the border; of sigma 0, of the pixel itself.
+    """
+    most = _radius(largest)
+    taps = tf.range(-most, most + 1, dtype=tf.float32)
+    wide = sigma[:, None]
+    inside = tf.abs(taps) <= tf.floor(tf.round(wide * 6 + 1) / 2)
+    bell = tf.where(inside, tf.exp(-(taps**2) / (2 * tf.maximum(wide, 1e-6) ** 2)), 0.0)
+    weights = bell / tf.reduce_sum(bell, axis=-1, keepdims=True)
+    places = np.arange(sources)[:, None] + np.arange(-most, most + 1)
+    period = max(1, 2 * (sources - 1))
+    reflected = np.abs((places + sources - 1) % period - (sources - 1))
+    taken = tf.constant(reflected[..., None] == np.arange(sources), tf.float32)
+    return tf.einsum("nt,its->nis", weights, taken)
+
+
+def _radius(sigma: float) -> int:
+    """Pixels to either side in the kernel of the width `sigma`, as OpenCV has it for bytes."""
+    return (round(sigma * 6 + 1) | 1) // 2

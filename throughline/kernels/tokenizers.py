@@ -1,0 +1,180 @@
+"""From text to the numbers of its tokens, in TensorFlow: the same ops of one library where a
+snapshot is written and in a stream.
+
+Number 0 is padding and stands for no token. A tokenizer's file that has another token there is
+counted from 1.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from throughline.plan.text_ops import Tokenize
+from throughline.shared.errors import InvalidParams
+from throughline.shared.files import digest_blake2b
+
+PADDING, UNKNOWN = "[PAD]", "[UNK]"
+BYTES = 256
+_SPECIAL = re.compile(r"\[.*\]|<.*>")  # names of tokens that stand for no text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """`encode` turns texts (batch,) into ragged tokens (batch, tokens) int32, numbers from 1 up to
+    `vocabulary`, excluded. `words` are what tokens stand for, none of bytes, `unknown` the number
+    for all other text; None: there is no such text. `module` holds what a SavedModel of it must
+    hold, too; None: nothing.
+    """
+
+    encode: Callable[[tf.Tensor], tf.RaggedTensor]
+    vocabulary: int
+    words: Sequence[str] = ()
+    unknown: int | None = None
+    module: Any = None
+
+
+def tokenize(op: Tokenize, text: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+    """Tokens of a text (): (tokens,) int32; of texts (batch,): ragged (batch, tokens) int32.
+
+    Raises:
+      InvalidParams: the tokenizer's file is not one of its kind.
+    """
+    encode = open_tokenizer(op).encode
+    return encode(text[None]).values if text.shape.rank == 0 else encode(text)
+
+
+def open_tokenizer(op: Tokenize) -> Tokenizer:
+    """The tokenizer of an op that has what it takes from the data.
+
+    Raises:
+      InvalidParams: its file is not one of its kind.
+    """
+    with tf.init_scope():  # outside of any function that is being traced
+        return _load(op.kind, Path(op.model).read_bytes() if op.file else b"", op.lower)
+
+
+def lower_case(texts: tf.Tensor, *, accents: bool = True) -> tf.Tensor:
+    """Texts (batch,) in lower case and, unless they are kept, without `accents`."""
+    texts = tf.strings.lower(texts, encoding="utf-8")
+    if accents:
+        return texts
+    import tensorflow_text
+
+    decomposed = tensorflow_text.normalize_utf8(texts, "NFD")
+    return tf.strings.regex_replace(decomposed, r"\p{Mn}", "")
+
+
+@lru_cache(maxsize=8)
+def _load(kind: str, content: bytes, lower: str) -> Tokenizer:
+    loaders = {"bytes": _bytes, "sentencepiece": _sentencepiece, "wordpiece": _wordpiece}
+    tokenizer = loaders[kind](content)
+    words = [word for word in tokenizer.words if not _SPECIAL.fullmatch(word)]
+    uncased = bool(words) and not any(word != word.lower() for word in words)
+    if lower == "never" or (lower == "auto" and not uncased):
+        return tokenizer
+    # As BERT's: an uncased vocabulary lacks accents, too, unless a token shows that it has them.
+    accents = not words or any(
+        unicodedata.combining(character)
+        for word in words
+        for character in unicodedata.normalize("NFD", word)
+    )
+    return replace(
+        tokenizer, encode=lambda texts: tokenizer.encode(lower_case(texts, accents=accents))
+    )
+
+
+def _bytes(content: bytes) -> Tokenizer:
+    def encode(texts: tf.Tensor) -> tf.RaggedTensor:
+        values = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
+        return tf.RaggedTensor.from_row_lengths(
+            tf.cast(values, tf.int32) + 1, tf.strings.length(texts)
+        )
+
+    return Tokenizer(encode=encode, vocabulary=1 + BYTES)
+
+
+def _sentencepiece(content: bytes) -> Tokenizer:
+    import sentencepiece
+    from tensorflow_text.python.ops.sentencepiece_tokenizer import (
+        gen_sentencepiece_tokenizer as kernels,
+    )
+
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    except RuntimeError as error:
+        raise InvalidParams(
+            [
+                "preprocess: tokenize.model is no SentencePiece model; a vocabulary file is for"
+                " `kind: wordpiece`"
+            ]
+        ) from error
+    shift = int(processor.pad_id() != 0)
+
+    # tensorflow_text's class leaves the model to the kernel that loads it, which is gone as soon as
+    # anyone sets a seed: that clears the cache of kernels. Under a name of its own the model stays.
+    # A SavedModel makes it again from its function.
+    class Model(tf.saved_model.experimental.TrackableResource):
+        def _create_resource(self) -> tf.Tensor:
+            return kernels.sentencepiece_op(model=content, shared_name=digest_blake2b(content))
+
+    model = Model()
+    handle = model.resource_handle  # made now, and not within a function that is being traced
+
+    def encode(texts: tf.Tensor) -> tf.RaggedTensor:
+        tokens, splits = kernels.sentencepiece_tokenize_op(
+            handle,
+            texts,
+            nbest_size=0,
+            alpha=1.0,
+            add_bos=False,
+            add_eos=False,
+            reverse=False,
+        )
+        return _shifted(tf.RaggedTensor.from_row_splits(tokens, splits, validate=False), shift)
+
+    return Tokenizer(
+        encode=encode,
+        vocabulary=processor.vocab_size() + shift,
+        words=[processor.id_to_piece(number) for number in range(processor.vocab_size())],
+        unknown=processor.unk_id() + shift,
+        module=model,
+    )
+
+
+def _wordpiece(content: bytes) -> Tokenizer:
+    import tensorflow_text
+
+    try:
+        words = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        words = []
+    if UNKNOWN not in words or len(set(words)) < len(words):
+        raise InvalidParams(
+            [
+                f"preprocess: tokenize.model is no WordPiece vocabulary: a token per line in UTF-8,"
+                f" each once, {UNKNOWN} among them"
+            ]
+        )
+    shift = int(words[0] != PADDING)
+    tokenizer = tensorflow_text.FastWordpieceTokenizer(
+        vocab=words, token_out_type=tf.int32, unknown_token=UNKNOWN
+    )
+    return Tokenizer(
+        encode=lambda texts: _shifted(tokenizer.tokenize(texts), shift),
+        vocabulary=len(words) + shift,
+        words=words,
+        unknown=words.index(UNKNOWN) + shift,
+        module=tokenizer,
+    )
+
+
+def _shifted(tokens: Any, shift: int) -> tf.RaggedTensor:
+    return tokens + shift if shift else tokens

@@ -1,0 +1,59 @@
+"""Accelerators to plan for without having them: how long a train step takes on each, from
+published benchmarks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from throughline.shared.errors import UnknownModel, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """An accelerator in a published benchmark: a train step on `batch_size` examples takes `step_s`
+    [s].
+    """
+
+    model: str
+    batch_size: int
+    step_s: float
+    source: str
+
+    @property
+    def examples_per_s(self) -> float:
+        """Examples that it trains on per second."""
+        return self.batch_size / self.step_s
+
+    def step_ms(self, batch_size: int) -> float:
+        """Time of a step on another number of examples [ms], in proportion."""
+        return 1e3 * self.step_s * batch_size / self.batch_size
+
+
+_SOURCE = (
+    "DLIO, on which MLPerf Storage is built: configs/workload/{}.yaml of argonne-lcf/dlio_benchmark"
+)
+ACCELERATORS = {
+    "h100-resnet50": Accelerator(
+        model="ResNet-50", batch_size=400, step_s=0.224, source=_SOURCE.format("resnet50_h100")
+    ),
+    "a100-resnet50": Accelerator(
+        model="ResNet-50", batch_size=400, step_s=0.435, source=_SOURCE.format("resnet50_a100")
+    ),
+    "v100-resnet50": Accelerator(
+        model="ResNet-50", batch_size=64, step_s=0.195, source=_SOURCE.format("resnet50_v100")
+    ),
+}
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """The accelerator of this name.
+
+    Raises:
+      UnknownModel: there is none; names the nearest.
+    """
+    if name not in ACCELERATORS:
+        raise UnknownModel(
+            f"--accelerator: {name} is not in the table; {did_you_mean(name, list(ACCELERATORS))}"
+        )
+    return ACCELERATORS[name]

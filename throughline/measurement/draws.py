@@ -1,0 +1,148 @@
+"""Which examples an epoch of training draws: one real epoch of the plan that trains, without the
+work on its values.
+
+The digest of examples is of a plan without shuffling and sampling. This is the other half of the
+proof: what shuffles, caches, interleaves, samples and distributes is the very plan of the training;
+only the ops on values are left out, for their time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.measurement.equality import RowsByKey
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.pipelines.order.length_batches import LengthBatches
+from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches
+from throughline.pipelines.read.prepared_data import read_labels_and_weights
+from throughline.plan.ops import Op, Parse
+from throughline.plan.plan import Plan
+from throughline.plan.steps import Batch, BucketBatch, Map, Step
+from throughline.results.build import EpochDraws
+from throughline.shared.errors import UnequalConfigurations
+
+MAX_COUNT_STDERRS = 6  # from a class's expected count: of many classes none may fail by chance
+STEPS_PER_CHECK_CALL = 1024
+
+
+class KeysAlone(Op):
+    """Leave nothing of an element but its key and label."""
+
+    name: ClassVar[str] = "keys"
+
+    def compute(self, element: Any, draw: Any) -> Any:
+        """The element without its values."""
+        return {name: element[name] for name in ("key", "label")}
+
+
+def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None:
+    """Draw an epoch of the plan that trains and check how often each example comes; returns the
+    rows drawn, too.
+
+    None for a stream of windows, whose order its examples are made of.
+
+    Raises:
+      UnequalConfigurations: an example is of no or of another split, or comes more or less often
+        than it should.
+    """
+    if pipeline.plan.window and not pipeline.plan.reads_snapshot:
+        return None
+    rows = _gathered_rows(pipeline) if pipeline.plan.reads_snapshot else _streamed_rows(pipeline)
+    counts = np.bincount(rows, minlength=_expected_rows(pipeline))
+    _check_counts(pipeline, rows, counts)
+    return (
+        EpochDraws(
+            examples=len(rows), distinct=int((counts > 0).sum()), most_often=int(counts.max())
+        ),
+        rows,
+    )
+
+
+def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
+    """The rows of all steps of the first epoch, without those that only fill up a batch."""
+    chunks = [
+        collect_rows(
+            pipeline.reader.order,
+            tf.range(
+                first, min(first + STEPS_PER_CHECK_CALL, pipeline.steps_per_epoch), dtype=tf.int64
+            ),
+        )
+        for first in range(0, pipeline.steps_per_epoch, STEPS_PER_CHECK_CALL)
+    ]
+    return np.concatenate(chunks)
+
+
+def collect_rows(order: EpochOrder | LengthBatches | PackedBatches, steps: tf.Tensor) -> np.ndarray:
+    """The rows that `steps` (n,) consist of, one after another: (examples,) int64."""
+    rows = order.rows(steps).numpy()
+    drawn = rows[np.arange(rows.shape[1]) < order.size(steps).numpy()[:, None]]
+    return drawn[drawn != NO_DOCUMENT]
+
+
+def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
+    """The rows of the snapshot whose keys come out of the first epoch of a stream."""
+    keys_only = dataclasses.replace(pipeline, plan=_keys_only(pipeline.plan), with_keys=True)
+    batches = itertools.islice(keys_only.dataset().as_numpy_iterator(), keys_only.steps_per_epoch)
+    return RowsByKey(pipeline).find(np.concatenate([batch["key"] for batch in batches]))
+
+
+def _keys_only(plan: Plan) -> Plan:
+    """The plan with nothing done to values: records are parsed for their keys, files are not even
+    opened, and batches by length become batches of one size, since keys have no length.
+    """
+    steps: list[Step] = []
+    first = True
+    for step in plan.steps:
+        if isinstance(step, Map):
+            parsing = tuple(op for op in step.ops if isinstance(op, Parse))
+            ops = (*parsing, KeysAlone()) if first else parsing
+            first = False
+            steps += [dataclasses.replace(step, ops=ops)] if ops else []
+        elif isinstance(step, BucketBatch):
+            steps.append(Batch(size=step.size))
+        else:
+            steps.append(step)
+    return dataclasses.replace(plan, steps=tuple(steps), device_ops=())
+
+
+def _expected_rows(pipeline: InputPipeline) -> int:
+    return pipeline.data.count_examples(pipeline.split, pipeline.plan.window)
+
+
+def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray) -> None:
+    plan, service = pipeline.plan, pipeline.plan.service
+    if len(rows) != pipeline.examples or len(counts) > _expected_rows(pipeline):
+        raise UnequalConfigurations(
+            f"{plan}: an epoch draws {len(rows):,} examples of {len(counts):,}, not"
+            f" {pipeline.examples:,}"
+        )
+    if plan.sampling != "uniform":
+        _check_classes(pipeline, rows)
+    elif pipeline.worker.count == 1 and (service is None or service.sharding == "static"):
+        missing, doubled = int((counts == 0).sum()), int((counts > 1).sum())
+        if missing or doubled:
+            raise UnequalConfigurations(
+                f"{plan}: in an epoch of training {missing:,} of {len(counts):,} examples never"
+                f" come and {doubled:,} come more than once"
+            )
+
+
+def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
+    """Compare how often each class is drawn with its weight."""
+    labels, weights = read_labels_and_weights(pipeline.plan.sampling, pipeline.data, pipeline.split)
+    drawn = np.bincount(np.asarray(labels)[rows], minlength=len(weights))
+    shares = np.asarray(weights) / np.sum(weights)
+    allowed = 1 + MAX_COUNT_STDERRS * np.sqrt(len(rows) * shares * (1 - shares))
+    far = np.flatnonzero(np.abs(drawn - len(rows) * shares) > allowed)
+    if len(far):
+        name = pipeline.data.shards.classes[far[0]]
+        raise UnequalConfigurations(
+            f"{pipeline.plan}: class {name} is drawn {drawn[far[0]]:,} times an epoch, not"
+            f" {len(rows) * shares[far[0]]:,.0f}"
+        )

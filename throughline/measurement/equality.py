@@ -1,0 +1,144 @@
+"""Proof that two configurations deliver the same examples: a digest over (key, label, pixels),
+shapes and dtypes, that ignores order; and that each example comes once, with the manifest's label.
+
+It is taken of every split, after the deterministic preprocessing, with augmentation and
+postprocessing off, so every configuration with the same `preprocess` must have the same digests.
+Those whose pixels are approximate by their own wish have the same examples and labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.kernels.kernels import input_name
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.results.build import Difference, ExamplesDigest
+from throughline.shared.errors import UnequalConfigurations
+
+MODULUS = 1 << 128
+
+
+def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
+    """Read one epoch of a pipeline made `with_keys` and add up a 128-bit hash per example, so that
+    order does not matter.
+
+    A lost, doubled or altered example changes the sum; how far a text is padded, and with which
+    others it is packed, does not.
+
+    Raises:
+      UnequalConfigurations: the examples are not those of the manifest, or have other labels there.
+    """
+    total, keys, labels = 0, [], []
+    text = pipeline.data.shards.schema.payload == "text"
+    values = np.empty((0,))
+    for batch in pipeline.dataset().as_numpy_iterator():
+        values = batch[input_name(batch)]
+        for key, label, value in iterate_examples(batch):
+            total = (total + digest_example(key, label, value)) % MODULUS
+            keys.append(key)
+            labels.append(label)
+    if pipeline.plan.window is None:  # else the examples and what is predicted are made of rows
+        _check_labels(pipeline, np.asarray(keys), np.asarray(labels))
+    return ExamplesDigest(
+        digest=f"{total:032x}",
+        examples=len(keys),
+        shape=(None,) if text else values.shape[1:],
+        dtype=str(values.dtype),
+    )
+
+
+def _check_labels(pipeline: InputPipeline, keys: np.ndarray, labels: np.ndarray) -> None:
+    listed = pipeline.data.files(pipeline.split)
+    order, listed_order = np.argsort(keys), np.argsort(listed.keys)
+    of_split = f"{pipeline.plan}: the {pipeline.split} split"
+    if not np.array_equal(keys[order], np.asarray(listed.keys)[listed_order]):
+        raise UnequalConfigurations(
+            f"{of_split}: {len(keys):,} examples are delivered, {len(set(keys.tolist())):,} of them"
+            f" different ones, which are not the {len(listed.keys):,} of the manifest"
+        )
+    wrong = labels[order] != np.asarray(listed.labels)[listed_order].astype(labels.dtype)
+    if wrong.any():
+        raise UnequalConfigurations(
+            f"{of_split}: {int(wrong.sum()):,} of {len(keys):,} examples are delivered with another"
+            " label than the manifest's"
+        )
+
+
+def iterate_examples(batch: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Key, label and value of each example of a batch; of a text the tokens without padding."""
+    values = batch[input_name(batch)]
+    for row, (key, label, value) in enumerate(
+        zip(batch["key"], batch["label"], values, strict=True)
+    ):
+        if "segment_ids" in batch:
+            for slot in np.flatnonzero(batch["weight"][row]):
+                yield key[slot], label[slot], value[batch["segment_ids"][row] == slot + 1]
+        else:
+            yield key, label, np.trim_zeros(value, "b") if "text" in batch else value
+
+
+def digest_example(key: np.ndarray, label: np.ndarray, value: np.ndarray) -> int:
+    """A 128-bit hash of one example: its key, label and values, with the shapes and dtypes of all
+    three.
+    """
+    parts = [np.asarray(part) for part in (key, label, value)]
+    state = hashlib.blake2b(
+        repr([(part.shape, part.dtype.str) for part in parts]).encode(), digest_size=16
+    )
+    for part in parts:
+        state.update(part.tobytes())
+    return int.from_bytes(state.digest(), "little")
+
+
+class RowsByKey:
+    """The rows of a split in the snapshot by the keys of their examples, sorted once."""
+
+    def __init__(self, pipeline: InputPipeline) -> None:
+        self._split = pipeline.split
+        self._keys = np.asarray(pipeline.data.memmap(pipeline.split, "key"))
+        self._order = np.argsort(self._keys)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The row of each key: (n,) int64 → (n,) int64.
+
+        Raises:
+          UnequalConfigurations: a key is of no example of the split.
+        """
+        places = np.minimum(
+            np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1
+        )
+        rows = self._order[places]
+        foreign = int((self._keys[rows] != keys).sum())
+        if foreign:
+            raise UnequalConfigurations(
+                f"{foreign:,} of {len(keys):,} examples that are delivered are not of the"
+                f" {self._split} split"
+            )
+        return rows
+
+
+def measure_difference(
+    approximate: InputPipeline, exact: InputPipeline, *, examples: int = 1000
+) -> Difference:
+    """Compare at least `examples` examples of a pipeline with those of one that reads the snapshot,
+    matched by key; both made `with_keys`.
+    """
+    stored_rows, fetch, epoch = (
+        RowsByKey(exact),
+        tf.function(exact.reader.make_fetch_fn(), autograph=False),
+        tf.constant(0, tf.int64),
+    )
+    total, largest, pixels, seen = 0.0, 0.0, 0, 0
+    for batch in approximate.dataset().as_numpy_iterator():
+        rows = stored_rows.find(batch["key"])
+        same = fetch(exact.reader.columns(), tf.constant(rows), epoch)["image"].numpy()
+        apart = np.abs(batch["image"].astype(np.int16) - same.astype(np.int16))
+        total, largest = total + float(apart.sum(dtype=np.int64)), max(largest, float(apart.max()))
+        pixels, seen = pixels + apart.size, seen + len(rows)
+        if seen >= examples:
+            break
+    return Difference(mean=total / pixels, max=largest, examples=seen)

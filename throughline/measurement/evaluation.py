@@ -1,0 +1,256 @@
+"""Which held-out examples a trained model gets wrong: one pass over a split, from which each
+example leaves a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from throughline.data.manifest import map_documents, read_manifest
+from throughline.data.shards.records import RecordSchema
+from throughline.models.inference import gives_probabilities
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.results.evaluation import Confusion, Evaluation, WorstExample
+
+MOST_CLASSES, MOST_WORST = 20, 12
+LONGEST_TEXT = 200  # characters of a text that are shown
+SMALLEST_PROBABILITY = 1e-7  # as Keras' losses take it
+THUMBNAIL = 96  # longest side of an image in the picture [pixels]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """What a model says of `examples`: `metric` is its accuracy, or the mean absolute error of
+    numbers, by target (targets,) float64 the `target_errors`; classes `truths` and `predictions`
+    (examples,) int64, of numbers zeros; and those with the highest loss, in falling order: `keys`
+    (worst,) int64, `losses`, `probabilities` of the predicted class, `inputs` (worst, …), `labels`
+    and `outputs` (worst, …).
+    """
+
+    examples: int
+    metric: float
+    truths: np.ndarray
+    predictions: np.ndarray
+    worst: dict[str, np.ndarray]
+    target_errors: np.ndarray
+
+
+def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: bool) -> Outcomes:
+    """Run the model, which takes the inputs of `pipeline`, on each example; `pipeline` delivers
+    keys. Without `classes` it predicts numbers, and the loss of an example is its absolute error.
+    """
+    feature = pipeline.data.shards.schema.feature
+    judge = _judge_classes if classes else _judge_numbers
+    probabilities = gives_probabilities(model)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def run(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        outputs = tf.cast(model(element[feature], training=False), tf.float32)
+        if classes and probabilities:
+            outputs = tf.math.log(tf.maximum(outputs, SMALLEST_PROBABILITY))
+        return {"outputs": outputs, **judge(outputs, element["label"])}
+
+    examples, truths, predictions, errors, worst = 0, [], [], [], None
+    for element in pipeline.dataset():
+        judged = {name: value.numpy() for name, value in run(element).items()}
+        examples += len(judged["losses"])
+        truths.append(judged["truths"])
+        predictions.append(judged["predictions"])
+        errors.append(judged.pop("target_errors"))
+        batch = {
+            **judged,
+            "keys": element["key"].numpy(),
+            "inputs": _without_padding(element[feature]),
+            "labels": element["label"].numpy(),
+        }
+        worst = _keep_worst(worst, batch)
+    true, predicted = (
+        np.concatenate(numbers or [np.zeros(0, np.int64)]) for numbers in (truths, predictions)
+    )
+    target_errors = np.concatenate(errors or [np.zeros((0, 0))]).mean(axis=0, dtype=np.float64)
+    return Outcomes(
+        examples=examples,
+        metric=float((true == predicted).mean() if classes else target_errors.mean()),
+        truths=true,
+        predictions=predicted,
+        worst=worst or {},
+        target_errors=target_errors,
+    )
+
+
+def describe_outcomes(
+    outcomes: Outcomes,
+    pipeline: InputPipeline,
+    *,
+    classes: Sequence[str],
+    targets: Sequence[str],
+    manifest: Path,
+) -> Evaluation:
+    """The outcomes in words. `classes` are those of the model, empty where it predicts numbers,
+    `targets` the columns of a series that it predicts; `manifest` is the folder that says what the
+    examples are.
+    """
+    worst = outcomes.worst
+    losses = worst.get("losses", np.zeros(0))
+    inputs = _describe_inputs(worst, pipeline, manifest) if len(losses) else []
+    columns = ("truths", "predictions") if classes else ("labels", "outputs")
+    truths, predictions = (_name_values(worst[name], classes) for name in columns)
+    return Evaluation(
+        split=pipeline.split,
+        examples=outcomes.examples,
+        confusion=(
+            count_confusions(outcomes.truths, outcomes.predictions, classes) if classes else None
+        ),
+        worst=tuple(
+            WorstExample(
+                id=example_id,
+                truth=truths[number],
+                predicted=predictions[number],
+                probability=float(worst["probabilities"][number]) if classes else None,
+                loss=float(losses[number]),
+                value=value,
+            )
+            for number, (example_id, value) in enumerate(inputs)
+        ),
+        picture=len(losses) > 0 and pipeline.data.shards.schema.feature == "image",
+        mae_by_target=(
+            dict(zip(targets, outcomes.target_errors.tolist(), strict=True))
+            if len(targets) > 1
+            else {}
+        ),
+    )
+
+
+def _name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
+    """Classes by their numbers, or numbers as text."""
+    if classes:
+        return [classes[int(number)] for number in values]
+    return [", ".join(f"{value:.4g}" for value in np.ravel(each)) for each in values]
+
+
+def count_confusions(
+    truths: np.ndarray, predictions: np.ndarray, classes: Sequence[str], *, most: int = MOST_CLASSES
+) -> Confusion:
+    """Count the pairs of classes `truths` and `predictions` (examples,); of more than `most`
+    classes those that are confused the most often, in either direction, are kept.
+    """
+    number = len(classes)
+    pairs, counts = np.unique(truths * number + predictions, return_counts=True)
+    true, predicted = pairs // number, pairs % number
+    wrong = np.where(true != predicted, counts, 0)
+    confused = np.bincount(true, wrong, number) + np.bincount(predicted, wrong, number)
+    kept = np.sort(np.argsort(-confused, kind="stable")[:most])
+    place = np.full(number, -1)
+    place[kept] = np.arange(len(kept))
+    shown = (place[true] >= 0) & (place[predicted] >= 0)
+    matrix = np.zeros((len(kept), len(kept)), np.int64)
+    matrix[place[true[shown]], place[predicted[shown]]] = counts[shown]
+    return Confusion(
+        classes=tuple(classes[int(index)] for index in kept),
+        counts=tuple(tuple(row) for row in matrix.tolist()),
+        left_out=number - len(kept),
+    )
+
+
+def encode_worst(outcomes: Outcomes) -> bytes:
+    """The worst examples, images, as a PNG: one below the other, each as large as the others."""
+    images = tf.constant(outcomes.worst["inputs"])
+    height, width = images.shape[1:3]
+    scale = min(1.0, THUMBNAIL / max(height, width))
+    if scale < 1:
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        images = tf.cast(tf.round(tf.image.resize(images, size, method="area")), tf.uint8)
+    return tf.io.encode_png(tf.concat(tf.unstack(images), axis=0)).numpy()
+
+
+def _judge_classes(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Cross-entropy of each example; labels are numbers of classes, or vectors."""
+    vectors = labels.shape.rank == logits.shape.rank
+    truths = tf.argmax(labels, axis=-1) if vectors else tf.cast(labels, tf.int64)
+    losses = (
+        tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+        if vectors
+        else tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    )
+    return {
+        "truths": truths,
+        "predictions": tf.argmax(logits, axis=-1),
+        "probabilities": tf.reduce_max(tf.nn.softmax(logits), axis=-1),
+        "losses": losses,
+        "target_errors": tf.zeros((tf.shape(losses)[0], 0)),
+    }
+
+
+def _judge_numbers(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Mean absolute error of each example, and of each number (batch, targets) of it."""
+    labels = tf.reshape(tf.cast(labels, tf.float32), tf.shape(outputs))
+    errors = tf.abs(outputs - labels)
+    axes = list(range(1, outputs.shape.rank))
+    nothing = tf.zeros(tf.shape(outputs)[:1], tf.int64)
+    return {
+        "truths": nothing,
+        "predictions": nothing,
+        "losses": tf.reduce_mean(errors, axis=axes),
+        "target_errors": tf.reduce_mean(errors, axis=axes[:-1]),
+    }
+
+
+def _without_padding(inputs: tf.Tensor) -> np.ndarray:
+    """Inputs of a batch; tokens, of which each batch has another number, are left out."""
+    return np.zeros(len(inputs)) if inputs.dtype == tf.int32 else inputs.numpy()
+
+
+def _keep_worst(
+    worst: dict[str, np.ndarray] | None, batch: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The examples with the highest loss of those so far and of a batch."""
+    order = np.argsort(-batch["losses"], kind="stable")[:MOST_WORST]
+    batch = {name: values[order] for name, values in batch.items()}
+    if worst is None:
+        return batch
+    both = {name: np.concatenate([worst[name], values]) for name, values in batch.items()}
+    order = np.argsort(-both["losses"], kind="stable")[:MOST_WORST]
+    return {name: values[order] for name, values in both.items()}
+
+
+def _describe_inputs(
+    worst: dict[str, np.ndarray], pipeline: InputPipeline, folder: Path
+) -> list[tuple[str, str]]:
+    """Ids of the worst examples, and what they are, in words."""
+    schema, keys = pipeline.data.shards.schema, worst["keys"].tolist()
+    if schema.payload == "series":
+        return [(f"window from time step {key + 1:,}", "") for key in keys]
+    rows = read_manifest(folder).examples.set_index("key").loc[keys]
+    values = [""] * len(keys)
+    if schema.payload == "text":
+        documents = map_documents(folder)
+        values = [
+            _shorten(bytes(documents[start : start + size]).decode("utf-8", "replace"))
+            for start, size in zip(rows["row"], rows["bytes"], strict=True)
+        ]
+    elif schema.feature == "features":
+        values = [_describe_row(row, schema) for row in worst["inputs"]]
+    return list(zip(rows["id"].tolist(), values, strict=True))
+
+
+def _describe_row(row: np.ndarray, schema: RecordSchema) -> str:
+    """The cells of a table's row by their columns."""
+    numeric = len(schema.columns) - len(schema.categories)
+    cells = [
+        f"{name}: {row[place]:.4g}"
+        if place < numeric
+        else f"{name}: {schema.categories[place - numeric][int(row[place])]}"
+        for place, name in enumerate(schema.columns)
+    ]
+    return _shorten(", ".join(cells))
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"

@@ -1,0 +1,231 @@
+"""The machine: its description, and what a measured process uses of it (CPU, memory, disk, GPU
+through NVML).
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import pynvml
+
+from throughline.measurement.gpus import visible_gpus
+from throughline.results.base import Usage
+from throughline.shared.limits import usable_cores
+from throughline.shared.progress import echo_problem
+
+SAMPLE_EVERY_S = 0.2
+# Errors that mean that this device never measures the metric.
+NOT_MEASURED = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSample:
+    """One reading of the GPUs in use: mean utilization [%], memory in use [MB], power [W]; None:
+    NVML does not report it.
+    """
+
+    utilization_pct: float | None
+    memory_mb: float | None
+    power_w: float | None
+
+
+class UsageMonitor:
+    """Context manager that measures the process and samples GPUs in a thread; read `measured` after
+    leaving it.
+
+    `gpus` are NVML handles of the ones in use; by default the first that is visible, where
+    TensorFlow puts what is not put elsewhere. `pause()` and `resume()` leave out what is not to be
+    measured, such as tracing a graph, or validation.
+    """
+
+    def __init__(self, gpus: Sequence[Any] | None = None, *, paused: bool = False) -> None:
+        self._gpus = visible_gpus()[0][:1] if gpus is None else list(gpus)
+        self._usage: Usage | None = None
+        self._samples: list[GpuSample] = []
+        self._failures: list[str] = []
+        self._running, self._stop = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._paused_at_first = paused
+        self._wall_s = self._cpu_s = self._since = 0.0
+        self._cpu: dict[int, float] = {}
+
+    def __enter__(self) -> UsageMonitor:
+        self._process = psutil.Process()
+        self._read = _bytes_read(self._process)
+        if self._gpus:
+            self._thread = threading.Thread(target=self._sample, daemon=True, name="usage-monitor")
+            self._thread.start()
+        if not self._paused_at_first:
+            self.resume()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.pause()
+        self._stop.set()
+        if self._thread:
+            self._thread.join()
+        if self._failures:
+            counted = (
+                f"{len(self._failures)} of {len(self._failures) + len(self._samples)} readings of"
+                " the GPU failed"
+            )
+            echo_problem(
+                f"{counted} (NVML: {self._failures[-1]}); GPU metrics are those of the others"
+            )
+        utilization = sorted(_known(sample.utilization_pct for sample in self._samples))
+        memory = _known(sample.memory_mb for sample in self._samples)
+        power = _known(sample.power_w for sample in self._samples)
+        self._usage = Usage(
+            wall_s=self._wall_s,
+            cpu_s=self._cpu_s,
+            cpu_utilization_pct=_utilization_pct(self._cpu_s, self._wall_s),
+            # Linux counts in KiB.
+            rss_mb_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+            disk_read_mb=(_bytes_read(self._process) - self._read) / 1e6,
+            gpu_utilization_pct_mean=statistics.fmean(utilization) if utilization else None,
+            gpu_utilization_pct_p10=utilization[len(utilization) // 10] if utilization else None,
+            gpu_utilization_pct_p50=utilization[len(utilization) // 2] if utilization else None,
+            gpu_memory_mb_max=max(memory) if memory else None,
+            gpu_power_w_mean=statistics.fmean(power) if power else None,
+        )
+
+    @property
+    def running(self) -> bool:
+        """Whether what happens now is measured."""
+        return self._running.is_set()
+
+    def resume(self) -> None:
+        """Measure from now on; nothing, if it is so already."""
+        if not self.running:
+            self._since, self._cpu = time.perf_counter(), _cpu_seconds(self._process)
+            self._running.set()
+
+    def pause(self) -> None:
+        """Leave out what happens from now on; nothing, if it is so already."""
+        if self.running:
+            self._running.clear()
+            self._wall_s += time.perf_counter() - self._since
+            # A child that has started in between counts from its beginning; the time of one that
+            # has ended in between is not known.
+            now = _cpu_seconds(self._process)
+            self._cpu_s += sum(
+                seconds - self._cpu.get(process, 0.0) for process, seconds in now.items()
+            )
+
+    @property
+    def measured(self) -> Usage:
+        """The usage; known once the block is left."""
+        if self._usage is None:
+            raise RuntimeError("the monitor is still running")
+        return self._usage
+
+    def _sample(self) -> None:
+        while not self._stop.wait(SAMPLE_EVERY_S):
+            if not self.running:
+                continue
+            try:
+                sample = read_gpus(self._gpus)
+            except pynvml.NVMLError as error:
+                self._failures.append(str(error))
+                continue
+            if self.running:  # else a pause has begun while NVML was asked
+                self._samples.append(sample)
+
+
+def describe_machine() -> dict[str, str | int | float | list[str]]:
+    """Describe the machine and the versions, so that numbers are only compared with their like."""
+    handles, _ = visible_gpus()
+    return {
+        "cpu": _cpu_name(),
+        "cores": usable_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
+        "driver": str(pynvml.nvmlSystemGetDriverVersion()) if handles else "none",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "tensorflow": version("tensorflow"),
+        "keras": version("keras"),
+        "host": platform.node(),
+    }
+
+
+def read_gpus(handles: Sequence[Any]) -> GpuSample:
+    """Read the GPUs' metrics: mean utilization over them, memory and power together.
+
+    Raises:
+      NVMLError: NVML does not answer. Where it answers that a metric is not supported, as the
+        utilization of a MIG slice, that is None.
+    """
+    utilization = _figures(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu, handles)
+    memory = _figures(lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used, handles)
+    power = _figures(pynvml.nvmlDeviceGetPowerUsage, handles)
+    return GpuSample(
+        utilization_pct=statistics.fmean(utilization) if utilization else None,
+        memory_mb=sum(memory) / 1e6 if memory else None,
+        power_w=sum(power) / 1000 if power else None,
+    )
+
+
+def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
+    """A metric of all devices; none where it is not supported."""
+    try:
+        return [float(ask(handle)) for handle in handles]
+    except pynvml.NVMLError as error:
+        if error.value in NOT_MEASURED:  # pyright: ignore[reportAttributeAccessIssue] - set when it is made
+            return []
+        raise
+
+
+def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
+    """CPU time as a percentage of what the cores of this process offer; the system's clock ticks
+    are coarse, so a very short time could exceed 100, where it is cut off.
+    """
+    return min(100.0, 100 * cpu_s / (wall_s * usable_cores())) if wall_s else None
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _cpu_seconds(process: psutil.Process) -> dict[int, float]:
+    """CPU time by process id: of a process and of all below it that live."""
+    seconds = {}
+    for one in (process, *process.children(recursive=True)):
+        try:
+            times = one.cpu_times()
+        except psutil.Error:  # it has just ended
+            continue
+        seconds[one.pid] = times.user + times.system
+    return seconds
+
+
+def _bytes_read(process: psutil.Process) -> int:
+    """Bytes fetched from storage, without those that the page cache served."""
+    return process.io_counters().read_bytes
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

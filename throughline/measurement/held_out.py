@@ -1,0 +1,89 @@
+"""The held-out examples on which a model is judged: how many there are, and the metric of a
+constant prediction, which needs no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.steps import TokenWindow
+from throughline.results.train import HeldOut
+
+
+def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
+    """Describe the test split, or the validation split where there is none. `targets` are the
+    columns of a series that are predicted.
+    """
+    split = "test" if "test" in data.shards.splits else "validation"
+    if targets is None and data.shards.schema.label != "number":
+        labels = np.asarray(data.memmap(split, "label"))
+        share = float(np.bincount(labels).max() / len(labels))
+        return HeldOut(
+            split=split,
+            examples=len(labels),
+            constant_metric=share,
+            constant_stderr=standard_error(share, len(labels)),
+        )
+    column = "label" if targets is None else data.shards.schema.feature
+
+    def values(of: str) -> np.ndarray:
+        numbers = np.asarray(data.memmap(of, column), np.float64)
+        return numbers.reshape(len(numbers), -1)[
+            :, list(targets) if targets is not None else slice(None)
+        ]
+
+    distances = np.abs(values(split) - np.median(values("train"), axis=0)).mean(axis=1)
+    return HeldOut(
+        split=split,
+        examples=len(distances),
+        constant_metric=float(distances.mean()),
+        constant_stderr=(
+            float(distances.std() / math.sqrt(len(distances)))
+            if targets is None
+            else standard_error_in_time(distances)
+        ),
+    )
+
+
+def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
+    """Describe the windows of the test split, or of the validation split where there is none. The
+    constant is its most frequent token; tokens of a window are not independent, windows are taken
+    to be.
+    """
+    split = "test" if "test" in data.shards.splits else "validation"
+    windows = data.count_examples(split, window)
+    tokens = np.asarray(data.memmap(split, data.shards.schema.feature))
+    targets = tokens[1 : 1 + windows * window.length].reshape(windows, window.length)
+    shares = (targets == np.bincount(targets.reshape(-1)).argmax()).mean(axis=1)
+    share = float(shares.mean())
+    error = float(shares.std() / math.sqrt(windows)) or standard_error(share, targets.size)
+    return HeldOut(split=split, examples=windows, constant_metric=share, constant_stderr=error)
+
+
+def standard_error_in_time(values: np.ndarray) -> float:
+    """Standard error of the mean of values (time steps,) of which each is like those before it.
+
+    The variance of a single value and its covariances with all later ones, up to the first pair of
+    lags whose sum is not positive: the initial positive sequence of Geyer, "Practical Markov Chain
+    Monte Carlo", Statistical Science 7 (1992). What swings back is taken for noise from there on,
+    so periods make the error larger rather than smaller.
+    """
+    count, centered = len(values), values - values.mean()
+    spectrum = np.fft.rfft(
+        centered, 2 * count
+    )  # padded, so that the end is no neighbor of the start
+    covariances = np.fft.irfft(np.abs(spectrum) ** 2)[: count - count % 2] / count
+    pairs = covariances.reshape(-1, 2).sum(axis=1)
+    positive = pairs[: int(np.argmin(pairs > 0)) if not (pairs > 0).all() else None]
+    variance = max(2 * positive.sum() - covariances[:1].sum(), values.var())
+    return math.sqrt(variance / count)
+
+
+def standard_error(share: float, examples: int) -> float:
+    """Standard error of a share counted on `examples`; never 0, since one more could differ."""
+    variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
+    return math.sqrt(variance / examples)

@@ -1,0 +1,55 @@
+"""How much of the batches of sequences is padding, and how many shapes they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.order.length_batches import double_until, make_buckets
+from throughline.pipelines.read.sequence_batches import sequence_lengths
+from throughline.results.build import SequenceBatches
+
+
+def measure_sequences(pipeline: InputPipeline, *, examples_per_s: float) -> SequenceBatches | None:
+    """Read an epoch of batches of sequences and count; None for other data. `examples_per_s` is the
+    rate of the input alone.
+    """
+    if pipeline.data.shards.schema.payload != "text":
+        return None
+    tokens, padded, shapes = 0, 0, set()
+    for batch in pipeline.dataset().as_numpy_iterator():
+        text = _find_text(batch)
+        tokens += int(lengths_in_batch(text).sum())
+        padded += text.size
+        shapes.add(text.shape)
+    return SequenceBatches(
+        tokens=tokens,
+        tokens_per_s=examples_per_s * tokens / pipeline.examples,
+        padding_pct=100 * (1 - tokens / max(1, padded)),
+        distinct_shapes=len(shapes),
+    )
+
+
+def padding_in_buckets(pipeline: InputPipeline) -> float | None:
+    """Percentage of padding that `batch: {pad_to: auto}` would leave; None for windows, and for
+    what is no text.
+    """
+    if pipeline.data.shards.schema.payload != "text" or pipeline.plan.window:
+        return None
+    lengths = sequence_lengths(pipeline.data, pipeline.split)
+    boundaries = double_until(int(lengths.max(initial=1)))
+    buckets = make_buckets(lengths, boundaries, [1] * len(boundaries))
+    return 100 * (1 - float(lengths.sum()) / float((buckets.used * buckets.boundaries).sum()))
+
+
+def lengths_in_batch(text: np.ndarray) -> np.ndarray:
+    """Tokens of each row of a batch (rows, length), up to the last that is no padding: (rows,)."""
+    filled = text[:, ::-1] != 0
+    return np.where(filled.any(axis=1), text.shape[1] - filled.argmax(axis=1), 0)
+
+
+def _find_text(batch: Any) -> np.ndarray:
+    inputs = batch[0]
+    return inputs["text"] if isinstance(inputs, dict) else inputs

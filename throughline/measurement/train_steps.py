@@ -1,0 +1,197 @@
+"""Train steps to be timed: the model on a batch that is ready, and on the batches of the pipeline.
+
+`steady_state.py` says what is measured with them, and in which order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import tensorflow as tf
+
+from throughline.kernels.elements import apply_ops
+from throughline.measurement.steady_state import (
+    WARM_UP_STEPS,
+    SteadyState,
+    StepClock,
+    StepFunction,
+    measure_steady_state,
+)
+from throughline.models.models import Models
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.settings import MeasureSettings, TrainSettings
+from throughline.training.step_model import Feed, make_step_model
+
+MAX_EPOCHS = 1_000_000
+BATCHES_IN_MEMORY = 64
+# Cores in use that count as none, and how long to wait for that.
+PAUSE_S, IDLE_CORES, IDLE_TIMEOUT_S = 0.01, 0.2, 5.0
+IDLE_PAUSES = 3  # in a row: parallel calls pause, too
+
+
+class TrainingLoop:
+    """Keras' own train step on what the pipeline feeds, each epoch after the other."""
+
+    def __init__(
+        self,
+        models: Models,
+        pipeline: InputPipeline,
+        settings: TrainSettings,
+        *,
+        warm_up_steps: int = WARM_UP_STEPS,
+    ) -> None:
+        if pipeline.plan.gathers_on_device:
+            self._batches: Iterator = iter(
+                tf.data.Dataset.range(MAX_EPOCHS * pipeline.steps_per_epoch)
+            )
+        else:
+            self._batches = iter(pipeline.dataset(epochs=MAX_EPOCHS))
+        self._fill = pipeline.steps_per_epoch if pipeline.plan.caches else 0
+        self._warm_up_steps = min(warm_up_steps, pipeline.steps_per_epoch)
+        self._step = _train_function(models, settings, Feed.of(pipeline, settings))
+
+    def start(self) -> None:
+        """Fill a cache, and take the steps in which the graph is traced and AUTOTUNE finds its
+        settings.
+        """
+        for _ in range(self._fill):
+            # a cache serves from the second epoch on, and that is what most of a training sees
+            self.pull()
+        for _ in range(self._warm_up_steps):
+            self.step()
+
+    def step(self) -> float:
+        """Take a batch, train on it, wait until its loss is known on the host."""
+        return wait_for_loss(self._step(self._batches))
+
+    def pull(self) -> None:
+        """Take a batch and leave it unused."""
+        next(self._batches)
+
+
+def make_model_only_step(
+    models: Models, pipeline: InputPipeline, settings: TrainSettings
+) -> StepFunction:
+    """The layers that `pipeline` trains, on one batch that is there already: what the model does
+    when input costs nothing. Where batches differ in size, they are the first ones of an epoch.
+    """
+    batches = (
+        repeat_batches(pipeline)
+        if pipeline.plan.spec.schema.payload == "text"
+        else repeat_batch(next(pipeline.batches()))
+    )
+    feed = Feed.of(pipeline, settings, gathers=False)
+    step = _train_function(models, settings, feed)
+    return lambda: wait_for_loss(step(batches))
+
+
+def make_reference_step(
+    models: Models, pipeline: InputPipeline, settings: TrainSettings
+) -> StepFunction:
+    """The network on a postprocessed batch: the same work for every configuration, so that
+    they can be compared by it.
+    """
+    inputs, labels = next(pipeline.batches())
+    feature, epoch = pipeline.data.shards.schema.feature, tf.constant(0, tf.int64)
+    postprocessed = apply_ops(
+        pipeline.plan.device_ops,
+        {feature: inputs, "label": labels},
+        seed=pipeline.seed,
+        epoch=epoch,
+    )
+    batches = repeat_batch((postprocessed[feature], labels))
+    feed = replace(Feed.of(pipeline, settings, gathers=False), stored=False, segments=None)
+    step = _train_function(models, settings, feed)
+    return lambda: wait_for_loss(step(batches))
+
+
+def time_training(
+    loop: TrainingLoop,
+    models: Models,
+    pipeline: InputPipeline,
+    *,
+    train: TrainSettings,
+    measure: MeasureSettings,
+) -> SteadyState:
+    """Time the model alone and training in alternating blocks, from full and drained buffers."""
+    model = make_model_only_step(models, pipeline, train)
+    reference = (
+        make_reference_step(models, pipeline, train)
+        if pipeline.plan.device_ops and not models.emulation
+        else model
+    )
+    clock = StepClock(wait_until_idle=wait_until_idle)
+    return measure_steady_state(
+        loop,
+        model,
+        reference,
+        clock,
+        max_rounds=measure.rounds,
+        max_seconds=measure.stall_max_seconds,
+    )
+
+
+def wait_until_idle(timeout_s: float = IDLE_TIMEOUT_S) -> bool:
+    """Wait until buffers are full and the input's threads and service workers rest; returns whether
+    they do.
+    """
+    deadline, idle = time.perf_counter() + timeout_s, 0
+    workers = psutil.Process().children(recursive=True)
+    while idle < IDLE_PAUSES and time.perf_counter() < deadline:
+        started, cpu = time.perf_counter(), _cpu_s(workers)
+        time.sleep(PAUSE_S)
+        idle = (
+            idle + 1 if _cpu_s(workers) - cpu < IDLE_CORES * (time.perf_counter() - started) else 0
+        )
+    return idle >= IDLE_PAUSES
+
+
+def _cpu_s(workers: list[psutil.Process]) -> float:
+    """CPU seconds of this process, finer than psutil's ticks, and of the service's workers that it
+    has started.
+    """
+    others = 0.0
+    for process in workers:
+        try:
+            used = process.cpu_times()
+        except psutil.Error:  # it has ended
+            continue
+        others += used.user + used.system
+    return time.process_time() + others
+
+
+def _train_function(models: Models, settings: TrainSettings, feed: Feed) -> Any:
+    """Keras' function from an iterator to the logs of one step."""
+    model = make_step_model(models, settings, feed)
+    model.steps_per_execution, model.train_function = 1, None
+    model.make_train_function()
+    return model.train_function
+
+
+def wait_for_loss(logs: Any) -> float:
+    """Wait until the step's loss has arrived on the host."""
+    return float(next(iter(logs.values())))
+
+
+def repeat_batches(pipeline: InputPipeline) -> Iterator:
+    """The first batches of an epoch again and again, kept in memory."""
+    batches = pipeline.dataset().take(BATCHES_IN_MEMORY).cache()
+    for _ in batches:  # a cache serves when it is full
+        pass
+    return iter(batches.repeat())
+
+
+def repeat_batch(batch: Any) -> Iterator:
+    """One batch again and again, kept on the training device."""
+    device = "/GPU:0" if tf.config.list_physical_devices("GPU") else "/CPU:0"
+    with tf.device(device):
+        batch = tf.nest.map_structure(tf.identity, batch)
+    dataset = tf.data.Dataset.from_tensors(batch).repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return iter(dataset.with_options(options))

@@ -1,0 +1,52 @@
+"""The `postprocess` ops as Keras layers: what they compute on the device, as the kernels of the
+same names do on the host. An op that says `device = True` has its layers here.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+from keras import layers
+
+from throughline.kernels.kernels import affine
+from throughline.plan.ops import Categories, Op, Rescale, Standardize
+from throughline.shared.errors import UnknownModel
+
+
+@singledispatch
+def apply_as_layer(op: Op, value: Any) -> Any:
+    """Add an op to a model: from a symbolic tensor (batch, …) to the one after it. One's own op
+    brings its layer along.
+
+    Raises:
+      UnknownModel: it has none.
+    """
+    own = getattr(op, "layer", None)
+    if own is None:
+        raise UnknownModel(
+            f"postprocess: {op.name} cannot be part of a model; give {type(op).__name__} a method"
+            " layer() that returns a Keras layer"
+        )
+    return own()(value)
+
+
+@apply_as_layer.register
+def _(op: Rescale, value: Any) -> Any:
+    return layers.Rescaling(op.scale, op.offset, name="rescale")(value)
+
+
+@apply_as_layer.register
+def _(op: Standardize, value: Any) -> Any:
+    scale, offset = affine(op)
+    return layers.Rescaling(scale, offset, name="standardize")(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
+
+
+@apply_as_layer.register
+def _(op: Categories, value: Any) -> Any:
+    numeric = value.shape[-1] - len(op.sizes)
+    coded = [
+        layers.CategoryEncoding(size, output_mode="one_hot")(value[:, numeric + place])
+        for place, size in enumerate(op.sizes)
+    ]
+    return layers.Concatenate(name="categories")([value[:, :numeric], *coded])

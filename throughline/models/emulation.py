@@ -1,0 +1,123 @@
+"""An emulated accelerator: a model whose train step takes a given time and occupies nothing while
+it does.
+
+It waits outside of TensorFlow's graph, on the training's own thread, from the moment its batch is
+there: no core, no thread of tf.data and no memory bandwidth is used. So it shows what an input
+pipeline does for an accelerator that is not there, and its stall follows from its construction. It
+learns the frequency of the classes (or the mean of the targets) and no more.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+
+from throughline.shared.errors import UnknownModel, did_you_mean
+
+EMULATED_MODEL, OUTPUT_LAYER = "emulated", "constant_output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulation:
+    """How long a train step takes once its batch is there: `step_ms`, uniformly ± `spread` of it,
+    drawn from `seed`.
+    """
+
+    step_ms: float
+    spread: float = 0.0
+    seed: int = 0
+
+    def durations_s(self) -> Iterator[float]:
+        """The time of each step [s], without end."""
+        draw = random.Random(self.seed)
+        while True:
+            yield self.step_ms / 1e3 * (1 + self.spread * (2 * draw.random() - 1))
+
+
+def parse_emulation(options: dict[str, Any]) -> Emulation:
+    """Check `model.options` of an emulated accelerator.
+
+    Raises:
+      UnknownModel: an option is missing, unknown or out of bounds.
+    """
+    known = {"step_ms": (0.01, 1e6), "spread": (0.0, 1.0), "seed": (0, 2**31)}
+    if "step_ms" not in options:
+        raise UnknownModel(
+            "model.options: an emulated accelerator needs step_ms, the time of a train step in"
+            " milliseconds"
+        )
+    for key, value in options.items():
+        if key not in known:
+            raise UnknownModel(
+                f"model.options.{key} is not an option of an emulated accelerator;"
+                f" {did_you_mean(key, list(known))}"
+            )
+        low, high = known[key]
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+        ):
+            raise UnknownModel(
+                f"model.options.{key}: {value!r} is not a number from {low:g} to {high:g}"
+            )
+    return Emulation(**options)
+
+
+def emulated_network(input_shape: tuple[int, ...], outputs: int, **options: Any) -> keras.Model:
+    """The network that an emulated accelerator trains: the same trainable numbers for every
+    example; no input's value counts.
+
+    Of Keras' own layers alone, so that it can be loaded where this program is not.
+    """
+    inputs = keras.Input(input_shape)
+    # One column, also of texts, whose length is not known.
+    nothing = ops.reshape(ops.zeros_like(layers.Flatten()(inputs)[:, 0]), (-1, 1))
+    return keras.Model(
+        inputs, layers.Dense(outputs, name=OUTPUT_LAYER)(nothing), name=EMULATED_MODEL
+    )
+
+
+def find_output(network: keras.Model) -> Any:
+    """The layer of an emulated network that is trained, also where its outputs are reshaped to a
+    target.
+    """
+    return next(layer for layer in network._flatten_layers() if layer.name == OUTPUT_LAYER)
+
+
+class EmulatedTraining(keras.Model):
+    """Trains an emulated network with steps that take as long as the accelerator would."""
+
+    def __init__(self, emulation: Emulation, output: Any, shape: tuple[int, ...]) -> None:
+        super().__init__(name="emulated_training")
+        self._durations_s, self._output, self._shape = emulation.durations_s(), output, shape
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """The network without its inputs: postprocessing them would take a core."""
+        shape: Any = ops.shape(inputs)
+        return ops.reshape(self._output(ops.zeros((shape[0], 1))), (-1, *self._shape))
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' own step, then rest until the accelerator would be done."""
+        if self.train_function is not None and not force:
+            return self.train_function
+        one_step = tf.function(self.train_step, reduce_retracing=True)
+
+        def train_function(iterator: Iterator) -> Any:
+            logs = None
+            for _ in range(int(self.steps_per_execution)):
+                batch = next(iterator)
+                done_s = time.perf_counter() + next(self._durations_s)
+                logs = one_step(batch)
+                time.sleep(max(0.0, done_s - time.perf_counter()))
+            return logs
+
+        self.train_function = train_function
+        return train_function

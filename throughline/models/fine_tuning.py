@@ -1,0 +1,128 @@
+"""Fine-tuning: a network from a file, weights from a file, and layers that are not trained."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from throughline.models.inference import SPEC, read_spec
+from throughline.models.model_files import explain, load_model
+from throughline.shared.errors import UnknownModel, did_you_mean
+from throughline.shared.progress import echo
+
+ALL_BUT_LAST = "all_but_last"
+NEW_OUTPUT = "new_output"
+SHOWN = 4  # weights that are not loaded
+
+
+def load_network(path: Path, input_shape: tuple[int | None, ...], outputs: int) -> keras.Model:
+    """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`;
+    of a model of this program, the network within. Where it does not give so many `outputs`, its
+    last layer is replaced.
+
+    Raises:
+      UnknownModel: it cannot be loaded, takes other inputs, or its last layer cannot be replaced.
+    """
+    own = zipfile.is_zipfile(path) and SPEC in zipfile.ZipFile(path).namelist()
+    try:
+        network = load_model(path, read_spec(path).objects if own else {})
+    except Exception as error:
+        raise UnknownModel(f"model.from: {path} cannot be loaded: {explain(error)}") from error
+    if own:
+        network = network.layers[-1]
+    taken = tuple(getattr(network, "input_shape", ())[1:])
+    if len(taken) != len(input_shape) or any(
+        None not in pair and pair[0] != pair[1] for pair in zip(taken, input_shape, strict=True)
+    ):
+        raise UnknownModel(
+            f"model.from: {path} takes inputs of shape {taken}, these are {input_shape}; make them"
+            " alike with preprocess, such as {resize: {height: …, width: …}}"
+        )
+    return network if network.output_shape[-1] == outputs else _replace_output(network, outputs)
+
+
+def load_weights(network: keras.Model, path: Path) -> None:
+    """Load weights from a file, layer by layer; layers of other shapes keep theirs, and are named.
+
+    Raises:
+      UnknownModel: it is no file of weights, or nothing of it fits.
+    """
+    weights = [one for one in network.weights if "float" in one.dtype]
+    initial = [np.asarray(one) for one in weights]
+    for weight, value in zip(weights, initial, strict=True):
+        weight.assign(np.full_like(value, np.nan))  # what is still so afterwards was not loaded
+    legacy = path.suffix == ".h5" and not path.name.endswith(".weights.h5")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # Keras warns of each shape that differs
+            network.load_weights(
+                str(path), skip_mismatch=True, **({"by_name": True} if legacy else {})
+            )
+    except Exception as error:
+        raise UnknownModel(f"model.weights: {path} cannot be loaded: {explain(error)}") from error
+    missing = []
+    for weight, value in zip(weights, initial, strict=True):
+        if value.size and np.isnan(np.asarray(weight)).all():
+            weight.assign(value)
+            missing.append(weight.path)
+    if len(missing) == len(weights):
+        raise UnknownModel(f"model.weights: nothing of {path} fits the layers of {network.name}")
+    begin = f"; {', '.join(missing[:SHOWN])} keep their initial values" if missing else ""
+    echo(f"  {len(weights) - len(missing)} of {len(weights)} weights are from {path}{begin}")
+
+
+def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
+    """Have the layers whose names match one of the patterns not be trained.
+
+    Raises:
+      UnknownModel: a pattern matches none, or nothing is left to train.
+    """
+    layers = [one for one in network._flatten_layers(include_self=False) if one is not network]
+    for pattern in patterns:
+        if pattern == ALL_BUT_LAST:
+            last = [one for one in layers if one.weights and not isinstance(one, keras.Model)][-1:]
+            matching = [
+                one for one in layers if one not in last and not isinstance(one, keras.Model)
+            ]
+        else:
+            matching = [one for one in layers if fnmatchcase(one.name, pattern)]
+        if not matching:
+            names = [one.name for one in layers if one.weights]
+            raise UnknownModel(
+                f"model.freeze: {pattern} is no layer of {network.name};"
+                f" {did_you_mean(pattern, names)}"
+            )
+        for layer in matching:
+            layer.trainable = False
+    if not network.trainable_weights:
+        raise UnknownModel("model.freeze: no layer is left to train; freeze fewer")
+
+
+def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
+    """The network with a new layer of so many logits instead of its last one that has weights."""
+    last = next((one for one in _chain(network) if one.weights), None)
+    if last is None or isinstance(last, keras.Model):
+        raise UnknownModel(
+            f"model.from: {network.name} gives {network.output_shape[-1]} outputs, {outputs} are"
+            " needed, and its last layer cannot be replaced; load it in a builder of your own"
+        )
+    logits = keras.layers.Dense(outputs, name=NEW_OUTPUT)(last.input)
+    echo(f"  {last.name} is replaced by a new layer of {outputs} outputs")
+    return keras.Model(network.inputs, logits, name=network.name)
+
+
+def _chain(network: keras.Model) -> Iterator[Any]:
+    """The layers from the output backward, as long as each has one input."""
+    tensors = list(getattr(network, "outputs", None) or [])
+    while len(tensors) == 1:
+        layer = tensors[0]._keras_history.operation
+        if isinstance(layer, keras.layers.InputLayer):
+            return
+        yield layer
+        tensors = [layer.input] if not isinstance(layer.input, list | tuple | dict) else []

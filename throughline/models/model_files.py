@@ -1,0 +1,227 @@
+"""Models as files: saving them in Keras' format, and loading them with user-defined layers
+and functions.
+
+Keras loads what it knows: its own layers, and what is registered or given to it. Which classes and
+functions of the project a file needs is in its config, so they are given to Keras by name, whether
+they are registered or not. That a model can be saved and loaded is tried on the fresh model, before
+the first epoch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import keras
+
+from throughline.shared.code_identity import project_files
+from throughline.shared.errors import UnsavableModel
+from throughline.shared.files import atomic_file
+
+REGISTER = "@keras.saving.register_keras_serializable()"
+SAVABLE = (
+    "Give the layer a get_config() that returns its constructor's arguments as plain values, and"
+    f" put {REGISTER} above its class."
+)
+LOADABLE = (
+    "A layer of your own needs a get_config() that returns its constructor's arguments; it, and a"
+    f" function that a layer is given, stands at the top level of its module, with {REGISTER}"
+    " above it."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRequirements:
+    """What a model's file needs to be loaded.
+
+    `objects` are classes and functions of the project, each as module:name by the name in the file.
+    `safe`: Keras loads it in safe mode; not so with a Lambda layer, which holds code.
+    `unregistered` are those that only this project gives to Keras.
+    """
+
+    objects: Mapping[str, str]
+    unregistered: tuple[str, ...]
+    safe: bool
+
+    def hint(self) -> str | None:
+        """What to know, or to do, before such a model is served elsewhere; None where there is
+        nothing.
+        """
+        if not self.safe:
+            return (
+                "the model has a Lambda layer, which holds Python code that Keras does not load in"
+                " safe mode: it is trained and saved, but MLflow gets its file only and cannot"
+                f" serve it; to change that, make the layer a class of its own, with {REGISTER}"
+                " above it"
+            )
+        if self.unregistered:
+            given = ", ".join(
+                f'"{name}": {reference.replace(":", ".")}'
+                for name, reference in self.objects.items()
+            )
+            return (
+                f"model.keras needs {', '.join(self.unregistered)}: load it with"
+                f" custom_objects={{{given}}}, or put {REGISTER} above it and import its module"
+                " first; MLflow's copy brings it along"
+            )
+        return None
+
+
+def save_model(model: keras.Model, path: Path, members: Mapping[str, bytes] | None = None) -> None:
+    """Save a model in Keras' own format, atomically; `members` by name are added to the file, where
+    Keras passes over them.
+    """
+    with atomic_file(path) as temporary:
+        named = temporary.with_name(f"{temporary.name}.keras")  # Keras insists on the suffix
+        try:
+            with _without_compile(model):
+                model.save(named)
+            with zipfile.ZipFile(named, "a") as file:
+                for name, content in (members or {}).items():
+                    file.writestr(name, content)
+            named.rename(temporary)
+        finally:
+            named.unlink(missing_ok=True)
+
+
+@contextmanager
+def _without_compile(model: keras.Model) -> Iterator[None]:
+    """Within the block a model, and those that are its layers, have no optimizer and no loss: what
+    is saved is for use, and needs none of the code that trained it.
+    """
+    layers = [model, *model._flatten_layers(include_self=False)]
+    compiled = [one for one in layers if isinstance(one, keras.Model) and one.compiled]
+    optimizers = [one.optimizer for one in compiled]
+    for one in compiled:
+        one.compiled, one.optimizer = False, None
+    try:
+        yield
+    finally:
+        for one, optimizer in zip(compiled, optimizers, strict=True):
+            one.compiled, one.optimizer = True, optimizer
+
+
+def load_model(path: Path, objects: Mapping[str, str], *, safe: bool = True) -> Any:
+    """Load a model with the project's classes and functions that its file needs, given as
+    module:name.
+    """
+    return keras.saving.load_model(
+        path, custom_objects=imported(objects), compile=False, safe_mode=safe
+    )
+
+
+def imported(objects: Mapping[str, str]) -> dict[str, Any]:
+    """The classes and functions that are named as module:name."""
+    pairs = {name: reference.split(":") for name, reference in objects.items()}
+    return {
+        name: getattr(importlib.import_module(module), attribute)
+        for name, (module, attribute) in pairs.items()
+    }
+
+
+def code_paths(objects: Mapping[str, str]) -> list[str]:
+    """Files and packages of the project that these classes and functions need, to go with a model
+    that is served elsewhere.
+    """
+    files = project_files(*{reference.split(":")[0] for reference in objects.values()})
+    tops = {name: path for name, path in files.items() if "." not in name}
+    return sorted(
+        str(path.parent if path.name == "__init__.py" else path) for path in tops.values()
+    )
+
+
+def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirements:
+    """Save the model and load it again; `modules` are those in which its layers and functions may
+    be.
+
+    Raises:
+      UnsavableModel: that does not work, and what to do about it.
+    """
+    with TemporaryDirectory(prefix="throughline-") as folder:
+        path = Path(folder) / "model.keras"
+        try:
+            with _without_compile(model):
+                model.save(path)
+        except Exception as error:
+            raise UnsavableModel(
+                f"the model cannot be saved: {explain(error)}\n{SAVABLE}"
+            ) from error
+        objects = _needed(json.loads(zipfile.ZipFile(path).read("config.json")), modules)
+        unregistered = tuple(
+            name for name in objects if keras.saving.get_registered_object(name) is None
+        )
+        try:
+            load_model(path, objects)
+        except Exception as error:  # noqa: BLE001 - a constructor may raise anything
+            try:
+                load_model(path, objects, safe=False)
+            except Exception:  # noqa: BLE001 - the first one says more
+                raise UnsavableModel(
+                    f"the model can be saved, but not loaded again: {explain(error)}\n{LOADABLE}"
+                ) from error
+            return LoadRequirements(objects=objects, unregistered=unregistered, safe=False)
+    return LoadRequirements(objects=objects, unregistered=unregistered, safe=True)
+
+
+def _needed(config: Any, modules: Sequence[str]) -> dict[str, str]:
+    """The project's classes and functions in a model's config, as module:name by the name in the
+    file.
+    """
+    searched = [name for name in project_files(*modules) if name in sys.modules]
+    needed = {}
+    for node in _nodes(config):
+        module, name, registered = (
+            node.get("module"),
+            node["class_name"],
+            node.get("registered_name"),
+        )
+        if name == "function" and isinstance(node.get("config"), str):
+            wanted = node["config"].rpartition(">")[2]
+            homes = [
+                one
+                for one in searched
+                if getattr(getattr(sys.modules[one], wanted, None), "__module__", None) == one
+            ]
+            if homes:
+                needed[node["config"]] = f"{homes[0]}:{wanted}"
+        elif (
+            module
+            and module.partition(".")[0] not in ("keras", "builtins")
+            and hasattr(sys.modules.get(module), name)
+        ):
+            needed[registered or name] = f"{module}:{name}"
+    return needed
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Everything in a config that says of which class it is."""
+    if isinstance(value, dict):
+        if isinstance(value.get("class_name"), str):
+            yield value
+        for part in value.values():
+            yield from _nodes(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _nodes(part)
+
+
+def explain(error: Exception) -> str:
+    """What went wrong in a line: Keras puts the cause last, and the whole config in between."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [
+        line
+        for line in lines
+        if line.startswith(
+            ("Exception encountered", "Error encountered", "Could not locate", "Error when")
+        )
+    ]
+    line = telling[-1] if telling else (lines or [type(error).__name__])[0]
+    return line.partition(". Full object config")[0].partition(" Full object config")[0][:400]

@@ -1,0 +1,265 @@
+"""Models by name: three small built-in ones, every keras.applications network without weights, or a
+builder of your own.
+
+A builder is `function(input_shape, outputs, **options) -> keras.Model` from float inputs to one
+logit per class, or one number per value to predict; one for text takes tokens (length,) int32, 0
+for padding, and how many there are as `vocabulary`. What is saved and served is always the full
+model: stored inputs (uint8 images), postprocessing ops, then the network; so serving needs no
+preprocessing code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+from keras import layers
+
+from throughline.models import emulation
+from throughline.models.device_ops import apply_as_layer
+from throughline.models.emulation import Emulation, parse_emulation
+from throughline.models.fine_tuning import freeze_layers, load_network, load_weights
+from throughline.models.transformers import (
+    transformer_decoder,
+    transformer_encoder,
+)
+from throughline.plan.ops import Op
+from throughline.settings import ModelSettings
+from throughline.shared.errors import UnknownModel
+
+Shape = tuple[int, ...]
+BUILT_IN = ("small_cnn", "mlp")  # of those that predict numbers
+INPUT_NAMES = {"uint8": "image", "int32": "text"}  # of stored inputs by dtype; else features
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is predicted: one of `shape[0]` classes (labels as numbers, or as vectors where they are
+    mixed), numbers of `shape`, or after each token one of `shape[0]` tokens. Of numbers `mean` and
+    `scale` (targets,) are those of the training split, if known.
+    """
+
+    kind: Literal["class", "soft_labels", "regression", "next_token"]
+    shape: Shape
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric next to the loss."""
+        return "mae" if self.kind == "regression" else "accuracy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """The network (postprocessed inputs → outputs) and the full model (stored inputs → outputs),
+    which share their weights. `postprocess` (stored inputs → postprocessed ones) is a function of a
+    batch; None where there is nothing to do.
+
+    `emulation` says how long the train step of an emulated accelerator takes; None where the model
+    computes.
+    """
+
+    network: keras.Model
+    full_model: keras.Model
+    postprocess: Callable[[Any], Any] | None
+    target: Target
+    emulation: Emulation | None = None
+
+
+def build_models(
+    settings: ModelSettings,
+    *,
+    input_shape: tuple[int | None, ...],
+    dtype: str,
+    target: Target,
+    postprocess: Sequence[Op],
+) -> Models:
+    """Build the model that `settings` names for stored inputs of `input_shape` and `dtype`, without
+    the batch axis.
+
+    Raises:
+      UnknownModel: there is no such builder or file, or it gave no fitting Keras model.
+    """
+    stored = keras.Input(input_shape, dtype=dtype, name=INPUT_NAMES.get(dtype, "features"))
+    value: Any = stored
+    for op in postprocess:
+        value = value if op.on_labels else apply_as_layer(op, value)
+    outputs = math.prod(target.shape)
+    inputs_shape = tuple(value.shape[1:])
+    network = (
+        load_network(Path(settings.from_file), inputs_shape, outputs)
+        if settings.from_file
+        else _build(settings, inputs_shape, outputs)
+    )
+    per_token = (None,) if target.kind == "next_token" else ()
+    expected = (None, *per_token, outputs)
+    if not isinstance(network, keras.Model) or getattr(network, "output_shape", None) != expected:
+        found = getattr(network, "output_shape", type(network).__name__)
+        raise UnknownModel(
+            f"model.name: {settings.name} returned {found}; expected a keras.Model with output"
+            f" shape {expected}"
+        )
+    if target.scale and settings.name in BUILT_IN and not settings.from_file:
+        network = _rescale_outputs(network, target)
+    if settings.weights:
+        load_weights(network, Path(settings.weights))
+    freeze_layers(network, settings.freeze)
+    if len(target.shape) > 1:
+        inputs = keras.Input(tuple(value.shape[1:]))
+        network = keras.Model(
+            inputs, layers.Reshape(target.shape)(network(inputs)), name=network.name
+        )
+    emulated = settings.name == emulation.EMULATED_MODEL
+    return Models(
+        network=network,
+        full_model=keras.Model(stored, network(value), name="full_model"),
+        postprocess=None if value is stored else keras.Model(stored, value, name="postprocess"),
+        target=target,
+        emulation=parse_emulation(settings.options) if emulated else None,
+    )
+
+
+def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
+    """The network with outputs in the unit of the numbers to predict: a step of the optimizer moves
+    them as far whatever that unit is.
+    """
+    times = math.prod(target.shape) // len(target.scale)  # the horizon of a series
+    layer = layers.Rescaling(list(target.scale) * times, list(target.mean) * times, name="unit")  # pyright: ignore[reportArgumentType]
+    return keras.Model(network.inputs, layer(network.outputs[0]), name=network.name)
+
+
+def small_cnn(
+    input_shape: Shape, outputs: int, *, width: int = 16, dropout: float = 0.2
+) -> keras.Model:
+    """Two strided convolutions and a dense layer: about 0.2 M weights for 28×28 images, quick even
+    without an accelerator.
+    """
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Conv2D(width, 5, strides=2, padding="same", activation="relu"),
+            layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="relu"),
+            *(
+                [
+                    layers.Conv2D(2 * width, 3, strides=2, padding="same", activation="relu"),
+                    layers.AveragePooling2D(4),
+                ]
+                if input_shape[0] > 64  # noqa: PLR2004
+                else []
+            ),
+            layers.Flatten(),
+            layers.Dropout(dropout, seed=0),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(outputs),
+        ],
+        name="small_cnn",
+    )
+
+
+def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
+    """One hidden layer; the least work a model can be."""
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(),
+            layers.Dense(width, activation="relu"),
+            layers.Dense(outputs),
+        ],
+        name="mlp",
+    )
+
+
+def text_classifier(
+    input_shape: Shape, outputs: int, *, vocabulary: int, width: int = 64
+) -> keras.Model:
+    """The mean of a text's embedded tokens, padding left out, and a dense layer."""
+    return keras.Sequential(
+        [
+            keras.Input(input_shape, dtype="int32"),
+            layers.Embedding(vocabulary, width, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(width, activation="relu"),
+            layers.Dense(outputs),
+        ],
+        name="text_classifier",
+    )
+
+
+def _application(name: str) -> Any:
+    constructor = getattr(keras.applications, name)
+
+    def build(input_shape: Shape, outputs: int, **options: Any) -> keras.Model:
+        if decided := {"weights", "input_shape", "classes", "classifier_activation"} & {*options}:
+            raise TypeError(f"{', '.join(sorted(decided))} follow from the data")
+        return constructor(
+            weights=None,
+            input_shape=input_shape,
+            classes=outputs,
+            classifier_activation=None,
+            **options,
+        )
+
+    return build
+
+
+def _build(settings: ModelSettings, input_shape: Shape, outputs: int) -> Any:
+    """Call the builder.
+
+    Raises:
+      UnknownModel: it does not take these options, or inputs of this shape.
+    """
+    builder = _builder(settings.name)
+    try:
+        return builder(input_shape, outputs, **settings.options)
+    except TypeError as error:
+        if ":" in settings.name and error.__traceback__ and error.__traceback__.tb_next:
+            raise  # from within the user's builder: its traceback says more
+        raise UnknownModel(
+            f"model.options: {settings.name} does not take {settings.options}: {error}"
+        ) from error
+    except ValueError as error:
+        if ":" in settings.name:
+            raise
+        raise UnknownModel(
+            f"model.name: {settings.name} cannot be built for inputs of shape {input_shape}"
+            f" ({str(error).splitlines()[0]}); use mlp, or your own: package.module:function"
+        ) from error
+
+
+def _builder(name: str) -> Any:
+    built_in = {
+        "small_cnn": small_cnn,
+        "mlp": mlp,
+        "text_classifier": text_classifier,
+        "transformer_decoder": transformer_decoder,
+        "transformer_encoder": transformer_encoder,
+        emulation.EMULATED_MODEL: emulation.emulated_network,
+    }
+    if name in built_in:
+        return built_in[name]
+    if ":" not in name:
+        if not hasattr(keras.applications, name):
+            raise UnknownModel(f"model.name: {name} is neither built in nor in keras.applications")
+        return _application(name)
+    return import_object(name, key="model.name")
+
+
+def import_object(path: str, *, key: str) -> Any:
+    """What module:name stands for.
+
+    Raises:
+      UnknownModel: it cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnknownModel(
+            f"{key}: {path} cannot be imported ({error}); expected package.module:name"
+        ) from error

@@ -1,0 +1,225 @@
+"""A trained model as a function of what people have: encoded images, rows of a table, windows of a
+series, texts; and that function as a TensorFlow SavedModel, for whatever serves it.
+
+Its signature `serve` is what TensorFlow Serving and `tf.saved_model.load` call. The tokenizers are
+ops of TensorFlow Text, so a program that loads it needs `import tensorflow_text` first, unless
+tokens are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from throughline.data.shards.records import RecordSchema
+from throughline.kernels.elements import apply_ops
+from throughline.kernels.kernels import Element
+from throughline.kernels.tokenizers import open_tokenizer
+from throughline.models.inference import InferenceSpec, TrainedModel, gives_probabilities
+from throughline.plan.ops import DecodeRaw, Op
+from throughline.plan.shapes import ops_until_uniform, output_shape
+from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
+from throughline.shared.files import atomic_folder
+
+CLASSES, TARGETS = Path("assets.extra", "classes.txt"), Path("assets.extra", "targets.txt")
+Outputs = dict[str, tf.Tensor]
+
+
+def make_serve_fn(trained: TrainedModel) -> Callable[[tf.Tensor], Outputs]:
+    """The function from stored examples to what the model says of them: `probabilities` float32
+    (batch, classes), of a language model (batch, vocabulary) of the token after each text; or
+    `values` (batch, targets) or (batch, horizon, targets).
+
+    Examples are files (batch,) string of images, values (batch, *shape) of arrays and tables,
+    windows (batch, length, columns) of series, or texts (batch,) string.
+    """
+    spec, ops, model = trained.spec, trained.ops, trained.model
+    probabilities = gives_probabilities(model)
+    if spec.schema.payload == "text":
+        return lambda texts: _name_outputs(
+            _answer_texts(model, ops, texts, context=_context(spec)),
+            spec,
+            probabilities=probabilities,
+        )
+
+    def serve(stored: tf.Tensor) -> Outputs:
+        inputs = _preprocess(ops, spec.schema, stored, series=spec.schema.payload == "series")
+        return _name_outputs(model(inputs, training=False), spec, probabilities=probabilities)
+
+    return serve
+
+
+def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec:
+    """What `make_serve_fn` takes of a model."""
+    schema = spec.schema
+    if schema.payload in ("text", "encoded"):
+        return tf.TensorSpec((None,), tf.string, schema.feature)
+    window = (spec.window.length,) if schema.payload == "series" else ()
+    return tf.TensorSpec((None, *window, *(schema.shape or ())), schema.dtype, schema.feature)
+
+
+def export_model(trained: TrainedModel, folder: Path) -> str:
+    """Write `folder`, a SavedModel with the signature `serve`; returns what that takes.
+
+    Of images it takes JPEG or PNG files, `serve(image: string (batch,))`; of a table a value per
+    column, `serve({column: float32 or, of categories, string (batch,)})`; of a series windows,
+    `serve(features: float32 (batch, length, columns))`; of texts `serve(text: string (batch,))`.
+    Names of classes, or of targets, lie next to it in the order of its outputs.
+    """
+    spec = trained.spec
+    archive: Any = keras.export.ExportArchive()  # of TensorFlow, which is Keras' backend here
+    archive.track(trained.model)
+    serve, signature, resources = _make_endpoint(trained)
+    for resource in resources:
+        archive.track(resource)
+    archive.add_endpoint("serve", serve, input_signature=[signature])
+    with atomic_folder(folder) as temporary:
+        archive.write_out(str(temporary), verbose=False)
+        for path, names in ((CLASSES, spec.classes), (TARGETS, spec.targets)):
+            if names:
+                (temporary / path).parent.mkdir(exist_ok=True)
+                (temporary / path).write_text("".join(f"{name}\n" for name in names))
+    if not isinstance(signature, dict):
+        return f"{signature.name}: {signature.dtype.name}"
+    columns = ", ".join(f"{name} {one.dtype.name}" for name, one in signature.items())
+    return f"features: {columns}"
+
+
+def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:
+    """The function that is exported, what it takes, and what it needs besides the model."""
+    spec, answer = trained.spec, make_serve_fn(trained)
+    schema, signature = spec.schema, make_input_signature(spec)
+    if schema.payload == "text":
+        tokenizer = open_tokenizer(next(op for op in trained.ops if isinstance(op, Tokenize)))
+        return answer, signature, [module for module in [tokenizer.module] if module is not None]
+    if schema.payload != "raw":
+        return answer, signature, []
+    if schema.feature == "image":
+        files = tf.TensorSpec((None,), tf.string, "image")
+        return lambda image: answer(decode_to_shape(image, schema.shape or ())), files, []
+    tables = _make_lookup_tables(schema)
+    columns = _column_signature(schema)
+    return lambda features: answer(_code_columns(features, schema, tables)), columns, tables
+
+
+def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
+    """Images (batch, *shape) uint8 of JPEG or PNG files (batch,), which have that size."""
+
+    def decode(file: tf.Tensor) -> tf.Tensor:
+        image = tf.io.decode_image(file, channels=shape[-1], expand_animations=False)
+        return tf.ensure_shape(image, shape)
+
+    return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(shape, tf.uint8))
+
+
+def _preprocess(
+    ops: Sequence[Op], schema: RecordSchema, stored: tf.Tensor, *, series: bool
+) -> tf.Tensor:
+    """Run the ops of evaluation: those that need single examples on one after the other, all others
+    on the batch.
+    """
+    ops = [op for op in ops if not isinstance(op, DecodeRaw)]  # these are values already
+    uniform = 0 if series or schema.payload == "raw" else ops_until_uniform(ops, schema)
+    single = max(
+        len(ops) if uniform is None else uniform,
+        max((place for place, op in enumerate(ops, 1) if op.takes == "example"), default=0),
+    )
+    values = stored
+    if single:
+        values = tf.map_fn(
+            lambda one: _apply(ops[:single], schema, one, lead=()),
+            stored,
+            fn_output_signature=tf.TensorSpec(output_shape(ops[:single], schema), schema.dtype),
+        )
+    return _apply(ops[single:], schema, values, lead=tf.shape(values)[:1])
+
+
+def _apply(ops: Sequence[Op], schema: RecordSchema, value: tf.Tensor, *, lead: Any) -> tf.Tensor:
+    """Run ops on the input of an example, `lead` (), or of a batch, whose labels are not known."""
+    nothing = tf.zeros(lead, tf.int64)
+    element: Element = {schema.feature: value, "label": nothing, "key": nothing}
+    return apply_ops(ops, element, seed=0, epoch=tf.constant(0, tf.int64))[schema.feature]
+
+
+def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: bool) -> Outputs:
+    outputs = tf.cast(outputs, tf.float32)
+    if spec.task == "regression":
+        return {"values": outputs}
+    return {"probabilities": outputs if probabilities else tf.nn.softmax(outputs)}
+
+
+def _answer_texts(
+    model: keras.Model, ops: Sequence[Op], texts: tf.Tensor, *, context: int | None
+) -> tf.Tensor:
+    """Outputs of the model for texts (batch,); of a language model, after the last `context` tokens
+    of each.
+    """
+    if context is not None:  # a text goes on where it ends
+        ops = tuple(op for op in ops if not isinstance(op, EndDocument | Truncate))
+    element = apply_ops(ops, {"text": texts}, seed=0, epoch=tf.constant(0, tf.int64))
+    tokens: Any = element["text"] if context is None else element["text"][:, -context:]
+    outputs = model(_pad(tokens), training=False)
+    if context is None:
+        return outputs
+    return tf.gather(outputs, tf.maximum(tokens.row_lengths() - 1, 0), batch_dims=1)
+
+
+def _context(spec: InferenceSpec) -> int | None:
+    """Tokens that a language model sees; None for other models."""
+    return spec.window.tokens if spec.task == "next_token" else None
+
+
+def _pad(tokens: tf.RaggedTensor) -> tf.Tensor:
+    """Tokens (batch, longest) int32, padded with 0; one column at least."""
+    longest = tf.maximum(tokens.bounding_shape(axis=1), 1)
+    return tokens.to_tensor(0, shape=tf.stack([tokens.nrows(), longest]))
+
+
+def _numeric(schema: RecordSchema) -> int:
+    """How many of a table's columns are numbers; categories come after them."""
+    return len(schema.columns) - len(schema.categories)
+
+
+def _column_signature(schema: RecordSchema) -> dict[str, tf.TensorSpec]:
+    numeric = _numeric(schema)
+    return {
+        name: tf.TensorSpec((None,), tf.float32 if place < numeric else tf.string, name)
+        for place, name in enumerate(schema.columns)
+    }
+
+
+def _make_lookup_tables(schema: RecordSchema) -> list[Any]:
+    """The number of each category of a column; −1 for what is none."""
+    return [
+        tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(
+                tf.constant(words), tf.range(len(words), dtype=tf.int64)
+            ),
+            default_value=-1,
+        )
+        for words in schema.categories
+    ]
+
+
+def _code_columns(
+    features: dict[str, tf.Tensor], schema: RecordSchema, tables: Sequence[Any]
+) -> tf.Tensor:
+    """Rows (batch, columns) float32 of columns (batch,); a category that the training has not seen
+    is an error, NaN is an empty cell.
+    """
+    numeric, columns = _numeric(schema), []
+    for place, name in enumerate(schema.columns):
+        column = features[name]
+        if name in schema.medians:
+            column = tf.where(tf.math.is_nan(column), schema.medians[name], column)
+        if place >= numeric:
+            column = tables[place - numeric].lookup(column)
+            unknown = f"{name}: a category that the training has not seen"
+            with tf.control_dependencies([tf.debugging.assert_non_negative(column, unknown)]):
+                column = tf.identity(column)
+        columns.append(tf.cast(column, tf.float32))
+    return tf.stack(columns, axis=1)

@@ -1,0 +1,239 @@
+"""Small transformers over tokens. The encoder classifies texts: alone in a row, padded with 0, or
+several documents in a row; the decoder predicts the next token after each.
+
+Of the encoder, whatever shares a row, a document's outputs are those that it has alone: attention
+stays within its segment, positions begin at 0 in each, and every segment is pooled by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from throughline.shared.errors import UnknownModel
+
+INPUTS = ("text", "segment_ids", "positions")
+LONGEST_WAVE = 10_000.0
+
+
+class TransformerEncoder(layers.Layer):
+    """Embedding, `blocks` of attention and a dense layer in pre-norm form, the mean over the tokens
+    of each segment, and `outputs` numbers.
+
+    Not registered with Keras: MLflow would make every model that it logs need this module.
+    Source: Vaswani et al., NeurIPS 2017; normalization first as in Xiong et al., ICML 2020.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        outputs: int,
+        width: int = 64,
+        heads: int = 2,
+        blocks: int = 2,
+        dropout: float = 0.1,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._sizes = {
+            "vocabulary": vocabulary,
+            "outputs": outputs,
+            "width": width,
+            "heads": heads,
+            "blocks": blocks,
+            "dropout": dropout,
+        }
+        self.embedding = layers.Embedding(vocabulary, width)
+        self.blocks = [_Block(width, heads, dropout, name=f"block_{n}") for n in range(blocks)]
+        self.norm = layers.LayerNormalization()
+        self.head = layers.Dense(outputs, dtype="float32")
+
+    def get_config(self) -> dict[str, Any]:
+        """What the layer is made of, for saved models."""
+        return {**super().get_config(), **self._sizes}
+
+    def build(self, input_shape: Any) -> None:
+        """Make all weights."""
+        width = self._sizes["width"]
+        self.embedding.build((None, None))
+        for block in self.blocks:
+            block.build((None, None, width))
+        self.norm.build((None, None, width))
+        self.head.build((None, width))
+
+    def call(
+        self,
+        text: Any,
+        segment_ids: Any = None,
+        positions: Any = None,
+        *,
+        segments: int | None = None,
+        training: bool | None = None,
+    ) -> Any:
+        """Tokens (rows, length) int32 → (rows, outputs) float32.
+
+        With `segment_ids` (rows, length), counted from 1, and `positions` (rows, length) within
+        them → (rows, segments, outputs). 0 is padding.
+        """
+        alone = segment_ids is None
+        if alone:
+            segment_ids = ops.cast(ops.not_equal(text, 0), "int32")
+            shape: Any = ops.shape(text)
+            positions = ops.broadcast_to(ops.arange(shape[1], dtype="int32"), shape)
+        value: Any = self.embedding(text)
+        value = value + ops.cast(encode_positions(positions, self._sizes["width"]), value.dtype)
+        same = ops.equal(segment_ids[:, :, None], segment_ids[:, None, :])
+        mask = ops.logical_and(same, segment_ids[:, :, None] > 0)
+        for block in self.blocks:
+            value = block(value, mask, training=training)
+        numbers = ops.arange(1, (1 if alone else segments or 1) + 1, dtype="int32")
+        belongs = ops.cast(segment_ids[:, :, None] == numbers, "float32")
+        total = ops.einsum("rts,rtw->rsw", belongs, ops.cast(self.norm(value), "float32"))
+        mean = total / ops.maximum(ops.sum(belongs, axis=1)[..., None], 1.0)
+        outputs = self.head(mean)
+        return outputs[:, 0] if alone else outputs
+
+
+class TransformerDecoder(layers.Layer):
+    """Embedding, `blocks` of causal attention and a dense layer in pre-norm form, and for each
+    token the logits of the next one; `tied`: by the embedding's own weights.
+
+    Sources: Radford et al., 2019; for tied weights Press and Wolf, EACL 2017.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        width: int = 64,
+        heads: int = 2,
+        blocks: int = 2,
+        dropout: float = 0.1,
+        tied: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._sizes = {
+            "vocabulary": vocabulary,
+            "width": width,
+            "heads": heads,
+            "blocks": blocks,
+            "dropout": dropout,
+            "tied": tied,
+        }
+        self.embedding = layers.Embedding(vocabulary, width)
+        self.blocks = [_Block(width, heads, dropout, name=f"block_{n}") for n in range(blocks)]
+        self.norm = layers.LayerNormalization()
+        self.head = None if tied else layers.Dense(vocabulary, dtype="float32")
+
+    def get_config(self) -> dict[str, Any]:
+        """What the layer is made of, for saved models."""
+        return {**super().get_config(), **self._sizes}
+
+    def build(self, input_shape: Any) -> None:
+        """Make all weights."""
+        width = self._sizes["width"]
+        self.embedding.build((None, None))
+        for block in self.blocks:
+            block.build((None, None, width))
+        self.norm.build((None, None, width))
+        if self.head is not None:
+            self.head.build((None, None, width))
+
+    def call(self, text: Any, training: bool | None = None) -> Any:
+        """Tokens (rows, length) int32 → logits (rows, length, vocabulary) float32, each of tokens
+        up to its own.
+        """
+        width = self._sizes["width"]
+        size: Any = ops.shape(text)
+        positions: Any = ops.arange(size[1], dtype="int32")[None]
+        value: Any = self.embedding(text) * width**0.5  # or else positions drown the tokens
+        value = value + ops.cast(encode_positions(positions, width), value.dtype)
+        causal = positions[:, :, None] >= positions[:, None, :]
+        for block in self.blocks:
+            value = block(value, causal, training=training)
+        value = self.norm(value)
+        if self.head is not None:
+            return self.head(value)
+        weights = ops.cast(self.embedding.embeddings, "float32")
+        return ops.matmul(ops.cast(value, "float32"), ops.transpose(weights))
+
+
+class _Block(layers.Layer):
+    """Attention and a dense layer, each added to what comes in."""
+
+    def __init__(self, width: int, heads: int, dropout: float, **options: Any) -> None:
+        super().__init__(**options)
+        if heads < 1 or width % heads:
+            raise ValueError(f"width {width} is no multiple of heads {heads}")
+        self.attention = layers.MultiHeadAttention(heads, width // heads)
+        self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
+        self.widen = layers.Dense(4 * width, activation="gelu")
+        self.narrow = layers.Dense(width)
+        self.drop = layers.Dropout(dropout, seed=0)
+
+    def build(self, input_shape: Any) -> None:
+        for norm in self.norms:
+            norm.build(input_shape)
+        self.attention.build(input_shape, input_shape)
+        self.widen.build(input_shape)
+        self.narrow.build((*input_shape[:-1], 4 * input_shape[-1]))
+
+    def call(self, value: Any, mask: Any, training: bool | None = None) -> Any:
+        inner = self.norms[0](value)
+        inner = self.attention(inner, inner, attention_mask=mask, training=training)
+        value = value + self.drop(inner, training=training)
+        inner = self.narrow(self.widen(self.norms[1](value)))
+        return value + self.drop(inner, training=training)
+
+
+def encode_positions(positions: Any, width: int) -> Any:
+    """Sines and cosines of positions (rows, length): (rows, length, width) float32; any length."""
+    waves = ops.arange(0, width, 2, dtype="float32") / width
+    angles = ops.cast(positions, "float32")[..., None] / ops.power(LONGEST_WAVE, waves)
+    return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)[..., :width]
+
+
+def transformer_encoder(
+    input_shape: tuple[int | None, ...], outputs: int, *, vocabulary: int, **options: Any
+) -> keras.Model:
+    """A transformer of two small blocks over the tokens of a text; `options`: width, heads, blocks,
+    dropout.
+    """
+    text = keras.Input(input_shape, dtype="int32", name="tokens")
+    encoder = TransformerEncoder(vocabulary=vocabulary, outputs=outputs, **options)
+    return keras.Model(text, encoder(text), name="transformer_encoder")
+
+
+def transformer_decoder(
+    input_shape: tuple[int | None, ...], outputs: int, *, vocabulary: int, **options: Any
+) -> keras.Model:
+    """A transformer of two small causal blocks that predicts the next token after each; `options`:
+    width, heads, blocks, dropout, tied. `outputs` is the `vocabulary`.
+    """
+    text = keras.Input(input_shape, dtype="int32", name="tokens")
+    decoder = TransformerDecoder(vocabulary=vocabulary, **options)
+    return keras.Model(text, decoder(text), name="transformer_decoder")
+
+
+class PackedModel(keras.Model):
+    """A model of rows that several documents share: weights count in its loss and metrics."""
+
+
+def make_packed_model(network: keras.Model, *, segments: int) -> PackedModel:
+    """The `network` on packed rows of at most `segments` documents; it shares the weights.
+
+    Raises:
+      UnknownModel: it has no layer that keeps segments apart.
+    """
+    encoder = next((one for one in network.layers if isinstance(one, TransformerEncoder)), None)
+    if encoder is None:
+        raise UnknownModel(
+            f"model.name: {network.name} does not keep the documents of a packed row apart; use"
+            " transformer_encoder, or `batch: {pad_to: auto}` instead of `pack`"
+        )
+    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in INPUTS}
+    return PackedModel(inputs, encoder(*inputs.values(), segments=segments), name="packed")

@@ -1,0 +1,286 @@
+"""From the steps of a plan to a tf.data.Dataset: a function per kind of step adds its
+transformation to what comes before it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import tensorflow as tf
+
+from throughline.kernels.elements import apply_ops, select_outputs
+from throughline.kernels.kernels import Element
+from throughline.kernels.randomness import fold
+from throughline.pipelines.order.length_batches import Buckets
+from throughline.pipelines.read import stream_readers
+from throughline.pipelines.read.indexed_shard_reader import STEPS_PER_ORDER_CALL, IndexedShardReader
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.pipelines.read.snapshot_reader import Columns, SnapshotReader
+from throughline.plan.plan import Plan
+from throughline.plan.steps import (
+    Batch,
+    BucketBatch,
+    Cache,
+    Gather,
+    Map,
+    Prefetch,
+    Read,
+    ReadIndexedShards,
+    SampleByClass,
+    Service,
+    Shuffle,
+    Step,
+    TokenWindow,
+    Window,
+    shuffle_buffer_size,
+)
+from throughline.plan.training_workers import TrainingWorker
+from throughline.shared.scratch import Scratch
+
+Dataset = tf.data.Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """What steps are built from besides each other: the plan, one split of the prepared data,
+    `examples` and `steps_per_epoch`, the step at which to begin, the length buckets of a stream
+    that has some, and the reader of indexed shards, where the plan has one.
+    """
+
+    plan: Plan
+    data: PreparedData
+    split: str
+    seed: int
+    with_keys: bool
+    examples: int
+    steps_per_epoch: int
+    service_address: str
+    scratch: Scratch
+    worker: TrainingWorker
+    indexed_shards: IndexedShardReader | None = None
+    buckets: Buckets | None = None
+    first_step: int = 0
+
+    def options(self) -> tf.data.Options:
+        """Those of the plan. By default tf.data rewrites the graph, which would make a naive
+        pipeline less naive.
+        """
+        options = tf.data.Options()
+        options.deterministic = self.plan.deterministic
+        options.autotune.enabled = self.plan.autotunes
+        options.experimental_optimization.apply_default_optimizations = self.plan.graph_rewrites
+        if self.plan.threads != "shared":
+            options.threading.private_threadpool_size = int(self.plan.threads)
+        return options
+
+    def seed_for(self, who: str, epoch: tf.Tensor) -> tf.Tensor:
+        """Seed of what tf.data itself draws in an epoch for the step `who`: int64, not negative."""
+        bits = fold(self.seed, epoch, who)
+        return tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
+
+    def select_if_last(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
+        """The element, or what a batch consists of where no later step of the plan changes
+        elements.
+        """
+        kinds = Map | Window | TokenWindow
+        last = [each for each in self.plan.steps if isinstance(each, kinds)][-1]
+        return (
+            select_outputs(element, self.data.shards.schema, with_keys=self.with_keys)
+            if step is last
+            else element
+        )
+
+
+def build_gather(
+    step: Gather, reader: SnapshotReader, *, first: tf.Tensor, stop: tf.Tensor, columns: Columns
+) -> Dataset:
+    """The batches of the steps from `first` to `stop` (excluded), scalars int64, counted over all
+    epochs.
+
+    The rows of a step are arithmetic, computed for many steps at once, and come straight from the
+    memory-mapped columns.
+    """
+    steps = Dataset.range(first, stop, name="steps").batch(STEPS_PER_ORDER_CALL, name="steps")
+    numbered = steps.map(
+        lambda numbers: (numbers, reader.order.rows(numbers)), name="order"
+    ).unbatch(name="order")
+    make_batch = reader.make_batch_fn()
+    return numbered.map(
+        lambda number, rows: make_batch(columns, number, rows),
+        num_parallel_calls=step.parallel.num_parallel_calls(),
+        name=step.trace_name,
+    )
+
+
+def build_steps(
+    steps: Sequence[Step], dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
+) -> Dataset:
+    """Build steps one after another, for an epoch (scalar int64)."""
+    for step in steps:
+        dataset = build_step(step, dataset, context, epoch)
+    if dataset is None:
+        raise ValueError("a plan without steps")
+    return dataset
+
+
+@singledispatch
+def build_step(
+    step: object, dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
+) -> Dataset:
+    """Add one step of a plan to a dataset; the first step starts it."""
+    raise NotImplementedError(f"no function builds the step {type(step).__name__}")
+
+
+@build_step.register
+def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    return stream_readers.read(
+        step, context.data, context.split, seed=context.seed_for("shards", epoch)
+    )
+
+
+@build_step.register
+def _(step: ReadIndexedShards, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    if context.indexed_shards is None:
+        raise ValueError("a plan that reads indexed shards has no reader for them")
+    first = tf.maximum(epoch * context.steps_per_epoch, context.first_step)
+    batches = context.indexed_shards.batches(first, (epoch + 1) * context.steps_per_epoch)
+    return batches if step.whole_batches else batches.unbatch(name=step.trace_name)
+
+
+@build_step.register
+def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    def run(element: Element | tf.Tensor) -> Element | tuple:
+        # Shards deliver serialized records.
+        element = {"record": element} if isinstance(element, tf.Tensor) else element
+        return context.select_if_last(
+            apply_ops(
+                step.ops,
+                element,
+                seed=context.seed,
+                epoch=epoch,
+                first_op_position=step.first_op_position,
+            ),
+            step,
+        )
+
+    return dataset.map(
+        run,
+        num_parallel_calls=step.parallel.num_parallel_calls(),
+        name=step.trace_name,
+    )
+
+
+@build_step.register
+def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    if step.where == "memory":
+        return dataset.cache(name=step.trace_name)
+    # What tf.data keeps on disk has no key of its own, so every dataset gets a fresh folder that
+    # is removed with its pipeline.
+    folder = str(context.scratch.new_folder() / "elements")
+    if step.where == "disk":
+        return dataset.cache(folder, name=step.trace_name)
+    if step.where == "tf_snapshot":
+        return dataset.snapshot(folder, compression=None, name=step.trace_name)
+    dataset.save(folder)
+    return Dataset.load(folder)
+
+
+@build_step.register
+def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    sampled = stream_readers.sample_stream_by_class(
+        dataset, step.sampling, context.data, context.split, seed=context.seed_for("classes", epoch)
+    )
+    if not context.plan.caches:
+        return sampled
+    # One pass fills the cache; else the stream of each class would, with a copy of its own.
+    filled = dataset.filter(lambda element: tf.constant(False), name=step.trace_name)
+    return filled.concatenate(sampled, name=step.trace_name)
+
+
+@build_step.register
+def _(step: Window, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    return stream_readers.windows(dataset, step).map(
+        lambda element: context.select_if_last(element, step), name="select"
+    )
+
+
+@build_step.register
+def _(step: TokenWindow, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    return stream_readers.token_windows(dataset, step).map(
+        lambda element: context.select_if_last(element, step), name="select"
+    )
+
+
+@build_step.register
+def _(step: Shuffle, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    size = shuffle_buffer_size(step.size, examples=context.examples)
+    return dataset.shuffle(
+        size,
+        seed=context.seed_for("shuffle", epoch),
+        reshuffle_each_iteration=False,
+        name=step.trace_name,
+    )
+
+
+@build_step.register
+def _(step: Batch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    size = step.size // context.worker.count
+    if context.data.shards.schema.payload == "text":
+        return dataset.padded_batch(size, name=step.trace_name)
+    return dataset.batch(size, name=step.trace_name)
+
+
+@build_step.register
+def _(step: BucketBatch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    buckets, feature = context.buckets, context.data.shards.schema.feature
+    if buckets is None:
+        raise TypeError(f"{context.plan} has no length buckets")
+
+    def length(*element: Any) -> tf.Tensor:
+        value = element[0][feature] if isinstance(element[0], dict) else element[0]
+        return tf.shape(value)[0]
+
+    return dataset.bucket_by_sequence_length(
+        length,
+        bucket_boundaries=(buckets.boundaries + 1).tolist(),  # the first that is too long
+        bucket_batch_sizes=[*buckets.sizes.tolist(), 1],
+        pad_to_bucket_boundary=True,
+        name=step.trace_name,
+    )
+
+
+@build_step.register
+def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    """Workers batch what they read, each with a remainder; rebatching makes the epoch's batches
+    full again.
+
+    Elements lost with a worker are replaced from a second pass, so that an epoch keeps its length.
+    """
+    service = tf.data.experimental.service
+    modes = {
+        "off": service.ShardingPolicy.OFF,
+        "dynamic": service.ShardingPolicy.DYNAMIC,
+        "static": service.ShardingPolicy.FILE_OR_DATA,
+    }
+    distribute = service.distribute(
+        processing_mode=modes[step.settings.sharding],
+        service=context.service_address,
+        compression=None,
+    )
+    with warnings.catch_warnings():
+        # In the graph of an epoch TensorFlow is not sure of the options, of which it needs one that
+        # is nowhere set.
+        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
+        batches = dataset.with_options(context.options()).apply(distribute).rebatch(step.batch_size)
+    return batches.repeat().take(context.steps_per_epoch, name=step.trace_name)
+
+
+@build_step.register
+def _(step: Prefetch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+    return dataset.prefetch(
+        tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name=step.trace_name
+    )

@@ -1,0 +1,95 @@
+"""Which rows of a split a step is made of: arithmetic on seed, epoch and position, for whatever can
+read rows in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from throughline.data.splits import count_steps
+from throughline.pipelines.order.samplers import (
+    ClassIndex,
+    permute,
+    sample_by_class,
+    window_shuffle,
+)
+from throughline.plan.steps import shuffle_buffer_size
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import ShuffleSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOrder:
+    """The order of `count` rows, or windows of a series, in every epoch, cut into batches and these
+    into the slices of workers.
+
+    With `classes` rows are drawn by class, else each comes once. Steps are int64, counted over all
+    epochs; rows are int64.
+    """
+
+    count: int
+    batch_size: int
+    shuffle: ShuffleSettings
+    seed: int
+    worker: TrainingWorker
+    classes: ClassIndex | None = None
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch, over all workers, without those that they cannot share equally."""
+        return self.worker.shared(self.count, self.batch_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return count_steps(self.examples, self.batch_size)
+
+    def rows(self, steps: tf.Tensor) -> tf.Tensor:
+        """Rows (steps, batch on this worker) that `steps` (n,) are made of.
+
+        Where the last batch of an epoch is smaller, what is beyond it repeats its last row; `trim`
+        leaves that out.
+        """
+        epoch, step_of_epoch = steps // self.steps_per_epoch, steps % self.steps_per_epoch
+        first, _ = self._bounds(step_of_epoch)
+        width = -(-self.batch_size // self.worker.count)
+        positions = tf.minimum(first[:, None] + tf.range(width, dtype=tf.int64), self.examples - 1)
+        return self.rows_at(positions, epoch[:, None])
+
+    def size(self, step: tf.Tensor) -> tf.Tensor:
+        """Examples that this worker has of a step, or of each of several."""
+        first, stop = self._bounds(step % self.steps_per_epoch)
+        return stop - first
+
+    def trim(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """The rows (batch,) of a step, a scalar, without what fills up the last batch of an
+        epoch.
+        """
+        always_full = (
+            self.examples % self.batch_size == 0 and self.batch_size % self.worker.count == 0
+        )
+        return rows if always_full else rows[: self.size(step)]
+
+    def rows_at(self, positions: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
+        """Rows at positions (steps, batch) in the orders of epochs (steps, 1)."""
+        if self.classes is not None:
+            return sample_by_class(positions, index=self.classes, seed=self.seed, epoch=epochs)
+        if self.shuffle.kind == "global":
+            return permute(positions, count=self.count, seed=self.seed, epoch=epochs)
+        if self.shuffle.kind == "window":
+            window = shuffle_buffer_size(self.shuffle.size, examples=self.count)
+            return window_shuffle(
+                positions, count=self.count, window=window, seed=self.seed, epoch=epochs
+            )
+        return positions
+
+    def _bounds(self, step_of_epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """First position of this worker's slice of a batch, and the one after its last."""
+        start = step_of_epoch * self.batch_size
+        size = tf.minimum(tf.constant(self.batch_size, tf.int64), self.examples - start)
+        return (
+            start + size * self.worker.index // self.worker.count,
+            start + size * (self.worker.index + 1) // self.worker.count,
+        )

@@ -1,0 +1,190 @@
+"""Batches of examples that are about equally long, as pure functions of (seed, epoch, step).
+
+A bucket holds the examples for which a boundary is the smallest that is long enough: a partition
+that never changes, known from the lengths alone. Each epoch permutes every bucket, cuts it into
+batches, the last one of a bucket smaller, and permutes the batches of all buckets. So every example
+comes once, the number of steps is constant, an epoch can be entered anywhere, and no order pads
+less with these boundaries (docs/decisions/029).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.kernels.randomness import fold
+from throughline.pipelines.order.samplers import swap_or_not
+from throughline.plan.training_workers import TrainingWorker
+from throughline.shared.errors import ImpossiblePlan
+
+SHORTEST_BOUNDARY = 32  # tokens, where no boundaries are given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """A partition by length as tables.
+
+    rows (examples,) int64: bucket after bucket; the rest is (buckets,) int64. boundaries: length to
+    which a bucket's examples are padded; starts: where it begins in `rows`; counts: its examples;
+    used: how many of them an epoch has; sizes: examples in a full batch over all workers;
+    first_steps: its first batch in an epoch that is not shuffled.
+    """
+
+    rows: np.ndarray
+    boundaries: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    used: np.ndarray
+    sizes: np.ndarray
+    first_steps: np.ndarray
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch, over all workers."""
+        return int(self.used.sum())
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return int((-(-self.used // self.sizes)).sum())
+
+
+def make_buckets(
+    lengths: np.ndarray, boundaries: Sequence[int], sizes: Sequence[int], *, workers: int = 1
+) -> Buckets:
+    """Partition examples of `lengths` (examples,) by the smallest boundary that is not exceeded;
+    `sizes` are those of full batches per boundary, multiples of `workers`.
+
+    Every batch can be cut into equal slices for the workers: what a bucket has too much for that,
+    its longest examples, goes one bucket up, and what is left of the whole is left out: fewer
+    examples than workers, of the largest bucket, other ones each epoch. Empty buckets are dropped.
+
+    >>> buckets = make_buckets(np.array([3, 9, 4, 1]), [4, 8, 16], [2, 2, 2])
+    >>> print(buckets.rows, buckets.boundaries, buckets.counts, buckets.first_steps)
+    [3 0 2 1] [ 4 16] [3 1] [0 2]
+    """
+    rows = np.argsort(lengths, kind="stable")
+    ends = np.searchsorted(lengths[rows], boundaries, side="right")
+    spare = len(lengths) % workers
+    even = ends // workers * workers
+    largest = int(np.argmax(np.diff(even, prepend=0)))
+    above = np.arange(len(ends)) >= largest
+    ends = np.where(above, (ends - spare) // workers * workers + spare, even)
+    counts = np.diff(ends, prepend=0)
+    used = counts - spare * (np.arange(len(ends)) == largest)
+    occupied = used > 0
+    steps = -(-used // np.asarray(sizes))[occupied]
+    return Buckets(
+        rows=rows,
+        boundaries=np.asarray(boundaries, np.int64)[occupied],
+        starts=(ends - counts)[occupied],
+        counts=counts[occupied],
+        used=used[occupied],
+        sizes=np.asarray(sizes, np.int64)[occupied],
+        first_steps=np.cumsum(steps) - steps,
+    )
+
+
+def double_until(longest: int) -> list[int]:
+    """Boundaries where none are given: each twice the one before, until the longest fits.
+
+    >>> double_until(100)
+    [32, 64, 128]
+    """
+    doublings = max(0, (max(1, longest) - 1).bit_length() - (SHORTEST_BOUNDARY - 1).bit_length())
+    return [SHORTEST_BOUNDARY << number for number in range(doublings + 1)]
+
+
+def sizes_for_tokens(tokens: int, boundaries: Sequence[int], *, workers: int = 1) -> list[int]:
+    """Examples in a batch of at most so many `tokens`, padding included, per boundary.
+
+    Raises:
+      ImpossiblePlan: not even one example of the longest for each worker.
+    """
+    longest = max(boundaries)
+    if tokens < longest * workers:
+        each = f" for each of {workers} workers" if workers > 1 else ""
+        raise ImpossiblePlan(
+            f"batch.tokens: {tokens:,} has no room for one example of {longest:,} tokens{each};"
+            f" use at least {longest * workers:,}, or cut the documents with `truncate`"
+        )
+    return [tokens // boundary // workers * workers for boundary in boundaries]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBatches:
+    """The batches of a partition by length, on one of several workers; in the order of storage
+    unless `shuffled`.
+
+    Steps are int64, counted over all epochs.
+    """
+
+    buckets: Buckets
+    seed: int
+    worker: TrainingWorker
+    shuffled: bool
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch, over all workers."""
+        return self.buckets.examples
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self.buckets.steps_per_epoch
+
+    def rows(self, steps: tf.Tensor) -> tf.Tensor:
+        """Rows (steps, width) that `steps` (n,) are made of on this worker; after the last of a
+        step, of which `size` says how many it has, that one is repeated.
+        """
+        epoch, bucket, first, stop = self._slices(steps)
+        width = -(-int(self.buckets.sizes.max()) // self.worker.count)
+        positions = first[:, None] + tf.range(width, dtype=tf.int64)
+        positions = tf.minimum(positions, stop[:, None] - 1)
+        if self.shuffled:
+            key = fold(self.seed, epoch[:, None], "bucket", bucket[:, None])
+            counts = tf.gather(self.buckets.counts, bucket)[:, None]
+            positions = swap_or_not(positions, counts, key)
+        places = tf.gather(self.buckets.starts, bucket)[:, None] + positions
+        return tf.cast(tf.gather(self._rows, places), tf.int64)
+
+    def size(self, step: tf.Tensor) -> tf.Tensor:
+        """Examples that this worker has of a step, or of each of several."""
+        _, _, first, stop = self._slices(step)
+        return stop - first
+
+    def trim(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """The rows (width,) of a step, a scalar, without what fills them up."""
+        return rows[: self.size(step)]
+
+    def length(self, step: tf.Tensor) -> tf.Tensor:
+        """Length to which the examples of a step, or of each of several, are padded."""
+        _, bucket, _, _ = self._slices(step)
+        return tf.gather(self.buckets.boundaries, bucket)
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        rows = self.buckets.rows
+        return rows.astype(np.int32) if len(rows) < 1 << 31 else rows
+
+    def _slices(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Epoch, bucket, and this worker's first position in the bucket and the one after its last,
+        all int64 of the shape of `steps`.
+        """
+        buckets = self.buckets
+        epoch, number = steps // self.steps_per_epoch, steps % self.steps_per_epoch
+        if self.shuffled:
+            key = fold(self.seed, epoch, "batches")
+            number = swap_or_not(number, tf.constant(self.steps_per_epoch, tf.int64), key)
+        first_steps = tf.constant(buckets.first_steps, tf.int64)
+        bucket = tf.math.count_nonzero(first_steps <= number[..., None], axis=-1) - 1
+        full = tf.gather(buckets.sizes, bucket)
+        start = (number - tf.gather(first_steps, bucket)) * full
+        size = tf.minimum(full, tf.gather(buckets.used, bucket) - start)
+        index, count = self.worker.index, self.worker.count
+        return epoch, bucket, start + size * index // count, start + size * (index + 1) // count

@@ -1,0 +1,106 @@
+"""Batches of rows that several documents share, as pure functions of (seed, epoch, step).
+
+Which lengths share a row is planned once (`best_fit.py`). Each epoch permutes the rows, and assigns
+the documents of each length to the slots of that length by another permutation: partners change,
+the number of steps and the padding do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.data.splits import count_steps
+from throughline.kernels.randomness import fold
+from throughline.pipelines.order.best_fit import PackPlan
+from throughline.pipelines.order.samplers import permute, swap_or_not
+from throughline.plan.training_workers import TrainingWorker
+
+NO_DOCUMENT = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatches:
+    """The batches of a plan, `batch_size` rows each over all workers, with `segments` slots a row;
+    in the order of the plan unless `shuffled`.
+
+    So that workers get equal slices and no document is left out, there may be a few empty rows.
+    """
+
+    plan: PackPlan
+    batch_size: int
+    segments: int
+    seed: int
+    worker: TrainingWorker
+    shuffled: bool
+
+    @property
+    def examples(self) -> int:
+        """Documents in an epoch, over all workers."""
+        return len(self.plan.documents)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return count_steps(self._all_rows, self.batch_size)
+
+    def rows(self, steps: tf.Tensor) -> tf.Tensor:
+        """Documents (steps, width, segments) of the rows of `steps` (n,) on this worker;
+        NO_DOCUMENT in empty slots. After the last row of a step, of which `size` says how many it
+        has, that one is repeated.
+        """
+        epoch, first, stop = self._slices(steps)
+        width = -(-self.batch_size // self.worker.count)
+        positions = first[:, None] + tf.range(width, dtype=tf.int64)
+        positions = tf.minimum(positions, stop[:, None] - 1)
+        if self.shuffled:
+            positions = permute(
+                positions, count=self._all_rows, seed=self.seed, epoch=epoch[:, None]
+            )
+        flat = tf.reshape(positions, (-1,))
+        begin, end = tf.gather(self._starts, flat), tf.gather(self._starts, flat + 1)
+        slots = tf.ragged.range(begin, end)
+        epochs = tf.gather(tf.repeat(epoch, width), slots.value_rowids())
+        documents = slots.with_values(self._documents(slots.flat_values, epochs))
+        dense = documents.to_tensor(NO_DOCUMENT, shape=(None, self.segments))
+        return tf.reshape(dense, (-1, width, self.segments))
+
+    def size(self, step: tf.Tensor) -> tf.Tensor:
+        """Rows that this worker has of a step, or of each of several."""
+        _, first, stop = self._slices(step)
+        return stop - first
+
+    def trim(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """The rows (width, segments) of a step, a scalar, without what fills them up."""
+        return rows[: self.size(step)]
+
+    @property
+    def _all_rows(self) -> int:
+        return -(-self.plan.rows // self.worker.count) * self.worker.count
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """First slots of the rows, and of the empty ones after them."""
+        starts = self.plan.starts
+        return np.pad(starts, (0, self._all_rows - self.plan.rows), mode="edge")
+
+    def _documents(self, slots: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
+        """The documents that fill `slots` (n,) in `epochs` (n,)."""
+        lengths, ranks = tf.gather(self.plan.lengths, slots), tf.gather(self.plan.ranks, slots)
+        first, after = (
+            tf.gather(self.plan.firsts, lengths),
+            tf.gather(self.plan.firsts, lengths + 1),
+        )
+        if self.shuffled:
+            ranks = swap_or_not(ranks, after - first, fold(self.seed, epochs, "length", lengths))
+        return tf.gather(self.plan.documents, first + ranks)
+
+    def _slices(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Epoch, and this worker's first row in it and the one after its last, all int64."""
+        epoch, start = steps // self.steps_per_epoch, steps % self.steps_per_epoch * self.batch_size
+        size = tf.minimum(tf.constant(self.batch_size, tf.int64), self._all_rows - start)
+        index, count = self.worker.index, self.worker.count
+        return epoch, start + size * index // count, start + size * (index + 1) // count

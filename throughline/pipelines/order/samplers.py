@@ -1,0 +1,180 @@
+"""Which rows a step reads: samplers as pure functions from positions in an epoch to rows of a
+split, in TensorFlow.
+
+A position is the place of an example in the order of its epoch, 0 … examples − 1. Every sampler is
+a pure function of (seed, epoch, position): an epoch can be entered anywhere, repeated anywhere, and
+shared by any number of workers. Positions come as (steps, batch) int64, epochs as (steps, 1) or
+anything else that broadcasts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.kernels.randomness import fold, mix64
+
+CIPHER_ROUNDS = 16  # with TensorFlow's default of 4, small splits show structure
+# Examples; TensorFlow's cipher works on 16 bits at least and walks until it is back in the range.
+CIPHER_FROM = 1 << 14
+SWAP_ROUNDS = 24
+CHUNKS_PER_WINDOW = 16
+_GOLDEN, _MIXER = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
+
+
+def permute(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """Map positions in [0, count) to their places in the permutation of (seed, epoch): a bijection
+    in constant memory.
+
+    >>> positions = tf.range(6, dtype=tf.int64)
+    >>> for epoch in (0, 1):
+    ...     print(permute(positions, count=6, seed=1, epoch=tf.constant(epoch, tf.int64)).numpy())
+    [4 5 3 2 1 0]
+    [2 4 5 0 3 1]
+    """
+    key = fold(seed, epoch, "order")
+    return (
+        _cipher(positions, count, key)
+        if count >= CIPHER_FROM
+        else swap_or_not(positions, tf.constant(count, tf.int64), key)
+    )
+
+
+def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Map positions in [0, count) by a bijection that depends on `key` (uint64); any `count`, even
+    one per position.
+
+    Each round pairs every position with its mirror image about a random point and swaps the two or
+    not, by a hash of the pair. Source: swap-or-not (Hoang, Morris and Rogaway, CRYPTO 2012).
+    """
+    size, position = tf.cast(count, tf.uint64), tf.cast(positions, tf.uint64)
+    golden, mixer, half = (tf.constant(value, tf.uint64) for value in (_GOLDEN, _MIXER, 1 << 63))
+    shift = tf.constant(32, tf.uint64)
+    # What all rounds draw comes from one operation: a graph of less than half the size, traced at
+    # the start of every run. An array, since within a graph TensorFlow 2.21 makes other numbers of
+    # a list of Python's integers beyond 2^63.
+    salts = np.arange(1, SWAP_ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    draws = mix64(key + tf.constant(salts.reshape(-1, *(1 for _ in key.shape))))
+    for drawn, pivot in zip(tf.unstack(draws), tf.unstack(draws % size), strict=True):
+        mirrored = tf.where(pivot >= position, pivot - position, pivot + size - position)
+        pair = (tf.maximum(position, mirrored) ^ drawn) * golden
+        pair ^= tf.bitwise.right_shift(pair * mixer, shift)
+        position = tf.where(pair * mixer >= half, mirrored, position)
+    return tf.cast(position, tf.int64)
+
+
+def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
+    """As `swap_or_not`, quicker for many examples. Source: Simon (Beaulieu et al., 2013) as in
+    TensorFlow's RandomIndexShuffle.
+    """
+    flat = tf.reshape(positions, (-1,))
+    words = tf.stack([key, mix64(key), mix64(mix64(key))], axis=-1)
+    words = tf.cast(tf.bitwise.right_shift(words, tf.constant(32, tf.uint64)), tf.uint32)
+    each = tf.reshape(
+        tf.broadcast_to(words, tf.concat([tf.shape(positions), [3]], axis=0)), (-1, 3)
+    )
+    permuted = tf.raw_ops.RandomIndexShuffle(
+        index=flat, seed=each, max_index=tf.constant(count - 1, tf.int64), rounds=CIPHER_ROUNDS
+    )
+    return tf.reshape(permuted, tf.shape(positions))
+
+
+def window_shuffle(
+    positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor
+) -> tf.Tensor:
+    """Map positions to rows so that every stretch of `window` positions reads only a few chunks of
+    neighboring rows.
+
+    For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random
+    order, and the rows of a window are permuted. A bijection, another one each epoch.
+
+    >>> positions, epoch = tf.range(12, dtype=tf.int64), tf.constant(0, tf.int64)
+    >>> print(window_shuffle(positions, count=12, window=4, seed=1, epoch=epoch).numpy())
+    [ 1  7 10  4  8  6 11  2  5  3  0  9]
+    """
+    which = positions // window
+    size = tf.minimum(tf.constant(window, tf.int64), count - which * window)
+    row = which * window + swap_or_not(
+        positions - which * window, size, fold(seed, epoch, "window", which)
+    )
+    chunk = max(1, window // CHUNKS_PER_WINDOW)
+    whole = max(1, count // chunk)
+    number = row // chunk
+    # A last, smaller chunk keeps its place; turning the whole circle by a random amount gives every
+    # row a chance to be in it.
+    order = fold(seed, epoch, "chunks")
+    moved = (
+        swap_or_not(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), order) * chunk
+        + row % chunk
+    )
+    rows = tf.where(number < whole, moved, row)
+    rotation = fold(seed, epoch, "rotation") % tf.constant(count, tf.uint64)
+    return (rows + tf.cast(rotation, tf.int64)) % count
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassIndex:
+    """Draws by class as tables, so that a draw is a few look-ups.
+
+    kinds (draws,) int32: the class of each of an epoch's draws; rows (…,) int64: for each class its
+    rows over and over, as often as its draws take from any first row on; offsets (classes,) int64:
+    from a draw to its place in `rows`; sizes (classes,) int64.
+    """
+
+    kinds: np.ndarray
+    rows: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+
+def index_by_class(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
+    """Assign an epoch of len(labels) draws to classes in proportion to `weights` (classes,),
+    exactly to within one draw.
+
+    A class of weight 0 is not drawn; every other must occur in `labels`. Of four rows of class 0
+    and two of class 1, an epoch of equal weights draws three of each: the rows of class 1 are
+    listed often enough to begin anywhere.
+
+    >>> index = index_by_class(np.array([0, 0, 0, 0, 1, 1]), np.array([0.5, 0.5]))
+    >>> print(index.kinds, index.rows, index.offsets, index.sizes)
+    [0 0 0 1 1 1] [0 1 2 3 0 1 2 4 5 4 5 4] [0 4] [4 2]
+    """
+    exact = len(labels) * weights / weights.sum()
+    quotas = np.floor(exact).astype(np.int64)
+    quotas[np.argsort(quotas - exact, kind="stable")[: len(labels) - quotas.sum()]] += 1
+    members = [np.flatnonzero(labels == kind) for kind in range(len(weights))]
+    rows = [
+        np.resize(rows, len(rows) + quota) if quota else rows[:0]
+        for rows, quota in zip(members, quotas.tolist(), strict=True)
+    ]
+    lengths = np.asarray([len(part) for part in rows])
+    return ClassIndex(
+        kinds=np.repeat(
+            np.arange(len(weights), dtype=np.min_scalar_type(len(weights) - 1)), quotas
+        ),
+        rows=np.concatenate(rows).astype(np.int32 if len(labels) < 1 << 31 else np.int64),
+        offsets=(np.cumsum(lengths) - lengths) - (np.cumsum(quotas) - quotas),
+        sizes=np.asarray([max(1, len(part)) for part in members], np.int64),
+    )
+
+
+def sample_by_class(
+    positions: tf.Tensor, *, index: ClassIndex, seed: int, epoch: tf.Tensor
+) -> tf.Tensor:
+    """Map positions (steps, batch) to rows so that each class comes as often as its quota says,
+    mixed over the whole epoch.
+
+    Within a class every example is drawn once before any is drawn again; which come once more turns
+    from epoch to epoch. `epoch` is (steps, 1).
+    """
+    draws = permute(positions, count=len(index.kinds), seed=seed, epoch=epoch)
+    classes = tf.range(len(index.sizes), dtype=tf.int64)
+    rotation = fold(seed, epoch, "class", classes) % tf.constant(index.sizes.astype(np.uint64))
+    shifts = tf.constant(index.offsets) + tf.cast(rotation, tf.int64)
+    kinds = tf.cast(tf.gather(tf.constant(index.kinds), draws), tf.int32)
+    return tf.cast(
+        tf.gather(tf.constant(index.rows), draws + tf.gather(shifts, kinds, axis=1, batch_dims=1)),
+        tf.int64,
+    )

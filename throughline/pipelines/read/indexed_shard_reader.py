@@ -1,0 +1,95 @@
+"""Reading uncompressed shards in any order: the records of a step by their numbers, which are
+arithmetic, from the mapped files at the offsets of their index.
+
+The records come in the order of the shards, which is that of the snapshot's rows: with the same
+seed both read the same examples in the same steps. Unlike a stream, this starts at any step, and
+workers share its batches. One function of Python per batch picks the records, so no worker of a
+tf.data service can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import tensorflow as tf
+
+from throughline.data.shards.record_offsets import RecordTable, open_records
+from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.pipelines.order.samplers import index_by_class
+from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
+from throughline.plan.steps import ReadIndexedShards
+from throughline.plan.training_workers import TrainingWorker
+from throughline.shared.errors import MissingInput
+
+# Steps whose rows one call computes, so that they share the cost of calling the samplers' ops.
+STEPS_PER_ORDER_CALL = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedShardReader:
+    """The uncompressed shards of one split, read as a plan's first step says."""
+
+    data: PreparedData
+    split: str
+    step: ReadIndexedShards
+    seed: int
+    worker: TrainingWorker
+
+    @cached_property
+    def order(self) -> EpochOrder:
+        """Which records the steps are made of.
+
+        Raises:
+          ImpossiblePlan: the split lacks a class that is to be drawn.
+        """
+        step = self.step
+        classes = (
+            None
+            if step.sampling == "uniform"
+            else index_by_class(*read_labels_and_weights(step.sampling, self.data, self.split))
+        )
+        return EpochOrder(
+            count=sum(shard.records for shard in self.data.shards.for_split(self.split, "none")),
+            batch_size=step.batch_size,
+            shuffle=step.shuffle,
+            seed=self.seed,
+            worker=self.worker,
+            classes=classes,
+        )
+
+    @cached_property
+    def table(self) -> RecordTable:
+        """The mapped shards and their index.
+
+        Raises:
+          MissingInput, CorruptShard: there are no uncompressed shards, or an index is not its
+            shard's.
+        """
+        shards = self.data.shards.for_split(self.split, "none")
+        if not shards:
+            raise MissingInput(
+                f"{self.data.shards_folder} holds no uncompressed shards; set shard.compression to"
+                " none or both and run `dvc repro shard`"
+            )
+        return open_records([(self.data.path(shard), shard) for shard in shards])
+
+    def batches(self, first: tf.Tensor, stop: tf.Tensor) -> tf.data.Dataset:
+        """The serialized records (batch on this worker,) of the steps from `first` to `stop`
+        (excluded), scalars int64, counted over all epochs.
+        """
+        order, read = self.order, self.table.read
+
+        def fetch(step: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+            records = tf.numpy_function(read, [order.trim(rows, step)], tf.string, stateful=False)
+            return tf.ensure_shape(records, (None,))
+
+        steps = tf.data.Dataset.range(first, stop, name="steps").batch(
+            STEPS_PER_ORDER_CALL, name="steps"
+        )
+        numbered = steps.map(lambda numbers: (numbers, order.rows(numbers)), name="order")
+        return numbered.unbatch(name="order").map(
+            fetch,
+            num_parallel_calls=self.step.parallel.num_parallel_calls(),
+            name=self.step.trace_name,
+        )

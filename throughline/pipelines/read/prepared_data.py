@@ -1,0 +1,192 @@
+"""The prepared data on disk that an input pipeline reads, opened and checked: shards, snapshot,
+original files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from throughline.data.columns.columns import Column, SnapshotIndex, map_column, read_index
+from throughline.data.manifest import read_manifest
+from throughline.data.shards.repair import shard_path
+from throughline.data.shards.shards import (
+    Shard,
+    ShardIndex,
+    check_shard,
+    find_damage,
+    fix_hint,
+    read_shard_index,
+)
+from throughline.data.splits import shard_order
+from throughline.plan.ops import DataFacts, Op
+from throughline.plan.shapes import resolve_decode
+from throughline.plan.steps import TokenWindow, Window
+from throughline.settings import Sampling
+from throughline.shared.errors import ImpossiblePlan, did_you_mean
+from throughline.shared.files import digest_json
+from throughline.shared.libraries import installed_versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileList:
+    """Image files in the order of the shards, with the label and key of each."""
+
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """The shards, the snapshot and, on demand, the original files of a split."""
+
+    shards_folder: Path
+    shards: ShardIndex
+    snapshot_folder: Path
+    snapshot: SnapshotIndex
+    preprocess: tuple[Op, ...]
+    files: Callable[[str], FileList]
+
+    def path(self, shard: Shard) -> Path:
+        """Where a shard is to be read from."""
+        return shard_path(self.shards_folder, self.snapshot_folder, shard)
+
+    def find_damage(self, shard: Shard) -> list[str]:
+        """What is wrong with the bytes of a shard as it is read, and what to do about it; nothing,
+        if all is well.
+        """
+        problems = find_damage(self.path(shard), shard)
+        return [*problems, fix_hint(self.path(shard), shard)] if problems else []
+
+    def column(self, name: str) -> Column:
+        """One column of the snapshot."""
+        return next(column for column in self.snapshot.columns if column.name == name)
+
+    def memmap(self, split: str, name: str) -> np.ndarray:
+        """The values of one column of a split, memory-mapped."""
+        return map_column(
+            self.snapshot_folder, split, self.column(name), self.snapshot.splits[split].count
+        )
+
+    def tokens(self, split: str) -> int:
+        """Tokens in all documents of a split."""
+        column = self.column(self.shards.schema.feature)
+        return self.snapshot.splits[split].bytes(column) // np.dtype(column.dtype).itemsize
+
+    def count_examples(self, split: str, window: Window | TokenWindow | None) -> int:
+        """Examples of a split: what is stored, or the windows of its time steps or tokens."""
+        if window is None:
+            return self.shards.examples(split)
+        of_text = isinstance(window, TokenWindow)
+        return window.count(self.tokens(split) if of_text else self.shards.examples(split))
+
+    def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+        """Ops with what they take from the data: statistics of the training split, the number of
+        classes, the categories, the tokenizer that is fitted.
+        """
+        return tuple(op.bind(self._facts) for op in ops)
+
+    @cached_property
+    def _facts(self) -> DataFacts:
+        categories = tuple(len(names) for names in self.shards.schema.categories)
+        statistics = self.snapshot.statistics
+        numeric = len(statistics.mean) - len(categories)
+        return DataFacts(
+            mean=(*statistics.mean[:numeric], *(0.0 for _ in categories)),
+            deviation=(*statistics.deviation[:numeric], *(1.0 for _ in categories)),
+            classes=len(self.shards.classes),
+            categories=categories,
+            snapshot=self.snapshot_folder,
+        )
+
+
+def open_prepared_data(
+    *, manifest: Path, shards: Path, snapshot: Path, preprocess: Sequence[Op]
+) -> PreparedData:
+    """Open what the earlier stages wrote and check that it belongs together.
+
+    Raises:
+      MissingInput, CorruptShard, CorruptColumn: something is not there or damaged.
+      StaleSnapshot: the snapshot is not of these shards and ops.
+    """
+    index = read_shard_index(shards, sizes=False)
+    written = read_index(snapshot, key=compute_snapshot_key(index, preprocess))
+    data = PreparedData(
+        shards_folder=shards,
+        shards=index.with_repaired(written.repaired),
+        snapshot_folder=snapshot,
+        snapshot=written,
+        preprocess=tuple(preprocess),
+        files=lambda split: list_files(
+            manifest, split, among=data.memmap(split, "key") if written.repaired else None
+        ),
+    )
+    for shard in data.shards.shards:
+        check_shard(data.path(shard), shard)
+    return data
+
+
+def compute_snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
+    """Identity of a snapshot: the contents of the shards, every op with its version and arguments,
+    and the versions of the libraries that compute them.
+    """
+    ops = resolve_decode(preprocess, shards.schema)
+    libraries = sorted({"tensorflow", *(name for op in ops for name in op.libraries)})
+    return digest_json(
+        {
+            "shards": shards.digest,
+            "ops": [op.identity for op in ops],
+            "libraries": installed_versions(libraries),
+        }
+    )
+
+
+def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = None) -> FileList:
+    """List the image files of a split in the same content-keyed order in which the shards hold
+    them; only those with a key in `among`, if given.
+    """
+    rows = read_manifest(manifest_folder).for_split(split)
+    rows = rows.iloc[shard_order(rows)]
+    rows = rows if among is None else rows[rows["key"].isin(among)]
+    return FileList(
+        paths=tuple(rows["uri"]),
+        labels=tuple(rows["label"].tolist()),
+        keys=tuple(rows["key"].tolist()),
+    )
+
+
+def read_labels_and_weights(
+    sampling: Sampling, data: PreparedData, split: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each example of a split (examples,) int64 and the weight of each class
+    (classes,) float64.
+
+    Raises:
+      ImpossiblePlan: a weight names no class, or a class that is to be drawn has no example.
+    """
+    classes = data.shards.classes
+    labels = np.asarray(data.memmap(split, "label"))
+    weight_of = sampling if isinstance(sampling, dict) else {}
+    for name in weight_of:
+        if name not in classes:
+            raise ImpossiblePlan(
+                f"sampling: {name} is not a class; {did_you_mean(name, list(classes))}"
+            )
+    weights = np.asarray([weight_of.get(name, 1.0) for name in classes], np.float64)
+    counts = np.bincount(labels, minlength=len(classes))
+    missing = [
+        name
+        for name, weight, count in zip(classes, weights, counts, strict=True)
+        if weight > 0 and count == 0
+    ]
+    if missing:
+        raise ImpossiblePlan(
+            f"sampling: the {split} split has no example of {', '.join(missing)}; give such a class"
+            " the weight 0, or add examples to the data"
+        )
+    return labels, weights

@@ -1,0 +1,147 @@
+"""The batches by length that a configuration asks for, made of the lengths of one split of the
+prepared data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.kernels.kernels import Element
+from throughline.kernels.sequences import pack_rows, pad_rows
+from throughline.pipelines.order.best_fit import PackPlan, plan_packs
+from throughline.pipelines.order.length_batches import (
+    Buckets,
+    LengthBatches,
+    double_until,
+    make_buckets,
+    sizes_for_tokens,
+)
+from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.steps import Gather
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import BatchSettings
+from throughline.shared.errors import ImpossiblePlan
+
+Columns = Mapping[str, tf.Tensor]
+
+
+def sequence_lengths(data: PreparedData, split: str) -> np.ndarray:
+    """Tokens of each sequence of a split: (examples,) int64."""
+    extent = data.column(data.shards.schema.feature).extent
+    return np.asarray(data.memmap(split, extent.name))[:, 1]
+
+
+def open_buckets(
+    batching: BatchSettings, data: PreparedData, split: str, *, batch_size: int, workers: int = 1
+) -> Buckets:
+    """The partition of a split by length.
+
+    Raises:
+      ImpossiblePlan: sequences are longer than the last boundary, or a batch has no room for one.
+    """
+    lengths = sequence_lengths(data, split)
+    boundaries = (
+        list(batching.pad_to)
+        if isinstance(batching.pad_to, tuple)
+        else double_until(int(lengths.max(initial=1)))
+    )
+    _check_longest("batch.pad_to", lengths, boundaries[-1], split)
+    sizes = (
+        sizes_for_tokens(batching.tokens, boundaries, workers=workers)
+        if batching.tokens
+        else [batch_size] * len(boundaries)
+    )
+    return make_buckets(lengths, boundaries, sizes, workers=workers)
+
+
+def open_packs(row_length: int, data: PreparedData, split: str) -> PackPlan:
+    """The rows of `row_length` tokens that the documents of a split share.
+
+    Raises:
+      ImpossiblePlan: documents are longer than a row.
+    """
+    lengths = sequence_lengths(data, split)
+    _check_longest("batch.pack", lengths, row_length, split)
+    return plan_packs(lengths, row_length)
+
+
+def open_batches(
+    gather: Gather, data: PreparedData, split: str, *, seed: int, worker: TrainingWorker
+) -> LengthBatches | PackedBatches | None:
+    """The batches by length of a plan's `gather`; None where it has others.
+
+    Every split's rows get as many segments as the row of any split that has most of them, so that a
+    model meets one shape.
+    """
+    batching, shuffled = gather.batching, gather.shuffle.kind == "global"
+    if batching is None:
+        return None
+    if batching.pack is None:
+        buckets = open_buckets(
+            batching, data, split, batch_size=gather.batch_size, workers=worker.count
+        )
+        return LengthBatches(buckets=buckets, seed=seed, worker=worker, shuffled=shuffled)
+    plans = {name: open_packs(batching.pack, data, name) for name in data.snapshot.splits}
+    return PackedBatches(
+        plan=plans[split],
+        batch_size=gather.batch_size,
+        segments=max(plan.most_segments for plan in plans.values()),
+        seed=seed,
+        worker=worker,
+        shuffled=shuffled,
+    )
+
+
+def fetch_batch(
+    batches: LengthBatches | PackedBatches,
+    columns: Columns,
+    feature: str,
+    *,
+    step: tf.Tensor,
+    rows: tf.Tensor,
+) -> Element:
+    """The batch of a step, a scalar, of which `rows` are those that count."""
+    if isinstance(batches, PackedBatches):
+        return _fetch_packed(columns, feature, rows, batches.plan.row_length)
+    begins, lengths = tf.unstack(tf.gather(columns[f"{feature}.extent"], rows), axis=1)
+    length = batches.length(step)
+    values = {feature: pad_rows(columns[feature], begins, lengths, length)}
+    return _gather_others(columns, feature, rows) | values
+
+
+def _fetch_packed(columns: Columns, feature: str, documents: tf.Tensor, row_length: int) -> Element:
+    """The `documents` (rows, segments) in rows of `row_length` tokens, with their segments and
+    positions; `weight` (rows, segments) is 0 where there is no document.
+    """
+    exists = documents != NO_DOCUMENT
+    rows = tf.where(exists, documents, 0)
+    begins, lengths = tf.unstack(tf.gather(columns[f"{feature}.extent"], rows), axis=2)
+    tokens, segments, positions = pack_rows(
+        columns[feature], begins, tf.where(exists, lengths, 0), row_length
+    )
+    return _gather_others(columns, feature, rows) | {
+        feature: tokens,
+        "segment_ids": segments,
+        "positions": positions,
+        "weight": tf.cast(exists, tf.float32),
+    }
+
+
+def _gather_others(columns: Columns, feature: str, rows: tf.Tensor) -> Element:
+    names = [name for name in columns if name not in (feature, f"{feature}.extent")]
+    return {name: tf.gather(columns[name], rows) for name in names}
+
+
+def _check_longest(key: str, lengths: np.ndarray, longest: int, split: str) -> None:
+    """Refuse sequences that are longer than the longest batch."""
+    longer = int((lengths > longest).sum())
+    if longer:
+        raise ImpossiblePlan(
+            f"{key}: {longer:,} of {len(lengths):,} sequences of the {split} split have more than"
+            f" {longest:,} tokens, the longest {int(lengths.max()):,}; go up to that, or cut them:"
+            f" `- truncate: {{tokens: {longest}}}` in preprocess"
+        )

@@ -1,0 +1,265 @@
+"""Reading the memory-mapped snapshot: a batch is a gather of rows, and which rows is arithmetic.
+
+The columns are variables over the files' memory mappings: opening them takes no time and no memory,
+whatever their size, and the cache is the operating system's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.data.columns.columns import column_path, read_ahead
+from throughline.kernels.cropping import draw_crops
+from throughline.kernels.elements import (
+    apply_ops,
+    random_stream,
+    select_outputs,
+    split_tokens,
+    split_window,
+)
+from throughline.kernels.kernels import Element, compute
+from throughline.kernels.resampling import compute_on_device
+from throughline.kernels.sequences import pad_rows
+from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.pipelines.order.length_batches import LengthBatches
+from throughline.pipelines.order.packed_batches import PackedBatches
+from throughline.pipelines.order.samplers import index_by_class
+from throughline.pipelines.read.cropped_rows import make_crop_fn
+from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
+from throughline.pipelines.read.sequence_batches import fetch_batch, open_batches
+from throughline.plan.steps import Gather, TokenWindow
+from throughline.plan.training_workers import TrainingWorker
+
+Columns = Mapping[str, tf.Tensor]  # values of whole columns by their names
+# Columns, rows (batch,), epoch → examples that can be batched.
+FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]
+# Columns, step, rows (batch,) → ready batch.
+BatchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element | tuple]
+GatherFn = Callable[[tf.Tensor], Element | tuple]  # step → ready batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotReader:
+    """One split of a snapshot, read as a plan's `gather` says.
+
+    Steps are int64, counted over all epochs; rows are int64 indices into the split.
+    """
+
+    data: PreparedData
+    split: str
+    gather: Gather
+    seed: int
+    worker: TrainingWorker
+    with_keys: bool
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch, over all workers: rows, or windows of a series; without those that
+        the workers cannot share equally.
+        """
+        return self.order.examples
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self.order.steps_per_epoch
+
+    @cached_property
+    def variables(self) -> Mapping[str, tf.Tensor | tf.Variable]:
+        """The columns that batches are made of: memory-mapped, or copied to the device where the
+        plan says that the split lives there.
+        """
+        if isinstance(self.gather.window, TokenWindow):
+            feature = self.data.shards.schema.feature
+            with tf.init_scope():
+                return {feature: map_variable(self.data, self.split, feature)}
+        label = () if self.gather.window else ("label",)
+        key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
+        names = (self.data.shards.schema.feature, *label, *key)
+        sizes = [column.extent.name for column in map(self.data.column, names) if column.ragged]
+        with tf.init_scope():  # outside of any function that is being traced
+            variables = {
+                name: map_variable(self.data, self.split, name) for name in (*names, *sizes)
+            }
+            return (
+                variables
+                if self.gather.on == "host"
+                else {name: tf.identity(variable) for name, variable in variables.items()}
+            )
+
+    def columns(self) -> Columns:
+        """The values of the columns, which are not copied."""
+        return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
+
+    @cached_property
+    def order(self) -> EpochOrder | LengthBatches | PackedBatches:
+        """Which rows the steps are made of.
+
+        Raises:
+          ImpossiblePlan: the split lacks a class that is to be drawn, or has longer texts than
+            what is asked for.
+        """
+        batches = open_batches(
+            self.gather, self.data, self.split, seed=self.seed, worker=self.worker
+        )
+        if batches is not None:
+            return batches
+        gather = self.gather
+        classes = (
+            None
+            if gather.sampling == "uniform"
+            else index_by_class(*read_labels_and_weights(gather.sampling, self.data, self.split))
+        )
+        return EpochOrder(
+            count=self.data.count_examples(self.split, gather.window),
+            batch_size=gather.batch_size,
+            shuffle=gather.shuffle,
+            seed=self.seed,
+            worker=self.worker,
+            classes=classes,
+        )
+
+    def make_gather_fn(self) -> GatherFn:
+        """The function from a step (scalar) to its ready batch."""
+        make_batch = self.make_batch_fn()
+        return lambda step: make_batch(self.columns(), step, self.order.rows(step[None])[0])
+
+    def make_batch_fn(self) -> BatchFn:
+        """The function from columns, a step (scalar) and its rows (batch,) to the batch."""
+        gather, order, fetch = self.gather, self.order, self.make_fetch_fn()
+        feature = self.data.shards.schema.feature
+
+        def make_batch(columns: Columns, step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
+            epoch = step // order.steps_per_epoch
+            rows = order.trim(rows, step)
+            examples = (
+                fetch(columns, rows, epoch)
+                if isinstance(order, EpochOrder)
+                else fetch_batch(order, columns, feature, step=step, rows=rows)
+            )
+            batch = apply_ops(
+                gather.ops[gather.example_op_count :],
+                examples,
+                seed=self.seed,
+                epoch=epoch,
+                first_op_position=gather.example_op_count,
+                kernels=compute_on_device if gather.on == "device" else compute,
+            )
+            return select_outputs(batch, self.data.shards.schema, with_keys=self.with_keys)
+
+        return make_batch
+
+    def make_fetch_fn(self) -> FetchFn:
+        """The function from columns, rows (batch,) and an epoch to examples that can be batched: as
+        stored, or each cropped to size.
+        """
+        if self.gather.fetched_ops:
+            return self._make_crop_fetch_fn()
+        ops = self.gather.ops[: self.gather.example_op_count]
+        if not ops:
+            return lambda columns, rows, epoch: self._fetch(columns, rows)
+        one = tf.function(
+            lambda columns, row, epoch: apply_ops(
+                ops, self._fetch_one(columns, row), seed=self.seed, epoch=epoch
+            ),
+            autograph=False,
+        )
+        scalar = tf.TensorSpec((), tf.int64)
+        specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.columns())
+        uniform = tf.nest.map_structure(
+            tf.TensorSpec.from_tensor,
+            one.get_concrete_function(specs, scalar, scalar).structured_outputs,
+        )
+        return lambda columns, rows, epoch: tf.map_fn(
+            lambda row: one(columns, row, epoch), rows, fn_output_signature=uniform
+        )
+
+    def _make_crop_fetch_fn(self) -> FetchFn:
+        """A fetch that reads nothing of the images but the boxes that the first op crops."""
+        ops, column = self.gather.fetched_ops, self.data.column(self.data.shards.schema.feature)
+        crop = make_crop_fn(self.data, self.split, ops[0])
+
+        def fetch(columns: Columns, rows: tf.Tensor, epoch: tf.Tensor) -> Element:
+            examples = {
+                name: tf.gather(values, rows)
+                for name, values in columns.items()
+                if name != column.name
+            }
+            sizes = (
+                tf.cast(examples.pop(column.extent.name)[:, 1:3], tf.int32)
+                if column.ragged
+                else tf.constant(column.shape[:2], tf.int32)
+            )
+            draws = [
+                random_stream(op, position, seed=self.seed, epoch=epoch)
+                for position, op in enumerate(ops)
+            ]
+            with tf.name_scope(ops[0].name):
+                boxes = draw_crops(ops, sizes, examples.get("key", rows), draws)
+                return {**examples, column.name: crop(rows, boxes)}
+
+        return fetch
+
+    def _fetch_one(self, columns: Columns, row: tf.Tensor) -> Element:
+        """The example in `row`, a scalar; of a ragged column, a slice that is not copied."""
+        example = {
+            name: tf.gather(values, row)
+            for name, values in columns.items()
+            if not self.data.column(name).ragged
+        }
+        for column in [column for column in map(self.data.column, columns) if column.ragged]:
+            offset = example.pop(column.extent.name)
+            value = tf.reshape(
+                tf.slice(columns[column.name], offset[:1], [tf.reduce_prod(offset[1:])]), offset[1:]
+            )
+            value = tf.cast(value, self.data.shards.schema.dtype)  # tokens are stored narrower
+            example[column.name] = tf.ensure_shape(value, column.shape)
+        return example
+
+    def _fetch(self, columns: Columns, rows: tf.Tensor) -> Element:
+        """The examples in `rows` (batch,); of a ragged column, tokens (batch, longest) that are
+        padded with 0.
+        """
+        window = self.gather.window
+        if window is None:
+            examples = {
+                name: tf.gather(values, rows)
+                for name, values in columns.items()
+                if not self.data.column(name).ragged
+            }
+            for column in [column for column in map(self.data.column, columns) if column.ragged]:
+                begins, lengths = tf.unstack(examples.pop(column.extent.name), axis=1)
+                examples[column.name] = pad_rows(
+                    columns[column.name], begins, lengths, tf.reduce_max(lengths)
+                )
+            return examples
+        if isinstance(window, TokenWindow):
+            places = (rows * window.length)[:, None] + tf.range(window.length + 1, dtype=tf.int64)
+            return split_tokens(tf.gather(columns["text"], places)) | {"key": rows}
+        starts = rows * window.stride
+        time_steps = tf.gather(
+            columns["features"],
+            starts[:, None] + tf.range(window.length + window.horizon, dtype=tf.int64),
+        )
+        examples = split_window(time_steps, window.length, window.targets)
+        return examples | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
+
+
+def map_variable(data: PreparedData, split: str, name: str) -> tf.Variable:
+    """A snapshot column as a variable over its memory mapping: no time, no memory, whatever its
+    size.
+
+    A variable, because graphs hold a handle to it where they would hold a tensor itself, and copy
+    it when they are rewritten.
+    """
+    read_ahead(column_path(data.snapshot_folder, split, name))
+    with tf.device("CPU:0"):
+        tensor = tf.experimental.dlpack.from_dlpack(
+            np.asarray(data.memmap(split, name)).__dlpack__()
+        )
+        return tf.Variable(tensor, trainable=False, name=name)

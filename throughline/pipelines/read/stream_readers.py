@@ -1,0 +1,189 @@
+"""Reading examples as streams: interleaved shards, original files, arrays in memory, windows of a
+series, sampling by class.
+
+Files are named absolutely, since workers of a tf.data service read them from folders of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.data.shards.tfrecord import Compression
+from throughline.kernels.elements import apply_ops, split_tokens, split_window
+from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
+from throughline.plan.ops import Op, Parse
+from throughline.plan.shapes import resolve_decode
+from throughline.plan.steps import Read, TokenWindow, Window
+from throughline.settings import Sampling
+from throughline.shared.errors import MissingInput
+
+
+def read(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor) -> tf.data.Dataset:
+    """The stored examples of a split: serialized records, or features of files or of arrays in
+    memory; `seed` is that of the order of shards.
+    """
+    if step.source == "files":
+        return _read_files(data, split)
+    return (
+        _read_arrays(data, split)
+        if step.source == "arrays"
+        else _read_shards(step, data, split, seed=seed)
+    )
+
+
+def _read_shards(
+    step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor = 0
+) -> tf.data.Dataset:
+    compression: Compression = (
+        "gzip" if step.source == "gzip_shards" else data.shards.compressions[0]
+    )
+    paths = [
+        str(data.path(shard).absolute()) for shard in data.shards.for_split(split, compression)
+    ]
+    if not paths:
+        raise MissingInput(
+            f"{data.shards_folder} holds no {compression} shards; set shard.compression to both and"
+            " run `dvc repro shard`"
+        )
+    kind = "GZIP" if compression == "gzip" else ""
+    if step.interleave is None and not step.shuffle_files:
+        return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")
+    shards = tf.data.Dataset.from_tensor_slices(paths, name="shards")
+    shards = (
+        shards.shuffle(len(paths), seed=seed, reshuffle_each_iteration=False, name="shards")
+        if step.shuffle_files
+        else shards
+    )
+    if step.interleave is None:
+        return shards.flat_map(
+            lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
+            name="read",
+        )
+    interleave = step.interleave
+    return shards.interleave(
+        lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
+        cycle_length=interleave.cycle_length,
+        block_length=interleave.block_length,
+        num_parallel_calls=step.parallel.num_parallel_calls(),
+        name="interleave",
+    )
+
+
+def _read_files(data: PreparedData, split: str) -> tf.data.Dataset:
+    files = data.files(split)
+    features = {
+        "path": [str(Path(path).absolute()) for path in files.paths],
+        "label": np.asarray(files.labels, np.int64),
+        "key": np.asarray(files.keys, np.int64),
+    }
+    return tf.data.Dataset.from_tensor_slices(features, name="read")
+
+
+def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
+    """All records of the split in memory, as they are data: values, or encoded images."""
+    schema = data.shards.schema
+    count = sum(shard.records for shard in data.shards.for_split(split))
+    records = (
+        _read_shards(Read(source="shards"), data, split).batch(max(1, count)).get_single_element()
+    )
+    ops: list[Op] = [Parse(feature=schema.feature, label=schema.label)]
+    ops += resolve_decode(data.preprocess[:1], schema) if schema.payload == "raw" else ()
+    element = apply_ops(ops, {"record": records}, seed=0, epoch=tf.constant(0, tf.int64))
+    return tf.data.Dataset.from_tensor_slices(element, name="read")
+
+
+def open_next_epoch_early(
+    epochs: tf.data.Dataset, one_epoch: Callable[[tf.Tensor], tf.data.Dataset]
+) -> tf.data.Dataset:
+    """The datasets of these epochs (int64 scalars) back to back; while one is consumed, the next
+    is open and its shuffle buffer filled.
+
+    `Dataset.interleave` does the same, but opens two ahead, with the memory of three shuffle
+    buffers instead of two.
+    """
+    specs = []
+
+    def variant(epoch: tf.Tensor) -> tf.Tensor:
+        dataset = one_epoch(epoch)
+        specs.append(dataset.element_spec)
+        return tf.data.experimental.to_variant(dataset)
+
+    function = tf.function(variant, autograph=False).get_concrete_function(
+        tf.TensorSpec((), tf.int64)
+    )
+    parts = tf.nest.flatten(specs[0])
+    opened = tf.raw_ops.ParallelInterleaveDatasetV4(
+        input_dataset=tf.data.experimental.to_variant(epochs),
+        other_arguments=function.captured_inputs,
+        cycle_length=1,
+        block_length=1,
+        buffer_output_elements=1,
+        prefetch_input_elements=1,
+        num_parallel_calls=1,
+        f=function,
+        output_types=[part.dtype for part in parts],
+        output_shapes=[part.shape for part in parts],
+        deterministic="true",
+        metadata=b"\n\x06epochs",  # its name, as a serialized tensorflow.data.Metadata
+    )
+    return tf.data.experimental.from_variant(opened, specs[0])
+
+
+def windows(dataset: tf.data.Dataset, step: Window) -> tf.data.Dataset:
+    """Slide windows over the time steps of a stream of blocks, as tf.data's `window` does."""
+    size = step.length + step.horizon
+
+    def rows(block: dict[str, tf.Tensor]) -> tf.data.Dataset:
+        keys = block["key"] + tf.range(tf.shape(block["features"], tf.int64)[0])
+        return tf.data.Dataset.from_tensor_slices((block["features"], keys))
+
+    def stack(values: tf.data.Dataset, keys: tf.data.Dataset) -> tf.data.Dataset:
+        return tf.data.Dataset.zip(
+            (values.batch(size, drop_remainder=True), keys.batch(size, drop_remainder=True))
+        )
+
+    def split(values: tf.Tensor, keys: tf.Tensor) -> dict[str, tf.Tensor]:
+        return split_window(values, step.length, step.targets) | {"key": keys[0]}
+
+    slices = dataset.flat_map(rows, name="rows").window(
+        size, shift=step.stride, drop_remainder=True, name="window"
+    )
+    return slices.flat_map(stack, name="window").map(split, name="window")
+
+
+def token_windows(dataset: tf.data.Dataset, step: TokenWindow) -> tf.data.Dataset:
+    """Cut the documents of a stream, one after another, into windows with their numbers as keys."""
+    size = step.length + 1
+    tokens = dataset.flat_map(
+        lambda element: tf.data.Dataset.from_tensor_slices(element["text"]), name="tokens"
+    )
+    slices = tokens.window(size, shift=step.length, drop_remainder=True, name="window")
+    return (
+        slices.flat_map(lambda part: part.batch(size, drop_remainder=True), name="window")
+        .enumerate(name="window")
+        .map(lambda number, part: split_tokens(part) | {"key": number}, name="window")
+    )
+
+
+def sample_stream_by_class(
+    dataset: tf.data.Dataset, sampling: Sampling, data: PreparedData, split: str, *, seed: tf.Tensor
+) -> tf.data.Dataset:
+    """Draw from one stream per class, again and again, as many examples as the split has."""
+    count = data.shards.examples(split)
+    _, weights = read_labels_and_weights(sampling, data, split)
+    classes = [int(label) for label in np.flatnonzero(weights)]
+    parts = [
+        dataset.filter(
+            lambda element, label=label: element["label"] == label, name="class"
+        ).repeat()
+        for label in classes
+    ]
+    fractions = [float(weights[label] / weights.sum()) for label in classes]
+    examples = tf.data.Dataset.sample_from_datasets(
+        parts, fractions, seed=seed, stop_on_empty_dataset=True, rerandomize_each_iteration=False
+    )
+    return examples.take(count, name="sample")

@@ -1,0 +1,197 @@
+"""Your own tf.data service: dispatcher and workers as processes that live as long as a block.
+
+    python -m throughline.pipelines.service dispatcher --workers 2       prints its address
+    python -m throughline.pipelines.service worker --dispatcher ADDRESS
+
+TensorFlow lets both listen on every interface of the host, without authentication: keep them
+in a private network. On one host the service adds no processor: it pays when workers run on
+others, which then join by the address. A process whose standard input is a pipe ends when that
+closes, so none outlives a parent that is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.progress import echo_problem
+
+START_S = 120
+CONNECT_S = 10
+STOP_S = 10
+CHECK_S = 0.5
+HEARTBEAT_MS = 1000
+_ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def run_local_service(workers: int) -> Iterator[str]:
+    """Start a dispatcher and `workers` workers on this machine, yield the dispatcher's address, and
+    stop them all.
+
+    A worker that dies is started again at the same address, since consumers wait for it there.
+
+    Raises:
+      ServiceFailed: a process did not come up.
+    """
+    dispatcher = _start("dispatcher", "--workers", str(workers))
+    running = [dispatcher]
+    stopping = threading.Event()
+    try:
+        address = _read_address(dispatcher)
+        running += [_start("worker", "--dispatcher", address) for _ in range(workers)]
+        addresses = [_read_address(worker) for worker in running[1:]]
+        keeper = threading.Thread(
+            target=_keep_alive, args=(running, address, addresses, stopping), daemon=True
+        )
+        keeper.start()
+        yield address
+        stopping.set()
+        keeper.join()
+    finally:
+        stopping.set()
+        _stop(running)
+
+
+def _keep_alive(
+    running: list[subprocess.Popen[str]],
+    address: str,
+    addresses: list[str],
+    stopping: threading.Event,
+) -> None:
+    """Replace workers (all of `running` but the first) that have died, each at its own port."""
+    while not stopping.wait(CHECK_S):
+        for number, worker in enumerate(addresses, start=1):
+            if running[number].poll() is not None:
+                echo_problem(
+                    f"tf.data service: worker {worker} died with code {running[number].returncode};"
+                    " restarting it"
+                )
+                _stop([running[number]])
+                running[number] = _start(
+                    "worker", "--dispatcher", address, "--port", worker.rpartition(":")[2]
+                )
+
+
+def check_listens(address: str) -> None:
+    """Raise ServiceFailed unless a dispatcher accepts connections at `grpc://host:port`; TensorFlow
+    itself would wait for it for ever.
+    """
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise ServiceFailed(
+            f"no tf.data service at {address} ({error}); start its dispatcher, or correct"
+            " `service.address`"
+        ) from error
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "throughline.pipelines.service", *arguments]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
+    )
+
+
+def _stop(processes: list[subprocess.Popen[str]]) -> None:
+    """Close their standard inputs, which ends them, and kill what does not listen."""
+    for process in processes:
+        process.stdin.close() if process.stdin else None
+    for process in processes:
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close() if process.stdout else None
+
+
+def _read_address(process: subprocess.Popen[str]) -> str:
+    """The address that a process prints once it is up."""
+    watchdog = threading.Timer(START_S, process.kill)
+    watchdog.start()
+    line = process.stdout.readline().strip() if process.stdout else ""
+    watchdog.cancel()
+    if not line:
+        raise ServiceFailed(
+            f"a process of the tf.data service ended with code {process.wait()} before it was up;"
+            " see its output above"
+        )
+    return line
+
+
+def main() -> None:
+    """Run a dispatcher or a worker until it is stopped."""
+    parser = argparse.ArgumentParser(
+        prog="python -m throughline.pipelines.service",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    roles = parser.add_subparsers(dest="role", required=True)
+    dispatcher = roles.add_parser("dispatcher", help="know the workers and distribute work to them")
+    known = dispatcher.add_mutually_exclusive_group(required=True)
+    known.add_argument(
+        "--workers",
+        type=int,
+        help="how many workers of this host will join; static sharding needs to know",
+    )
+    known.add_argument(
+        "--worker",
+        action="append",
+        metavar="HOST:PORT",
+        help="where a worker will be, here or elsewhere; repeatable, instead of --workers",
+    )
+    worker = roles.add_parser("worker", help="prepare batches")
+    worker.add_argument(
+        "--dispatcher",
+        required=True,
+        metavar="ADDRESS",
+        help="host:port of the dispatcher, with or without grpc://",
+    )
+    worker.add_argument(
+        "--host", default="localhost", help="name under which others reach this worker"
+    )
+    for role in (dispatcher, worker):
+        role.add_argument("--port", type=int, default=0, help="0: any free one")
+    options = parser.parse_args()
+
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    if options.role == "dispatcher":
+        addresses = options.worker or ["localhost:%port%"] * options.workers
+        server = service.DispatchServer(
+            service.DispatcherConfig(port=options.port, worker_addresses=addresses)
+        )
+        address = server.target
+    else:
+        joined = options.dispatcher.removeprefix("grpc://")
+        config = service.WorkerConfig(
+            dispatcher_address=joined,
+            worker_address=f"{options.host}:%port%",
+            port=options.port,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+        )
+        server = service.WorkerServer(config)
+        address = server._address
+    sys.stdout.write(f"{address}\n")
+    sys.stdout.flush()
+    if stat.S_ISFIFO(os.fstat(0).st_mode):
+        sys.stdin.read()
+    else:
+        server.join()
+    os._exit(0)  # the server's own shutdown may wait for clients that are gone
+
+
+if __name__ == "__main__":
+    main()

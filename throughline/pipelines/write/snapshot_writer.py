@@ -1,0 +1,248 @@
+"""Writing a snapshot's columns shard by shard: preprocessed once, resumed after a kill, each region
+digested as it is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from throughline.data.columns import ragged
+from throughline.data.columns.channel_stats import Moments, compute_moments
+from throughline.data.columns.columns import (
+    Chunk,
+    Column,
+    SplitColumns,
+    column_path,
+    flush,
+    write_rows,
+)
+from throughline.data.shards.repair import shard_path
+from throughline.data.shards.shards import Shard
+from throughline.pipelines.write.undecodable import process_record
+from throughline.plan.ops import Op
+from throughline.shared.errors import CorruptShard, ImpossiblePlan
+from throughline.shared.files import atomic_file, digest_blake3, read_json, write_json
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+ROWS_BYTES = 32 << 20  # about so many bytes are preprocessed, written and digested together
+STATISTICS_OF = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteContext:
+    """What writing one shard's rows needs to know of the whole."""
+
+    folder: Path
+    shards_folder: Path
+    columns: Sequence[Column]
+    ops: Sequence[Op]
+    series: bool
+
+    @property
+    def fixed_size_columns(self) -> Sequence[Column]:
+        """The columns that are written as their rows come: all but a ragged one, the first, and its
+        offsets.
+        """
+        return self.columns[2:] if self.columns[0].ragged else self.columns
+
+    def part_path(self, split: str, start: int) -> Path:
+        """Where the values of a ragged column from row `start` on lie until those of all shards can
+        be joined.
+        """
+        return self.folder / split / f".part-{start:012d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRows:
+    """The rows of one shard: its chunks, the moments of the training split's values, and of a
+    ragged column their shapes (rows, rank).
+    """
+
+    chunks: Sequence[Chunk]
+    moments: Sequence[Moments]
+    shapes: Sequence[Sequence[int]] = ()
+
+
+class NotDecoded(Exception):
+    """Something in a shard could not be read or decoded by these ops."""
+
+    def __init__(self, message: str, shard: str, ops: Sequence[Op]) -> None:
+        super().__init__(message)
+        self.shard, self.ops = shard, ops
+
+
+def write_or_resume(context: WriteContext, shard: Shard, start: int) -> ShardRows:
+    """Write the rows of one shard, unless an interrupted run has already done it; the note that
+    says so is written last.
+    """
+    note = context.folder / f".done-{shard.name}.json"
+    if note.exists():
+        stored = read_json(note)
+        parts = [Moments(**item) for item in stored["moments"]]
+        return ShardRows(
+            chunks=[Chunk(**item) for item in stored["chunks"]],
+            moments=parts,
+            shapes=stored["shapes"],
+        )
+    written = write_shard(context, shard, start)
+    flush(context.folder, shard.split, context.fixed_size_columns)
+    write_json(note, written)
+    return written
+
+
+def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
+    """Write the rows of one shard, from row `start` of its split on.
+
+    Raises:
+      NotDecoded: a record cannot be read or decoded.
+      CorruptShard: it does not hold what the index says.
+    """
+    import tensorflow as tf
+
+    path = shard_path(context.shards_folder, context.folder, shard)
+    chunks, parts, shapes, count = [], [], [], 0
+    try:
+        for values in _preprocessed(path, shard, context):
+            inputs = _as_stored(values[context.columns[0].name], context.columns[0])
+            chunk = write_rows(
+                context.folder,
+                shard.split,
+                context.fixed_size_columns,
+                start=start + count,
+                values=values,
+            )
+            if isinstance(inputs, list):
+                chunk = _write_part(context, shard, chunk, inputs)
+                shapes += [value.shape for value in inputs]
+            chunks.append(chunk)
+            if shard.split == STATISTICS_OF and context.columns[0].name != "text":
+                pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
+                parts.append(compute_moments(pixels))
+            count += chunk.count
+    except tf.errors.OpError as error:
+        raise NotDecoded(
+            f"{path}: cannot be read or decoded after record {count}: {error.message}",
+            shard.name,
+            context.ops,
+        ) from error
+    if count != shard.examples:
+        raise CorruptShard(
+            f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro"
+            " --force shard`"
+        )
+    return ShardRows(chunks=chunks, moments=parts, shapes=shapes)
+
+
+def _as_stored(inputs: Any, column: Column) -> Any:
+    """Inputs as the column holds them: tokens as narrow as they fit, all else as it is.
+
+    Raises:
+      ImpossiblePlan: the column would cut their values.
+    """
+    if column.name == "text":
+        return [tokens.astype(column.dtype) for tokens in inputs]
+    if (dtype := inputs[0].dtype) != column.dtype:
+        raise ImpossiblePlan(
+            f"preprocess: its result is {dtype}, and a snapshot stores {column.dtype}; have your op"
+            f" return {column.dtype}, or move it to postprocess"
+        )
+    return inputs
+
+
+def _write_part(
+    context: WriteContext, shard: Shard, chunk: Chunk, values: list[np.ndarray]
+) -> Chunk:
+    """Write the values of a chunk of the ragged column where they wait for those before them;
+    returns the chunk with their digest.
+    """
+    data = ragged.pack(values)
+    with atomic_file(context.part_path(shard.split, chunk.start)) as temporary:
+        temporary.write_bytes(data)
+    return replace(chunk, digests={context.columns[0].name: digest_blake3(data), **chunk.digests})
+
+
+def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
+    """The rows of a split: all chunks, and the parts of a ragged column joined in their order, with
+    the offsets of its values.
+    """
+    chunks = [chunk for rows in written for chunk in rows.chunks]
+    count = sum(chunk.count for chunk in chunks)
+    if not context.columns[0].ragged:
+        return SplitColumns(count=count, chunks=tuple(chunks))
+    column = context.columns[0]
+    shapes = np.asarray([shape for rows in written for shape in rows.shapes], np.int64).reshape(
+        -1, len(column.shape)
+    )
+    offsets = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
+    ragged.concatenate_parts(
+        [context.part_path(split, chunk.start) for chunk in chunks],
+        column_path(context.folder, split, column.name),
+    )
+    for number, chunk in enumerate(chunks):
+        values = {column.extent.name: offsets[chunk.start : chunk.start + chunk.count]}
+        placed = write_rows(
+            context.folder, split, (column.extent,), start=chunk.start, values=values
+        )
+        chunks[number] = replace(chunk, digests={**chunk.digests, **placed.digests})
+    flush(context.folder, split, (column.extent,))
+    return SplitColumns(
+        count=count,
+        chunks=tuple(chunks),
+        ragged={column.name: ragged.end_offset(offsets, np.dtype(column.dtype).itemsize)},
+    )
+
+
+def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[dict[str, Any]]:
+    """The preprocessed examples of one shard in order, about ROWS_BYTES at a time; values that
+    differ in size as a list.
+    """
+    import tensorflow as tf
+
+    def run(record: tf.Tensor) -> dict[str, tf.Tensor]:
+        return process_record(context.ops, record)
+
+    records: tf.data.Dataset = tf.data.TFRecordDataset(
+        str(path), compression_type="GZIP" if shard.compression == "gzip" else ""
+    )
+    if context.series:
+        for block in records.map(run).as_numpy_iterator():
+            steps = np.arange(len(block["features"]), dtype=np.int64)
+            yield {"features": block["features"], "key": block["key"] + steps}
+    elif context.columns[0].ragged:
+        examples = records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator()
+        yield from _batch_by_bytes(examples, context.columns[0].name)
+    else:
+        rows = max(1, ROWS_BYTES // context.columns[0].stride)
+        if all(op.takes != "example" for op in context.ops):
+            yield from records.batch(rows).map(run).as_numpy_iterator()
+        else:
+            yield from (
+                records.map(run, num_parallel_calls=tf.data.AUTOTUNE)
+                .batch(rows)
+                .as_numpy_iterator()
+            )
+
+
+def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+    """Examples whose value of this `name` differs in size, about ROWS_BYTES at a time: that value
+    in a list, the others as arrays.
+    """
+    passed = 0
+
+    def number(example: dict[str, Any]) -> int:
+        nonlocal passed
+        passed += example[name].nbytes
+        return passed // ROWS_BYTES
+
+    for _, group in itertools.groupby(examples, key=number):
+        together = list(group)
+        columns = {key: [item[key] for item in together] for key in together[0]}
+        yield {key: each if key == name else np.asarray(each) for key, each in columns.items()}

@@ -1,0 +1,76 @@
+"""Records whose checksums agree and which cannot be decoded all the same: which ones they are, and
+of which examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from throughline.data.shards.repair import Damage
+from throughline.data.shards.shards import Shard
+from throughline.data.shards.tfrecord import read_records
+from throughline.plan.ops import Op
+from throughline.shared.files import digest_blake3
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+def process_record(ops: Sequence[Op], record: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Parse and preprocess a record, or a batch of them where all ops can; nothing is drawn."""
+    import tensorflow as tf
+
+    from throughline.kernels.elements import apply_ops
+
+    return apply_ops(ops, {"record": record}, seed=0, epoch=tf.constant(0, tf.int64))
+
+
+def find_undecodable(
+    shards: Sequence[Shard],
+    folder: Path,
+    ops: Sequence[Op],
+    damage: Damage,
+    names: Mapping[int, str],
+) -> Damage:
+    """Run the ops on every record that can be read, one by one; returns the damage with those
+    records on which they fail added.
+
+    `names`: ids of examples by their keys.
+    """
+    import tensorflow as tf
+
+    run = tf.function(
+        lambda record: process_record(ops, record),
+        input_signature=[tf.TensorSpec((), tf.string)],
+        autograph=False,
+    )
+    problems = {name: list(problem) for name, problem in damage.problems.items()}
+    unusable = dict(damage.unusable)
+    for shard in shards:
+        path = folder / shard.name
+        for number, record in enumerate(
+            read_records(path, compression=shard.compression, damaged=[])
+        ):
+            try:
+                run(tf.constant(record))
+            except tf.errors.OpError as error:
+                reason = next(iter(error.message.rpartition("}}")[2].strip().splitlines()), "")
+                problem = (
+                    f"{path}: record {number}{_name(ops[0], record, names)} cannot be decoded:"
+                    f" {reason}"
+                )
+                problems.setdefault(shard.name, []).append(problem)
+                unusable[digest_blake3(record)] = problem
+    return Damage(problems=problems, unusable=unusable)
+
+
+def _name(parse: Op, record: bytes, names: Mapping[int, str]) -> str:
+    import tensorflow as tf
+
+    try:
+        key = int(process_record((parse,), tf.constant(record))["key"])
+    except tf.errors.OpError:
+        return ""
+    return f" (example {names.get(key, f'with key {key}')})"

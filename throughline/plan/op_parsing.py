@@ -1,0 +1,87 @@
+"""From what params.yaml says to ops: all of them by their names, and what is wrong with a
+specification, with its place. No TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from throughline.plan import (
+    augmentations,  # noqa: F401 - they register their ops
+    text_ops,  # noqa: F401 - they register their ops
+)
+from throughline.plan.ops import PROGRAM, REGISTRY, DecodeImage, DecodeRaw, Op
+from throughline.shared.errors import did_you_mean
+
+
+def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, list[str]]:
+    """Turn `name` or `{name: {argument: value}}` into an op.
+
+    A name with a colon, `package.module:Class`, is a user's own `Op`. Returns the op, or None and
+    the list of problems, each beginning with `where` (the path in params.yaml).
+    """
+    if isinstance(spec, Mapping):
+        if len(spec) != 1:
+            return None, [
+                f"{where}: an op is one name with its arguments, such as `resize: {{height: 224,"
+                " width: 224}`"
+            ]
+        name, arguments = next(iter(spec.items()))
+        arguments = {} if arguments is None else arguments
+    else:
+        name, arguments = spec, {}
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        return None, [
+            f"{where}: expected an op name, or a name with a mapping of arguments; found {spec!r}"
+        ]
+    kind = _import_op(name) if ":" in name else REGISTRY.get(name)
+    if kind is None:
+        return None, [f"{where}: {name} is not an op; {did_you_mean(name, list(REGISTRY))}"]
+    try:
+        return kind(**arguments), []
+    except ValidationError as error:
+        return None, [_problem(f"{where}.{name}", kind, item) for item in error.errors()]
+
+
+def describe_op(op: Op) -> dict[str, dict[str, Any]]:
+    """An op as `{name: arguments}` of JSON, with all its arguments; `restore_op` is the reverse."""
+    kind = type(op)
+    own = kind.__module__.partition(".")[0] not in PROGRAM
+    name = f"{kind.__module__}:{kind.__name__}" if own else op.name
+    return {name: op.model_dump(mode="json")}
+
+
+def restore_op(described: Mapping[str, Any]) -> tuple[Op | None, list[str]]:
+    """The op that `describe_op` has described, or None and what is wrong."""
+    arguments = described.get("decode")
+    if arguments:  # what `decode` has become for the data
+        kind = DecodeImage if "channels" in arguments else DecodeRaw
+        return kind(**arguments), []
+    return parse_op(described, where="op")
+
+
+def _import_op(path: str) -> type[Op] | None:
+    module, _, attribute = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None
+    return kind if isinstance(kind, type) and issubclass(kind, Op) else None
+
+
+def _problem(where: str, kind: type[Op], item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    place = f"{where}.{key}" if key else where
+    if item["type"] == "extra_forbidden":
+        known = list(kind.model_fields)
+        hint = did_you_mean(key, known) if known else "it takes none"
+        return f"{place} is not an argument; {hint}"
+    if item["type"] == "missing":
+        return f"{place} is missing"
+    if item["type"] == "value_error":  # a validator of ours, which says what to do
+        return f"{place}: {item['ctx']['error']}; found {item['input']!r}"
+    return f"{place}: {item['msg'].lower()}; found {item['input']!r}"

@@ -1,0 +1,467 @@
+"""What an op is, and the ops of preprocessing: each is a frozen value that declares what it is.
+
+No TensorFlow here, so that a plan can be made, checked and printed in milliseconds; what an op
+computes stands in `kernels.py` under the same name. Changing what an op computes changes its
+`version`, and with it every snapshot key. A new op is a class under `@register` here, a kernel
+there and an equality test. `augmentations.py` has the ops that images are trained with at scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from throughline.shared.code_identity import code_digest
+
+Kind = TypeVar("Kind", bound="type[Op]")
+Shape = tuple[int | None, ...] | None
+PROGRAM = ("tasks", "flows")  # packages whose code is in the versions of the ops
+# Pixels from which a slice of one image is cheaper than the same by index within a batch; measured.
+LARGE_CROP = 112 * 112
+OPENCV = "opencv-python-headless"  # the distribution
+LONGEST_SIDE = 16384
+# Times the shorter side: more of an image is cut off before it is scaled by its shorter side, so
+# that a strip of 20,000 pixels by 40 does not become one of 128,000 by 256. Panoramas have less.
+LONGEST_ASPECT = 8
+
+
+REGISTRY: dict[str, type[Op]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What an op may take from the data: mean and standard deviation per channel or column of the
+    training split (0 and 1 of categories), the number of classes, and of categories per column; and
+    the folder of the snapshot, which holds the tokenizer of texts.
+    """
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    classes: int
+    categories: tuple[int, ...]
+    snapshot: Path
+
+
+class Op(BaseModel):
+    """One step of work on an example's features; its repr and version are its identity.
+
+    `takes` says whether the kernel accepts one example, a batch (a leading dimension on every
+    feature), or both; `random` ops draw again each epoch as a pure function of (seed, epoch,
+    example key); `device` ops can also run as the first layer of the model; `any_input` ops work on
+    features of tables and series as well as on images; `on_text` ops work on text or its tokens;
+    `on_labels` ops stay on the host; an op that `mixes_labels` needs them as vectors; one that
+    `counts_pixels` means those of the full size.
+
+    What an op that `crops` makes of an image is a rectangle of it, perhaps resized, which
+    `draw_boxes` in `boxes.py` draws, so that a fetch from the snapshot reads nothing else; one that
+    `flips` can be done on the way. The pixels of an `opencv` op are computed by OpenCV, in one
+    Python call; a `host_only` op has no other form, which an accelerator could run within the train
+    step.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    takes: ClassVar[Literal["example", "batch", "both"]] = "both"
+    random: ClassVar[bool] = False
+    device: ClassVar[bool] = False
+    any_input: ClassVar[bool] = False
+    on_text: ClassVar[bool] = False
+    on_labels: ClassVar[bool] = False
+    mixes_labels: ClassVar[bool] = False
+    counts_pixels: ClassVar[bool] = False
+    crops: ClassVar[bool] = False
+    flips: ClassVar[bool] = False
+    opencv: ClassVar[bool] = False
+    host_only: ClassVar[bool] = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name, version and arguments: what a snapshot key is made from. Of a user's own op, also
+        its module and the modules it imports.
+        """
+        identity = {"op": self.name, "version": self.version, **self.model_dump()}
+        module = type(self).__module__
+        return (
+            identity
+            if module.partition(".")[0] in PROGRAM
+            else {**identity, "source": code_digest(module, without=PROGRAM)}
+        )
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions besides TensorFlow whose versions decide what it computes."""
+        return (OPENCV,) if self.opencv else ()
+
+    @property
+    def prefers_single_examples(self) -> bool:
+        """Whether the host does it better on one example at a time than on a batch, although its
+        kernel takes both.
+        """
+        return False
+
+    def shape(self, before: Shape) -> Shape:
+        """Shape of the model's input after this op, from the shape before it (None: differs between
+        examples).
+        """
+        return before
+
+    def in_evaluation(self) -> Op | None:
+        """What takes the place of a random op where nothing may be random; None: nothing."""
+        return None
+
+    def bind(self, facts: DataFacts) -> Op:
+        """The op with what params.yaml leaves to the data."""
+        return self
+
+
+def register(kind: Kind) -> Kind:
+    """Make an op known to params.yaml by its name."""
+    REGISTRY[kind.name] = kind
+    return kind
+
+
+class _NeedsClasses(Op):
+    """An op on labels that are vectors, one number per class."""
+
+    classes: int = Field(
+        default=0, ge=0, description="length of a label; 0: as many as the data has classes"
+    )
+
+    def bind(self, facts: DataFacts) -> Op:
+        """As many classes as the data has, where none are given."""
+        return self if self.classes else self.model_copy(update={"classes": facts.classes})
+
+
+class Sized(Op):
+    """An op whose result has a size of its own."""
+
+    height: int = Field(gt=0, le=LONGEST_SIDE, description="rows of the result")
+    width: int = Field(gt=0, le=LONGEST_SIDE, description="columns of the result")
+
+    def shape(self, before: Shape) -> Shape:
+        """Height and width of the op; channels as before."""
+        return (self.height, self.width, before[-1] if before else None)
+
+
+class Load(Op):
+    """Read the bytes of an image file; planned by itself where a configuration reads files."""
+
+    name = "load"
+    takes = "example"
+
+
+class Parse(Op):
+    """Parse serialized tf.train.Example records into key, label and input; planned by itself where
+    shards are read.
+    """
+
+    name = "parse"
+    feature: str = "image"
+    label: str = "class"
+
+
+@register
+class Decode(Op):
+    """Turn stored bytes into a uint8 image (height, width, channels), or into numbers; how is known
+    from the data, not typed here.
+    """
+
+    name = "decode"
+    any_input = True
+    on_text = True
+
+
+class DecodeImage(Op):
+    """Decode one JPEG or PNG; what `decode` means for image files. `crop`: (height, width) of a
+    center crop done while decoding.
+    """
+
+    name = "decode"
+    takes = "example"
+    channels: int
+    dct: Literal["fast", "accurate"] = "fast"
+    ratio: Literal[1, 2, 4, 8] = 1
+    crop: tuple[int, int] | None = None
+
+
+class DecodeRaw(Op):
+    """Reinterpret raw values of one fixed shape: `decode` for arrays, tables and series."""
+
+    name = "decode"
+    size: tuple[int | None, ...]
+    dtype: str = "uint8"
+
+
+@register
+class Resize(Op):
+    """Resample and round back to uint8, so that wide floats never travel: to (height, width), or to
+    a `shorter` side of so many pixels, which keeps every image's aspect; of one longer than 8 times
+    its shorter side, the center of that length.
+    """
+
+    name = "resize"
+    takes = "example"
+    height: int | None = Field(
+        default=None, gt=0, le=LONGEST_SIDE, description="rows of the result, with `width`"
+    )
+    width: int | None = Field(
+        default=None, gt=0, le=LONGEST_SIDE, description="columns of the result, with `height`"
+    )
+    shorter: int | None = Field(
+        default=None,
+        gt=0,
+        le=LONGEST_SIDE,
+        description="instead: shorter side of the result; images stay of variable size",
+    )
+    method: Literal["bilinear", "area", "nearest", "bicubic"] = Field(
+        default="bilinear", description="interpolation"
+    )
+    antialias: bool = Field(
+        default=False, description="low-pass before shrinking; slower, no moiré"
+    )
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> Self:
+        sides = (self.height, self.width)
+        if (self.shorter is None and None in sides) or (self.shorter and any(sides)):
+            raise ValueError("give `height` and `width`, or `shorter` alone")
+        return self
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name, version and the arguments that are given: as before there were others; by the
+        shorter side, also what bounds the longer.
+        """
+        given = {key: value for key, value in super().identity.items() if value is not None}
+        return given if self.shorter is None else {**given, "longest_aspect": LONGEST_ASPECT}
+
+    def shape(self, before: Shape) -> Shape:
+        """Height and width of the result; of a `shorter` side, known where those before it are."""
+        if self.shorter is None:
+            return (self.height, self.width, before[-1] if before else None)
+        if before is None or None in before[:2]:
+            return None
+        height, width = self.scaled(*self.center(before[0] or 0, before[1] or 0))
+        return (height, width, before[-1])
+
+    def center(self, height: Any, width: Any) -> tuple[Any, Any]:
+        """Height and width of the center of an image that is scaled by its shorter side, numbers or
+        tensors: all of it, unless it is longer than `LONGEST_ASPECT` times that.
+        """
+        longest = LONGEST_ASPECT * _smaller(height, width)
+        return _smaller(height, longest), _smaller(width, longest)
+
+    def scaled(self, height: Any, width: Any) -> tuple[Any, Any]:
+        """Height and width of an image once its shorter side is `shorter`: numbers or tensors; the
+        longer side is rounded down.
+        """
+        shortest, shorter = _smaller(height, width), self.shorter or 0
+        return height * shorter // shortest, width * shorter // shortest
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    """The smaller of two whole numbers or tensors of them."""
+    return (one + other - abs(one - other)) // 2
+
+
+@register
+class CenterCrop(Sized):
+    """Cut the central (height, width) out of the image, padding with zeros where it is smaller."""
+
+    name = "center_crop"
+    counts_pixels = True
+    crops = True
+
+
+@register
+class Pad(Op):
+    """Add a border on all four sides, as before a random crop."""
+
+    name = "pad"
+    counts_pixels = True
+    pixels: int = Field(gt=0, le=4096, description="width of the border [pixels]")
+    mode: Literal["zeros", "reflect"] = Field(default="zeros", description="what the border shows")
+
+    def shape(self, before: Shape) -> Shape:
+        """Twice the border more in height and width."""
+        if before is None:
+            return None
+        height, width, channels = before
+        return height + 2 * self.pixels, width + 2 * self.pixels, channels  # pyright: ignore
+
+
+@register
+class RandomCrop(Sized):
+    """Cut (height, width) out of the image at a random place; in evaluation, out of its center."""
+
+    name = "random_crop"
+    random = True
+    crops = True
+
+    @property
+    def prefers_single_examples(self) -> bool:
+        """A large crop: one image's is a slice, a batch's must be picked pixel by pixel."""
+        return self.height * self.width >= LARGE_CROP
+
+    def in_evaluation(self) -> Op:
+        """The center crop of the same size."""
+        return CenterCrop(height=self.height, width=self.width)
+
+
+@register
+class Flip(Op):
+    """Mirror left to right with probability one half."""
+
+    name = "flip"
+    random = True
+    flips = True
+
+
+@register
+class Rotation(Op):
+    """Turn about the center by a random angle; what comes from outside is filled by reflection."""
+
+    name = "rotation"
+    random = True
+    degrees: float = Field(
+        default=15.0, gt=0, le=180, description="largest angle, to either side [degrees]"
+    )
+
+
+@register
+class Brightness(Op):
+    """Add a random offset, the same for all pixels of an image, saturating at 0 and 255."""
+
+    name = "brightness"
+    random = True
+    delta: float = Field(
+        default=0.1, ge=0, le=1, description="largest offset as a share of the full range"
+    )
+
+
+@register
+class Contrast(Op):
+    """Stretch or squeeze the distance of every pixel from the mean of its channel by a random
+    factor.
+    """
+
+    name = "contrast"
+    random = True
+    delta: float = Field(
+        default=0.2, ge=0, lt=1, description="the factor lies between 1 − delta and 1 + delta"
+    )
+
+
+@register
+class Cutout(Op):
+    """Blacken a square at a random place; at the edges it is cut off. Source: DeVries and Taylor,
+    2017.
+    """
+
+    name = "cutout"
+    random = True
+    size: int = Field(default=8, gt=0, le=4096, description="side of the square [pixels]")
+
+
+@register
+class Mixup(_NeedsClasses):
+    """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source:
+    Zhang et al., ICLR 2018.
+
+    The share is Beta(alpha, alpha)-distributed by the example's key; the partner follows from the
+    order of the epoch.
+    """
+
+    name = "mixup"
+    takes = "batch"
+    random = True
+    mixes_labels = True
+    alpha: float = Field(
+        default=0.2,
+        gt=0,
+        le=8,
+        description="1: every share is as likely; towards 0: mostly one of the two",
+    )
+
+
+@register
+class Cutmix(_NeedsClasses):
+    """Paste a rectangle of the batch's next example into each one, and mix the labels by area.
+    Needs `one_hot`. Source: Yun et al., ICCV 2019.
+    """
+
+    name = "cutmix"
+    takes = "batch"
+    random = True
+    mixes_labels = True
+
+
+@register
+class Rescale(Op):
+    """Cast to float32 and multiply, usually from [0, 255] to [0, 1]."""
+
+    name = "rescale"
+    device = True
+    any_input = True
+    scale: float = Field(default=1 / 255, gt=0, description="factor")
+    offset: float = Field(default=0.0, description="added after the multiplication")
+
+
+@register
+class Standardize(Op):
+    """Subtract the mean and divide by the standard deviation of each channel or column, taken over
+    the training split only.
+    """
+
+    name = "standardize"
+    device = True
+    any_input = True
+    mean: tuple[float, ...] | None = Field(
+        default=None, description="per channel; absent: measured when the snapshot is written"
+    )
+    deviation: tuple[float, ...] | None = Field(
+        default=None, description="per channel; absent: measured when the snapshot is written"
+    )
+
+    def bind(self, facts: DataFacts) -> Op:
+        """The training split's statistics, where none are given."""
+        measured = {"mean": facts.mean, "deviation": facts.deviation}
+        return self if self.mean is not None else self.model_copy(update=measured)
+
+
+@register
+class OneHot(_NeedsClasses):
+    """Turn class numbers into vectors of ones and zeros: the label (for `mixup` and `cutmix`)."""
+
+    name = "one_hot"
+    any_input = True
+    on_text = True
+    on_labels = True
+
+
+@register
+class Categories(Op):
+    """Turn the categories of a table, numbers after its numeric columns, into ones and zeros."""
+
+    name = "categories"
+    device = True
+    any_input = True
+    sizes: tuple[int, ...] = Field(
+        default=(), description="how many each column has; empty: as many as the data has"
+    )
+
+    def bind(self, facts: DataFacts) -> Op:
+        """As many as the data has, where none are given."""
+        return self if self.sizes else self.model_copy(update={"sizes": facts.categories})
+
+    def shape(self, before: Shape) -> Shape:
+        """One column per category instead of one per categorical column."""
+        return (
+            before
+            if before is None
+            else (*before[:-1], (before[-1] or 0) - len(self.sizes) + sum(self.sizes))
+        )

@@ -1,0 +1,42 @@
+"""What a `parallel` field of params.yaml means to tf.data, to the cost model, in a printed plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from throughline.shared.limits import usable_cores
+
+AUTOTUNE = -1  # tf.data.AUTOTUNE, without TensorFlow
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Parallel calls, or readers: none (one after another), auto (left to AUTOTUNE), cores
+    (as many as there are) or a number.
+    """
+
+    setting: str | int = "none"
+
+    def __str__(self) -> str:
+        return str(self.setting)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether one runs after another."""
+        return self.setting == "none"
+
+    @property
+    def is_autotuned(self) -> bool:
+        """Whether the number is left to tf.data's AUTOTUNE."""
+        return self.setting == "auto"
+
+    def num_parallel_calls(self) -> int | None:
+        """The argument of that name of tf.data's transformations, on this machine."""
+        words = {"none": None, "auto": AUTOTUNE, "cores": usable_cores()}
+        return words[self.setting] if isinstance(self.setting, str) else self.setting
+
+    def threads(self, cores: int) -> int:
+        """How many threads that is; AUTOTUNE ends up with as many as there are cores."""
+        if isinstance(self.setting, int):
+            return self.setting
+        return 1 if self.is_sequential else cores

@@ -1,0 +1,365 @@
+"""From parameters to a plan: an ordered, printable tuple of frozen steps. Pure; no TensorFlow.
+
+The order is right by construction and reads top to bottom in `_stream_steps`. What cannot be right
+is refused with its reason before anything runs (`constraints.py`). `dataset.py` builds the
+tf.data.Dataset of a plan, by a function per kind of step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from throughline.plan.constraints import (
+    find_batch_problems,
+    find_config_problems,
+    find_sequence_problems,
+    find_token_window_problems,
+    find_variable_size_problems,
+    find_vector_problems,
+)
+from throughline.plan.ops import Load, Op, Parse
+from throughline.plan.parallelism import Parallelism
+from throughline.plan.shapes import ops_until_uniform, output_shape, resolve_decode
+from throughline.plan.spec import InputSpec
+from throughline.plan.steps import (
+    Batch,
+    BucketBatch,
+    Cache,
+    Gather,
+    Map,
+    Prefetch,
+    Read,
+    ReadIndexedShards,
+    SampleByClass,
+    Service,
+    Shuffle,
+    Step,
+    StreamSource,
+    TokenWindow,
+    Window,
+)
+from throughline.settings import (
+    BatchSettings,
+    PipelineConfig,
+    Sampling,
+    ServiceSettings,
+    ShuffleSettings,
+)
+from throughline.shared.errors import ImpossiblePlan
+
+Ops = tuple[Op, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one configuration does, in order, plus the options that hold for the whole dataset, and
+    what it was made to compute.
+    """
+
+    spec: InputSpec
+    steps: tuple[Step, ...]
+    device_ops: Ops
+    deterministic: bool
+    graph_rewrites: bool
+    threads: str | int
+    approximate: bool
+
+    def __str__(self) -> str:
+        line = " → ".join(str(step) for step in self.steps)
+        return line + (
+            " ⇒ device:" + "+".join(op.name for op in self.device_ops) if self.device_ops else ""
+        )
+
+    @property
+    def autotunes(self) -> bool:
+        """Whether anything is left to tf.data's AUTOTUNE."""
+        return self.graph_rewrites or any(
+            step.parallel.is_autotuned
+            if isinstance(step, Read | ReadIndexedShards | Map | Gather)
+            else isinstance(step, Prefetch) and step.batches == "auto"
+            for step in self.steps
+        )
+
+    @property
+    def caches(self) -> bool:
+        """Whether the first epoch fills a cache for the later ones."""
+        return any(isinstance(step, Cache) for step in self.steps)
+
+    @property
+    def gather(self) -> Gather | None:
+        """The step that reads the snapshot; None for a plan that streams."""
+        first = self.steps[0]
+        return first if isinstance(first, Gather) else None
+
+    @property
+    def reads_snapshot(self) -> bool:
+        """Whether the plan reads the memory-mapped snapshot and so can start at any step."""
+        return self.gather is not None
+
+    @property
+    def reads_indexed_shards(self) -> bool:
+        """Whether the plan reads records of uncompressed shards by their offsets, in any order."""
+        return isinstance(self.steps[0], ReadIndexedShards)
+
+    @property
+    def seekable(self) -> bool:
+        """Whether the plan can start at any step and be shared by workers; a stream cannot."""
+        return self.reads_snapshot or self.reads_indexed_shards
+
+    @property
+    def gathers_on_device(self) -> bool:
+        """Whether batches are gathered on the device, within the train step."""
+        return self.gather is not None and self.gather.on == "device"
+
+    @property
+    def batching(self) -> BatchSettings | None:
+        """How batches of sequences are made, where that is by their lengths."""
+        for step in self.steps:
+            if isinstance(step, Gather | BucketBatch):
+                return step.batching
+        return None
+
+    @property
+    def service(self) -> ServiceSettings | None:
+        """The tf.data service that the plan uses, if any."""
+        return next((step.settings for step in self.steps if isinstance(step, Service)), None)
+
+    @property
+    def window(self) -> Window | TokenWindow | None:
+        """The windows that are the examples of a series, or of text whose next token is
+        predicted.
+        """
+        return self.spec.window
+
+    @property
+    def sampling(self) -> Sampling:
+        """How often the examples of each class are drawn."""
+        for step in self.steps:
+            if isinstance(step, Gather | ReadIndexedShards | SampleByClass):
+                return step.sampling
+        return "uniform"
+
+
+def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
+    """Lay out the steps for one configuration.
+
+    Raises:
+      ImpossiblePlan: the combination would be wrong or useless, or the examples cannot be batched;
+        every reason is given.
+    """
+    problems = find_config_problems(
+        config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
+    )
+    problems += find_variable_size_problems(config, spec.ops_to_uniform_shape)
+    if isinstance(spec.window, TokenWindow):
+        problems += find_token_window_problems(config)
+    else:
+        text = spec.schema.payload == "text"
+        problems += find_sequence_problems(config) if text else find_batch_problems(config)
+    problems += find_vector_problems(
+        spec.schema,
+        [
+            *(("preprocess", op) for op in spec.preprocess),
+            *(("augment", op) for op in spec.augment),
+            *(("postprocess", op) for op in spec.postprocess),
+        ],
+    )
+    if problems:
+        raise ImpossiblePlan("; ".join(problems))
+    output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
+    device_ops = tuple(
+        op for op in spec.postprocess if config.postprocess_on == "device" and not op.on_labels
+    )
+    after_preprocess = (*spec.augment, *(op for op in spec.postprocess if op not in device_ops))
+    return Plan(
+        spec=spec,
+        steps=tuple(_steps(config, spec, after_preprocess)),
+        device_ops=device_ops,
+        deterministic=config.deterministic,
+        graph_rewrites=config.graph_rewrites,
+        threads=config.threads,
+        approximate=config.decode.approximate
+        and spec.schema.payload == "encoded"
+        and config.read != "snapshot",
+    )
+
+
+def set_storage_order(config: PipelineConfig) -> PipelineConfig:
+    """Return the configuration changed to deliver every example once, in storage order: for
+    evaluation, and to compare configurations.
+    """
+    return config.model_copy(
+        update={
+            "shuffle": ShuffleSettings(kind="none"),
+            "sampling": "uniform",
+            "snapshot_on": "host",
+        }
+    )
+
+
+def _steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
+    if config.read == "snapshot":
+        return _snapshot_steps(config, spec, after_preprocess)
+    if config.read == "indexed_shards":
+        return _indexed_shard_steps(config, spec, after_preprocess)
+    return _stream_steps(config.read, config, spec, after_preprocess)
+
+
+def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
+    """A batch is a gather of preprocessed rows; which rows is arithmetic, so nothing is shuffled
+    through a buffer.
+    """
+    gather = Gather(
+        shuffle=config.shuffle,
+        sampling=config.sampling,
+        batch_size=spec.batch_size,
+        batching=config.batch,
+        on=config.snapshot_on,
+        window=spec.window,
+        ops=after_preprocess,
+        example_op_count=len(spec.per_example_augment) if config.snapshot_on == "host" else 0,
+        parallel=Parallelism(config.map.parallel),
+    )
+    return [gather, *_prefetch(config)]
+
+
+def _indexed_shard_steps(
+    config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
+) -> list[Step]:
+    """As a stream whose records already arrive in the epoch's order."""
+    preprocess = (
+        *_opening_ops(config, spec),
+        *resolve_decode(spec.preprocess, spec.schema, config),
+    )
+    ops = preprocess + after_preprocess
+    example_ops, batch_ops = _split_for_batching(
+        ops, vectorize=config.vectorize, at_least=ops_until_uniform(ops, spec.schema) or 0
+    )
+    read = ReadIndexedShards(
+        shuffle=config.shuffle,
+        sampling=config.sampling,
+        batch_size=spec.batch_size,
+        whole_batches=not example_ops,
+        parallel=Parallelism(config.map.parallel),
+    )
+    steps: list[Step] = [read, _map(config, example_ops)]
+    if example_ops:
+        steps.append(Batch(size=spec.batch_size))
+    steps.append(_map(config, batch_ops))
+    return [*_number_ops(steps, first_op_position=-len(preprocess)), *_prefetch(config)]
+
+
+def _stream_steps(
+    source: StreamSource, config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
+) -> list[Step]:
+    """The training pipeline of a configuration that streams its examples, in the order in which
+    they pass through it.
+    """
+    ops = preprocess = (
+        *_opening_ops(config, spec),
+        *resolve_decode(spec.preprocess, spec.schema, config),
+    )
+    # The number of ops that see images of variable size, which cannot be batched.
+    variable = ops_until_uniform(preprocess + after_preprocess, spec.schema) or 0
+
+    # Files in another order each epoch, since no buffer is large enough; but windows are made of
+    # what is stored in its order.
+    shuffle_files = (
+        config.shuffle.kind == "buffer"
+        and source in ("shards", "gzip_shards")
+        and spec.window is None
+    )
+    steps: list[Step] = [
+        Read(source=source, interleave=config.interleave, shuffle_files=shuffle_files)
+    ]
+
+    if config.cache:  # costly work whose result is the same in every epoch
+        cached, ops = _split_after(ops, config.cache.after)
+        steps += [_map(config, cached), Cache(where=config.cache.where)]
+
+    # After the cache, which holds every example once; the class must be known.
+    if config.sampling != "uniform":
+        labeled, ops = (
+            (ops[:0], ops) if config.cache or source in ("files", "arrays") else (ops[:1], ops[1:])
+        )
+        steps += [_map(config, labeled), SampleByClass(sampling=config.sampling)]
+
+    if spec.window:  # made of time steps, or tokens, that are preprocessed and still in order
+        steps += [_map(config, ops), spec.window]
+        ops = ()
+
+    # While examples are small; after the cache, which would freeze the order.
+    if config.shuffle.kind == "buffer":
+        steps += [Shuffle(size=config.shuffle.size)]
+
+    ops += after_preprocess  # random from here on, so never cached
+    done = len(preprocess + after_preprocess) - len(ops)
+    example_ops, batch_ops = _split_for_batching(
+        ops, vectorize=config.vectorize, at_least=max(0, variable - done)
+    )
+    batch = (
+        BucketBatch(size=spec.batch_size, batching=config.batch)
+        if config.batch
+        else Batch(size=spec.batch_size)
+    )
+    steps += [_map(config, example_ops), batch, _map(config, batch_ops)]
+
+    if config.service:  # whole batches cross the network
+        steps += [Service(settings=config.service, batch_size=spec.batch_size)]
+    # Last, so that everything overlaps with training.
+    return [*_number_ops(steps, first_op_position=-len(preprocess)), *_prefetch(config)]
+
+
+def _prefetch(config: PipelineConfig) -> list[Step]:
+    return [] if config.prefetch == "none" else [Prefetch(batches=config.prefetch)]
+
+
+def _opening_ops(config: PipelineConfig, spec: InputSpec) -> Ops:
+    """What turns an element of the source into an example with a label."""
+    opening: dict[str, Ops] = {"files": (Load(),), "arrays": ()}
+    return opening.get(config.read, (Parse(feature=spec.schema.feature, label=spec.schema.label),))
+
+
+def _map(config: PipelineConfig, ops: Ops) -> Map:
+    return Map(ops=ops, parallel=Parallelism(config.map.parallel), first_op_position=0)
+
+
+def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
+    """Split ops after the one of this name; after all of them for `preprocess`, or for a crop that
+    is part of decoding.
+    """
+    end = next((index + 1 for index, op in enumerate(ops) if op.name == name), len(ops))
+    return ops[:end], ops[end:]
+
+
+def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Ops, Ops]:
+    """Split ops into those for single examples (`at_least` this number of them) and those for
+    batches; with `vectorize`, every op that can takes batches.
+    """
+    if vectorize:
+        end = len(ops)
+        while (
+            end > at_least
+            and ops[end - 1].takes != "example"
+            and not ops[end - 1].prefers_single_examples
+        ):
+            end -= 1
+    else:
+        end = max(
+            at_least, next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops))
+        )
+    return ops[:end], ops[end:]
+
+
+def _number_ops(steps: Sequence[Step], *, first_op_position: int) -> list[Step]:
+    """Drop empty maps, and number the ops of the others from `first_op_position`."""
+    numbered: list[Step] = []
+    position = first_op_position
+    for step in steps:
+        if not isinstance(step, Map):
+            numbered.append(step)
+        elif step.ops:
+            numbered.append(replace(step, first_op_position=position))
+            position += len(step.ops)
+    return numbered

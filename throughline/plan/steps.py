@@ -1,0 +1,356 @@
+"""The steps that a plan is made of: frozen values, each with the key of params.yaml that it comes
+from. Pure; no TensorFlow.
+
+A step's `trace_name` is the `name=` that its tf.data transformation carries, by which traces,
+timelines and findings know it. To add a kind of step: a class here, its place in `plan.py`, the
+function that builds it in `dataset.py`, its cost in the cost model; docs/extending.md shows one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from throughline.plan.ops import Op
+from throughline.plan.parallelism import Parallelism
+from throughline.settings import (
+    BatchSettings,
+    InterleaveSettings,
+    Sampling,
+    ServiceSettings,
+    ShuffleSettings,
+)
+
+AUTO_BUFFER_DIVISOR = 20
+StreamSource = Literal["files", "arrays", "shards", "gzip_shards"]
+
+
+class Step(ABC):
+    """One transformation of the input pipeline; `params_key` is the field of params.yaml that it
+    comes from.
+    """
+
+    params_key: ClassVar[str]
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return self.params_key
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The step as a plan prints it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(Step):
+    """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets`
+    (indices of columns).
+    """
+
+    params_key: ClassVar[str] = "window"
+
+    length: int
+    horizon: int
+    stride: int
+    targets: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"window[{self.length}+{self.horizon},{self.stride}]"
+
+    def count(self, steps: int) -> int:
+        """Windows in a split of N time `steps`."""
+        return max(0, (steps - self.length - self.horizon) // self.stride + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenWindow(Step):
+    """Windows of text: all documents of a split as one, in pieces of `length` tokens, and for each
+    token the one after it.
+    """
+
+    params_key: ClassVar[str] = "window"
+
+    length: int
+
+    def __str__(self) -> str:
+        return f"window[{self.length} tokens]"
+
+    def count(self, tokens: int) -> int:
+        """Windows in a split of N `tokens`; what is left at the end is no window."""
+        return max(0, (tokens - 1) // self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read(Step):
+    """Deliver stored examples: file names, records in memory, or serialized records of shards;
+    shards perhaps in another order each epoch.
+    """
+
+    params_key: ClassVar[str] = "read"
+
+    source: StreamSource
+    interleave: InterleaveSettings | None = None
+    shuffle_files: bool = False
+
+    @property
+    def parallel(self) -> Parallelism:
+        """Parallel readers."""
+        return Parallelism(self.interleave.parallel) if self.interleave else Parallelism()
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "interleave" if self.interleave else "read"
+
+    def __str__(self) -> str:
+        interleave = self.interleave
+        cycle = (
+            f"[{interleave.cycle_length}×{interleave.block_length},{self.parallel}]"
+            if interleave
+            else ""
+        )
+        return f"read:{'shuffled ' if self.shuffle_files else ''}{self.source}{cycle}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadIndexedShards(Step):
+    """Deliver the serialized records of uncompressed shards by their numbers, in any order: as
+    whole batches, or one by one.
+    """
+
+    params_key: ClassVar[str] = "read"
+
+    shuffle: ShuffleSettings
+    sampling: Sampling
+    batch_size: int
+    whole_batches: bool
+    parallel: Parallelism
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "records"
+
+    def __str__(self) -> str:
+        batches = f",{self.batch_size}" if self.whole_batches else ""
+        order = f"{_order(self.shuffle, self.sampling)}{batches}"
+        return f"read:indexed_shards[{order}]{_calls(self.parallel)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gather(Step):
+    """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's
+    memory-mapped columns, and run `ops` on them.
+
+    The first `example_op_count` ops run on one example at a time, before batching; where they crop
+    a rectangle and flip it, they are part of the fetch.
+    """
+
+    params_key: ClassVar[str] = "read"
+
+    shuffle: ShuffleSettings
+    sampling: Sampling
+    batch_size: int
+    batching: BatchSettings | None
+    on: Literal["host", "device"]
+    window: Window | TokenWindow | None
+    ops: tuple[Op, ...]
+    example_op_count: int
+    parallel: Parallelism
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "gather"
+
+    @property
+    def fetched_ops(self) -> tuple[Op, ...]:
+        """The ops that are part of the fetch: one that crops, and those that flip its result."""
+        first = self.ops[: self.example_op_count]
+        fetched = bool(first) and first[0].crops and all(op.flips for op in first[1:])
+        return first if fetched else ()
+
+    def __str__(self) -> str:
+        what = f"{self.window} of " if self.window else ""
+        where = "device" if self.on == "device" else "snapshot"
+        first = " fetched" if self.fetched_ops else " each"
+        ops = "".join(
+            f"+{op.name}{first if number < self.example_op_count else ''}"
+            for number, op in enumerate(self.ops)
+        )
+        size = _lengths(self.batching, self.batch_size)
+        order = f"{_order(self.shuffle, self.sampling)},{size}"
+        return f"gather:{what}{where}[{order}]{ops}{_calls(self.parallel)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Step):
+    """Run consecutive ops in one call; `first_op_position` is that of the first of them in
+    `augment`, negative for ops before.
+    """
+
+    params_key: ClassVar[str] = "map"
+
+    ops: tuple[Op, ...]
+    parallel: Parallelism
+    first_op_position: int
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation: those of its ops."""
+        return "_".join(op.name for op in self.ops)
+
+    def __str__(self) -> str:
+        return "map:" + "+".join(op.name for op in self.ops) + _calls(self.parallel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleByClass(Step):
+    """Draw examples class by class, so that rare ones come more often."""
+
+    params_key: ClassVar[str] = "sampling"
+
+    sampling: Sampling
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "sample"
+
+    def __str__(self) -> str:
+        return f"sample:{_kind(self.sampling)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache(Step):
+    """Keep the elements that arrive here for later epochs."""
+
+    params_key: ClassVar[str] = "cache"
+
+    where: Literal["memory", "disk", "tf_snapshot", "save_load"]
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return self.where if self.where == "tf_snapshot" else f"cache_{self.where}"
+
+    def __str__(self) -> str:
+        return f"cache:{self.where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffle(Step):
+    """Shuffle through a buffer of `size` elements (auto: a twentieth of the split), differently
+    each epoch.
+    """
+
+    params_key: ClassVar[str] = "shuffle"
+
+    size: str | int
+
+    def __str__(self) -> str:
+        return f"shuffle[{self.size}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Step):
+    """Stack `size` consecutive examples; the last batch of an epoch may be smaller, so that no
+    example is lost.
+    """
+
+    params_key: ClassVar[str] = "batch_size"
+
+    size: int
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "batch"
+
+    def __str__(self) -> str:
+        return f"batch[{self.size}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketBatch(Step):
+    """Batch examples of about the same length: tf.data's bucket_by_sequence_length, with the last
+    batch of each bucket at the end of the epoch.
+    """
+
+    params_key: ClassVar[str] = "batch"
+
+    size: int
+    batching: BatchSettings
+
+    @property
+    def trace_name(self) -> str:
+        """The name of its transformation."""
+        return "bucket_batch"
+
+    def __str__(self) -> str:
+        return f"bucket_batch[{_lengths(self.batching, self.size)}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service(Step):
+    """Do everything up to here in the tf.data service's workers, then rebatch to full batches."""
+
+    params_key: ClassVar[str] = "service"
+
+    settings: ServiceSettings
+    batch_size: int
+
+    def __str__(self) -> str:
+        return f"service[{self.settings.address or self.settings.workers},{self.settings.sharding}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefetch(Step):
+    """Prepare batches before the consumer asks for them."""
+
+    params_key: ClassVar[str] = "prefetch"
+
+    batches: str | int
+
+    def __str__(self) -> str:
+        return f"prefetch[{self.batches}]"
+
+
+def shuffle_buffer_size(size: str | int, *, examples: int) -> int:
+    """How many examples a shuffle mixes with each other."""
+    return max(1, examples // AUTO_BUFFER_DIVISOR) if isinstance(size, str) else min(size, examples)
+
+
+def _order(shuffle: ShuffleSettings, sampling: Sampling) -> str:
+    """The reading order, as a plan prints it."""
+    orders = {
+        "none": "in order",
+        "global": "global shuffle",
+        "window": f"shuffle within {shuffle.size}",
+        "buffer": "buffer",
+    }
+    return orders[shuffle.kind] + ("" if sampling == "uniform" else f",{_kind(sampling)}")
+
+
+def _calls(parallel: Parallelism) -> str:
+    """Parallel calls as a plan prints them."""
+    return "" if parallel.is_sequential else f"[{parallel}]"
+
+
+def _lengths(batching: BatchSettings | None, size: int) -> str:
+    """Size and lengths of batches as a plan prints them."""
+    if batching is None:
+        return str(size)
+    if batching.pack:
+        return f"{size} rows of {batching.pack}"
+    given = batching.pad_to
+    buckets = "|".join(map(str, given)) if isinstance(given, tuple) else "auto"
+    count = f"{batching.tokens} tokens" if batching.tokens else str(size)
+    return f"{count} to {buckets}"
+
+
+def _kind(sampling: Sampling) -> str:
+    """Kind of sampling as a plan prints it."""
+    return sampling if isinstance(sampling, str) else "weighted"

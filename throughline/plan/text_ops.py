@@ -1,0 +1,86 @@
+"""The ops of texts. No TensorFlow; `text_kernels.py` computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from throughline.plan.ops import DataFacts, Op, Shape, register
+from throughline.shared.files import digest_file
+
+
+@register
+class Tokenize(Op):
+    """Turn text into the numbers of its tokens, int32 from 1 on; 0 stands for padding."""
+
+    name = "tokenize"
+    version = 3
+    on_text = True
+    kind: Literal["sentencepiece", "wordpiece", "bytes"] = Field(
+        default="sentencepiece",
+        description=(
+            "sentencepiece: pieces of a unigram model, in any script · wordpiece: words and their"
+            " parts, split at spaces and punctuation · bytes: every byte of the UTF-8"
+        ),
+    )
+    vocabulary: int = Field(
+        default=8000, ge=16, le=1_000_000, description="tokens that are fitted, at most"
+    )
+    model: str = Field(
+        default="",
+        description=(
+            "file of a tokenizer that is there already: SentencePiece's .model, or WordPiece's"
+            " vocabulary, a token per line; empty: fitted on the training split"
+        ),
+    )
+    lower: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="whether text is lower-cased before; auto: if no token has a capital letter",
+    )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name, version and arguments; of a given file its content, wherever it is."""
+        content = digest_file(Path(self.model)) if self.model else ""
+        return {**super().identity, "model": content}
+
+    @property
+    def file(self) -> str:
+        """Name of the tokenizer's file in the snapshot; empty for bytes, which need none."""
+        return {"sentencepiece": "tokenizer.model", "wordpiece": "tokenizer.txt"}.get(self.kind, "")
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Those that fit and run the tokenizer."""
+        return () if self.kind == "bytes" else ("sentencepiece", "tensorflow-text")
+
+    def bind(self, facts: DataFacts) -> Op:
+        """The tokenizer as the snapshot was written with it, fitted or given."""
+        if not self.file:
+            return self
+        return self.model_copy(update={"model": str(facts.snapshot / self.file)})
+
+    def shape(self, before: Shape) -> Shape:
+        """As many tokens as the text has."""
+        return (None,)
+
+
+@register
+class Truncate(Op):
+    """Keep the first tokens of a text."""
+
+    name = "truncate"
+    on_text = True
+    tokens: int = Field(gt=0, le=1 << 20, description="tokens that are kept")
+
+
+@register
+class EndDocument(Op):
+    """Put number 0 after the last token, so that it shows where one document ends and the next
+    begins.
+    """
+
+    name = "end_document"
+    on_text = True

@@ -1,0 +1,206 @@
+"""What a model is to predict, from the paths that were given: image files, tables, series and texts
+become examples as ingest makes them, by its own functions.
+
+What cannot be used comes as `Rejected`, with its reason, where it stands; nothing is read before it
+is needed. A new kind of input is a function in `READERS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from throughline.data.sources.base import Rejected
+from throughline.data.sources.tabular import TABLES
+from throughline.models.inference import InferenceSpec, TrainedModel
+from throughline.shared.errors import UserError
+
+T = TypeVar("T")
+# How files begin that are given for texts and tables in error.
+SIGNATURES = {
+    b"\x89PNG": "is a PNG image",
+    b"\xff\xd8\xff": "is a JPEG image",
+    b"GIF8": "is a GIF image",
+    b"%PDF": "is a PDF document",
+    b"PK\x03\x04": "is a ZIP archive, as Excel's files are",
+    b"PAR1": "is a Parquet table, but is not named .parquet",
+    b"\x93NUMPY": "is a NumPy array",
+    b"\xff\xfe": "is UTF-16 text",
+    b"\xfe\xff": "is UTF-16 text",
+}
+COLUMNS_SHOWN = 12
+# What messages of ingest end with: which parameter of the training helps. Here none is to be set.
+_ADVICE = re.compile(r"[;,.]?\s(?:or )?[Ss]et `?data\..*|\s\(data\.[^)]*\)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One thing to predict: `value` as the model's shards store it, the bytes of an image file or
+    of a text, or an array. `row` is the last time step that a window sees, counted from 1.
+    """
+
+    id: str
+    value: bytes | np.ndarray
+    row: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """How inputs are to be read: each line of a text file by itself, every window of a series
+    instead of the last.
+    """
+
+    lines: bool = False
+    every_window: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Examples, read one by one while they are iterated, once; what cannot be used comes between
+    them. `total` counts both, about.
+    """
+
+    items: Iterable[Example | Rejected]
+    total: int
+
+
+Reader = Callable[[Path, TrainedModel, Wanted], Examples]
+
+
+def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) -> Examples:
+    """All that the files and folders at `paths` hold for a model; a file that cannot be read at all
+    is rejected like an example.
+    """
+    from throughline.prediction import (
+        images,  # they need this module
+        tables,  # they need this module
+        texts,  # they need this module
+    )
+
+    readers: dict[str, Reader] = {
+        "image": images.read,
+        "features": tables.read_series
+        if trained.spec.schema.payload == "series"
+        else tables.read_rows,
+        "text": texts.read,
+    }
+    read = readers[trained.spec.schema.feature]
+    opened = [(path, _open(read, path, trained, wanted)) for path in paths]
+    return Examples(
+        items=(item for path, one in opened for item in _guarded(path, one.items)),
+        total=sum(one.total for _, one in opened),
+    )
+
+
+def describe_inputs(spec: InferenceSpec) -> str:
+    """What a model takes, in a sentence."""
+    data, schema = spec.data, spec.schema
+    named = ", ".join(schema.columns[:COLUMNS_SHOWN])
+    if more := len(schema.columns[COLUMNS_SHOWN:]):
+        named += f" and {more} more"
+    tables = f"CSV, TSV ({data.encoding}) or Parquet"
+    if schema.feature == "image":
+        arrays = "" if schema.payload == "encoded" else ", .npy or .npz arrays of images"
+        return (
+            "This model takes images (JPEG, PNG, GIF, BMP or WebP), folders of them, tables with"
+            f" their paths in column {data.path_column}{arrays}."
+        )
+    if schema.feature == "text":
+        return (
+            f"This model takes texts ({data.encoding}): files, folders of them, and .jsonl, .csv,"
+            f" .tsv or .parquet files whose column {data.text_column} holds the text."
+        )
+    if schema.payload == "series":
+        time = f"{data.time_column}, " if data.time_column else ""
+        return (
+            f"This model takes series of at least {spec.window.length} time steps: tables"
+            f" ({tables}) with the columns {time}{named}, or .npy arrays of {named}."
+        )
+    return f"This model takes tables ({tables}) with the columns {named}."
+
+
+def _open(read: Reader, path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
+    try:
+        problem = _find_misuse(path, trained.spec)
+        if problem is None:
+            return read(path, trained, wanted)
+    except UserError as error:
+        problem = _explain(error, path)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    return Examples(items=[Rejected(id=str(path), reason=problem)], total=1)
+
+
+def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
+    """Why a path is none of what a model takes, by what it is and how it begins."""
+    if not path.exists():
+        return "does not exist"
+    if path.is_dir():
+        return "is a folder, not a file" if spec.schema.feature == "features" else None
+    if not path.is_file():
+        return "is no regular file"
+    as_text = path.suffix != ".parquet" and (
+        path.suffix.lower() in TABLES
+        if spec.schema.feature == "image"
+        else path.suffix != ".npy" or spec.schema.payload != "series"
+    )
+    with path.open("rb") as file:
+        start = file.read(1 << 12)
+    if not start:
+        return "is empty"
+    # In other encodings any bytes may be characters.
+    if not as_text or "\n".encode(spec.data.encoding) != b"\n":
+        return None
+    known = [what for signature, what in SIGNATURES.items() if start.startswith(signature)]
+    return next(iter(known), "is binary, not text" if b"\0" in start else None)
+
+
+def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Example | Rejected]:
+    """The items up to an error in what they are read from, which rejects the rest of it; where
+    there are none, that.
+    """
+    last = ""
+    try:
+        for item in items:
+            last = f", after {item.id}"
+            yield (
+                replace(item, reason=_ADVICE.sub("", item.reason))
+                if isinstance(item, Rejected)
+                else item
+            )
+        if not last:
+            yield Rejected(id=str(path), reason="holds no example")
+    except UserError as error:
+        yield Rejected(id=str(path), reason=f"{_explain(error, path)}{last}")
+
+
+def _explain(error: UserError, path: Path) -> str:
+    """What is wrong with the file at `path`, in a line without its path and without advice."""
+    what = " ".join(_ADVICE.sub("", str(error)).split())
+    return what.removeprefix(str(path)).lstrip(":, ").rstrip(".")
+
+
+def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of `size`, the last one shorter."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def as_arrays(path: Path, name: str) -> Any:
+    """The array of an .npy file, mapped, or that of this name in an .npz file.
+
+    Raises:
+      KeyError, OSError, ValueError: there is none.
+    """
+    loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+    if path.suffix == ".npz":
+        with loaded as archive:
+            return archive[name]
+    return loaded

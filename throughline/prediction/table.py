@@ -1,0 +1,106 @@
+"""Predictions as lines of a CSV: the classes in words with their probabilities, or values by the
+names of the targets.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from throughline.data.sources.base import Rejected
+from throughline.models.inference import InferenceSpec, TrainedModel
+from throughline.prediction.examples import Wanted, describe_inputs, read_examples
+from throughline.prediction.predictor import Prediction, predict
+from throughline.shared.errors import ImpossiblePlan
+from throughline.shared.progress import progress
+
+MOST_CLASSES = 3  # columns of the likeliest
+REASONS_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many inputs were predicted and how many could not be, with the first of these, and what
+    the model `takes`, in a sentence.
+    """
+
+    predicted: int
+    rejected: int
+    first: Sequence[Rejected]
+    takes: str
+
+
+def write_predictions(
+    trained: TrainedModel,
+    paths: Sequence[Path],
+    out: IO[str],
+    *,
+    wanted: Wanted,
+    batch_size: int,
+    show_progress: bool = True,
+) -> Counts:
+    """Predict what is at `paths` and write the CSV.
+
+    Raises:
+      ImpossiblePlan: the model predicts next tokens, not labels.
+    """
+    if trained.spec.task == "next_token":
+        raise ImpossiblePlan(
+            "a language model predicts the next token of a text, which is no label; write it as a"
+            " SavedModel with `python -m tasks.export` and call serve(text)"
+        )
+    examples = read_examples(paths, trained, wanted)
+    items: Iterable = predict(trained, examples.items, batch_size=batch_size)
+    if show_progress:
+        items = progress(items, total=examples.total, label="predict")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(make_header(trained.spec))
+    predicted, rejected, first = 0, 0, []
+    for item in items:
+        writer.writerows(make_rows(item, trained.spec))
+        if isinstance(item, Rejected):
+            rejected += 1
+            first += [item] if len(first) < REASONS_SHOWN else []
+        else:
+            predicted += 1
+    return Counts(
+        predicted=predicted, rejected=rejected, first=first, takes=describe_inputs(trained.spec)
+    )
+
+
+def make_header(spec: InferenceSpec) -> list[str]:
+    """Names of the columns; each input is a line, and `error` says why it has no prediction. Of a
+    series each predicted time step is a line: `row` is its number, from 1.
+    """
+    if spec.task == "regression":
+        steps = ["row"] if spec.schema.payload == "series" else []
+        return ["input", *steps, *spec.targets, "error"]
+    names = ["class", "probability"]
+    for rank in range(2, _shown(spec) + 1):
+        names += [f"class_{rank}", f"probability_{rank}"]
+    return ["input", *names, "error"]
+
+
+def make_rows(item: Prediction | Rejected, spec: InferenceSpec) -> Iterator[list[str]]:
+    """The lines of one example."""
+    width = len(make_header(spec)) - 2
+    if isinstance(item, Rejected):
+        yield [item.id, *[""] * width, item.reason]
+    elif spec.task == "regression":
+        series = spec.schema.payload == "series"
+        for ahead, values in enumerate(np.atleast_2d(item.output), start=1):
+            row = [str(item.example.row + ahead)] if series else []
+            yield [item.example.id, *row, *(f"{value:.7g}" for value in values), ""]
+    else:
+        likeliest = np.argsort(-item.output, kind="stable")[: _shown(spec)]
+        cells = [(spec.classes[place], f"{item.output[place]:.6f}") for place in likeliest]
+        yield [item.example.id, *(cell for pair in cells for cell in pair), ""]
+
+
+def _shown(spec: InferenceSpec) -> int:
+    return min(MOST_CLASSES, len(spec.classes))

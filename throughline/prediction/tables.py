@@ -1,0 +1,85 @@
+"""Rows of a table to predict, and windows of a series. Columns are found by their names, categories
+get the numbers of the training's vocabularies, empty cells the medians of its training split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from throughline.data.sources import time_series
+from throughline.data.sources.base import Rejected
+from throughline.data.sources.delimited import find_delimiter
+from throughline.data.sources.table import code_rows
+from throughline.data.sources.tabular import check_columns, read_table
+from throughline.models.inference import TrainedModel
+from throughline.prediction.examples import Example, Examples, Wanted
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+
+
+def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
+    """The rows of a CSV or Parquet file, which may have other columns, too."""
+    schema = trained.spec.schema
+    table = read_table(path, _settings(trained, path), likely_decimal=schema.decimal)
+    check_columns(table, schema.columns, keys="data.numeric, data.categorical")
+    values, reasons = code_rows(table, schema)
+
+    def items() -> Iterator[Example | Rejected]:
+        for number, reason in enumerate(reasons):
+            name = f"{path}:{number + 1}"
+            if reason:
+                yield Rejected(id=name, reason=reason)
+            else:
+                yield Example(id=name, value=values[number])
+
+    return Examples(items=items(), total=len(table))
+
+
+def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
+    """The last window of a series in a CSV, Parquet or .npy file, or every one."""
+    spec = trained.spec
+    named = {} if path.suffix == ".npy" else {"numeric": list(spec.schema.columns)}
+    # Columns that the training left out need not be there.
+    changed = {"path": str(path), "ignore": [], **named}
+    settings = _settings(trained, path).model_copy(update=changed)
+    series = time_series.scan(settings, likely_decimal=spec.schema.decimal)
+    steps, length = len(series.values), spec.window.length
+    if series.values.shape[1:] != spec.schema.shape:
+        raise UnreadableSource(
+            f"{path} has {series.values.shape[1]} columns; the model takes {spec.schema.shape}"
+        )
+    if steps < length:
+        raise UnreadableSource(f"{path} has {steps} time steps, and the model needs {length}")
+    stride = spec.window.stride if wanted.every_window else steps
+    starts = range(0 if wanted.every_window else steps - length, steps - length + 1, stride)
+    return Examples(
+        items=(
+            Example(
+                id=str(path), value=np.asarray(series.values[at : at + length]), row=at + length
+            )
+            for at in starts
+        ),
+        total=len(starts),
+    )
+
+
+def _settings(trained: TrainedModel, path: Path) -> DataSettings:
+    """How the training read its file; 1.234 is what it was there, though no comma may show it.
+    Where commas divide the cells of a file, its numbers have points.
+    """
+    data = trained.spec.data
+    if trained.spec.schema.decimal != ",":
+        return data
+    return data.model_copy(update={"decimal": "." if _has_comma_cells(path, data) else ","})
+
+
+def _has_comma_cells(path: Path, data: DataSettings) -> bool:
+    """Whether commas divide the cells of a file, of which there are several in a row."""
+    if not path.is_file() or path.suffix in (".parquet", ".npy"):
+        return False
+    with path.open(encoding=data.encoding, errors="replace") as file:
+        several = "," in file.readline()
+    return several and find_delimiter(path, data)[0] == ","

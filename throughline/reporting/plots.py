@@ -1,0 +1,118 @@
+"""Pictures of one configuration: a timeline of real steps, and how long they took. SVG for pages,
+PNG for everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from throughline.shared.files import atomic_file
+
+INK, TRAIN, INPUT, MODEL, WAITING = "#5b6472", "#2f6fde", "#16a085", "#e08e2b", "#d64545"
+TRAIN_LANE, WAITING_LANE = "train step", "waiting for input"
+# What the transformations that a plan names in traces do: deliver stored examples, and in which
+# order; and work on them. The maps of a plan are named by their ops and work, too.
+READING = (
+    "columns", "epochs", "gather", "interleave", "order", "read", "records", "sample", "shards",
+    "steps",
+)  # fmt: skip
+WORKING = (
+    "batch", "bucket_batch", "cache_disk", "cache_memory", "cache_save_load", "class", "rows",
+    "select", "service", "shuffle", "tf_snapshot", "tokens", "window",
+)  # fmt: skip
+LANE_COLORS = {
+    TRAIN_LANE: TRAIN,
+    WAITING_LANE: WAITING,
+    **dict.fromkeys(READING, MODEL),
+    **dict.fromkeys(WORKING, INPUT),
+}
+mpl.rcParams["svg.hashsalt"] = "throughline"  # the same figure gives the same file
+
+
+def plot_timelines(
+    timelines: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], stem: Path
+) -> None:
+    """Draw timelines one below the other over the same length of real time: by title, lanes of
+    (begin, end) [ms].
+    """
+    heights = [0.34 * len(lanes) + 0.75 for lanes in timelines.values()]
+    figure = new_figure(9, sum(heights) + 0.2)
+    # All begin at 0, and the shortest sets the scale: the same width is the same time.
+    length = min(
+        max(end for spans in lanes.values() for _, end in spans) for lanes in timelines.values()
+    )
+    for axes, (title, lanes) in zip(_rows(figure, heights), timelines.items(), strict=True):
+        for place, (lane, spans) in enumerate(lanes.items()):
+            steps_apart = 1.2 if lane == TRAIN_LANE else 0
+            axes.broken_barh(
+                [(begin, end - begin) for begin, end in spans if begin < length],
+                (place - 0.36, 0.72),
+                facecolor=LANE_COLORS.get(lane, INPUT),
+                edgecolor="white",
+                linewidth=steps_apart,
+            )
+        axes.set_yticks(range(len(lanes)), [_short(lane) for lane in lanes])
+        axes.invert_yaxis()
+        axes.set_xlim(0, length)
+        axes.set_title(_short(title, 110), loc="left", fontsize=9, color=INK)
+        axes.set_xlabel("milliseconds")
+        style_axes(axes)
+    save_figure(figure, stem)
+
+
+def plot_steps(train_ms: Sequence[float], model_ms: float, folder: Path) -> None:
+    """Draw how the times of real steps are distributed, next to what the model alone takes; the
+    slowest hundredth is left out.
+    """
+    shown = [step for step in train_ms if step <= sorted(train_ms)[int(0.99 * (len(train_ms) - 1))]]
+    figure = new_figure(9, 1.9)
+    axes = figure.subplots()
+    axes.hist(shown, bins=min(60, max(5, len(shown) // 3)), color=TRAIN)
+    axes.axvline(model_ms, color=MODEL, linewidth=2.5)
+    axes.annotate(
+        "model alone",
+        (model_ms, axes.get_ylim()[1]),
+        (4, -10),
+        textcoords="offset points",
+        color=MODEL,
+        fontsize=9,
+    )
+    axes.set_xlim(0, None)
+    axes.set_xlabel("milliseconds per step")
+    axes.set_ylabel("steps")
+    style_axes(axes)
+    save_figure(figure, folder / "steps")
+
+
+def _rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
+    grid = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights}, squeeze=False)
+    return [row[0] for row in grid]
+
+
+def _short(text: str, most: int = 26) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure [inches]."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def style_axes(axes) -> None:  # noqa: ANN001 - matplotlib has no public type for it
+    """Give axes the look that all pictures share."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK)
+    axes.xaxis.label.set_color(INK)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Write a figure as SVG and PNG."""
+    with atomic_file(stem.with_suffix(".svg")) as temporary:
+        figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None})
+    with atomic_file(stem.with_suffix(".png")) as temporary:
+        figure.savefig(temporary, format="png", dpi=144)

@@ -1,0 +1,210 @@
+"""The table of a comparison: the same columns and the same words on the report's page, in Prefect,
+in MLflow and on the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from throughline.results.comparison import Comparison, Row
+
+ABSENT = "–"
+TIED_MARK = " *"
+TIED_NOTE = "*: the fastest, or as fast within the noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A value as people read it; `detail`, such as its interval, is for where there is room."""
+
+    text: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """One column: its heading, the unit below it, how a row's cell is written, and whether it is
+    one of those that a terminal has room for.
+    """
+
+    heading: str
+    unit: str = ""
+    numeric: bool = True
+    essential: bool = True
+    cell: Callable[[Row], Cell]
+
+    @property
+    def title(self) -> str:
+        """Heading and unit in one line."""
+        return f"{self.heading} [{self.unit}]" if self.unit else self.heading
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """A configuration's cells, and whether it is tied with the fastest."""
+
+    row: Row
+    cells: tuple[Cell, ...]
+    tied: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns, and a line for each configuration in the order of params.yaml."""
+
+    columns: tuple[TableColumn, ...]
+    rows: tuple[TableRow, ...]
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Lay out the table of a comparison."""
+    columns = _columns(comparison)
+    return Table(
+        columns=columns,
+        rows=tuple(
+            TableRow(
+                row=row,
+                cells=tuple(column.cell(row) for column in columns),
+                tied=row.pipeline in comparison.tied,
+            )
+            for row in comparison.configurations
+        ),
+    )
+
+
+def to_text(table: Table) -> str:
+    """The table for a terminal or a log: its essential columns without details, headings above
+    their units, a word per line.
+    """
+    shown = [number for number, column in enumerate(table.columns) if column.essential]
+    essential = [table.columns[number] for number in shown]
+    headings = [[*column.heading.split(), column.unit] for column in essential]
+    height = max(map(len, headings))
+    cells = [[line.cells[number].text for number in shown] for line in table.rows]
+    for texts, line in zip(cells, table.rows, strict=True):
+        texts[0] += TIED_MARK if line.tied and len(table.rows) > 1 else ""
+    columns = [
+        [*[""] * (height - len(heading)), *heading, *texts]
+        for heading, texts in zip(headings, zip(*cells, strict=True), strict=True)
+    ]
+    aligned = [
+        [f"{text:{'>' if column.numeric else '<'}{max(map(len, texts))}}" for text in texts]
+        for column, texts in zip(essential, columns, strict=True)
+    ]
+    return "\n".join("  ".join(texts).rstrip() for texts in zip(*aligned, strict=True))
+
+
+def to_markdown(table: Table) -> str:
+    """The table in Markdown."""
+    titles = [column.title for column in table.columns]
+    rule = ["---:" if column.numeric else "---" for column in table.columns]
+    cells = [[str(cell) for cell in line.cells] for line in table.rows]
+    return "\n".join("| " + " | ".join(texts) + " |" for texts in (titles, rule, *cells))
+
+
+def to_records(table: Table) -> list[dict[str, str]]:
+    """The table as a mapping per configuration, by the titles of the columns."""
+    titles = [column.title for column in table.columns]
+    return [dict(zip(titles, map(str, line.cells), strict=True)) for line in table.rows]
+
+
+def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
+    rate = "examples/s"
+    on_test = any(row.test_metric is not None for row in comparison.configurations)
+    gpu = TableColumn(
+        heading="GPU busy", unit="%", cell=lambda row: _number(row.gpu_utilization_pct_mean)
+    )
+    speedup = TableColumn(
+        heading=f"× {comparison.baseline}", cell=lambda row: _speedup(row, comparison.baseline)
+    )
+    text = any(row.sequence_batches is not None for row in comparison.configurations)
+    return (
+        TableColumn(
+            heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)
+        ),
+        TableColumn(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
+        TableColumn(heading="training", unit=rate, cell=_training),
+        *((speedup,) if len(comparison.configurations) > 1 else ()),
+        TableColumn(
+            heading="its epochs",
+            unit=rate,
+            essential=False,
+            cell=lambda row: _number(row.train_examples_per_s),
+        ),
+        TableColumn(
+            heading="input alone", unit=rate, cell=lambda row: _number(row.input_examples_per_s)
+        ),
+        TableColumn(
+            heading="model alone",
+            unit=rate,
+            cell=lambda row: _number(row.model_ceiling_examples_per_s),
+        ),
+        *(_TEXT_COLUMNS if text else ()),
+        TableColumn(heading="stall", unit="%", cell=_stall),
+        TableColumn(heading="wait", unit="ms", cell=lambda row: _number(row.wait_ms_p50, digits=2)),
+        TableColumn(
+            heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality
+        ),
+        TableColumn(
+            heading="break-even",
+            unit="epoch",
+            essential=False,
+            cell=lambda row: _number(row.break_even_epoch),
+        ),
+        TableColumn(
+            heading="memory",
+            unit="MB",
+            essential=False,
+            cell=lambda row: _number(row.rss_mb_max),
+        ),
+        TableColumn(
+            heading="CPU busy",
+            unit="%",
+            essential=False,
+            cell=lambda row: _number(row.cpu_utilization_pct),
+        ),
+        *((gpu,) if comparison.machine.get("gpus") else ()),
+    )
+
+
+def _of_text(name: str, digits: int = 0) -> Callable[[Row], Cell]:
+    """The cell of a figure that only batches of sequences have."""
+    return lambda row: _number(
+        None if row.sequence_batches is None else getattr(row.sequence_batches, name), digits=digits
+    )
+
+
+_TEXT_COLUMNS = (
+    TableColumn(heading="input alone", unit="tokens/s", cell=_of_text("tokens_per_s")),
+    TableColumn(heading="padding", unit="%", cell=_of_text("padding_pct", 1)),
+    TableColumn(heading="distinct shapes", cell=_of_text("distinct_shapes")),
+)
+
+
+def _number(value: float | None, *, digits: int = 0) -> Cell:
+    return Cell(text=ABSENT if value is None else f"{value:,.{digits}f}")
+
+
+def _speedup(row: Row, baseline: str) -> Cell:
+    span = f"{row.speedup_vs_naive_low:.2f} to {row.speedup_vs_naive_high:.2f}"
+    return Cell(text=f"{row.speedup_vs_naive:.2f}", detail="" if row.pipeline == baseline else span)
+
+
+def _training(row: Row) -> Cell:
+    return Cell(text=f"{row.steady_examples_per_s:,.0f}", detail=row.above_ceiling)
+
+
+def _stall(row: Row) -> Cell:
+    return Cell(
+        text=f"{row.stall_pct:.0f}", detail=f"{row.stall_pct_low:.0f} to {row.stall_pct_high:.0f}"
+    )
+
+
+def _quality(row: Row) -> Cell:
+    if row.test_metric is None:
+        return _number(row.val_metric, digits=4)
+    return Cell(text=f"{row.test_metric:.4f}", detail=f"validation {row.val_metric:.4f}")

@@ -1,0 +1,85 @@
+"""What one stage writes for the others: a typed value in a JSON file, and the one way to read it.
+
+There is a module per stage, so that DVC runs a stage again only where the form of its own results,
+or of those it reads, has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from throughline.shared.errors import expect_current_schema
+from throughline.shared.files import write_json
+
+
+class ResultFile:
+    """Base of the values that are a file each: dataclasses that name their file and stage.
+
+    `STAGE` is a name in dvc.yaml, in which {name} is the configuration. `FOLDER` is where below the
+    configuration's folder the file is.
+    """
+
+    FILE: ClassVar[str]
+    STAGE: ClassVar[str]
+    FOLDER: ClassVar[str] = ""
+
+    @classmethod
+    def path(cls, folder: Path) -> Path:
+        """The file below a configuration's folder, or whatever folder the stage writes into."""
+        return folder / cls.FOLDER / cls.FILE
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the value from its file below `folder`.
+
+        Raises:
+          MissingInput: the file is not there, or of another form than this program's.
+          DamagedFile: it is empty, cut off or no JSON.
+        """
+        path = cls.path(folder)
+        with expect_current_schema(path, cls.STAGE.format(name=folder.name)):
+            document = json.loads(path.read_bytes())
+            try:
+                return _adapter(cls).validate_python(document)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"])) or "the whole file"
+                raise TypeError(f"{where}: {first['msg'].lower()}") from error
+
+    def write(self, folder: Path) -> None:
+        """Write the file into the folder that it is to be in, atomically."""
+        write_json(folder / self.FILE, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """The resources that a process used while it was measured. GPU fields are None without a GPU,
+    or where NVML does not report them.
+
+    Wall time, CPU time (of this process and of its children, such as the workers of a local tf.data
+    service) and the GPU's metrics leave out what happened while measuring was paused; memory and
+    reading from storage are of this process and the whole time. CPU utilization is of all cores
+    that the process may use.
+    """
+
+    wall_s: float
+    cpu_s: float
+    cpu_utilization_pct: float | None
+    rss_mb_max: float
+    disk_read_mb: float
+    gpu_utilization_pct_mean: float | None
+    gpu_utilization_pct_p10: float | None
+    gpu_utilization_pct_p50: float | None
+    gpu_memory_mb_max: float | None
+    gpu_power_w_mean: float | None
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -1,0 +1,137 @@
+"""What report says about all configurations: a row for each, and which is best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from throughline.results.base import ResultFile
+from throughline.results.build import SequenceBatches
+from throughline.results.train import HeldOut
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow:
+    """The measurements of one configuration, and the conclusions from them alone. `fit_step_ms_…`
+    are the steps of its own training, `model_layers` what its model does besides the network, and
+    `disturbed_by` what else was at work while it was measured; empty: nothing that matters.
+
+    `validation_examples` counts the validation split, `held_out` describes the split of the final
+    metric. None: not measured, or there is no such thing.
+    """
+
+    pipeline: str
+    plan: str
+    examples: int
+    gathers: bool
+    caches: bool
+    model_layers: tuple[str, ...]
+    disturbed_by: str
+    train_examples_per_s: float | None
+    relative_rates: tuple[float, ...]
+    reference_examples_per_s: float
+    input_examples_per_s: float
+    cold_examples_per_s: float
+    model_examples_per_s: float
+    attainable_examples_per_s: float
+    stall_pct: float
+    stall_pct_low: float
+    stall_pct_high: float
+    wait_ms_p50: float | None
+    predicted_gain: float | None
+    first_batch_s: float
+    epoch_gap_s: float | None
+    fit_step_ms_p50: float | None
+    fit_step_ms_p95: float | None
+    fit_step_ms_p99: float | None
+    rss_mb_max: float
+    disk_read_mb: float
+    cpu_seconds_per_1k_examples: float | None
+    cpu_utilization_pct: float | None
+    gpu_utilization_pct_mean: float | None
+    metric: str
+    validation_examples: int
+    held_out: HeldOut
+    val_metric: float
+    test_metric: float | None
+    difference_mean: float | None
+    difference_max: float | None
+    verdict: str
+    cause: str
+    fix: str
+    mlflow_run_id: str | None
+    sequence_batches: SequenceBatches | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(MeasuredRow):
+    """A configuration next to the others: training in the steady state and the model's ceiling at
+    the machine's speed of one moment, and what it gains over the baseline, with intervals.
+    Configurations whose model is the same share the ceiling.
+    """
+
+    steady_examples_per_s: float
+    steady_examples_per_s_low: float
+    steady_examples_per_s_high: float
+    model_ceiling_examples_per_s: float
+    speedup_vs_naive: float
+    speedup_vs_naive_low: float
+    speedup_vs_naive_high: float
+    break_even_epoch: int | None = None
+
+    @property
+    def above_ceiling(self) -> str:
+        """What to think of training that seems faster than its input or its model alone, which it
+        cannot be, since they were measured in other moments; empty: it is not.
+        """
+        ceilings = {
+            "its input alone": self.input_examples_per_s,
+            "its model alone": self.model_ceiling_examples_per_s,
+        }
+        passed = {
+            name: rate for name, rate in ceilings.items() if rate < self.steady_examples_per_s
+        }
+        if not passed:
+            return ""
+        noise = self.steady_examples_per_s_low <= min(passed.values())
+        return f"above {' and '.join(passed)}, {'within' if noise else 'beyond'} the noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChecklistItem:
+    """One point of the production checklist."""
+
+    name: str
+    passed: bool
+    evidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(ResultFile):
+    """All configurations side by side. `missing` says which files of a configuration that is left
+    out are not there, `measure_again` which ones are undecided or were disturbed.
+    """
+
+    FILE: ClassVar[str] = "summary.json"
+    STAGE: ClassVar[str] = "report"
+
+    headline: str
+    best: str
+    tied: tuple[str, ...]
+    undecided: tuple[str, ...]
+    measure_again: tuple[str, ...]
+    drift_pct: float
+    baseline: str
+    metric: str
+    warning: str | None
+    missing: Mapping[str, list[str]]
+    machine: Mapping[str, Any]
+    examples_digest: str
+    data_digest: str
+    checklist: tuple[ChecklistItem, ...]
+    configurations: tuple[Row, ...]
+
+    def row(self, pipeline: str) -> Row:
+        """The row of a configuration."""
+        return next(row for row in self.configurations if row.pipeline == pipeline)

@@ -1,0 +1,161 @@
+"""What train says about a configuration: how fast it trained and how well, what it used, and its
+MLflow run.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from throughline.results.base import ResultFile, Usage
+from throughline.results.build import BuildResult
+from throughline.shared.errors import expect_current_schema
+from throughline.shared.files import atomic_file
+
+HISTORY = "history.csv"
+# Standard errors beyond which a difference of metrics on held-out examples is no chance.
+SIGNIFICANT_STDERRS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """The split on which a training's final metric is computed.
+
+    `constant_metric` is the metric of the best constant prediction: the accuracy of the most
+    frequent class, or the mean absolute error of the median of the training split;
+    `constant_stderr` is its standard error over that many `examples`, independent but in a series.
+    """
+
+    split: str
+    examples: int
+    constant_metric: float
+    constant_stderr: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainThroughput:
+    """Rates of a training's epochs: the median of the warm ones, and the first."""
+
+    train_examples_per_s: float
+    cold_examples_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Step times of the warm epochs [ms]; where there is only one epoch, of its steps after the
+    warm-up.
+    """
+
+    ms_p50: float
+    ms_p95: float
+    ms_p99: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(ResultFile):
+    """A training: the metrics of its last epoch by their names in Keras, those on the test split
+    (empty where there is none), rates.
+
+    `throughput` and `step` are None where no epoch was timed: all had been trained before an
+    interruption.
+    """
+
+    FILE: ClassVar[str] = "train.json"
+    STAGE: ClassVar[str] = "train@{name}"
+
+    metric: str
+    held_out: HeldOut
+    last_epoch: Mapping[str, float]
+    test: Mapping[str, float] = field(default_factory=dict)
+    throughput: TrainThroughput | None
+    step: StepTimes | None
+    cpu_seconds_per_1k_examples: float | None
+    usage: Usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord(ResultFile):
+    """The MLflow run of a training, None where the server was away; `sent`: it has everything."""
+
+    FILE: ClassVar[str] = "run.json"
+    STAGE: ClassVar[str] = "train@{name}"
+
+    mlflow_run_id: str | None
+    sent: bool
+
+
+def train_metrics(built: BuildResult, trained: TrainResult) -> dict[str, float | None]:
+    """Everything that build and train measured, under its MLflow name; None: not measured."""
+    throughput, step, usage = trained.throughput, trained.step, trained.usage
+    return {
+        "throughput/train_examples_per_s": throughput and throughput.train_examples_per_s,
+        "throughput/input_examples_per_s": built.throughput.input_examples_per_s,
+        "input/first_batch_s": built.throughput.first_batch_s,
+        "input/epoch_gap_s": built.throughput.epoch_gap_s,
+        "input/tokens_per_s": built.sequence_batches and built.sequence_batches.tokens_per_s,
+        "input/padding_pct": built.sequence_batches and built.sequence_batches.padding_pct,
+        "input/distinct_shapes": built.sequence_batches
+        and float(built.sequence_batches.distinct_shapes),
+        "step/ms_p50": step and step.ms_p50,
+        "step/ms_p95": step and step.ms_p95,
+        "step/ms_p99": step and step.ms_p99,
+        **{f"test/{name}": value for name, value in trained.test.items()},
+        **{
+            f"val/{name.removeprefix('val_')}": value
+            for name, value in trained.last_epoch.items()
+            if name == "val_perplexity"
+        },
+        "cpu/seconds_per_1k_examples": trained.cpu_seconds_per_1k_examples,
+        "cpu/utilization_pct": usage.cpu_utilization_pct,
+        "memory/rss_mb_max": usage.rss_mb_max,
+        "disk/read_mb": usage.disk_read_mb,
+        "gpu/utilization_pct_mean": usage.gpu_utilization_pct_mean,
+        "gpu/utilization_pct_p10": usage.gpu_utilization_pct_p10,
+        "gpu/memory_mb_max": usage.gpu_memory_mb_max,
+        "gpu/power_w_mean": usage.gpu_power_w_mean,
+    }
+
+
+def describe_weakness(result: TrainResult) -> str | None:
+    """That a model is no better than a constant prediction beyond chance; None where it is."""
+    metric, held_out = result.metric, result.held_out
+    value = result.test.get(metric, result.last_epoch.get(f"val_{metric}", float("nan")))
+    gain = value - held_out.constant_metric
+    gain = -gain if metric == "mae" else gain
+    if gain > SIGNIFICANT_STDERRS * held_out.constant_stderr:
+        return None
+    return (
+        f"{held_out.split} {metric} {value:.4g} on {held_out.examples:,} examples is not better"
+        f" beyond chance than a constant prediction's {held_out.constant_metric:.4g}"
+    )
+
+
+def write_history(folder: Path, epochs: Sequence[Mapping[str, float]]) -> None:
+    """Write history.csv into a folder: one line per epoch."""
+    with atomic_file(folder / HISTORY) as temporary, temporary.open("w", newline="") as file:
+        writer: csv.DictWriter[str] = csv.DictWriter(file, list(epochs[0]))
+        writer.writeheader()
+        writer.writerows(epochs)
+
+
+def read_history(folder: Path) -> list[dict[str, float]]:
+    """Read the epochs of history.csv in a configuration's folder: each a value per column.
+
+    Raises:
+      MissingInput, DamagedFile: it is not there, or no table of numbers.
+    """
+    path = folder / HISTORY
+    with (
+        expect_current_schema(path, f"train@{folder.name}"),
+        path.open(newline="") as file,
+    ):
+        epochs = [
+            {name: float(value) for name, value in row.items()} for row in csv.DictReader(file)
+        ]
+        if not epochs:
+            raise ValueError("it has no epoch")
+        return epochs

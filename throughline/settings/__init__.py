@@ -1,0 +1,58 @@
+"""The sections of params.yaml as frozen values: every field has a type, a default, bounds and a
+description with its unit.
+
+Pure declarations: `throughline.config.params` loads and cross-checks them, the stages receive the sections they
+need, the Prefect form and docs/configurations.md are generated from them.
+"""
+
+from throughline.settings.base import Settings
+from throughline.settings.batch import BatchSettings
+from throughline.settings.data import (
+    DataSettings,
+    ShardSettings,
+    SnapshotSettings,
+    SplitSettings,
+    WindowSettings,
+)
+from throughline.settings.pipeline import (
+    CacheSettings,
+    InterleaveSettings,
+    JpegDecoding,
+    MapSettings,
+    PipelineConfig,
+    Sampling,
+    ServiceSettings,
+    ShuffleSettings,
+)
+from throughline.settings.records import RecordSettings
+from throughline.settings.training import (
+    EarlyStoppingSettings,
+    MeasureSettings,
+    ModelSettings,
+    NamedObject,
+    TrainSettings,
+)
+
+__all__ = [
+    "BatchSettings",
+    "CacheSettings",
+    "DataSettings",
+    "EarlyStoppingSettings",
+    "InterleaveSettings",
+    "JpegDecoding",
+    "MapSettings",
+    "MeasureSettings",
+    "ModelSettings",
+    "NamedObject",
+    "PipelineConfig",
+    "RecordSettings",
+    "Sampling",
+    "ServiceSettings",
+    "Settings",
+    "ShardSettings",
+    "ShuffleSettings",
+    "SnapshotSettings",
+    "SplitSettings",
+    "TrainSettings",
+    "WindowSettings",
+]

@@ -1,0 +1,239 @@
+"""Where the data come from and how they are prepared: sections `data`, `shard`, `snapshot` and
+`window` of params.yaml.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+
+from throughline.settings.base import Settings
+from throughline.settings.records import RecordSettings
+from throughline.settings.source_kinds import SOURCES
+from throughline.shared.errors import did_you_mean
+
+
+def _known_source(name: Any) -> str:
+    if not isinstance(name, str) or name not in SOURCES:
+        hint = did_you_mean(str(name), list(SOURCES))
+        raise ValueError(f"found {name}, which is not a kind of input; {hint}")
+    return name
+
+
+SourceName = Annotated[str, PlainValidator(_known_source), WithJsonSchema({"enum": list(SOURCES)})]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Filling = Literal["reject", "median", "category"]
+# A tagged union reports a problem once.
+Missing = Annotated[
+    Annotated[Filling, Tag("literal")] | Annotated[dict[str, Filling], Tag("constrained")],
+    Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),
+]
+
+
+class SplitSettings(Settings):
+    """How examples are assigned to splits where the source itself does not: by content alone."""
+
+    validation: Fraction = Field(
+        default=0.1, description="share of the training examples held out for validation"
+    )
+    test: Fraction = Field(
+        default=0.1,
+        description=(
+            "share held out for the final test; unused where the source brings its own test split"
+        ),
+    )
+    seed: int = Field(
+        default=0, ge=0, description="another seed gives another, equally stable, split"
+    )
+
+
+class DataSettings(Settings):
+    """Where the examples come from and what is refused."""
+
+    fetch: Literal["none", "fashion_mnist", "photos", "mails"] = Field(
+        default="none",
+        description="a known dataset that the first stage gets and puts into data/raw/NAME",
+    )
+    source: SourceName = Field(
+        description="kind of input; one file each in throughline/data/sources/"
+    )
+    path: str = Field(
+        description="folder or file that holds the source; a DVC dependency of ingest"
+    )
+    folders: Literal["auto", "classes", "splits"] = Field(
+        default="auto",
+        description=(
+            "image_folder, text_folder: what the folders in `path` are; auto: splits if all are"
+            " named train, val, test or alike, else classes"
+        ),
+    )
+    class_level: Literal["deepest", "top"] = Field(
+        default="deepest",
+        description=(
+            "image_folder, text_folder: of nested class folders, the whole path is the class, or"
+            " the first folder alone"
+        ),
+    )
+    path_column: str = Field(
+        default="path",
+        description="image_table: column with the image's path, relative to the table's folder",
+    )
+    label_column: str = Field(
+        default="label",
+        description="tables, text_lines: column with the class, or the number to predict",
+    )
+    text_column: str = Field(
+        default="text", description="text_table, text_lines: column (JSON: key) with the text"
+    )
+    encoding: str = Field(
+        default="utf-8", description="texts, CSV: encoding, kept as UTF-8 from then on"
+    )
+    delimiter: Literal["auto", ",", ";", "tab", "|"] = Field(
+        default="auto",
+        description="CSV: what divides cells; auto: what divides the header and most lines alike",
+    )
+    decimal: Literal["auto", ".", ","] = Field(
+        default="auto",
+        description=(
+            "CSV: what divides a number's fraction; auto: a comma where numbers have one and none"
+            " has a point; refused where it may divide thousands"
+        ),
+    )
+    quoting: Literal["auto", "multi_line", "none"] = Field(
+        default="auto",
+        description=(
+            "CSV: none: quotes are ordinary characters · multi_line: quoted cells may hold line"
+            " breaks · auto: only texts may, unless the lines read as rows"
+        ),
+    )
+    missing_values: list[str] = Field(
+        default=[],
+        description="tables, series: cells that mean missing besides the empty one, such as NA",
+    )
+    missing: Missing = Field(
+        default="reject",
+        description=(
+            "table: rows with an empty cell. reject: left out · category: kept, empty categories"
+            " are one of their own · median: as category, and an empty number is the median of the"
+            " training split · {column: …, …}: for these columns, all others reject"
+        ),
+    )
+
+    def missing_in(self, column: str) -> Filling:
+        """What `missing` says of a column."""
+        if isinstance(self.missing, dict):
+            return self.missing.get(column, "reject")
+        return self.missing
+
+    max_bytes: int = Field(
+        default=50_000_000, ge=1, description="a text with more bytes is rejected, a file unread"
+    )
+    label_kind: Literal["auto", "class", "number", "none"] = Field(
+        default="auto",
+        description=(
+            "table: whether the label is a class or a number to predict; auto: text, booleans and"
+            " whole numbers of few values are classes · text: none, of documents without classes"
+        ),
+    )
+    numeric: list[str] = Field(
+        default=[],
+        description=(
+            "table, time_series: numeric columns; empty: those in which most cells are numbers"
+        ),
+    )
+    categorical: list[str] = Field(
+        default=[], description="table: columns of categories; empty: all other columns"
+    )
+    ignore: list[str] = Field(
+        default=[],
+        description="table, time_series: columns to leave out, such as ids, dates and free text",
+    )
+    features: str = Field(
+        default="x",
+        description="arrays: name of the array (examples, height, width[, channels]) uint8",
+    )
+    labels: str = Field(
+        default="y",
+        description="arrays: name of the array (examples,) of integer or string classes",
+    )
+    time_column: str = Field(
+        default="",
+        description="time_series: column that increases from row to row; empty: as rows stand",
+    )
+    max_reject_fraction: Fraction = Field(
+        default=0.01, description="share of examples that may be rejected before ingest stops"
+    )
+    max_pixels: int = Field(
+        default=50_000_000,
+        ge=1,
+        description="an image with more pixels is rejected from its header, undecoded",
+    )
+    duplicates: Literal["reject", "keep"] = Field(
+        default="reject",
+        description="examples with the same bytes: the first only, or all, within one split",
+    )
+    records: RecordSettings = RecordSettings()
+    split: SplitSettings = SplitSettings()
+
+
+class ShardSettings(Settings):
+    """How TFRecord shards are cut and written."""
+
+    target_size_mib: float = Field(default=128, gt=0, description="size to aim at per shard [MiB]")
+    min_shards: int = Field(
+        default=8,
+        ge=1,
+        le=10_000,
+        description="at least so many per split, so that small data still reads in parallel",
+    )
+    compression: Literal["none", "gzip", "both"] = Field(
+        default="none",
+        description=(
+            "GZIP pays for text and floats, not for JPEG; both keeps two sets, so that"
+            " configurations can compare them"
+        ),
+    )
+    writers: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="threads that write shards; any number gives the same bytes",
+    )
+
+
+class SnapshotSettings(Settings):
+    """What happens when a shard is damaged while the snapshot is written."""
+
+    on_corrupt: Literal["fail", "skip"] = Field(
+        default="fail",
+        description=(
+            "fail: stop and name it · skip: leave damaged records out, in every configuration, and"
+            " say so"
+        ),
+    )
+    max_corrupt_fraction: Fraction = Field(
+        default=0.001,
+        description="skip: share of the examples that may be left out before it stops all the same",
+    )
+
+
+class WindowSettings(Settings):
+    """Windows over a time series (`length`, `horizon`, `stride`, `targets`) or over text
+    (`tokens`): what the model sees and what it is to predict. They never cross from one split into
+    another. Set with other data they are refused.
+    """
+
+    length: int = Field(default=24, ge=1, description="time steps the model sees")
+    horizon: int = Field(default=1, ge=1, description="time steps after them that it predicts")
+    stride: int = Field(
+        default=1, ge=1, description="time steps between the beginnings of neighboring windows"
+    )
+    targets: list[str] = Field(default=[], description="columns to predict; empty: all")
+    tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
+        default=None,
+        description=(
+            "text: predict each next token, in windows of so many of all documents in a row;"
+            " absent: the class of each document"
+        ),
+    )

@@ -1,0 +1,223 @@
+"""One input-pipeline configuration: an entry of `pipelines` in params.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from throughline.settings.base import Settings, json_word_or_count, word_or_count
+from throughline.settings.batch import BatchSettings
+
+Parallel = Annotated[
+    str | int, word_or_count("none", "auto", "cores"), json_word_or_count("none", "auto", "cores")
+]
+PrefetchSize = Annotated[
+    str | int, word_or_count("none", "auto"), json_word_or_count("none", "auto")
+]
+ThreadPool = Annotated[str | int, word_or_count("shared"), json_word_or_count("shared")]
+# A tagged union reports a problem once.
+Sampling = Annotated[
+    Annotated[Literal["uniform", "balanced"], Tag("literal")]
+    | Annotated[dict[str, Annotated[float, Field(ge=0)]], Tag("constrained")],
+    Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),
+]
+ShuffleSize = Annotated[str | int, word_or_count("auto"), json_word_or_count("auto")]
+
+
+class InterleaveSettings(Settings):
+    """Reading several shards interleaved."""
+
+    cycle_length: int = Field(default=4, ge=1, description="shards open at once")
+    block_length: int = Field(
+        default=16, ge=1, description="consecutive records taken from one shard"
+    )
+    parallel: Parallel = Field(
+        default="none",
+        description="parallel readers: none, auto (AUTOTUNE), cores or a number",
+    )
+
+
+class MapSettings(Settings):
+    """Running the per-example or per-batch functions."""
+
+    parallel: Parallel = Field(
+        default="none",
+        description="parallel calls: none, auto (AUTOTUNE), cores or a number",
+    )
+
+
+class CacheSettings(Settings):
+    """Keeping elements of the first epoch for the later ones."""
+
+    where: Literal["memory", "disk", "tf_snapshot", "save_load"] = Field(
+        default="memory",
+        description=(
+            "memory or disk: tf.data's cache · tf_snapshot: Dataset.snapshot · save_load:"
+            " Dataset.save, then load"
+        ),
+    )
+    after: str = Field(
+        default="preprocess",
+        description=(
+            "what is kept: results of the preprocess op of this name; preprocess: of the last one"
+        ),
+    )
+
+
+class ShuffleSettings(Settings):
+    """The order of training examples within an epoch."""
+
+    kind: Literal["none", "buffer", "window", "global"] = Field(
+        default="buffer",
+        description=(
+            "none: order of the shards · buffer: shards in random order, and random draw from a"
+            " buffer · of a snapshot or indexed shards, window: chunks of rows in random order,"
+            " mixed within a window, for data beyond memory · global: a true permutation"
+        ),
+    )
+    size: ShuffleSize = Field(
+        default="auto",
+        description=(
+            "buffer, window: examples mixed with each other; auto: a twentieth of the split, since"
+            " filling a buffer takes time; with `prefetch`, two buffers are in memory, this epoch's"
+            " and the next one's"
+        ),
+    )
+
+
+# As TensorFlow decodes by itself.
+EXACT_DECODING = {"dct": "fast", "ratio": 1, "crop": "after"}
+
+
+class JpegDecoding(Settings):
+    """How JPEG is decoded. Anything but the defaults gives other pixels than the rest; the
+    difference is measured and shown.
+    """
+
+    dct: Literal["fast", "accurate"] = Field(
+        default="fast",
+        description=(
+            "inverse transform: the fast integer one, TensorFlow's default, or the accurate one"
+        ),
+    )
+    ratio: Literal[1, 2, 4, 8] = Field(
+        default=1, description="decode at 1/ratio of the size, while decoding"
+    )
+    crop: Literal["after", "fused"] = Field(
+        default="after",
+        description=(
+            "fused: a center_crop right after decode is done while decoding, which skips the rest"
+            " of the image"
+        ),
+    )
+
+    @property
+    def approximate(self) -> bool:
+        """Whether pixels may differ from TensorFlow's own decoding; a fused crop differs at its
+        edges.
+        """
+        return self.model_dump() != EXACT_DECODING
+
+
+class ServiceSettings(Settings):
+    """The tf.data service: reading and mapping in processes of their own."""
+
+    workers: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description=(
+            "local worker processes, started and stopped with the stage; not used with `address`"
+        ),
+    )
+    address: str = Field(
+        default="", description="grpc://host:port of a running dispatcher to join instead"
+    )
+    sharding: Literal["off", "dynamic", "static"] = Field(
+        default="static",
+        description=(
+            "off: every worker delivers all examples · dynamic: first come, first served; at most"
+            " once if a worker dies · static: each worker its own files; every example exactly once"
+        ),
+    )
+
+    @property
+    def on_this_host(self) -> bool:
+        """Whether its workers share the cores of the training, as far as the address tells."""
+        host = self.address.removeprefix("grpc://").rpartition(":")[0]
+        return host in ("", "localhost", "[::1]") or host.startswith("127.")
+
+
+class PipelineConfig(Settings):
+    """One input-pipeline configuration: how the same examples get from disk to the accelerator."""
+
+    read: Literal["files", "arrays", "shards", "gzip_shards", "indexed_shards", "snapshot"] = Field(
+        default="shards",
+        description=(
+            "files: the original image files · arrays: all records of the split in memory · shards:"
+            " TFRecord · gzip_shards: compressed TFRecord · indexed_shards: TFRecord in any order,"
+            " through an index of offsets · snapshot: mapped columns of preprocessed examples"
+        ),
+    )
+    interleave: InterleaveSettings | None = Field(
+        default=None, description="interleave several shards; absent: one after another"
+    )
+    map: MapSettings = MapSettings()
+    decode: JpegDecoding = JpegDecoding()
+    vectorize: bool = Field(
+        default=False, description="batch as early as the ops allow and map whole batches"
+    )
+    cache: CacheSettings | None = Field(
+        default=None, description="keep preprocessed elements; absent: do the work again each epoch"
+    )
+    sampling: Sampling = Field(
+        default="uniform",
+        description=(
+            "how often the examples of each class are drawn; an epoch keeps its length. uniform:"
+            " every example once · balanced: every class equally often · {class: weight, …}:"
+            " classes in proportion to these weights, a class not named has 1"
+        ),
+    )
+    shuffle: ShuffleSettings = ShuffleSettings()
+    batch: BatchSettings | None = Field(default=None, description="text: batches by its length")
+    prefetch: PrefetchSize = Field(
+        default="none",
+        description=(
+            "batches prepared ahead of the accelerator: none, auto (AUTOTUNE) or a number; a stream"
+            " then opens its next epoch ahead, too"
+        ),
+    )
+    deterministic: bool = Field(
+        default=True, description="keep the order of elements whatever the timing of parallel calls"
+    )
+    postprocess_on: Literal["host", "device"] = Field(
+        default="host",
+        description=(
+            "where the `postprocess` ops run: device means that only uint8 crosses to the"
+            " accelerator"
+        ),
+    )
+    snapshot_on: Literal["host", "device"] = Field(
+        default="host",
+        description=(
+            "device: the snapshot's training split lives in the accelerator's memory and is"
+            " gathered in the train step"
+        ),
+    )
+    service: ServiceSettings | None = Field(
+        default=None,
+        description="prepare batches in tf.data service workers; absent: in this process",
+    )
+    threads: ThreadPool = Field(
+        default="shared",
+        description=(
+            "threads of tf.data: shared with the rest of TensorFlow, or a private pool of so many"
+        ),
+    )
+    graph_rewrites: bool = Field(
+        default=False,
+        description=(
+            "let tf.data rewrite the graph (inject prefetch, parallelize, fuse), its default"
+        ),
+    )

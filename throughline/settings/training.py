@@ -1,0 +1,186 @@
+"""The model, its training and the measuring: sections `model`, `train` and `measure` of
+params.yaml.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from throughline.settings.base import Settings
+
+_PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
+_OWN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+SCHEDULES = ("constant", "linear", "cosine")
+# A name, or an import path, or one of them with arguments: {focal: {gamma: 2}}.
+NamedObject = str | dict[str, dict[str, Any]]
+
+
+class ModelSettings(Settings):
+    """What is trained."""
+
+    name: str = Field(
+        default="auto",
+        description=(
+            "auto (fits the data: small_cnn, mlp or, for text, text_classifier; with window.tokens"
+            " transformer_decoder), one of these, transformer_encoder (text), emulated"
+            " (no accelerator: `options: {step_ms: 58}`),"
+            " a keras.applications name, or package.module:function of your own"
+        ),
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments for the builder"
+    )
+    from_file: str = Field(
+        default="",
+        alias="from",
+        description=(
+            "fine-tuning: a .keras file, of this program or of others, whose network is trained on;"
+            " its last layer is replaced where the number of outputs differs"
+        ),
+    )
+    weights: str = Field(
+        default="",
+        description=(
+            "a file of weights (.weights.h5, .keras) for the model of `name`, layer by layer; a"
+            " last layer of another shape keeps its initial values"
+        ),
+    )
+    freeze: list[str] = Field(
+        default=[],
+        description=(
+            "layers that are not trained, by name, with * and ?, also within a model that is a"
+            " layer; `all_but_last` for all but the last one"
+        ),
+    )
+
+
+class EarlyStoppingSettings(Settings):
+    """When a training ends before its last epoch."""
+
+    monitor: str = Field(default="val_loss", description="a column of history.csv")
+    patience: int = Field(default=3, ge=1, description="epochs without improvement that end it")
+    min_delta: float = Field(default=0.0, ge=0, description="the least that counts as improvement")
+    mode: Literal["auto", "min", "max"] = Field(
+        default="auto", description="what is better; auto: as Keras knows the metric"
+    )
+    restore_best: bool = Field(
+        default=True, description="keep the weights of the best epoch instead of the last one's"
+    )
+
+
+class TrainSettings(Settings):
+    """How it is trained."""
+
+    epochs: int = Field(default=2, ge=1, description="passes over the training split")
+    learning_rate: float = Field(default=1e-3, gt=0, description="highest rate of the optimizer")
+    schedule: Annotated[str, Field(pattern=f"^({'|'.join(SCHEDULES)}|{_OWN})$")] = Field(
+        default="cosine",
+        description=(
+            "constant, linear or cosine decay to zero over all epochs, or module:function of your"
+            " own, from (learning_rate, steps) to a Keras schedule"
+        ),
+    )
+    warm_up_epochs: float = Field(
+        default=0.0, ge=0, description="epochs in which the rate first rises linearly from zero"
+    )
+    optimizer: NamedObject = Field(
+        default="adam",
+        description=(
+            "a Keras optimizer, also with arguments: {adamw: {weight_decay: 1e-4}}; or"
+            " module:function of your own that takes learning_rate"
+        ),
+    )
+    loss: NamedObject = Field(
+        default="auto",
+        description=(
+            "auto (cross-entropy of classes, squared error of numbers), a Keras loss, or"
+            " module:name of your own"
+        ),
+    )
+    metrics: list[NamedObject] = Field(
+        default=["auto"],
+        description="auto (accuracy of classes, mae of numbers), Keras metrics, or module:name",
+    )
+    class_weights: Literal["none", "auto"] | dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default="none",
+        description=(
+            "weight of an example in the loss by its class: auto (the rarer, the heavier), or a"
+            " weight per class name; a class that is left out has 1"
+        ),
+    )
+    callbacks: list[Annotated[str, Field(pattern=f"^{_OWN}$")]] = Field(
+        default=[],
+        description="module:name of your own: Keras callbacks, or functions that return one",
+    )
+    early_stopping: EarlyStoppingSettings | None = Field(
+        default=None, description="end early; absent: all epochs are trained"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**32, description="of weights, order and augmentation")
+    deterministic: bool = Field(
+        default=False, description="bit-for-bit repeatable kernels; slower on a GPU"
+    )
+    mixed_precision: bool = Field(
+        default=False, description="compute in float16/bfloat16 where the accelerator gains from it"
+    )
+    jit_compile: bool = Field(
+        default=False, description="compile the train step with XLA; pays on GPUs, rarely on CPUs"
+    )
+    steps_per_execution: int = Field(
+        default=1, ge=1, description="train steps per call into the runtime"
+    )
+    checkpoint_every: Annotated[str, Field(pattern=f"^{_PERIOD}$")] = Field(
+        default="1 epoch",
+        description=(
+            "`N epochs` or `N steps` between checkpoints that an interrupted training goes on from;"
+            " within an epoch only configurations that can seek (read: snapshot)"
+        ),
+    )
+
+    @property
+    def checkpoint_period(self) -> tuple[int, Literal["epochs", "steps"]]:
+        """`checkpoint_every` as a number and its unit."""
+        count, unit = self.checkpoint_every.split()
+        return int(count), "steps" if unit.startswith("step") else "epochs"
+
+
+class MeasureSettings(Settings):
+    """How throughput is measured and traced."""
+
+    input_max_seconds: float = Field(
+        default=2.0,
+        gt=0,
+        description=(
+            "build: time limit for a pass over the input alone [s]; none where it fills a cache"
+        ),
+    )
+    input_passes: int = Field(
+        default=3,
+        ge=1,
+        le=50,
+        description="build: epochs drained for the input's throughput; the median counts",
+    )
+    rounds: int = Field(
+        default=9,
+        ge=1,
+        le=50,
+        description=(
+            "profile: at most this number of rounds of the model alone, training from full"
+            " buffers, and training from empty ones; fewer where the interval is precise"
+        ),
+    )
+    stall_max_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description=(
+            "profile: time limit for these rounds [s]; the first three always run. If the time"
+            " ends without a decision, the verdict is undecided"
+        ),
+    )
+    warm_up_steps: int = Field(
+        default=10,
+        ge=1,
+        description="profile: train steps before its timing begins, so that start-up stays out",
+    )
+    trace_steps: int = Field(default=20, ge=1, le=1000, description="steps in the traced window")

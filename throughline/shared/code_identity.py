@@ -1,0 +1,225 @@
+"""The identity of code: a digest of modules and of all the project's modules that they import, read
+without running them.
+
+Comments, docstrings and formatting do not count. Imports of whatever kind are followed, lazy and
+relative ones too; a module that is named only by a string (`importlib.import_module(name)`) is not
+seen. What is installed is identified by its version, elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from throughline.shared.errors import InvalidCode
+from throughline.shared.files import digest_blake2b
+
+HERE = Path(__file__).resolve().parent.parent
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def code_digest(
+    *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
+) -> str:
+    """Digest of the code of `modules` and of the modules below `roots` that they import, directly
+    or not.
+
+    `roots` are the current folder and the one that holds this program, unless given; packages in
+    `without` are not followed. A module outside of them counts with its own file alone; one without
+    a file in Python counts with its name.
+    """
+    files = project_files(*modules, roots=roots, without=without)
+    parts = [f"{name}\n{_read(path).digest}" for name, path in files.items()]
+    for name in (name for name in modules if name not in files):
+        path = _installed(name)
+        parts.append(f"{name}\n{_read(path).digest if path else ''}")
+    return digest_blake2b(*(part.encode() for part in sorted(parts)))
+
+
+def project_files(
+    *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
+) -> dict[str, Path]:
+    """The files of `modules` and of all they import below `roots`, by module name; packages' own
+    files among them.
+
+    Modules and packages in `without`, and what is below them, are left out.
+    """
+    searched = [Path.cwd(), HERE] if roots is None else list(roots)
+    files: dict[str, Path] = {}
+    pending = list(modules)
+    while pending:
+        name = pending.pop()
+        left_out = name in files or any(
+            name == other or name.startswith(f"{other}.") for other in without
+        )
+        path = None if left_out else _find_file(name, searched)
+        if path is None:
+            continue
+        files[name] = path
+        pending += _parents(name)
+        pending += _imports(name, path)
+    return files
+
+
+def computation_digest(files: Iterable[Path]) -> str:
+    """Digest of what modules compute: of their functions, and of the constants and classes of any
+    of these modules that the functions use, directly or not.
+
+    Docstrings do not count, and neither do the fields of classes: what they hold are values.
+    """
+    trees = [_without_fields(_parse(file)) for file in files]
+    definitions: defaultdict[str, list[ast.stmt]] = defaultdict(list)
+    for statement in (statement for tree in trees for statement in tree.body):
+        for name in _defined_names(statement):
+            definitions[name].append(statement)
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    pending: list[ast.AST] = [*functions]
+    used: list[ast.stmt] = []
+    while pending:
+        names = [node.id for node in ast.walk(pending.pop()) if isinstance(node, ast.Name)]
+        for name in names:
+            used += (found := definitions.pop(name, []))
+            pending += found
+    return digest_blake2b(*(ast.dump(node).encode() for node in [*functions, *used]))
+
+
+def imported_packages(
+    *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
+) -> set[str]:
+    """Top-level packages that `modules` and the project's modules they import need besides: neither
+    the project's nor Python's own.
+    """
+    files = project_files(*modules, roots=roots, without=without)
+    tops = {
+        imported.partition(".")[0]
+        for name, path in files.items()
+        for imported in _imports(name, path)
+    }
+    return (
+        tops
+        - {name.partition(".")[0] for name in files}
+        - {*without, ""}
+        - set(sys.stdlib_module_names)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCode:
+    """What counts of a file: the `digest` of its syntax tree without docstrings, and the `imports`,
+    each as (dots, module, name).
+    """
+
+    digest: str
+    imports: tuple[tuple[int, str, str], ...]
+
+
+def _read(path: Path) -> ModuleCode:
+    """What counts of a file; read again only where it has changed."""
+    state = path.stat()
+    return _read_state(path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _read_state(path: Path, _mtime_ns: int, _size: int) -> ModuleCode:
+    tree, imports = _parse(path), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports += [(node.level, node.module or "", alias.name) for alias in node.names]
+    text = ast.dump(_without_docstrings(tree))
+    return ModuleCode(digest=digest_blake2b(text.encode()), imports=tuple(imports))
+
+
+def _imports(module: str, path: Path) -> Iterator[str]:
+    """Names that may be modules which a file imports: `from a import b` may mean a.b."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for dots, base, name in _read(path).imports:
+        if dots:
+            above = package.split(".")[: len(package.split(".")) - dots + 1]
+            base = ".".join([*above, *([base] if base else [])])
+        yield base
+        if name:
+            yield f"{base}.{name}"
+
+
+def _parents(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _find_file(module: str, roots: Sequence[Path]) -> Path | None:
+    if not module or not all(part.isidentifier() for part in module.split(".")):
+        return None
+    for root in roots:
+        stem = root.joinpath(*module.split("."))
+        for path in (stem / "__init__.py", stem.with_suffix(".py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def _installed(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _parse(path: Path) -> ast.Module:
+    """The syntax tree of a file.
+
+    Raises:
+      InvalidCode: it is not Python.
+    """
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line, reason = getattr(error, "lineno", "?"), getattr(error, "msg", error)
+        raise InvalidCode(
+            f"{path}, line {line}: {reason}; correct it and run the same command again"
+        ) from error
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return tree
+
+
+def _without_fields(tree: ast.Module) -> ast.Module:
+    """The tree without docstrings and the fields of classes."""
+    for node in ast.walk(_without_docstrings(tree)):
+        if isinstance(node, ast.ClassDef):
+            node.body = [
+                statement
+                for statement in node.body
+                if not isinstance(statement, ast.AnnAssign)
+                or ast.unparse(statement.annotation).startswith("ClassVar")
+            ]
+    return tree
+
+
+def _defined_names(statement: ast.stmt) -> list[str]:
+    """Names that a statement of a module defines as constants or classes."""
+    if isinstance(statement, ast.ClassDef):
+        return [statement.name]
+    targets = (
+        statement.targets
+        if isinstance(statement, ast.Assign)
+        else [statement.target]
+        if isinstance(statement, ast.AnnAssign)
+        else []
+    )
+    return [
+        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
+    ]

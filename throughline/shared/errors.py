@@ -1,0 +1,369 @@
+"""Everything that can go wrong for a user: one class per situation, each saying what, where and
+what to do.
+
+A `UserError` is shown as one paragraph without a traceback and ends the process with exit code 2.
+Anything else is a bug and keeps its traceback. `docs/errors.md` is generated from these docstrings.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from traceback import format_exception
+
+FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # where a stage that a flow runs says why it ended
+
+
+class UserError(Exception):
+    """Base of all errors that a user can cause and can fix."""
+
+
+class InvalidParams(UserError):
+    """params.yaml (or an override) has unknown keys, wrong types or impossible combinations; all of
+    them are listed.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        heading = "1 problem" if count == 1 else f"{count} problems"
+        super().__init__(
+            f"{heading} in the parameters:\n"
+            + "\n".join(f"  - {problem}" for problem in self.problems)
+        )
+
+
+class DataNotFound(UserError):
+    """The data source is not where params.yaml says, or a known dataset could neither be found nor
+    downloaded.
+    """
+
+
+class UnexpectedFiles(UserError):
+    """A folder that a stage is to replace holds files that the stage did not write; they are left
+    as they are.
+    """
+
+
+class UnreadableSource(UserError):
+    """The source as a whole cannot be read: a table without the needed columns, arrays of different
+    lengths, a broken archive.
+    """
+
+
+class TooManyRejects(UserError):
+    """More examples were rejected than `data.max_reject_fraction` allows; the reasons are counted
+    and the list is kept.
+    """
+
+
+class UnusableDataset(UserError):
+    """What is left cannot train a model: no examples, a single class, or an empty split."""
+
+
+class MissingInput(UserError):
+    """A stage was started before the stage whose output it reads, or it is open which one's."""
+
+
+class DamagedFile(UserError, ValueError):
+    """A file that a stage wrote is empty, cut off, or holds something else; names the file and what
+    makes it again.
+    """
+
+
+class CorruptShard(UserError):
+    """A TFRecord file is truncated, has a wrong checksum, or is not the one its index describes."""
+
+
+class CorruptColumn(UserError):
+    """A snapshot column has the wrong size or a chunk whose digest does not match its index."""
+
+
+class WrongVersion(UserError):
+    """A library that decides results is installed in another version than uv.lock names."""
+
+
+class StaleSnapshot(UserError):
+    """The snapshot was made from other shards or by another preprocessing than asked for."""
+
+
+class ImpossiblePlan(UserError):
+    """A configuration asks for steps in an order that would be wrong or useless; the reason is
+    given.
+    """
+
+
+class EmptyDataset(UserError):
+    """An input pipeline delivered no example at all."""
+
+
+class UnknownModel(UserError):
+    """`model.name` is neither a built-in model, nor a `keras.applications` name, nor an importable
+    builder.
+    """
+
+
+class UnsavableModel(UserError):
+    """A model of your own could not be saved and loaded again after training; found out before the
+    first epoch.
+    """
+
+
+class OutdatedModel(UserError):
+    """A trained model does not say how it is used, or was trained with ops or by a version of the
+    program that there no longer are; train it again.
+    """
+
+
+class UntrustedModel(UserError):
+    """A file given with --model names code outside of this project, or holds some itself."""
+
+
+class NothingPredicted(UserError):
+    """None of the inputs of `tasks.predict` can be used, or, with --strict, not all of them; each
+    has its reason in the result.
+    """
+
+
+class UnequalConfigurations(UserError):
+    """Two configurations with the same preprocessing do not deliver the same examples."""
+
+
+class InvalidCode(UserError):
+    """A module of your own is not Python."""
+
+
+class UnmeasurableTraining(UserError):
+    """What `python -m tasks.stall` is to measure is not there, is no dataset, or does not train by
+    `model.fit`.
+    """
+
+
+class StageFailed(UserError):
+    """A stage that a flow runs ended with a non-zero exit code. The message is the reason that the
+    stage gave, or the last lines that it wrote.
+
+    A reason is cut to one line; `failure` has all of it.
+    """
+
+    def __init__(self, message: str, *, stage: str = "", failure: Failure | None = None) -> None:
+        self.stage, self.failure = stage, failure
+        super().__init__(message)
+
+
+class ThresholdExceeded(UserError):
+    """`--fail-if` asked for an error exit if a metric of the profile meets this condition, and it
+    does.
+    """
+
+
+class ServiceFailed(UserError):
+    """A dispatcher or worker of the tf.data service did not start."""
+
+
+class DiskRefused(UserError):
+    """A disk is full or read-only, or a file belongs to another user; earlier outputs are
+    untouched.
+    """
+
+
+class WorkspaceProblem(UserError):
+    """The git or DVC state does not allow an isolated run."""
+
+
+# What a disk has to say, to all who write to it: TensorFlow and HDF5 repeat its words in errors of
+# their own.
+_DISK = {
+    errno.ENOSPC: ("DiskFull", "no space is left", "Free some space"),
+    errno.EDQUOT: ("DiskFull", "no space is left within the quota", "Free some space"),
+    errno.EROFS: (
+        "ReadOnlyDisk",
+        "the file system is read-only",
+        "Make it writable, or work elsewhere",
+    ),
+    errno.EACCES: (
+        "NotPermitted",
+        "this user may not do that",
+        "Change the owner or the permissions",
+    ),
+    errno.EPERM: (
+        "NotPermitted",
+        "this user may not do that",
+        "Change the owner or the permissions",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a command ended: the kind of error, its text and, of a bug, the traceback."""
+
+    kind: str
+    message: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+    @property
+    def first_line(self) -> str:
+        """What a list of runs has room for."""
+        return str(self).partition("\n")[0]
+
+
+@contextmanager
+def report_user_errors() -> Iterator[None]:
+    """Turn a `UserError`, or a disk that refuses, into one paragraph on stderr and exit code 2;
+    every command is wrapped in it.
+
+    A stage that a flow runs leaves the paragraph, or the traceback of a bug, to the flow, which
+    tells it once.
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = describe_failure(error)
+        if not _leave_to_flow(failure):
+            if failure.traceback:
+                raise
+            print(failure, file=sys.stderr)
+        raise SystemExit(1 if failure.traceback else 2) from None
+
+
+def _leave_to_flow(failure: Failure) -> bool:
+    """Write the failure where the flow reads it; False where there is none, or a full disk."""
+    path = os.environ.get(FAILURE_FILE)
+    with suppress(OSError):
+        if path:
+            Path(path).write_text(json.dumps(asdict(failure)))
+            return True
+    return False
+
+
+def describe_failure(error: Exception) -> Failure:
+    """What to say about an error: of a user's or a disk's a paragraph, of a bug its traceback."""
+    if isinstance(error, UserError):
+        return Failure(kind=type(error).__name__, message=str(error))
+    return _disk_failure(error) or Failure(
+        kind=type(error).__name__, message=str(error), traceback="".join(format_exception(error))
+    )
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Make a `UserError` of what a full, read-only or forbidden disk raises, where a traceback
+    would be shown before `report_user_errors` is reached.
+
+    Raises:
+      DiskRefused: with the paragraph.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        failure = _disk_failure(error)
+        if failure is None:
+            raise
+        raise DiskRefused(str(failure)) from error
+
+
+def disk_reason(error: Exception) -> str | None:
+    """Why a disk refused, in a few words; None where another error is the cause."""
+    known = _DISK.get(_disk_number(error) or 0)
+    return known[1] if known else None
+
+
+def _disk_number(error: Exception) -> int | None:
+    """The number of the disk's own error, which TensorFlow and HDF5 repeat in words."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number not in _DISK and (
+        isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
+    ):
+        number = next(
+            (
+                known
+                for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+                if os.strerror(known) in str(error)
+            ),
+            None,
+        )
+    return number
+
+
+def _disk_failure(error: Exception) -> Failure | None:
+    """What to say about an error that a disk caused, None about any other."""
+    number = _disk_number(error)
+    if number not in _DISK:
+        return None
+    name, what, remedy = _DISK[number]
+    file = getattr(error, "filename", None)
+    return Failure(
+        kind=name,
+        message=f"{what}{f', {file}' if file else ''}; earlier outputs are untouched. {remedy} and"
+        " run the same command again.",
+    )
+
+
+# Which stage wrote a file; those of throughline/results/ know it themselves.
+_WRITERS = {
+    "origin.json": "fetch",
+    "manifest.json": "ingest", "examples.parquet": "ingest", "rejected.csv": "ingest",
+    "values.npy": "ingest", "documents.bin": "ingest",
+    "shards/index.json": "shard", "snapshot/index.json": "snapshot",
+}  # fmt: skip
+
+
+@contextmanager
+def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None]:
+    """Report a file of a stage, read within the block, that is not as that stage writes it.
+
+    Raises:
+      MissingInput: it is not there, or another version of the program wrote it.
+      DamagedFile: it is empty, cut off, or not a file of this kind.
+    """
+    written_by = _WRITERS.get(f"{path.parent.name}/{path.name}") or _WRITERS.get(path.name, "")
+    stage = stage or written_by
+    run = f"run `dvc repro {stage}`" if stage else "run `dvc repro`"
+    try:
+        yield
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise MissingInput(
+            f"{path} was written by another version of the program ({error}); {run}"
+        ) from error
+    except FileNotFoundError as error:
+        raise MissingInput(f"{path} is missing; {run}") from error
+    except (ValueError, EOFError, RecursionError) as error:
+        empty = path.is_file() and path.stat().st_size == 0
+        reason = (
+            "is empty"
+            if empty
+            else f"is damaged ({next(iter(str(error).splitlines()), type(error).__name__)})"
+        )
+        raise DamagedFile(
+            f"{path} {reason}; {rebuild_hint(path, stage) if stage else f'delete it and {run}'}"
+        ) from error
+
+
+def rebuild_hint(path: Path, stage: str) -> str:
+    """What to do about a damaged output of a stage."""
+    return f"delete {path} and run `dvc repro {stage}`"
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """Return a hint that names the known word closest to a mistyped one, with those that the word
+    is the beginning of, or all of them when none is close.
+    """
+    import difflib
+
+    longer = [name for name in known if name.startswith(f"{word}_")]
+    close = list(dict.fromkeys(difflib.get_close_matches(word, known, n=1, cutoff=0.6) + longer))
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(known))}"

@@ -1,0 +1,75 @@
+"""The libraries whose versions decide what a stage writes, and whether those that are installed are
+those that uv.lock names.
+
+A version decides like a line of code: another decoder gives other pixels. uv.lock is what DVC
+watches, so what is installed must agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from throughline.shared.errors import WrongVersion
+
+LOCK_FILE = Path("uv.lock")
+# Datasets that are fetched are sources: they do not change with the library that once cut them to
+# size.
+LIBRARIES: Mapping[str, tuple[str, ...]] = {
+    "fetch": (),
+    "ingest": ("blake3", "numpy", "pandas", "pillow", "pyarrow", "tensorflow"),
+    "shard": ("blake3", "google-crc32c", "numpy"),
+    "snapshot": ("blake3", "numpy", "opencv-python-headless", "tensorflow"),
+    "build": ("numpy", "opencv-python-headless", "tensorflow"),
+    "train": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
+    "profile": ("keras", "numpy", "opencv-python-headless", "tensorflow"),
+    "report": ("jinja2", "matplotlib"),
+}
+
+
+def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Versions of installed libraries by name; with Pillow also that of the JPEG library in it. One
+    that is not there is `absent`.
+    """
+    versions = {}
+    for name in libraries:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "absent"
+    if "pillow" in versions:
+        from PIL import features
+
+        versions["libjpeg"] = str(features.version("libjpeg_turbo") or features.version("jpg"))
+    return versions
+
+
+def find_distributions(packages: Iterable[str]) -> list[str]:
+    """Names of the installed distributions that bring these top-level packages."""
+    brought = metadata.packages_distributions()
+    return sorted({name for package in packages for name in brought.get(package, ())})
+
+
+def check_versions(stage: str, *, root: Path) -> None:
+    """Make sure that the libraries that decide what a stage writes are those of uv.lock in `root`,
+    if there is one.
+
+    Raises:
+      WrongVersion: another version of one is installed.
+    """
+    lock = root / LOCK_FILE
+    if not LIBRARIES.get(stage) or not lock.exists():
+        return
+    text = lock.read_text()
+    for name, version in installed_versions(LIBRARIES[stage]).items():
+        locked = re.findall(
+            rf'^name = "{re.escape(name)}"\nversion = "([^"]+)"', text, re.MULTILINE
+        )
+        if locked and version not in locked:
+            raise WrongVersion(
+                f"{name} {version} is installed, {lock} names {' or '.join(locked)}; results are"
+                " compared with those of the locked version. Run `uv sync`, or `uv lock"
+                f" --upgrade-package {name}` to continue with another version"
+            )

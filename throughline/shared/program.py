@@ -1,0 +1,63 @@
+"""The program that decides what a stage writes, as one digest: of the stage's module and all that
+it imports of the project, blind to comments, docstrings and formatting.
+
+Whatever asks whether something was made by this program asks here: a stage's identity, by which DVC
+knows what to run (tasks/identities.py); folders and checkpoints of interrupted stages, which only
+the same program continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from throughline.shared.code_identity import HERE, code_digest
+from throughline.shared.files import digest_json
+from throughline.shared.libraries import LIBRARIES, installed_versions
+
+# Of stages that do not have the name of their module, or whose command line decides more.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "build": ("tasks.build", "throughline.shared.allocator"),
+    "train": ("tasks.train", "throughline.shared.allocator"),
+    "profile": ("tasks.profiling", "throughline.shared.allocator"),
+}
+# Messages, checks and bookkeeping, and settings: what these decide reaches a stage as values.
+SUPPORTING = (
+    "throughline.config.cli",
+    "throughline.shared.code_identity",
+    "throughline.shared.errors",
+    "throughline.shared.garbage",
+    "throughline.shared.layout",
+    "throughline.shared.libraries",
+    "throughline.config.params",
+    "throughline.config.params_checks",
+    "throughline.config.params_file",
+    "throughline.shared.program",
+    "throughline.shared.progress",
+    "throughline.shared.scratch",
+    "throughline.settings",
+    "throughline.shared.stage_client",
+    "throughline.tracking",
+)
+
+
+def stage_modules(stage: str) -> tuple[str, ...]:
+    """The modules that a stage begins with, by its name in dvc.yaml."""
+    return MODULES.get(stage, (f"tasks.{stage}",))
+
+
+def digest_code(stage: str, *further: str) -> str:
+    """Digest of the code of a stage, by its name in dvc.yaml, and of `further` modules, such as
+    one's own, with all they import.
+    """
+    program = code_digest(*stage_modules(stage), roots=[HERE], without=SUPPORTING)
+    return digest_json([program, code_digest(*further)]) if further else program
+
+
+@cache
+def digest_program(stage: str) -> str:
+    """Digest of a stage's code and of the versions of its libraries: only the same program
+    continues what it began.
+    """
+    libraries = installed_versions(LIBRARIES[stage])
+    return digest_json({"code": digest_code(stage), "libraries": libraries})

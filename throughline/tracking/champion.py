@@ -1,0 +1,118 @@
+"""Which model is the champion of a dataset: the fastest configuration's, where its quality is not
+worse than what there is.
+
+Quality is the final metric on held-out examples. What differs by less than three standard errors is
+chance, as in the report's warning about accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from throughline.measurement.held_out import standard_error
+from throughline.results.comparison import MeasuredRow
+from throughline.results.train import SIGNIFICANT_STDERRS
+
+SCORE_TAG_PREFIX = "score."  # of the tags that a champion's version carries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A model's metric on `examples` held-out examples of a split, next to what a `constant`
+    prediction gets, and that one's standard error.
+    """
+
+    metric: str
+    value: float
+    split: str
+    examples: int
+    constant: float
+    error: float
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Of an accuracy; not of an error."""
+        return self.metric == "accuracy"
+
+    @property
+    def stderr(self) -> float:
+        """Standard error of the value: that of a share, or, of a mean absolute error, about that of
+        the constant prediction's.
+        """
+        return standard_error(self.value, self.examples) if self.higher_is_better else self.error
+
+    def __str__(self) -> str:
+        return f"{self.split} {self.metric} {self.value:.4f} on {self.examples:,} examples"
+
+
+def read_score(row: MeasuredRow) -> Score:
+    """The score of a configuration of a comparison."""
+    value = row.val_metric if row.test_metric is None else row.test_metric
+    held_out = row.held_out
+    return Score(
+        metric=row.metric,
+        value=value,
+        split=held_out.split,
+        examples=held_out.examples,
+        constant=held_out.constant_metric,
+        error=held_out.constant_stderr,
+    )
+
+
+def make_tags(score: Score) -> dict[str, str]:
+    """The score as tags of a model's version."""
+    return {f"{SCORE_TAG_PREFIX}{name}": str(value) for name, value in asdict(score).items()}
+
+
+def score_from(tags: Mapping[str, str]) -> Score | None:
+    """The score in the tags of a model's version; None where there is none."""
+    try:
+        kinds = {
+            "metric": str,
+            "value": float,
+            "split": str,
+            "examples": int,
+            "constant": float,
+            "error": float,
+        }
+        return Score(
+            **{name: kind(tags[f"{SCORE_TAG_PREFIX}{name}"]) for name, kind in kinds.items()}
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def find_rejection_reason(
+    score: Score, others: Sequence[Score], earlier: Sequence[Score]
+) -> str | None:
+    """Why a model of this score may not become champion; None where it may.
+
+    `others` are the scores of its comparison, `earlier` those of all champions so far: compared
+    with the present one alone, champions could become worse by many small steps.
+    """
+    if not math.isfinite(score.value):
+        return f"its {score.metric} is {score.value}"
+    if not _improvement(score, score.constant) > SIGNIFICANT_STDERRS * score.error:
+        return (
+            f"{score} is not better than a constant prediction ({score.constant:.4f}) beyond chance"
+        )
+    median = statistics.median(other.value for other in others) if others else score.value
+    if _improvement(score, median) < -SIGNIFICANT_STDERRS * math.sqrt(2) * score.stderr:
+        return f"{score} is worse than the other configurations' ({median:.4f}) beyond chance"
+    comparable = [one for one in earlier if (one.metric, one.split) == (score.metric, score.split)]
+    best = max(
+        comparable, key=lambda one: one.value * (1 if one.higher_is_better else -1), default=None
+    )
+    if best is not None and _improvement(score, best.value) < -SIGNIFICANT_STDERRS * math.hypot(
+        score.stderr, best.stderr
+    ):
+        return f"{score} is worse than the best champion's so far beyond chance: {best}"
+    return None
+
+
+def _improvement(score: Score, value: float) -> float:
+    """How much better a score is than a value; negative: worse."""
+    return score.value - value if score.higher_is_better else value - score.value

@@ -1,0 +1,233 @@
+"""The parent run of a comparison in MLflow: opened before its configurations run, closed with their
+table, view and champion.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import mlflow
+from mlflow.exceptions import MlflowException
+from mlflow.utils.logging_utils import disable_logging, enable_logging
+
+from throughline.results.comparison import Comparison, Row
+from throughline.settings import WindowSettings
+from throughline.shared.layout import Layout
+from throughline.shared.progress import echo
+from throughline.tracking.champion import (
+    Score,
+    find_rejection_reason,
+    make_tags,
+    read_score,
+    score_from,
+)
+from throughline.tracking.experiments import (
+    EXPERIMENT_PREFIX,
+    RunKey,
+    get_experiment_id,
+    make_run_key,
+)
+from throughline.tracking.recorder import Recorder, read_lineage
+from throughline.tracking.saved_view import run_url, save_view, view_url
+from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
+
+CHAMPION = "champion"
+# Whether a comparison chooses the champion: not, where it has earned it, or since it was asked to.
+Promotion = Literal["none", "earned", "asked for"]
+NOT_REQUESTED = (
+    "unchanged, since a run with changes does not choose it unless asked to (promote: true,"
+    " --promote)"
+)
+
+
+def run_urls(run_id: str | None) -> tuple[str, str] | None:
+    """Addresses in the server's UI of a run, and of the view of a comparison's configurations; None
+    without a server that answers.
+    """
+    server = mlflow.get_tracking_uri()
+    if run_id is None or not server.startswith("http"):
+        return None
+    try:
+        experiment = mlflow.get_run(run_id).info.experiment_id
+    except STORE_ERRORS:
+        return None
+    return run_url(server, experiment, run_id), view_url(server, experiment, run_id)
+
+
+def read_run_key(root: Path, path: str, window: WindowSettings) -> RunKey:
+    """What a comparison in the project `root` is about, once its data at `path` is prepared."""
+    return make_run_key(Layout(root).manifest, path, pipeline="comparison", window=window)
+
+
+def open_comparison(run_key: RunKey, name: str) -> str | None:
+    """Start the parent run of a comparison and return its id, or None where the store cannot be
+    reached.
+    """
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    use_store()
+    try:
+        tags = {"pipeline": "comparison", **read_lineage()}
+        return (
+            mlflow.MlflowClient()
+            .create_run(get_experiment_id(run_key), run_name=name, tags=tags)
+            .info.run_id
+        )
+    except STORE_ERRORS as error:
+        echo(
+            f"MLflow at {show_address()} cannot be reached ({reason(error)}); no parent"
+            " run was created"
+        )
+        return None
+
+
+def close_comparison(
+    run_id: str,
+    run_key: RunKey,
+    comparison: Comparison,
+    report: Path,
+    *,
+    note: str,
+    promotion: Promotion,
+) -> None:
+    """Give the parent run its result, and every configuration a child run; unless `promotion` is
+    `none`, the best one's model may become champion.
+
+    A configuration that was up to date has trained under an earlier comparison; it gets a child
+    here with the same metrics, which names the earlier run in the tag `reused_run_id`. `note`
+    (Markdown) is shown on the run's first page.
+    """
+    rows = comparison.configurations
+    with Recorder(run_key, run_id=run_id) as parent:
+        parent.log_metrics(
+            {f"speedup_vs_naive/{row.pipeline}": row.speedup_vs_naive for row in rows}
+        )
+        parent.set_tags(
+            {
+                "headline": comparison.headline,
+                "best": comparison.best,
+                "data.digest": comparison.data_digest,
+                "mlflow.note.content": note,
+            }
+        )
+        parent.log_artifact(report, folder="report")
+        parent.call(lambda: _complete_children(run_id, rows))
+        parent.call(lambda: _save_view(run_id, comparison.metric))
+
+        def decide() -> None:
+            decision = (
+                NOT_REQUESTED
+                if promotion == "none"
+                else register_champion(
+                    run_id, rows, comparison.best, asked_for=promotion == "asked for"
+                )
+            )
+            mlflow.set_tag(CHAMPION, decision)
+            echo(f"champion: {decision}")
+
+        parent.call(decide)
+
+
+def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:
+    """Give the model of the best configuration the alias `champion`, unless there is a reason
+    against it; returns what was decided, and why.
+
+    A champion whose score cannot be compared, since it was set by hand or is judged by another
+    metric, is replaced only where that is `asked_for`.
+    """
+    client = mlflow.MlflowClient()
+    name = EXPERIMENT_PREFIX.replace("/", "-") + _find_experiment(run_id).name.removeprefix(
+        EXPERIMENT_PREFIX
+    )
+    scores = {row.pipeline: read_score(row) for row in rows}
+    row, score = next(row for row in rows if row.pipeline == best), scores[best]
+    present = _current_champion(name)
+    if present is not None and present.run_id == row.mlflow_run_id:
+        return f"stays version {present.version}, {best} of the same training"
+    others = [other for pipeline, other in scores.items() if pipeline != best]
+    current = score_from(present.tags) if present else None
+    if present and not asked_for and (current is None or current.metric != score.metric):
+        why = "was set by hand" if current is None else f"is judged by its {current.metric}"
+        return (
+            f"unchanged, since version {present.version} {why}: --promote (promote: true) replaces"
+            " it"
+        )
+    against = find_rejection_reason(score, others, _scores_of_versions(name))
+    if against is not None:
+        return f"unchanged, since {best} may not become it: {against}"
+    run = row.mlflow_run_id
+    models = (
+        client.search_logged_models(
+            [client.get_run(run).info.experiment_id], filter_string=f"source_run_id = '{run}'"
+        )
+        if run
+        else []
+    )
+    if not models:
+        return f"unchanged, since MLflow has no model of {best} that it could serve"
+    tags = {"pipeline": best, "plan": row.plan, **make_tags(score)}
+    disable_logging()  # what was decided is reported in one line
+    try:
+        version = mlflow.register_model(models[0].model_uri, name, tags=tags)
+    finally:
+        enable_logging()
+    client.set_registered_model_alias(name, CHAMPION, version.version)
+    return f"version {version.version} of {name}, {best}: {_describe_change(score, present)}"
+
+
+def _describe_change(score: Score, present: Any) -> str:
+    former = score_from(present.tags) if present else None
+    return f"{score}; before it {former or 'there was none'}"
+
+
+def _scores_of_versions(name: str) -> list[Score]:
+    """Scores of all models that have been champion."""
+    versions = mlflow.MlflowClient().search_model_versions(f"name = '{name}'")
+    return [score for version in versions if (score := score_from(version.tags))]
+
+
+def _current_champion(name: str) -> Any:
+    """The version that has the alias now; None where there is none."""
+    try:
+        return mlflow.MlflowClient().get_model_version_by_alias(name, CHAMPION)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def _find_experiment(run_id: str) -> Any:
+    return mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
+
+
+def _save_view(parent: str, metric: str) -> None:
+    info = mlflow.get_run(parent).info
+    save_view(info.experiment_id, parent, str(info.run_name), metric=metric)
+
+
+def _complete_children(parent: str, rows: Sequence[Row]) -> None:
+    client = mlflow.MlflowClient()
+    for row in rows:
+        run = client.get_run(row.mlflow_run_id) if row.mlflow_run_id else None
+        if run is None:
+            continue
+        own = run.data.tags.get("mlflow.parentRunId") == parent
+        target = run.info.run_id
+        if not own:
+            kept = {
+                key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")
+            }
+            tags = {**kept, "mlflow.parentRunId": parent, "reused_run_id": run.info.run_id}
+            target = client.create_run(
+                run.info.experiment_id, run_name=run.info.run_name, tags=tags
+            ).info.run_id
+            for key, value in run.data.metrics.items():
+                client.log_metric(target, key, value)
+            for key, value in run.data.params.items():
+                client.log_param(target, key, value)
+        client.log_metric(target, "throughput/speedup_vs_naive", row.speedup_vs_naive)
+        client.log_metric(target, "throughput/steady_examples_per_s", row.steady_examples_per_s)
+        if not own:
+            client.set_terminated(target)

@@ -1,0 +1,166 @@
+"""Which MLflow experiment a run belongs to: one per dataset and task, known again by its content
+when data is added or its folder is moved.
+
+An experiment is named after the folder or file of the dataset and the digest that its content had
+at first. It carries a sketch of the content: the smallest hashes of (example, label). Of a dataset
+that has grown the sketch still holds those of the earlier one that are small enough, so how much of
+one is in the other is estimated from the sketches alone (docs/decisions/020).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas as pd
+from mlflow.exceptions import MlflowException
+
+from throughline.settings import WindowSettings
+from throughline.shared.errors import MissingInput
+from throughline.shared.files import digest_blake2b, digest_json, read_json
+from throughline.tracking.store import store_home
+
+EXPERIMENT_PREFIX = "throughline/"
+SKETCH_TAG = "mlflow.throughline.sketch"  # a tag of this prefix takes no room in the UI
+_FORMER_SKETCH_TAG = "data.sketch"
+TASK_TAG = "data.task"
+SKETCHED = 128  # hashes; of a dataset that has doubled, half of them are still there
+# Of the earlier dataset's examples that must be in the later one, or the other way round.
+SHARED = 0.5
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunKey:
+    """What a run is about: becomes experiment, name and tags. `sketch` are hexadecimal hashes,
+    ascending; empty: known by name alone. `task` says what is predicted: only results of the same
+    task are comparable.
+    """
+
+    data_set: str
+    pipeline: str
+    data_digest: str
+    sketch: Sequence[str] = ()
+    task: str = ""
+
+
+def make_run_key(
+    manifest: Path,
+    path: str,
+    *,
+    pipeline: str,
+    window: WindowSettings | None = None,
+    data_digest: str = "",
+) -> RunKey:
+    """The key of a configuration's run on the dataset that ingest has read from `path` and
+    described in the folder `manifest`; `window` are its windows, of a series or of tokens.
+
+    Raises:
+      MissingInput: ingest has not finished.
+    """
+    if not (manifest / "manifest.json").exists():
+        raise MissingInput(f"{manifest} holds no complete manifest; run `dvc repro ingest`")
+    examples = pd.read_parquet(manifest / "examples.parquet", columns=["digest", "label"])
+    summary = read_json(manifest / "manifest.json")
+    classes = summary["classes"]
+    labels = (
+        [classes[int(label)] for label in examples["label"]]
+        if classes
+        else examples["label"].astype(str)
+    )
+    labeled = zip(examples["digest"].tolist(), labels, strict=True)
+    hashes = (digest_blake2b(digest.encode(), label.encode())[:16] for digest, label in labeled)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.")[:_NAME_LENGTH] or "data"
+    return RunKey(
+        data_set=name,
+        pipeline=pipeline,
+        data_digest=data_digest or summary["digest"],
+        sketch=tuple(heapq.nsmallest(SKETCHED, hashes)),
+        task=describe_task(summary, window),
+    )
+
+
+def describe_task(summary: Mapping[str, Any], window: WindowSettings | None) -> str:
+    """What is predicted, of a manifest's summary: the digest of its kind, classes and columns, and
+    of the windows that matter.
+    """
+    schema = summary["schema"]
+    windows = None
+    if window and window.tokens is not None:
+        windows = [window.tokens]
+    elif window and schema["payload"] == "series":
+        windows = [window.length, window.horizon, sorted(window.targets)]
+    task = [schema["label"], summary["classes"], schema["columns"], windows]
+    return digest_json(task)[:16]
+
+
+def same_data(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether most examples of one dataset are in the other, estimated from their sketches."""
+    return max(_share(one, other), _share(other, one)) >= SHARED
+
+
+def _share(one: Sequence[str], other: Sequence[str]) -> float:
+    """Share of the examples of `one` that are in `other`: of its hashes as far as the sketch of
+    `other` reaches.
+    """
+    reach = other[-1] if len(other) >= SKETCHED else "g"  # a short sketch is the whole dataset
+    within = [number for number in one if number <= reach]
+    return len({*within} & {*other}) / len(within) if within else 0.0
+
+
+def get_experiment_id(run_key: RunKey) -> str:
+    """The experiment of a dataset, made if there is none yet, brought up to date if the data has
+    changed.
+    """
+    if not run_key.sketch:
+        return _named(EXPERIMENT_PREFIX + run_key.data_set)
+    client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
+    for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"):
+        former = experiment.tags.get(_FORMER_SKETCH_TAG)
+        known = json.loads(experiment.tags.get(SKETCH_TAG, former or "[]"))
+        same_task = experiment.tags.get(TASK_TAG, "") in ("", run_key.task)
+        if known and same_task and same_data(known, run_key.sketch):
+            client.set_experiment_tag(experiment.experiment_id, SKETCH_TAG, sketch)
+            if former:
+                with contextlib.suppress(MlflowException):  # of an old server that cannot
+                    client.delete_experiment_tag(experiment.experiment_id, _FORMER_SKETCH_TAG)
+            client.set_experiment_tag(experiment.experiment_id, TASK_TAG, run_key.task)
+            return experiment.experiment_id
+    about = (
+        digest_json([run_key.data_digest, run_key.task]) if run_key.task else run_key.data_digest
+    )
+    made = _named(f"{EXPERIMENT_PREFIX}{run_key.data_set}-{about[:8]}")
+    client.set_experiment_tag(made, SKETCH_TAG, sketch)
+    client.set_experiment_tag(made, TASK_TAG, run_key.task)
+    return made
+
+
+def _named(name: str) -> str:
+    """The experiment of this name, made if there is none; one that has been deleted stays so, and
+    the next number is used.
+    """
+    for candidate in itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2))):
+        found = mlflow.get_experiment_by_name(candidate)
+        if found is None:
+            local = mlflow.get_tracking_uri().startswith("sqlite:")
+            try:
+                return mlflow.create_experiment(
+                    candidate,
+                    artifact_location=(store_home() / "mlartifacts").as_uri() if local else None,
+                )
+            except MlflowException:
+                # Made by another run, at the same time.
+                found = mlflow.get_experiment_by_name(candidate)
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "active":
+            return found.experiment_id
+    raise AssertionError("unreachable")

@@ -1,0 +1,71 @@
+"""Outbox for MLflow calls made while the server was unreachable: a file in .throughline/unsent/,
+with copies of the files that it was to send.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from throughline.shared.files import read_json, write_json
+from throughline.tracking.experiments import RunKey
+
+CALLS_WITH_FILES = ("artifact", "model")  # calls whose first value is a path
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingRun:
+    """One run's calls in their order. `tags` tie it to the code and the flow of that time."""
+
+    run_key: RunKey
+    run_id: str | None
+    status: str
+    tags: Mapping[str, str]
+    calls: Sequence[Sequence[Any]]
+
+
+def enqueue(folder: Path, unsent: PendingRun) -> None:
+    """Keep it for later. Its files are copied: their worktree may go with the run."""
+    file = folder / f"{time.time_ns()}-{unsent.run_key.pipeline}.json"
+    calls: list[list[Any]] = []
+    for kind, *values in unsent.calls:
+        value = (
+            _copy_attachment(Path(values[0]), _attachments_dir(file) / str(len(calls)))
+            if kind in CALLS_WITH_FILES
+            else values[0]
+        )
+        calls.append([kind, value, *values[1:]])
+    write_json(file, asdict(replace(unsent, calls=calls)))
+
+
+def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
+    """Everything that is kept, the oldest first, each with its file."""
+    for file in sorted(folder.glob("*.json")):
+        values = read_json(file)
+        # Files of earlier versions name it `identity`.
+        run_key = RunKey(**values.pop("run_key" if "run_key" in values else "identity"))
+        yield file, PendingRun(run_key=run_key, **values)
+
+
+def remove(file: Path) -> None:
+    """Forget what has been sent."""
+    file.unlink()
+    shutil.rmtree(_attachments_dir(file), ignore_errors=True)
+
+
+def _attachments_dir(file: Path) -> Path:
+    return file.with_suffix(".files")
+
+
+def _copy_attachment(source: Path, folder: Path) -> str:
+    folder.mkdir(parents=True)
+    copy = folder / source.name
+    if source.is_dir():
+        shutil.copytree(source, copy)
+    elif source.exists():
+        shutil.copy2(source, copy)
+    return str(copy)

@@ -1,0 +1,344 @@
+"""MLflow: one run per configuration, a child of its comparison. Nothing that trains depends on the
+server being there.
+
+Every number is in the files of runs/NAME before it is sent. If the server cannot be reached, one
+line reports it, the rest of the training continues, `sent` is false in runs/NAME/run.json, and
+`python -m throughline.tracking.recorder sync` sends what is missing later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import mlflow
+import numpy as np
+from mlflow.data.numpy_dataset import from_numpy
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types import Schema, TensorSpec
+
+from throughline.results.train import RunRecord
+from throughline.shared.progress import echo, echo_problem
+from throughline.tracking.experiments import RunKey, get_experiment_id
+from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
+from throughline.tracking.store import (
+    STORE_ERRORS,
+    is_refusal,
+    reason,
+    show_address,
+    store_home,
+    use_store,
+)
+
+PARENT_RUN = "THROUGHLINE_PARENT_RUN"
+FLOW_RUN = "THROUGHLINE_FLOW_RUN"
+EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
+LONGEST_PARAM = 6000
+MOST_NAMED = 3  # of what a store does not take
+UNSENT = Path(".throughline") / "unsent"
+
+
+class Recorder:
+    """A run that is being written; use it with `with`, again if it is to continue. With `run_id` it
+    continues an earlier run.
+
+    After the first failure to reach the store everything is kept in a file of .throughline/unsent/
+    instead, for `sync`.
+    """
+
+    def __init__(self, run_key: RunKey, *, run_id: str | None = None) -> None:
+        self.run_id = run_id
+        self.sent = True
+        self._run_key = run_key
+        self._unsent: list[list[Any]] = []
+        self._problems: set[str] = set()
+
+    def __enter__(self) -> Recorder:
+        self._guarded(self._start, starts=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        status = (
+            "FINISHED"
+            if kind is None
+            else "KILLED"
+            if kind in (KeyboardInterrupt, SystemExit)
+            else "FAILED"
+        )
+        self._guarded(lambda: mlflow.end_run(status))
+        self._forget(status)
+        if not self.sent:
+            enqueue(
+                store_home() / UNSENT,
+                PendingRun(
+                    run_key=self._run_key,
+                    run_id=self.run_id,
+                    status=status,
+                    tags=read_lineage(),
+                    calls=self._unsent,
+                ),
+            )
+
+    def log_params(self, values: Mapping[str, Any]) -> None:
+        """Log nested parameters, flattened with dots."""
+        self._send(
+            "params", {key: str(value)[:LONGEST_PARAM] for key, value in flatten(values).items()}
+        )
+
+    def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
+        """Log metrics; absent ones (None) stay absent."""
+        self._send(
+            "metrics",
+            {key: float(value) for key, value in values.items() if value is not None},
+            step,
+            time.time_ns() // 1_000_000,
+        )
+
+    def set_tags(self, values: Mapping[str, str]) -> None:
+        """Set tags."""
+        self._send("tags", dict(values))
+
+    def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
+        """Log a file or folder."""
+        self._send("artifact", str(path.resolve()), folder)
+
+    def log_model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
+        """Log a model from its .keras file, with a signature and requirements, so that it can be
+        registered and served.
+
+        `objects` are the project's classes and functions that it needs, as module:name; they and
+        their code go with it. A model that cannot be logged is logged as a file.
+        """
+        self._send("model", str(path.resolve()), dict(objects or {}))
+
+    def log_input(self, name: str, digest: str) -> None:
+        """Log what the run trains on, by its name and digest; it is not kept for later."""
+        source = from_numpy(np.empty((0,)), name=name, digest=digest[:32])
+        self.call(lambda: mlflow.log_input(source, context="training"))
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Do anything else with the active run, protected alike; it is not kept for later."""
+        self._guarded(function)
+
+    def replay(self, calls: Sequence[Sequence[Any]]) -> None:
+        """Send what could not be sent before."""
+        for call in calls:
+            self._send(*call)
+
+    def _send(self, kind: str, *values: Any) -> None:
+        first = values[0]
+        named = Path(first).name if isinstance(first, str) else ", ".join(list(first)[:MOST_NAMED])
+        self._guarded(lambda: SENDERS[kind](*values), what=f"{kind} {named}")
+        if not self.sent:
+            self._unsent.append([kind, *values])
+
+    def _start(self) -> None:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        # A traceback of each failure that _try reports in one line.
+        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)
+        use_store()
+        tags = {
+            "pipeline": self._run_key.pipeline,
+            "data.digest": self._run_key.data_digest,
+            **read_lineage(),
+        }
+        if self.run_id is not None and not _gone(self.run_id):
+            mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
+            return
+        if parent := os.environ.get(PARENT_RUN):
+            tags["mlflow.parentRunId"] = parent
+        self.run_id = mlflow.start_run(
+            experiment_id=get_experiment_id(self._run_key),
+            run_name="/".join(filter(None, [tags.get(EXPERIMENT_TAG), self._run_key.pipeline])),
+            tags=tags,
+            log_system_metrics=True,
+        ).info.run_id
+
+    def _forget(self, status: str) -> None:
+        """Leave no run active that could not be ended: MLflow would end it when the process exits,
+        as finished, with a traceback if it cannot.
+        """
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == self.run_id:
+            with contextlib.suppress(*STORE_ERRORS):
+                mlflow.end_run(status)
+
+    def _guarded(
+        self, function: Callable[[], Any], *, what: str = "something", starts: bool = False
+    ) -> None:
+        """Call the store. If it is away, report that once and keep the rest for later; if it
+        refuses only `what` this call sends, report that once and continue.
+        """
+        if not self.sent:
+            return
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - nothing that trains depends on the server, or on what MLflow makes of a model
+            if not starts and is_refusal(error) and self._has_run():
+                problem = f"does not take {what}; left out ({reason(error)})"
+            else:
+                self.sent = False
+                problem = (
+                    f"cannot be written ({reason(error)}); kept for `python -m"
+                    " throughline.tracking.recorder sync`"
+                )
+            if problem not in self._problems:
+                self._problems.add(problem)
+                echo_problem(f"MLflow at {show_address()} {problem}")
+
+    def _has_run(self) -> bool:
+        """Whether the store answers, and has the run: a proxy whose server is away may answer 404,
+        too.
+        """
+        with contextlib.suppress(*STORE_ERRORS):
+            return self.run_id is not None and not _gone(self.run_id)
+        return False
+
+
+def _gone(run_id: str) -> bool:
+    """Whether the store answers that it does not have a run, or that it has been deleted."""
+    try:
+        return mlflow.get_run(run_id).info.lifecycle_stage == "deleted"
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return True
+        raise
+
+
+def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
+    if not Path(path).exists():
+        echo(f"{path} is gone and was left out")
+        return
+    import keras
+    import tensorflow as tf
+
+    from throughline.models.inference import describe_outputs
+    from throughline.models.model_files import code_paths, imported, load_model
+
+    try:
+        own = imported(objects or {})
+        model: Any = load_model(Path(path), objects or {})
+    except Exception as error:  # noqa: BLE001 - user-defined layers make Keras raise anything
+        echo(
+            f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})"
+        )
+        mlflow.log_artifact(path)
+        return
+    sizes = tuple(-1 if size is None else size for size in model.input_shape)
+    inputs = TensorSpec(np.dtype(model.inputs[0].dtype), sizes)
+    outputs = TensorSpec(np.dtype("float32"), (-1, *model.output_shape[1:]))
+    signature = ModelSignature(inputs=Schema([inputs]), outputs=Schema([outputs]))
+    needs = [f"tensorflow=={tf.__version__}", f"keras=={keras.__version__}"]
+    if own:
+        needs.append(f"cloudpickle=={version('cloudpickle')}")
+    mlflow.tensorflow.log_model(
+        model,
+        name="model",
+        metadata=describe_outputs(Path(path)),
+        signature=signature,
+        pip_requirements=needs,
+        custom_objects=own or None,
+        code_paths=code_paths(objects or {}) or None,
+    )
+
+
+def _send_artifact(path: str, folder: str | None) -> None:
+    if not Path(path).exists():
+        echo(f"{path} is gone and was left out")
+    elif Path(path).is_dir():
+        mlflow.log_artifacts(path, folder)
+    else:
+        mlflow.log_artifact(path, folder)
+
+
+SENDERS: dict[str, Callable[..., Any]] = {
+    "params": mlflow.log_params,
+    "metrics": lambda values, step, moment: mlflow.log_metrics(values, step=step, timestamp=moment),
+    "tags": mlflow.set_tags,
+    "artifact": _send_artifact,
+    "model": _send_model,
+}
+
+
+def sync() -> tuple[int, int]:
+    """Send what is kept in .throughline/unsent/; returns how many runs were sent, and how many are
+    still to be.
+    """
+    sent = 0
+    waiting = list(list_pending(store_home() / UNSENT))
+    for file, unsent in waiting:
+        recorder = Recorder(unsent.run_key, run_id=unsent.run_id)
+        with recorder:
+            recorder.set_tags(unsent.tags)
+            recorder.replay(unsent.calls)
+        remove(file)
+        if not recorder.sent or recorder.run_id is None:
+            break  # it has enqueued everything again, in a file of its own
+        mlflow.MlflowClient().set_terminated(recorder.run_id, unsent.status)
+        sent += 1
+    return sent, len(waiting) - sent
+
+
+def read_run_id(folder: Path) -> str | None:
+    """The MLflow run of the results in runs/NAME; None where there is none."""
+    return RunRecord.read(folder).mlflow_run_id if RunRecord.path(folder).exists() else None
+
+
+def read_lineage() -> dict[str, str]:
+    """Tags that tie a run to its code, experiment and flow run."""
+    tags = {}
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    if commit:
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
+    for tag, variable in ((EXPERIMENT_TAG, "DVC_EXP_NAME"), ("prefect.flow_run_id", FLOW_RUN)):
+        if os.environ.get(variable):
+            tags[tag] = os.environ[variable]
+    return tags
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings into dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        flat |= flatten(value, path) if isinstance(value, Mapping) and value else {path: value}
+    return flat
+
+
+def main() -> None:
+    """Send to MLflow what could not be sent while its server was away."""
+    parser = argparse.ArgumentParser(
+        prog="python -m throughline.tracking.recorder", description=inspect.getdoc(main)
+    )
+    parser.add_argument("what", choices=["sync"], help="send everything in .throughline/unsent/")
+    parser.parse_args()
+    use_store()
+    sent, left = sync()
+    echo(f"{sent} of {sent + left} kept runs sent to {show_address()}")
+    if left:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

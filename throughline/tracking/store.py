@@ -1,0 +1,105 @@
+"""Which MLflow store runs are sent to, and what its errors mean.
+
+The address comes from the user's environment. What is relative in it is meant in the project, not
+in the worktree where a stage happens to run; a password in it is for the store alone, and is shown
+and written nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import mlflow
+import requests
+from mlflow.exceptions import MlflowException
+
+from throughline.shared.layout import STORE_HOME
+
+ADDRESS, USER, PASSWORD = (f"MLFLOW_TRACKING_{name}" for name in ("URI", "USERNAME", "PASSWORD"))
+# How a store shows that it cannot be reached or written.
+STORE_ERRORS = (MlflowException, requests.RequestException, OSError)
+# Answers to what may be taken later.
+NOT_NOW = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+_WITHOUT_PATH = ("databricks",)  # addresses that look like one
+_RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
+_PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/@]+@")
+_STATUS = re.compile(r"failed with error code (\d{3})")  # of MLflow's client
+
+
+def store_home() -> Path:
+    """The project whose SQLite file and artifacts serve where there is no tracking server."""
+    return Path(os.environ.get(STORE_HOME, ".")).resolve()
+
+
+def use_store() -> None:
+    """Send runs of this process, and of those that it starts, to MLFLOW_TRACKING_URI, or to an
+    SQLite file in the project's folder.
+    """
+    home = store_home()
+    address = make_absolute(os.environ.get(ADDRESS) or "sqlite:///mlflow.db", home)
+    parts = urlsplit(address)
+    if parts.scheme in ("http", "https") and parts.username and parts.password:
+        # Where MLflow's client reads them, too, and puts them into no message.
+        os.environ |= {USER: unquote(parts.username), PASSWORD: unquote(parts.password)}
+        address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    mlflow.set_tracking_uri(address)
+
+
+def make_absolute(address: str, home: Path) -> str:
+    """An address of a store; a relative path in it is one in the folder `home`.
+
+    >>> make_absolute("sqlite:///runs.db", Path("/home/me"))
+    'sqlite:////home/me/runs.db'
+    """
+    if relative := _RELATIVE_SQLITE.fullmatch(address):
+        return f"{relative[1]}{home / relative[2]}"
+    scheme, _, path = address.rpartition(":")
+    if scheme in ("", "file") and not path.startswith("//") and address not in _WITHOUT_PATH:
+        return (home / path).as_uri()
+    return address
+
+
+def show_address() -> str:
+    """The address that runs are sent to, for messages."""
+    return hide_password(mlflow.get_tracking_uri())
+
+
+def hide_password(text: str) -> str:
+    """A text without the passwords of the addresses in it.
+
+    >>> hide_password("no answer of postgresql://me:secret@host/db")
+    'no answer of postgresql://me:***@host/db'
+    """
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
+def reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    return hide_password((str(error).splitlines() or [type(error).__name__])[0])[:200]
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error is an answer to what was sent, which would be the same later: a 4xx, or what
+    MLflow itself makes of it.
+    """
+    if not isinstance(error, STORE_ERRORS):
+        return True
+    status = _read_status(error)
+    return (
+        HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+        and status not in NOT_NOW
+    )
+
+
+def _read_status(error: Exception) -> int:
+    """Status of an answer; 0 where there was none."""
+    if isinstance(error, MlflowException):
+        # Of statuses that it has no name for, the client makes an internal error.
+        said = _STATUS.search(str(error))
+        return int(said[1]) if said else error.get_http_status_code()
+    answer = getattr(error, "response", None)
+    return 0 if answer is None else answer.status_code

@@ -1,0 +1,216 @@
+"""Checkpoints on disk that a kill or a power failure at any instant leaves usable: the newest two
+of one piece of work.
+
+Each is a folder of its own: written under a temporary name, every file flushed, the folder flushed,
+renamed, and the folder around it flushed. Only then does the oldest go. One that is proven damaged
+or does not fit is reported and set aside, and the one before it is used; any other error, such as a
+disk or a device that has no room, ends the training and leaves all as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.shared.errors import MissingInput
+from throughline.shared.files import digest_file, digest_json, read_json, write_json
+from throughline.shared.layout import from_here
+from throughline.shared.progress import echo_problem
+
+MAX_TO_KEEP = 2
+MAX_OTHERS = 3  # works with other settings, data or code
+# What shows that a file is not what was written: it is gone, no JSON, or has another digest.
+DAMAGED = (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, MissingInput)
+# What TensorFlow raises where intact files do not hold these variables.
+UNFITTING = (
+    AssertionError,
+    ValueError,
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+)
+STATE = "state.json"
+VARIABLES = "variables"
+_NAME = re.compile(r"at-(\d+)-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCheckpoint:
+    """A checkpoint whose files are what was written, and what its state says."""
+
+    folder: Path
+    state: Mapping[str, Any]
+
+    def read(self, name: str) -> bytes:
+        """A file that was written next to the variables."""
+        return (self.folder / name).read_bytes()
+
+
+class CheckpointStore:
+    """The checkpoints of one piece of work, in a folder of its own below `root`; `fingerprint`
+    names its parts (data, code, settings, …), each with its digest.
+
+    A checkpoint of other work is never resumed from: it stays, and the parts that differ are named.
+    Only those of the newest few other works are kept; `root` goes when a training is complete.
+    """
+
+    def __init__(self, root: Path, fingerprint: Mapping[str, str]) -> None:
+        self._root, self._fingerprint = root, dict(fingerprint)
+        self._folder = root / f"work-{digest_json(self._fingerprint)[:16]}"
+
+    @property
+    def run_id(self) -> str | None:
+        """The MLflow run of the newest checkpoint; None where there is none."""
+        return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
+
+    def restore(self, variables: Sequence[tf.Variable]) -> StoredCheckpoint | None:
+        """Load the newest checkpoint that can be loaded into `variables` and return it; None where
+        there is none: nothing is changed.
+        """
+        if not self._usable_checkpoints:
+            return None
+        initial = [np.asarray(variable) for variable in variables]
+        for saved in self._usable_checkpoints:
+            try:
+                tf.train.Checkpoint(variables=list(variables)).read(
+                    str(saved.folder / VARIABLES)
+                ).assert_consumed()
+            except UNFITTING as error:
+                _set_aside(saved.folder, f"cannot be loaded ({_first_line(error)})")
+                for variable, value in zip(variables, initial, strict=True):
+                    variable.assign(value)
+                continue
+            return saved
+        echo_problem("no checkpoint can be used; training starts from the beginning")
+        return None
+
+    def write(
+        self,
+        variables: Sequence[tf.Variable],
+        state: Mapping[str, Any],
+        members: Mapping[str, bytes],
+        *,
+        position: tuple[int, int],
+    ) -> None:
+        """Write a checkpoint at a position (epochs, steps), then remove all but the newest ones.
+        `state` is anything that JSON holds, `members` are further files by name.
+        """
+        epoch, step = position
+        for folder in (self._root, self._folder):
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                _flush(folder.parent)
+        temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
+        # Of an interrupted training; what was usable at this position has been resumed from.
+        for stale in (temporary, final):
+            shutil.rmtree(stale, ignore_errors=True)
+        temporary.mkdir()
+        tf.train.Checkpoint(variables=list(variables)).write(str(temporary / VARIABLES))
+        for name, content in members.items():
+            (temporary / name).write_bytes(content)
+        files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
+        whole = {"work": self._fingerprint, "files": files, "state": dict(state)}
+        write_json(temporary / STATE, {**whole, "digest": digest_json(whole)})
+        for path in temporary.iterdir():
+            _flush(path)
+        _flush(temporary)
+        temporary.rename(final)
+        _flush(self._folder)
+        for stale in _positions(self._folder)[MAX_TO_KEEP:]:
+            shutil.rmtree(stale, ignore_errors=True)
+
+    @cached_property
+    def _usable_checkpoints(self) -> list[StoredCheckpoint]:
+        """The usable ones of this work, the newest first; what is damaged is reported and set
+        aside.
+        """
+        usable = []
+        for folder in _positions(self._folder):
+            try:
+                content = _read_verified(folder)
+            except DAMAGED as error:
+                _set_aside(folder, f"is damaged ({_first_line(error)})")
+                continue
+            usable.append(StoredCheckpoint(folder=folder, state=content["state"]))
+        self._keep_others()
+        return usable
+
+    def _keep_others(self) -> None:
+        """Name the newest checkpoint of other work, and remove those of all but a few others."""
+        others = sorted(
+            (folder for folder in self._root.glob("work-*") if folder != self._folder),
+            key=lambda folder: folder.stat().st_mtime_ns,
+            reverse=True,
+        )
+        for folder in others[MAX_OTHERS:]:
+            shutil.rmtree(folder, ignore_errors=True)
+        newest = [position for folder in others[:1] for position in _positions(folder)[:1]]
+        for folder in newest:
+            with contextlib.suppress(*DAMAGED):
+                work = _read_verified(folder)["work"]
+                differing = sorted(
+                    part
+                    for part in {*self._fingerprint, *work}
+                    if self._fingerprint.get(part) != work.get(part)
+                )
+                echo_problem(
+                    f"an interrupted training is not continued, its {', '.join(differing)}"
+                    f" differ{'s' if len(differing) == 1 else ''}; its checkpoints stay until a"
+                    f" training completes: {from_here(folder.parent)}"
+                )
+
+
+def _positions(folder: Path) -> list[Path]:
+    """Folders of checkpoints, the furthest first."""
+    found = [
+        (tuple(map(int, match.groups())), path)
+        for path in folder.glob("at-*")
+        if (match := _NAME.fullmatch(path.name))
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _read_verified(folder: Path) -> dict[str, Any]:
+    """What was written into a checkpoint's folder next to the variables.
+
+    Raises:
+      One of DAMAGED: a file is not what was written.
+      OSError: a file cannot be read now, whatever is in it.
+    """
+    content = read_json(folder / STATE)
+    if content.pop("digest") != digest_json(content):
+        raise ValueError(f"{STATE} is not what was written")
+    for name, digest in content["files"].items():
+        if digest_file(folder / name) != digest:
+            raise ValueError(f"{name} is not what was written")
+    return content
+
+
+def _set_aside(folder: Path, reason: str) -> None:
+    aside = folder.with_name(f"aside-{folder.name}")
+    echo_problem(f"the checkpoint {from_here(folder)} {reason}; it is set aside as {aside.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold a file's data, or a folder's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

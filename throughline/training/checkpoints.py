@@ -1,0 +1,310 @@
+"""The progress of a training that may be interrupted at any instant: epoch rows, timing, and when a
+checkpoint is due.
+
+A checkpoint holds position, weights, optimizer, random layers, metrics, what callbacks remember,
+and epoch rows; `checkpoint_store` keeps it on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.settings import TrainSettings
+from throughline.shared.errors import disk_reason
+from throughline.shared.progress import echo, echo_problem
+from throughline.training.callbacks import Callbacks, dump_state, load_state
+from throughline.training.checkpoint_store import CheckpointStore
+from throughline.training.fit import Position
+from throughline.training.step_timer import StepTimer
+from throughline.training.train_function import TrainFunction
+
+CHECKPOINT_FOLDER = ".checkpoint"
+CALLBACKS = "callbacks.pickle"
+LOG_EVERY_S = 10.0
+
+
+class MetricsLog(Protocol):
+    """Where the metrics of an epoch go; `run_id` is that of MLflow's run."""
+
+    run_id: str | None
+
+    def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
+        """Log the metrics of an epoch."""
+        ...
+
+
+class Pausable(Protocol):
+    """A measurement of this process that leaves out what is between `pause` and `resume`."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it is measuring now."""
+        ...
+
+    def pause(self) -> None:
+        """Leave out what follows."""
+        ...
+
+    def resume(self) -> None:
+        """Measure what follows."""
+        ...
+
+
+class CheckpointCallback(keras.callbacks.Callback):
+    """Epoch rows and checkpoints, as the last callback of a training that may be interrupted at any
+    instant.
+
+    `measured_steps` are those that the monitor has measured: without executions that build a graph
+    first, and without validation.
+    """
+
+    def __init__(
+        self,
+        pipeline: InputPipeline,
+        store: CheckpointStore,
+        settings: TrainSettings,
+        recorder: MetricsLog,
+    ) -> None:
+        super().__init__()
+        self.rows: list[dict[str, float]] = []
+        self.timer = StepTimer()
+        self.measured_steps = 0
+        self._pipeline, self._store = pipeline, store
+        self._settings, self._recorder = settings, recorder
+        self._train_function: TrainFunction | None = None
+        self._monitor: Pausable | None = None
+        self._others: Callbacks = ()
+        self._others_state: bytes | None = None  # to resume from
+        self._no_checkpoints = ""  # why the state of this training cannot be kept
+        self._start = Position()
+        self._metrics: list[Any] = []  # values of the metrics in mid-epoch, to resume from
+        self._logged_at = 0.0
+        self._step = 0  # of the current epoch, that have been run
+
+    def attach(
+        self, train_function: TrainFunction, monitor: Pausable, others: Callbacks = ()
+    ) -> None:
+        """Follow the executions of this function, have the monitor pause while a graph is built and
+        while the model is validated, and keep the state of the `others`, which are called before.
+        """
+        self._train_function, self._monitor, self._others = train_function, monitor, others
+
+    def restore(self, model: keras.Model) -> Position:
+        """Load the last usable checkpoint of the same work into the model and say how far it was;
+        the beginning where there is none.
+        """
+        unbuilt = [name for name, one in _further_optimizers(model).items() if not one.built]
+        if unbuilt:
+            self._keep_none(f"the optimizer {unbuilt[0]} has no state before its first step")
+            return Position()
+        saved = self._store.restore(_variables(model))
+        if saved is None:
+            return Position()
+        state, self._others_state = saved.state, saved.read(CALLBACKS)
+        self.rows, self._metrics = [dict(row) for row in state["rows"]], state["metrics"]
+        self._start = Position(epoch=len(self.rows), step=state["step"])
+        return self._start
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Let the other callbacks, which have just begun, remember what they knew."""
+        if self._others_state is not None:
+            load_state(self._others, self._others_state)
+            return
+        try:
+            dump_state(self._others)
+        except TypeError as error:
+            self._keep_none(f"a callback holds what cannot be stored ({error})")
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """In an epoch that was interrupted, let its metrics continue."""
+        resumed = epoch == self._start.epoch
+        self._step = self._start.step if resumed else 0
+        self._logged_at = time.monotonic()
+        if self._metrics and resumed:
+            for variable, value in zip(
+                _metric_variables(self._training_model), self._metrics, strict=True
+            ):
+                variable.assign(np.asarray(value, variable.dtype))
+        self.timer.begin()
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Measure the execution, unless it builds a graph first."""
+        if self._monitor and self._active_train_function.builds_graph:
+            self._monitor.pause()
+        elif self._monitor:
+            self._monitor.resume()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Time the execution, say every few seconds how far a long epoch is, and keep a checkpoint
+        where one is due.
+        """
+        # Keras' number of the batch may run past the end of the epoch.
+        steps = self._active_train_function.steps
+        self.timer.tick(steps)
+        before, self._step = self._step, self._step + steps
+        if self._monitor and self._monitor.running:
+            self.measured_steps += steps
+        if time.monotonic() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            echo(
+                f"  step {self._step:,} of {self._pipeline.steps_per_epoch:,}: loss"
+                f" {(logs or {}).get('loss', float('nan')):.4f}"
+            )
+        count, unit = self._settings.checkpoint_period
+        due = self._step // count > before // count
+        if (
+            unit == "steps"
+            and due
+            and self._pipeline.plan.seekable
+            and self._step < self._pipeline.steps_per_epoch
+        ):
+            self._save(self._step)
+
+    def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """The epoch's last step is done; validation is neither timed nor measured."""
+        self.timer.end()
+        if self._monitor:
+            self._monitor.pause()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Close the epoch: row, metrics, checkpoint."""
+        values, model = dict(logs or {}), self._training_model
+        rate = getattr(model.optimizer, "learning_rate", float("nan"))
+        row = {
+            "epoch": epoch,
+            **_name_columns(values),
+            "examples_per_s": self.timer.rates[-1]
+            * self._pipeline.examples
+            / self._pipeline.steps_per_epoch,
+            "learning_rate": float(rate),
+        }
+        self.rows.append(row)
+        echo(
+            f"  epoch {epoch + 1} of {self._settings.epochs}: {_describe(row)},"
+            f" {row['examples_per_s']:,.0f} examples/s"
+        )
+        metrics = {
+            f"{split}/{name}": value
+            for column, value in row.items()
+            for split, _, name in [column.partition("_")]
+            if split in ("train", "val")
+        }
+        self._recorder.log_metrics(metrics, step=epoch)
+        if model.stop_training:
+            return
+        count, unit = self._settings.checkpoint_period
+        if epoch + 1 < self._settings.epochs and (unit == "steps" or (epoch + 1) % count == 0):
+            self._save(0)
+
+    @property
+    def _training_model(self) -> keras.Model:
+        """The model that Keras is training."""
+        if self.model is None:
+            raise RuntimeError("no training has begun")
+        return self.model
+
+    @property
+    def _active_train_function(self) -> TrainFunction:
+        if self._train_function is None:
+            raise RuntimeError("attach() the train_function of the model first")
+        return self._train_function
+
+    def _keep_none(self, reason: str) -> None:
+        """Say before the first step that this training cannot be resumed, and write no checkpoint
+        that would not be all of it.
+        """
+        self._no_checkpoints = reason
+        echo_problem(f"no checkpoints are kept, an interrupted training begins again: {reason}")
+
+    def _save(self, step: int) -> None:
+        """Write a checkpoint. Where that fails, training continues, and the earlier checkpoint
+        stays in force.
+        """
+        if self._no_checkpoints:
+            return
+        metrics = (
+            [np.asarray(variable).tolist() for variable in _metric_variables(self._training_model)]
+            if step
+            else []
+        )
+        state = {
+            "step": step,
+            "rows": self.rows,
+            "metrics": metrics,
+            "run_id": self._recorder.run_id,
+        }
+        try:
+            self._store.write(
+                _variables(self._training_model),
+                state,
+                {CALLBACKS: dump_state(self._others)},
+                position=(len(self.rows), step),
+            )
+        except (OSError, tf.errors.OpError) as error:
+            reason = disk_reason(error) or str(error).splitlines()[0][:200]
+            echo_problem(
+                f"no checkpoint could be written ({reason}); training continues, the earlier one"
+                " stays"
+            )
+
+
+def _variables(model: keras.Model) -> list[tf.Variable]:
+    """Every variable by position: weights, slots and step counters of optimizers, and the state of
+    random layers.
+    """
+    optimizers = [
+        *([model.optimizer] if model.optimizer else []),
+        *_further_optimizers(model).values(),
+    ]
+    if model.optimizer and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return [
+        getattr(variable, "value", variable)
+        for variable in (
+            *model.variables,
+            *(variable for optimizer in optimizers for variable in optimizer.variables),
+        )
+    ]
+
+
+def _further_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """Optimizers that a model's own train step has besides the one it is compiled with."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+    }
+
+
+def _name_columns(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an epoch by their columns in history.csv: of training, then of validation, the
+    loss first.
+    """
+    names = sorted(
+        (name for name in values if name != "learning_rate"),
+        key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name),
+    )
+    return {
+        name if name.startswith("val_") else f"train_{name}": float(values[name]) for name in names
+    }
+
+
+def _describe(row: Mapping[str, float]) -> str:
+    """The loss and the other metrics of an epoch, and those of validation but its loss."""
+    shown = {
+        column.replace("train_", "").replace("val_", "validation "): value
+        for column, value in row.items()
+        if column.startswith(("train_", "val_")) and column != "val_loss"
+    }
+    return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+
+
+def _metric_variables(model: keras.Model) -> list[Any]:
+    return [variable for metric in model.metrics for variable in metric.variables]

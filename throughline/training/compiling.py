@@ -1,0 +1,188 @@
+"""How a model is compiled: its optimizer with the schedule of its rate, its loss and its metrics,
+by the names of params.yaml. What a builder has compiled itself stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from throughline.models.inference import gives_probabilities
+from throughline.models.models import Target, import_object
+from throughline.models.transformers import PackedModel
+from throughline.settings import NamedObject, TrainSettings
+from throughline.shared.errors import UnknownModel
+
+AUTO = "auto"
+LOSSES = {
+    "class": "sparse_categorical_crossentropy",
+    "next_token": "sparse_categorical_crossentropy",
+    "soft_labels": "categorical_crossentropy",
+    "regression": "mean_squared_error",
+}
+
+
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that rises linearly from zero in the first `steps`, then follows `after`, a rate or a
+    schedule, from its beginning.
+    """
+
+    def __init__(self, after: Any, steps: int) -> None:
+        super().__init__()
+        self.after, self.steps = after, steps
+
+    def __call__(self, step: Any) -> Any:
+        """The rate of a step."""
+        step, begin = keras.ops.cast(step, "float32"), float(self.steps)
+        schedule = callable(self.after)
+        first = self.after(0) if schedule else self.after
+        rest = self.after(keras.ops.maximum(step - begin, 0)) if schedule else self.after
+        return keras.ops.where(step < begin, first * (step + 1) / begin, rest)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"after": self.after, "steps": self.steps}
+
+
+def compile_model(
+    model: keras.Model, settings: TrainSettings, *, target: Target, steps: int
+) -> None:
+    """Compile for epochs of so many `steps`, by default with Adam and cross-entropy (squared error
+    for numbers), unless the builder has compiled the model itself.
+
+    Raises:
+      UnknownModel: a loss, optimizer, metric or schedule does not exist, or the builder and
+        params.yaml both name one.
+    """
+    if getattr(model, "compiled", False):
+        _keep_own(model, settings)
+        return
+    packed = isinstance(model, PackedModel)
+    outputs = {"from_logits": not gives_probabilities(model)}
+    loss = make_named(
+        LOSSES[target.kind] if settings.loss == AUTO else settings.loss,
+        keras.losses,
+        key="train.loss",
+        defaults=outputs,
+    )
+    if packed:  # the mean over documents, not over the room for them
+        loss.reduction = "mean_with_sample_weight"
+    metrics = [
+        # By its name Keras chooses the accuracy that fits the labels.
+        target.metric
+        if metric in (AUTO, target.metric)
+        else make_named(metric, keras.metrics, key="train.metrics", defaults=outputs)
+        for metric in settings.metrics
+    ]
+    model.compile(
+        optimizer=make_optimizer(settings, steps=steps),
+        loss=loss,
+        metrics=None if packed else metrics,
+        weighted_metrics=metrics if packed else None,
+        jit_compile=settings.jit_compile,  # pyright: ignore[reportArgumentType] - Keras takes a boolean, too
+        steps_per_execution=settings.steps_per_execution,
+    )
+
+
+def describe_own_compile(settings: TrainSettings) -> str:
+    """What the builder's own compile leaves unused of params.yaml, in a line."""
+    return (
+        "its builder has compiled the model: train.learning_rate"
+        f" {settings.learning_rate:g} and train.schedule {settings.schedule} are not used"
+    )
+
+
+def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
+    """Leave a compiled model as it is, but for how its steps are run."""
+    defaults = type(settings)()
+    both = [
+        f"train.{name}"
+        for name in ("optimizer", "loss", "metrics", "warm_up_epochs")
+        if getattr(settings, name) != getattr(defaults, name)
+    ]
+    if both:
+        raise UnknownModel(
+            f"{', '.join(both)}: the model's builder compiles it, with an optimizer, loss and"
+            " metrics of its own; leave out one of both"
+        )
+    if settings.steps_per_execution > 1:
+        model.steps_per_execution = settings.steps_per_execution
+    if settings.jit_compile:
+        model.jit_compile = True
+
+
+def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.Optimizer:
+    """The optimizer, whose rate follows the schedule over all epochs of so many `steps`."""
+    rate = make_schedule(settings, steps=steps)
+    optimizer = make_named(
+        settings.optimizer,
+        keras.optimizers,
+        key="train.optimizer",
+        defaults={"learning_rate": rate},
+    )
+    if callable(optimizer):  # a function of one's own
+        optimizer = optimizer(rate)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UnknownModel(f"train.optimizer: {settings.optimizer} gives no Keras optimizer")
+    return optimizer
+
+
+def make_schedule(settings: TrainSettings, *, steps: int) -> Any:
+    """The rate of each step: a number, or a schedule of Keras."""
+    warm_up = round(settings.warm_up_epochs * steps)
+    rate, rest = settings.learning_rate, max(1, settings.epochs * steps - warm_up)
+    schedules = keras.optimizers.schedules
+    if settings.schedule == "cosine":
+        after: Any = schedules.CosineDecay(rate, rest)
+    elif settings.schedule == "linear":
+        after = schedules.PolynomialDecay(rate, rest, end_learning_rate=0.0)
+    elif settings.schedule == "constant":
+        after = rate
+    else:
+        after = import_object(settings.schedule, key="train.schedule")(rate, rest)
+    return WarmUp(after, warm_up) if warm_up else after
+
+
+def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[str, Any]) -> Any:
+    """What a name, or {name: arguments}, stands for: an instance of a class of Keras' `module`, or
+    what is one's own, a class or a function that is called with its arguments. `defaults` are for
+    those arguments that a class takes.
+
+    Raises:
+      UnknownModel: it does not exist, or does not take these arguments.
+    """
+    name, given = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
+    if ":" in name:
+        kind = import_object(name, key=key)
+        if not given and not inspect.isclass(kind):
+            return kind
+    else:
+        kind = _find_class(name, module)
+        if kind is None:
+            raise UnknownModel(
+                f"{key}: Keras has no {name} among its {key.rpartition('.')[2]};"
+                " your own: package.module:name"
+            )
+    if inspect.isclass(kind):
+        taken = inspect.signature(kind).parameters
+        given = {name: value for name, value in defaults.items() if name in taken} | given
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise UnknownModel(f"{key}: {name} does not take {given}: {error}") from error
+
+
+def _find_class(name: str, module: Any) -> type | None:
+    """The class of a module of Keras by its name or that of its function, in any spelling that
+    Keras takes; None where there is none.
+    """
+    try:
+        found = module.get(name)
+    except ValueError:
+        return None
+    wanted = getattr(found, "__name__", type(found).__name__).replace("_", "").lower()
+    classes = (one for one in vars(module).values() if inspect.isclass(one))
+    return next((one for one in classes if one.__name__.lower() == wanted), None)

@@ -1,0 +1,200 @@
+"""What runs a model's own train step on what a pipeline delivers: stored examples that the device
+postprocesses, or numbers of steps whose batches it gathers.
+
+The train step is that of the network, as its builder wrote and compiled it; what comes before it is
+a function of the batch. So nothing of a model depends on where its input is postprocessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from throughline.models import emulation
+from throughline.models.models import Models
+from throughline.models.transformers import make_packed_model
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.settings import TrainSettings
+from throughline.shared.errors import ImpossiblePlan, UnknownModel, did_you_mean
+from throughline.training.compiling import compile_model
+
+Prepare = Callable[[Any], Any]
+
+
+class StepModel(keras.Model):
+    """A compiled `network` with what its batches go through first: `gather` makes a training batch
+    of the number of a step, `postprocess` floats of stored inputs, and `weigh` adds the weights of
+    a training batch's examples.
+    """
+
+    def __init__(
+        self,
+        network: keras.Model,
+        *,
+        postprocess: Prepare | None,
+        gather: Prepare | None,
+        weigh: Prepare | None,
+    ) -> None:
+        super().__init__(name="step_model")
+        self.network = network
+        self._postprocess, self._gather, self._weigh = postprocess, gather, weigh
+        self.compile(
+            optimizer=network.optimizer,
+            # XLA has no form of the shuffle of indices, by which batches are gathered.
+            jit_compile=network.jit_compile and gather is None,  # pyright: ignore[reportArgumentType]
+            run_eagerly=network.run_eagerly,
+            steps_per_execution=network.steps_per_execution,
+            auto_scale_loss=False,  # the network's optimizer does
+        )
+
+    @property
+    def metrics(self) -> list[Any]:
+        """Those of the network."""
+        return self.network.metrics
+
+    def train_step(self, data: Any) -> Any:
+        """The network's train step on a prepared batch."""
+        data = self._gather(data) if self._gather else data
+        data = self._postprocessed(data)
+        return self.network.train_step(self._weigh(data) if self._weigh else data)
+
+    def test_step(self, data: Any) -> Any:
+        """The network's test step on a batch of held-out examples, which nothing gathers."""
+        return self.network.test_step(self._postprocessed(data))
+
+    def _postprocessed(self, data: Any) -> Any:
+        return (self._postprocess(data[0]), *data[1:]) if self._postprocess else data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """What train steps are fed, in epochs of `steps_per_epoch`: `stored` inputs, or postprocessed
+    ones; numbers of steps, where they `gather`; rows of at most `segments` documents, where they
+    are packed. `class_weights` (classes,) float32 weigh the examples of training batches.
+    """
+
+    steps_per_epoch: int
+    stored: bool
+    gather: Prepare | None = None
+    segments: int | None = None
+    class_weights: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, pipeline: InputPipeline, settings: TrainSettings, *, gathers: bool = True) -> Feed:
+        """What a pipeline feeds the steps of a training; where batches are ready no step `gathers`,
+        and no split is brought to the device for it.
+        """
+        return cls(
+            steps_per_epoch=pipeline.steps_per_epoch,
+            stored=bool(pipeline.plan.device_ops),
+            gather=pipeline.gather_fn() if gathers and pipeline.plan.gathers_on_device else None,
+            segments=pipeline.segments,
+            class_weights=compute_class_weights(settings.class_weights, pipeline.data),
+        )
+
+
+def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> keras.Model:
+    """Make what is trained: the compiled network itself or, where its batches need something first,
+    a StepModel of it.
+
+    Raises:
+      ImpossiblePlan: batches are to be gathered on an accelerator that is emulated, or packed for
+        one.
+      UnknownModel: the network does not keep the documents of a packed row apart, or is compiled
+        with what does not exist.
+    """
+    if feed.class_weights is not None and (
+        feed.segments or models.target.kind not in ("class", "soft_labels")
+    ):
+        raise UnknownModel(
+            "train.class_weights: neither packed rows nor next tokens have one class each; leave it"
+            " out"
+        )
+    postprocess, gather = (models.postprocess if feed.stored else None), feed.gather
+    if models.emulation:
+        _refuse_emulated(feed)
+        network: keras.Model = emulation.EmulatedTraining(
+            models.emulation, emulation.find_output(models.network), models.target.shape
+        )
+        postprocess = gather = None
+    elif feed.segments:
+        if models.network.compiled:
+            raise UnknownModel(
+                "batch.pack weighs the documents of a row in loss and metrics, and the model's"
+                " builder compiles its own; leave that to params.yaml, or use"
+                " `batch: {pad_to: auto}`"
+            )
+        network = make_packed_model(models.network, segments=feed.segments)
+    else:
+        network = models.network
+    compile_model(network, settings, target=models.target, steps=feed.steps_per_epoch)
+    weigh = None if feed.class_weights is None else _make_weigh(feed.class_weights)
+    if models.emulation or not (postprocess or gather or weigh):
+        return network
+    return StepModel(network, postprocess=postprocess, gather=gather, weigh=weigh)
+
+
+def find_network(model: keras.Model) -> keras.Model:
+    """The compiled network of what `make_step_model` made: the one that callbacks know."""
+    return model.network if isinstance(model, StepModel) else model
+
+
+def compute_class_weights(
+    setting: str | Mapping[str, float], data: PreparedData
+) -> np.ndarray | None:
+    """The weight of each class (classes,) float32; None where all count alike. `auto`: the inverse
+    of its share of the training split, of which the examples' mean is 1.
+
+    Raises:
+      UnknownModel: there are no classes, or none of such a name.
+    """
+    if setting == "none":
+        return None
+    classes = data.shards.classes
+    if data.shards.schema.label != "class" or not classes:
+        raise UnknownModel("train.class_weights: the data have no classes; leave it out")
+    if isinstance(setting, str):
+        labels = np.asarray(data.memmap("train", "label"))
+        counts = np.bincount(labels, minlength=len(classes))
+        return (len(labels) / (len(classes) * np.maximum(counts, 1))).astype(np.float32)
+    unknown = [name for name in setting if name not in classes]
+    if unknown:
+        raise UnknownModel(
+            f"train.class_weights: {unknown[0]} is not a class;"
+            f" {did_you_mean(unknown[0], list(classes))}"
+        )
+    return np.asarray([setting.get(name, 1.0) for name in classes], np.float32)
+
+
+def _refuse_emulated(feed: Feed) -> None:
+    if feed.segments:
+        raise ImpossiblePlan(
+            "batch.pack needs a model that keeps segments apart; with model.name: emulated use"
+            " `batch: {pad_to: auto}`"
+        )
+    if feed.gather:
+        raise ImpossiblePlan(
+            "snapshot_on: device needs the memory of an accelerator, and model.name: emulated"
+            " has none; use snapshot_on: host"
+        )
+
+
+def _make_weigh(class_weights: np.ndarray) -> Prepare:
+    """Add to (inputs, labels) the weight of each example's class; of labels that are vectors, the
+    mean by their shares.
+    """
+    weights = tf.constant(class_weights, tf.float32)
+
+    def weigh(data: Any) -> Any:
+        inputs, labels = data[:2]
+        if labels.shape.rank == 1:
+            return inputs, labels, tf.gather(weights, labels)
+        return inputs, labels, tf.linalg.matvec(tf.cast(labels, tf.float32), weights)
+
+    return weigh
