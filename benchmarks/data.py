@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from ruamel.yaml import YAML
 
-import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from tasks.ingest import ingest
 from tasks.shard import shard
 from tasks.snapshot import snapshot

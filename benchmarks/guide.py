@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 
 # isort: split
 import tensorflow as tf

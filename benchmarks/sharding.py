@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from benchmarks import data
 from tasks.ingest import ingest
 from tasks.shard import shard

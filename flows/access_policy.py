@@ -27,7 +27,7 @@ LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
 SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
 # Their functions are not made to be called with anybody's options.
-OUR_PACKAGES = ("tasks", "flows", "infra", "benchmarks", "tests")
+OUR_PACKAGES = ("throughline", "tasks", "flows", "infra", "benchmarks", "tests")
 
 
 class Limits(BaseModel):

@@ -15,29 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("tasks", "flows")
+PACKAGES = ("throughline", "tasks", "flows")
 WIDE = 100
-STAGES = {
-    *("identities", "fetch", "ingest", "shard", "snapshot", "build", "train", "profiling"),
-    *("report", "verify", "stall", "export", "predict", "cli"),
-}
 
 
 def package_of(module: str) -> str:
-    """The folder that a module is in; of those directly in tasks/, what they are."""
+    """The folder that a module is in: of the library, one of its packages."""
     parts = module.split(".")
-    if parts[0] != "tasks":
-        return parts[0]
-    if len(parts) > 1 and ROOT.joinpath(*parts[:2]).is_dir():
-        return ".".join(parts[:2])
-    name = parts[-1]
-    return (
-        "tasks: params"
-        if name.startswith("params")
-        else "tasks: stages"
-        if name in STAGES
-        else "tasks: shared"
-    )
+    return ".".join(parts[:2]) if parts[0] == "throughline" and len(parts) > 1 else parts[0]
 
 
 def modules() -> Iterator[tuple[str, str, ast.Module]]:
@@ -73,6 +58,16 @@ def levels(arrows: dict[str, set[str]]) -> dict[str, int]:
     return {package: height(package) for package in list(arrows)}
 
 
+def shorten(package: str) -> str:
+    """The name of a package of the library without the library's."""
+    return package.removeprefix("throughline.")
+
+
+def count_lines(folder: Path) -> int:
+    """Lines of Python in a folder."""
+    return sum(path.read_text().count("\n") for path in folder.rglob("*.py"))
+
+
 def main() -> None:
     """Print the tables."""
     counts, lines, arrows = Counter(), Counter(), defaultdict(set)
@@ -91,13 +86,20 @@ def main() -> None:
     table = Table("package", "level", "modules", "lines", "imports", box=None)
     height = levels(arrows)
     for package in sorted(counts, key=lambda package: (-height[package], package)):
-        others = ", ".join(sorted(each.removeprefix("tasks.") for each in arrows[package]))
+        others = ", ".join(sorted(map(shorten, arrows[package])))
         table.add_row(
-            package, str(height[package]), str(counts[package]), f"{lines[package]:,}", others
+            shorten(package),
+            str(height[package]),
+            str(counts[package]),
+            f"{lines[package]:,}",
+            others,
         )
-    console = Console(width=110)
+    console = Console(width=WIDE - 2)
     console.print(table)
     console.print(f"\n{sum(counts.values())} modules, {total:,} lines, {wide} wider than {WIDE}")
+    others = {folder: count_lines(ROOT / folder) for folder in ("tests", "benchmarks", "infra")}
+    shown = ", ".join(f"{folder} {count:,}" for folder, count in others.items())
+    console.print(f"further lines: {shown}; in all {total + sum(others.values()):,}")
     for label, found in (("functions", longest), ("files", files)):
         three = ", ".join(f"{name} {length}" for length, name in sorted(found, reverse=True)[:3])
         console.print(f"longest {label} [lines]: {three}", highlight=False)

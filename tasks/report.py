@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from throughline import reporting
 from throughline.config.cli import stage_cli
 from throughline.reporting.comparing import RunResults, compare, read_all
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput
@@ -76,7 +77,7 @@ def _page(
     comparison: Comparison, results: Mapping[str, RunResults], layout: Layout, folder: Path
 ) -> str:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "reporting"),
+        loader=FileSystemLoader(Path(reporting.__file__).parent),
         autoescape=select_autoescape(),
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -38,6 +38,7 @@ from throughline.models.models import Models, Target
 from throughline.models.transformers import TransformerEncoder
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.ops import PROGRAM
 from throughline.plan.steps import TokenWindow
 from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.results.build import BuildResult
@@ -307,7 +308,7 @@ def user_modules(params: Params) -> set[str]:
         for section in ("preprocess", "augment", "postprocess")
         for op in getattr(params, section)
     }
-    return own | {module for module in ops if module.partition(".")[0] != "tasks"}
+    return own | {module for module in ops if module.partition(".")[0] not in PROGRAM}
 
 
 def layer_modules(params: Params) -> set[str]:

@@ -23,7 +23,7 @@ from skips import (
 from stack import ENDED, Stack, measuring_folders, running_stack
 from trainings import layout  # noqa: F401 - a fixture
 
-import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from tasks.ingest import ingest
 from tasks.shard import shard
 from throughline.settings import DataSettings, ShardSettings, SplitSettings

@@ -37,7 +37,7 @@ def read_sources(root: Path) -> dict[Path, str]:
     """The text of every file in which faults are planted."""
     return {
         path: path.read_text()
-        for folder in ("tasks", "flows")
+        for folder in ("throughline", "tasks", "flows")
         for path in sorted((root / folder).rglob("*.py"))
     }
 

@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent
 CODE = (
+    "throughline",
     "tasks",
     "flows",
     "dvc.yaml",

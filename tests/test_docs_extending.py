@@ -95,7 +95,7 @@ def apply(root: Path, language: str, block: str) -> None:
 def extended(tmp_path_factory) -> Path:
     """A copy of the project with all examples in it."""
     root = tmp_path_factory.mktemp("extended")
-    for name in ("tasks", "flows", "benchmarks", "tests", "infra", "docs"):
+    for name in ("throughline", "tasks", "flows", "benchmarks", "tests", "infra", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "params.yaml"):
         shutil.copy(ROOT / name, root / name)
@@ -129,8 +129,8 @@ def test_every_example_is_short():
 
 
 def test_the_examples_keep_the_style(extended):
-    python(extended, "-m", "ruff", "check", "tasks", "tests")
-    python(extended, "-m", "ruff", "format", "--check", "tasks", "tests")
+    python(extended, "-m", "ruff", "check", "throughline", "tests")
+    python(extended, "-m", "ruff", "format", "--check", "throughline", "tests")
 
 
 @pytest.mark.slow

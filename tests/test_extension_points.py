@@ -26,7 +26,7 @@ NOT_SOURCES = {
 
 
 def test_every_source_has_its_file_its_scanner_and_its_facts():
-    files = {path.stem for path in (ROOT / "tasks" / "data" / "sources").glob("*.py")}
+    files = {path.stem for path in (ROOT / "throughline" / "data" / "sources").glob("*.py")}
     assert files - NOT_SOURCES == set(sources.SCANNERS) == set(SOURCES)
 
 
@@ -44,7 +44,7 @@ def test_every_op_has_a_kernel(name):
 
 def test_every_op_is_registered_but_those_that_plans_put_in_themselves():
     named = {kind for kind in _subclasses(Op) if "name" in vars(kind)}
-    public = {kind for kind in named if kind.__module__.startswith("throughline.pipelines.")}
+    public = {kind for kind in named if kind.__module__.startswith("throughline.plan.")}
     assert public == {*REGISTRY.values(), DecodeImage, DecodeRaw, Load, Parse}
 
 

@@ -76,8 +76,8 @@ PLANTED = (
         "backup/mlflow_auth.dump",
     ),
     *(
-        "tasks/credentials.json",
-        "tasks/key.pem",
+        "throughline/plan/credentials.json",
+        "throughline/shared/key.pem",
         "flows/secrets.json",
         "tasks/__pycache__/x.cpython-311.pyc",
         "id_rsa",
@@ -319,7 +319,7 @@ def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
     context = {
         path for path in exclude_paths(str(tmp_path), patterns) if (tmp_path / path).is_file()
     }
-    needed = {name for name in tracked if re.fullmatch(r"(tasks|flows)/.*\.py", name)}
+    needed = {name for name in tracked if re.fullmatch(r"(throughline|tasks|flows)/.*\.py", name)}
     needed |= {
         "LICENSE",
         "pyproject.toml",

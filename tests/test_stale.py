@@ -23,15 +23,16 @@ from throughline.shared.program import digest_code
 
 OWN = {
     "my_ops.py": (
-        "from throughline.plan.ops import Op\nfrom helpers.amounts import BY\n\n\nclass Shift(Op):\n"
+        "from throughline.plan.ops import Op\nfrom helpers.amounts import BY\n\n\n"
+        "class Shift(Op):\n"
         "    name = 'shift'\n\n    def compute(self, element, draw):\n        return {**element,"
         " 'image': element['image'] + BY}\n"
     ),
     "helpers/__init__.py": "",
     "helpers/amounts.py": "BY = 1\n",
     "my_augmentation.py": (
-        "from throughline.plan.ops import Op\n\n\nclass Noise(Op):\n    name = 'noise'\n    random ="
-        " True\n    STRENGTH = 1\n"
+        "from throughline.plan.ops import Op\n\n\nclass Noise(Op):\n    name = 'noise'\n"
+        "    random = True\n    STRENGTH = 1\n"
     ),
     "my_models.py": (
         "WIDTH = 8\n\n\ndef build(input_shape, outputs):\n    import keras\n    import"
@@ -133,7 +134,7 @@ def stale_after(folder: Path, name: str, old: str, new: str) -> set[str]:
         assert "identities" in before, (
             "DVC sees that something has changed, which it asks `identities` about"
         )
-        if name.startswith("tasks/"):
+        if name.startswith(("throughline/", "tasks/")):
             subprocess.run(
                 [sys.executable, "-m", "tasks.identities"],
                 cwd=folder,
@@ -232,10 +233,15 @@ def test_what_settings_compute_concerns_every_stage(clean, old, new):
     assert stale_after(clean, "throughline/settings/pipeline.py", old, new) == each(*LIBRARIES)
 
 
-NEW, CONSTANT = "\nfrom tasks", "\nNEW = 1\nfrom tasks"
+NEW, CONSTANT = "\nfrom throughline", "\nNEW = 1\nfrom throughline"
 PROGRAM = [
     # What is written about code decides nothing, wherever it stands.
-    ("throughline/kernels/kernels.py", "\nfrom tasks", "\n# A comment.\nfrom tasks", set()),
+    (
+        "throughline/kernels/kernels.py",
+        "\nfrom throughline",
+        "\n# A comment.\nfrom throughline",
+        set(),
+    ),
     ("throughline/data/columns/columns.py", '"""', '"""Said in other words. ', set()),
     ("throughline/config/cli.py", NEW, CONSTANT, set()),
     # A constant of a kernel decides what is made with kernels, and no more.
@@ -426,11 +432,11 @@ def test_an_interrupted_stage_does_not_go_on_with_other_code(small):
 
     interrupted()
     assert interrupted()
-    (small / "tasks" / "errors.py").write_text(
-        (small / "tasks" / "errors.py").read_text() + "\n\nSAID = 1\n"
+    (small / "throughline" / "shared" / "errors.py").write_text(
+        (small / "throughline" / "shared" / "errors.py").read_text() + "\n\nSAID = 1\n"
     )
     assert interrupted(), "messages decide nothing"
-    (small / "tasks" / "data" / "images.py").write_text(
-        (small / "tasks" / "data" / "images.py").read_text() + "\nCHANGED = 1\n"
+    (small / "throughline" / "data" / "encodings" / "images.py").write_text(
+        (small / "throughline" / "data" / "encodings" / "images.py").read_text() + "\nCHANGED = 1\n"
     )
     assert not interrupted()

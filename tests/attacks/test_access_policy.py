@@ -123,7 +123,7 @@ def project(tmp_path_factory) -> Path:
         "package",
         "mlartifacts/0/1/artifacts",
         "granted/set",
-        "tasks",
+        "throughline/shared",
         "flows",
     ):
         (folder / name).mkdir(parents=True)
@@ -140,7 +140,7 @@ def project(tmp_path_factory) -> Path:
         "flows/services.py",
     ):
         (folder / name).write_text("")
-    for command in (["init", "-q"], ["add", "my_models.py", "package", "tasks", "flows"]):
+    for command in (["init", "-q"], ["add", "my_models.py", "package", "throughline", "flows"]):
         subprocess.run(["git", *command], cwd=folder, check=True)
     for name in ("untracked.py", "mlartifacts/0/1/artifacts/evil.py"):
         (folder / name).write_text("")

@@ -29,7 +29,7 @@ COUNT_RESOLVING = """
 import sys
 from collections import Counter
 from flows import prepare_data
-from tasks import params, params_file
+from throughline.config import params, params_file
 
 COUNTED = {one.__code__ for one in (params_file.apply_overrides, params.check)}
 calls = Counter()

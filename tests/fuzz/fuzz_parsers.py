@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-import tasks  # noqa: F401 - sets the environment before TensorFlow is imported
+import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from tasks.ingest import ingest
 from tasks.shard import shard
 from throughline.config.params import load_params

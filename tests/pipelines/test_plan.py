@@ -386,7 +386,8 @@ def test_evaluation_keeps_storage_order():
 
 
 def test_planning_needs_no_tensorflow():
-    code = "import sys, throughline.plan.plan, throughline.config.params; sys.exit('tensorflow' in sys.modules)"
+    imported = "throughline.plan.plan, throughline.config.params"
+    code = f"import sys, {imported}; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -58,8 +58,8 @@ def test_what_each_mode_promises():
 
 def test_the_service_ends_with_a_parent_that_is_killed():
     code = (
-        "import time; from throughline.pipelines.service import run_local_service as up\nwith up(2) as"
-        " address:\n  print(address, flush=True); time.sleep(600)"
+        "import time; from throughline.pipelines.service import run_local_service as up\n"
+        "with up(2) as address:\n  print(address, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True

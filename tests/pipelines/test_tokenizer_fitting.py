@@ -44,7 +44,7 @@ OPS = {
 FIT = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-import tasks
+import throughline
 from pathlib import Path
 from throughline.plan.text_ops import Tokenize
 from throughline.pipelines.write.tokenizer_fitting import fit

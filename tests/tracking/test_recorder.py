@@ -96,7 +96,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         "artifact",
         "model",
     ]
-    sync = [sys.executable, "-m", "throughline.tracking.recorder", "sync"]
+    sync = [sys.executable, "-m", "tasks.sync"]
     early = subprocess.run(sync, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (
         early.returncode == 1

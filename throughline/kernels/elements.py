@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from throughline.data.shards.records import RecordSchema
-from throughline.kernels import (
-    color_kernels,  # noqa: F401 - they add kernels
-    cropping,  # noqa: F401 - they add kernels
-    host_kernels,  # noqa: F401 - they add kernels
-    text_kernels,  # noqa: F401 - they add kernels
+from throughline.kernels import (  # noqa: F401 - they add kernels
+    color_kernels,
+    cropping,
+    host_kernels,
+    text_kernels,
 )
 from throughline.kernels.autograph import without_autograph
 from throughline.kernels.kernels import Element, compute

@@ -2,7 +2,8 @@
 several in a row.
 
 A ragged column is all values back to back; a second one says where each value begins and how long
-it is (`throughline/data/columns/ragged.py`). One gather per batch, whatever the number of sequences.
+it is (`throughline/data/columns/ragged.py`). One gather per batch, whatever the number of
+sequences.
 """
 
 from __future__ import annotations

@@ -91,8 +91,9 @@ class TransformerEncoder(layers.Layer):
             value = block(value, mask, training=training)
         numbers = ops.arange(1, (1 if alone else segments or 1) + 1, dtype="int32")
         belongs = ops.cast(segment_ids[:, :, None] == numbers, "float32")
-        total = ops.einsum("rts,rtw->rsw", belongs, ops.cast(self.norm(value), "float32"))
-        mean = total / ops.maximum(ops.sum(belongs, axis=1)[..., None], 1.0)
+        total: Any = ops.einsum("rts,rtw->rsw", belongs, ops.cast(self.norm(value), "float32"))
+        count: Any = ops.sum(belongs, axis=1)
+        mean = total / ops.maximum(count[..., None], 1.0)
         outputs = self.head(mean)
         return outputs[:, 0] if alone else outputs
 
@@ -149,7 +150,8 @@ class TransformerDecoder(layers.Layer):
         """
         width = self._sizes["width"]
         size: Any = ops.shape(text)
-        positions: Any = ops.arange(size[1], dtype="int32")[None]
+        count: Any = ops.arange(size[1], dtype="int32")
+        positions: Any = count[None]
         value: Any = self.embedding(text) * width**0.5  # or else positions drown the tokens
         value = value + ops.cast(encode_positions(positions, width), value.dtype)
         causal = positions[:, :, None] >= positions[:, None, :]
@@ -192,8 +194,9 @@ class _Block(layers.Layer):
 
 def encode_positions(positions: Any, width: int) -> Any:
     """Sines and cosines of positions (rows, length): (rows, length, width) float32; any length."""
-    waves = ops.arange(0, width, 2, dtype="float32") / width
-    angles = ops.cast(positions, "float32")[..., None] / ops.power(LONGEST_WAVE, waves)
+    dimensions: Any = ops.arange(0, width, 2, dtype="float32")
+    positions = ops.cast(positions, "float32")
+    angles = positions[..., None] / ops.power(LONGEST_WAVE, dimensions / width)
     return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)[..., :width]
 
 

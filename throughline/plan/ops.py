@@ -18,7 +18,7 @@ from throughline.shared.code_identity import code_digest
 
 Kind = TypeVar("Kind", bound="type[Op]")
 Shape = tuple[int | None, ...] | None
-PROGRAM = ("tasks", "flows")  # packages whose code is in the versions of the ops
+PROGRAM = ("throughline", "tasks", "flows")  # packages whose code is in the versions of the ops
 # Pixels from which a slice of one image is cheaper than the same by index within a batch; measured.
 LARGE_CROP = 112 * 112
 OPENCV = "opencv-python-headless"  # the distribution

@@ -20,7 +20,7 @@ from pathlib import Path
 from throughline.shared.errors import InvalidCode
 from throughline.shared.files import digest_blake2b
 
-HERE = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parents[2]
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -23,20 +23,22 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 # Messages, checks and bookkeeping, and settings: what these decide reaches a stage as values.
 SUPPORTING = (
-    "throughline.config.cli",
-    "throughline.shared.code_identity",
-    "throughline.shared.errors",
-    "throughline.shared.garbage",
-    "throughline.shared.layout",
-    "throughline.shared.libraries",
-    "throughline.config.params",
-    "throughline.config.params_checks",
-    "throughline.config.params_file",
-    "throughline.shared.program",
-    "throughline.shared.progress",
-    "throughline.shared.scratch",
+    "throughline.config",
     "throughline.settings",
-    "throughline.shared.stage_client",
+    *(
+        f"throughline.shared.{module}"
+        for module in (
+            "code_identity",
+            "errors",
+            "garbage",
+            "layout",
+            "libraries",
+            "program",
+            "progress",
+            "scratch",
+            "stage_client",
+        )
+    ),
     "throughline.tracking",
 )
 

@@ -3,14 +3,12 @@ server being there.
 
 Every number is in the files of runs/NAME before it is sent. If the server cannot be reached, one
 line reports it, the rest of the training continues, `sent` is false in runs/NAME/run.json, and
-`python -m throughline.tracking.recorder sync` sends what is missing later.
+`python -m tasks.sync` sends what is missing later.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import inspect
 import logging
 import os
 import subprocess
@@ -194,10 +192,7 @@ class Recorder:
                 problem = f"does not take {what}; left out ({reason(error)})"
             else:
                 self.sent = False
-                problem = (
-                    f"cannot be written ({reason(error)}); kept for `python -m"
-                    " throughline.tracking.recorder sync`"
-                )
+                problem = f"cannot be written ({reason(error)}); kept for `python -m tasks.sync`"
             if problem not in self._problems:
                 self._problems.add(problem)
                 echo_problem(f"MLflow at {show_address()} {problem}")
@@ -324,21 +319,3 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         path = f"{prefix}.{key}" if prefix else str(key)
         flat |= flatten(value, path) if isinstance(value, Mapping) and value else {path: value}
     return flat
-
-
-def main() -> None:
-    """Send to MLflow what could not be sent while its server was away."""
-    parser = argparse.ArgumentParser(
-        prog="python -m throughline.tracking.recorder", description=inspect.getdoc(main)
-    )
-    parser.add_argument("what", choices=["sync"], help="send everything in .throughline/unsent/")
-    parser.parse_args()
-    use_store()
-    sent, left = sync()
-    echo(f"{sent} of {sent + left} kept runs sent to {show_address()}")
-    if left:
-        raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()
