@@ -16,11 +16,11 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
-from tasks.ingest import ingest
-from tasks.shard import shard
-from tasks.snapshot import snapshot
 from throughline.config.params import Params, check
+from throughline.data.ingest import ingest
 from throughline.data.known_datasets import fetch_fashion_mnist
+from throughline.data.shards.writing import shard
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
 
 ROOT = Path(__file__).parent.parent

@@ -251,7 +251,7 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
 
 def time_ingest(count: int, folder: Path) -> float:
     """Seconds that ingest takes for so many small PNGs in two classes."""
-    from tasks.ingest import ingest
+    from throughline.data.ingest import ingest
     from throughline.settings import DataSettings
 
     draw = np.random.default_rng(0)

@@ -24,9 +24,9 @@ import numpy as np
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from benchmarks import data
-from tasks.ingest import ingest
-from tasks.shard import shard
+from throughline.data.ingest import ingest
 from throughline.data.manifest import Manifest, read_manifest
+from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings
 
 ROUNDS = 5

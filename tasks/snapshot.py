@@ -1,250 +1,25 @@
 """The snapshot stage: run the deterministic preprocessing once and keep its results as mapped
-columns.
-
-The snapshot is keyed by the contents of the shards and by every op with its arguments and version,
-so that stale data can never be read. Shards that were finished before a kill are not preprocessed
-again.
+columns (throughline/pipelines/write/snapshot.py).
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from throughline.config.cli import stage_cli
-from throughline.data.columns.channel_stats import merge_moments
-from throughline.data.columns.columns import (
-    Column,
-    SnapshotIndex,
-    allocate,
-    write_index,
-)
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.records import RecordSchema
-from throughline.data.shards.repair import (
-    REPAIRED,
-    Damage,
-    find_damaged_shards,
-    repair_shards,
-    shard_path,
-)
-from throughline.data.shards.shards import Shard, ShardIndex, read_shard_index
-from throughline.pipelines.read.prepared_data import compute_snapshot_key
-from throughline.pipelines.write.snapshot_writer import (
-    STATISTICS_OF,
-    NotDecoded,
-    WriteContext,
-    finish_split,
-    write_or_resume,
-)
-from throughline.pipelines.write.undecodable import find_undecodable
+from throughline.data.shards.shards import read_shard_index
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.constraints import find_vector_problems
-from throughline.plan.ops import Op, Parse
-from throughline.plan.shapes import output_shape, resolve_decode, stored_shape
+from throughline.plan.shapes import output_shape
 from throughline.results.snapshot import SnapshotCost
-from throughline.settings import SnapshotSettings
-from throughline.shared.errors import CorruptShard, ImpossiblePlan
-from throughline.shared.files import (
-    digest_json,
-    resumable_folder,
-)
+from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.layout import Layout
-from throughline.shared.limits import usable_cores
-from throughline.shared.program import digest_program
-from throughline.shared.progress import echo_problem, echo_result, in_threads, progress
-
-if TYPE_CHECKING:
-    from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer
-
-UNKNOWN_SHARE = 0.05  # of the tokens, from which on a tokenizer seems not to be for these texts
-
-
-def snapshot(
-    shards: ShardIndex,
-    shards_folder: Path,
-    out: Path,
-    *,
-    preprocess: Sequence[Op],
-    settings: SnapshotSettings | None = None,
-    names: Callable[[], Mapping[int, str]] = dict,
-) -> SnapshotIndex:
-    """Write the preprocessed examples of all splits into `out`: columns image or features, label
-    and key.
-
-    Images that still differ in size, and the tokens of texts, make a ragged column. Of a series the
-    rows are time steps, and there is no label: windows are cut when they are read. `names` gives
-    the ids of examples by their keys, for messages about damaged ones.
-
-    Raises:
-      CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`
-        say `skip`: too many of them.
-    """
-    settings = settings or SnapshotSettings()
-    skips = settings.on_corrupt == "skip"
-    damage = Damage(problems=find_damaged_shards(shards, shards_folder) if skips else {})
-    for problem in itertools.chain.from_iterable(damage.problems.values()):
-        echo_problem(f"damaged: {problem}")
-    try:
-        return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
-    except NotDecoded as error:
-        searched = [
-            shard
-            for split in shards.splits
-            for shard in shards.for_split(split)
-            if skips or shard.name == error.shard
-        ]
-        damage = find_undecodable(searched, shards_folder, error.ops, damage, names())
-        if not damage.unusable:
-            raise CorruptShard(str(error)) from error
-        if not skips:
-            first = next(iter(damage.unusable.values()))
-            more = (
-                f", and {len(damage.unusable) - 1} more of this shard"
-                if len(damage.unusable) > 1
-                else ""
-            )
-            remedy = (
-                "remove the file or get it right and run `dvc repro`, or set snapshot.on_corrupt to"
-                " skip"
-            )
-            raise CorruptShard(f"{first}{more}; {remedy}") from error
-    for problem in damage.unusable.values():
-        echo_problem(problem)
-    return _write_snapshot(shards, shards_folder, out, preprocess, settings, damage)
-
-
-def _write_snapshot(
-    shards: ShardIndex,
-    shards_folder: Path,
-    out: Path,
-    preprocess: Sequence[Op],
-    settings: SnapshotSettings,
-    damage: Damage,
-) -> SnapshotIndex:
-    schema, key = shards.schema, compute_snapshot_key(shards, preprocess)
-    with resumable_folder(
-        out,
-        key=digest_json(
-            {"key": key, "problems": damage.problems, "program": digest_program("snapshot")}
-        ),
-    ) as folder:
-        repaired = repair_shards(
-            shards, shards_folder, damage, folder, max_lost_fraction=settings.max_corrupt_fraction
-        )
-        whole, shards = shards, shards.with_repaired(repaired)
-        if repaired:
-            left_out = sum(
-                whole.examples(split) - shards.examples(split) for split in shards.splits
-            )
-            echo_problem(
-                f"{left_out:,} examples dropped; all configurations read the repaired"
-                f" shards in {out / REPAIRED}"
-            )
-        tokens = _prepare_tokenizer(shards, shards_folder, folder, preprocess)
-        ops = tuple(tokens.op if op.name == "tokenize" and tokens else op for op in preprocess)
-        columns = _columns(ops, schema, tokens)
-        # A compressed set next to the uncompressed one holds the same records.
-        chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
-        counts = {split: shards.examples(split) for split in shards.splits}
-        for split, count in counts.items():
-            allocate(folder, split, columns, count)
-        context = WriteContext(
-            folder=folder,
-            shards_folder=shards_folder,
-            columns=columns,
-            ops=(Parse(feature=schema.feature, label=schema.label), *resolve_decode(ops, schema)),
-            series=schema.payload == "series",
-        )
-        written = in_threads(
-            lambda place: write_or_resume(context, *place),
-            _with_row_offsets(chosen),
-            workers=usable_cores(),
-        )
-        done = list(progress(written, total=len(chosen), label="snapshot", unit="shards"))
-        by_split = {
-            split: [rows for shard, rows in zip(chosen, done, strict=True) if shard.split == split]
-            for split in counts
-        }
-        index = SnapshotIndex(
-            key=key,
-            statistics=merge_moments(part for rows in done for part in rows.moments),
-            columns=columns,
-            splits={
-                split: finish_split(context, split, found) for split, found in by_split.items()
-            },
-            repaired=repaired,
-            vocabulary=tokens.vocabulary if tokens else 0,
-            files=tokens.files if tokens else {},
-        )
-        for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
-            left.unlink()
-        write_index(folder, index)
-    return index
-
-
-def _columns(
-    preprocess: Sequence[Op], schema: RecordSchema, tokens: PreparedTokenizer | None
-) -> tuple[Column, ...]:
-    """The columns of a split: the model's input and, where its size varies, its offsets; label and
-    key.
-    """
-    value = Column(
-        name=schema.feature,
-        dtype=tokens.dtype if tokens else schema.dtype,
-        shape=stored_shape(preprocess, schema),
-    )
-    label = Column(name="label", dtype=schema.label_dtype, shape=())
-    return (
-        value,
-        *((value.extent,) if value.ragged else ()),
-        *(() if schema.payload == "series" else (label,)),
-        Column(name="key", dtype="int64", shape=()),
-    )
-
-
-def _prepare_tokenizer(
-    shards: ShardIndex, shards_folder: Path, folder: Path, preprocess: Sequence[Op]
-) -> PreparedTokenizer | None:
-    """The tokenizer of texts, fitted on the training split unless its file is given; None for other
-    data.
-    """
-    if shards.schema.payload != "text":
-        return None
-    import tensorflow as tf
-
-    from throughline.pipelines.write.tokenizer_fitting import prepare_tokenizer
-
-    training = shards.for_split(STATISTICS_OF)
-    paths = [(shard_path(shards_folder, folder, shard), shard.compression) for shard in training]
-    try:
-        prepared = prepare_tokenizer(preprocess, folder, paths)
-    except tf.errors.OpError as error:
-        raise NotDecoded(
-            f"{shards_folder}: the training split cannot be read: {error.message}",
-            training[0].name,
-            (Parse(feature=shards.schema.feature, label=shards.schema.label),),
-        ) from error
-    if prepared.unknown_share > UNKNOWN_SHARE:
-        echo_problem(
-            f"{prepared.unknown_share:.0%} of the tokens are unknown, by the first training texts:"
-            " the model learns nothing of what they stand for. Use a tokenizer that fits the texts,"
-            " one that is fitted on them (without tokenize.model), or kind: bytes; see also"
-            " tokenize.lower"
-        )
-    return prepared
-
-
-def _with_row_offsets(shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
-    """Each shard with its first row within its split."""
-    passed = dict.fromkeys((shard.split for shard in shards), 0)
-    for shard in shards:
-        yield shard, passed[shard.split]
-        passed[shard.split] += shard.examples
+from throughline.shared.progress import echo_result
 
 
 def _names(manifest: Path) -> Mapping[int, str]:

@@ -24,8 +24,8 @@ from stack import ENDED, Stack, measuring_folders, running_stack
 from trainings import layout  # noqa: F401 - a fixture
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
-from tasks.ingest import ingest
-from tasks.shard import shard
+from throughline.data.ingest import ingest
+from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings, SplitSettings
 
 SPLIT = SplitSettings(validation=0.2, test=0.2)

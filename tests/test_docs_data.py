@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from flows.parameters import Changes
 from flows.resolution import resolve
-from tasks.ingest import ingest
+from throughline.data.ingest import ingest
 
 PAGE = ROOT / "docs" / "data.md"
 RECIPES = [block for block in read_blocks(PAGE) if block.language == "yaml"]

@@ -47,7 +47,7 @@ from facts import PHOTO_COSTS
 from test_plan import plan_of
 
 from throughline.diagnosis.cost_model import estimate_load
-from tasks.ingest import ingest
+from throughline.data.ingest import ingest
 from throughline.settings import DataSettings
 
 

@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 from conftest import SPLIT, picture
 
-from tasks.ingest import ingest
-from tasks.shard import shard
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.example_features import bytes_places, parse_features, read_integers
 from throughline.data.shards.shards import read_shard_index
 from throughline.data.shards.tfrecord import read_records
+from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import DataNotFound, UnusableDataset
 

@@ -18,7 +18,7 @@ from conftest import SPLIT, picture
 from PIL import Image
 from project import SMALL, run_stages, write_params
 
-from tasks.ingest import ingest
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.settings import DataSettings
 from throughline.shared.errors import (

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from conftest import prepared
 
-from tasks.shard import shard
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.shards import read_shard_index
 from throughline.data.shards.tfrecord import read_records
+from throughline.data.shards.writing import shard
 from throughline.settings import ShardSettings
 from throughline.shared.errors import CorruptShard, DataNotFound, MissingInput
 
@@ -39,7 +39,7 @@ def test_any_number_of_writers_gives_the_same_files(arrays, tmp_path, compressio
 def test_shards_are_the_same_however_many_records_are_made_together(arrays, tmp_path, monkeypatch):
     manifest = read_manifest(arrays / "manifest")
     shard(manifest, tmp_path / "whole", settings=ShardSettings(min_shards=2, writers=1))
-    monkeypatch.setattr("tasks.shard.BLOCK_BYTES", 1000)  # a few records
+    monkeypatch.setattr("throughline.data.shards.writing.BLOCK_BYTES", 1000)  # a few records
     shard(manifest, tmp_path / "blocks", settings=ShardSettings(min_shards=2, writers=1))
     assert digests(tmp_path / "blocks") == digests(tmp_path / "whole")
 
@@ -60,7 +60,8 @@ def test_finished_shards_are_not_written_again_after_an_interruption(arrays, tmp
     manifest = read_manifest(arrays / "manifest")
     settings = ShardSettings(min_shards=4, writers=1)
     monkeypatch.setattr(
-        "tasks.shard.write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "throughline.data.shards.writing.write_shard_index",
+        lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
     )
     with pytest.raises(KeyboardInterrupt):
         shard(manifest, tmp_path / "shards", settings=settings)
@@ -79,7 +80,8 @@ def test_an_interrupted_run_does_not_go_on_with_other_data(arrays, tmp_path, mon
     manifest = read_manifest(arrays / "manifest")
     settings = ShardSettings(min_shards=4, writers=1)
     monkeypatch.setattr(
-        "tasks.shard.write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "throughline.data.shards.writing.write_shard_index",
+        lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
     )
     with pytest.raises(KeyboardInterrupt):
         shard(manifest, tmp_path / "shards", settings=settings)

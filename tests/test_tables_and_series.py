@@ -14,8 +14,7 @@ from conftest import prepared
 from project import ROOT, SMALL, run_stages, write_params
 from ruamel.yaml import YAML
 
-from tasks.ingest import count_splits, ingest
-from tasks.snapshot import snapshot
+from tasks.ingest import count_splits
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import (
     infer_input_shape,
@@ -25,10 +24,12 @@ from throughline.assembly.inputs import (
 )
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.config.params import check
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.shards import read_shard_index
 from throughline.data.sources.table import scan as scan_table
 from throughline.measurement.equality import digest_examples
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.results.evaluation import Evaluation
 from throughline.settings import DataSettings
 from throughline.shared.errors import InvalidParams, UnreadableSource
@@ -112,7 +113,7 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
 
 
 def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.ingest.STEPS_PER_BLOCK", 100)
+    monkeypatch.setattr("throughline.data.examination.STEPS_PER_BLOCK", 100)
     np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(COLUMNS, 1))
     params = check(series_document(tmp_path / "series.npy"))
     layout, stored = opened(tmp_path, params)

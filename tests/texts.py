@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.ingest import ingest
-from tasks.shard import shard
-from tasks.snapshot import snapshot
 from throughline.config.params import Params, check
+from throughline.data.ingest import ingest
 from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.writing import shard
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.layout import Layout
 

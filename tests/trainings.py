@@ -11,13 +11,14 @@ from project import ROOT, SMALL
 from ruamel.yaml import YAML
 
 from flows.changed_params import merge
-from tasks.snapshot import snapshot
-from tasks.train import configure_process, open_split_pipelines, train, training_fingerprint
+from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
+from throughline.assembly.training import configure_process, open_split_pipelines, train
 from throughline.config.params import check
 from throughline.config.params_file import apply_overrides
 from throughline.data.shards.shards import read_shard_index
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
 from throughline.tracking.recorder import Recorder, RunKey
 from throughline.training.checkpoint_store import CheckpointStore

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from tasks.ingest import ingest
 from throughline.data.class_names import refuse_alike
+from throughline.data.ingest import ingest
 from throughline.data.sources import image_folder, text_folder
 from throughline.data.sources.base import Document
 from throughline.settings import DataSettings

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.ingest import ingest
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import image_table, table, text_table, time_series
 from throughline.data.sources.base import Document

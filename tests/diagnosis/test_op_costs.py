@@ -9,12 +9,12 @@ from typing import ClassVar
 import pytest
 import tensorflow as tf
 
-from tasks.snapshot import snapshot
 from throughline.data.shards.shards import read_shard_index
 from throughline.diagnosis.cost_model import estimate_load
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode, Op, Rescale
 from throughline.plan.plan import make_plan
 from throughline.plan.spec import InputSpec

@@ -14,11 +14,11 @@ import pytest
 from made_up import KINDS, folder_of, write_made_up
 
 from tasks.fetch import fetch
-from tasks.shard import shard
-from tasks.snapshot import snapshot
 from throughline.data.columns.columns import read_index
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.writing import shard
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode
 from throughline.results.base import ResultFile
 from throughline.settings import ShardSettings

@@ -12,10 +12,10 @@ import pytest
 from conftest import picture
 
 from benchmarks.decoding import compare
-from tasks.ingest import ingest
 from throughline.data.encodings import decoder as module
 from throughline.data.encodings.decoder import Decoder
 from throughline.data.encodings.structure import is_sound
+from throughline.data.ingest import ingest
 from throughline.settings import DataSettings
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from conftest import SPLIT
 
-from tasks.ingest import ingest
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.settings import DataSettings
 from throughline.shared.errors import report_user_errors

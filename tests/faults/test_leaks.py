@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from conftest import SPLIT, picture
 
-from tasks import ingest as stage
-from tasks.ingest import ingest
+from throughline.data import ingest as stage
+from throughline.data.ingest import ingest
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnusableDataset
 

@@ -19,11 +19,11 @@ import pytest
 from conftest import SPLIT, picture
 from PIL import Image
 
-from tasks.ingest import ingest
-from tasks.shard import shard
 from throughline.data.encodings.decoder import Decoder
 from throughline.data.encodings.images import inspect_image
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
+from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 

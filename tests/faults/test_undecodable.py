@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.shard import shard
-from tasks.snapshot import snapshot
 from throughline.data.columns.columns import map_column
 from throughline.data.manifest import read_manifest, write_manifest
 from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.writing import shard
 from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode, Resize
 from throughline.settings import ShardSettings, SnapshotSettings
 from throughline.shared.errors import CorruptShard

@@ -9,13 +9,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tasks.snapshot import snapshot
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.config.params import check
 from throughline.data.shards.shards import read_shard_index
 from throughline.measurement import draws
 from throughline.measurement.draws import check_epoch
 from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 

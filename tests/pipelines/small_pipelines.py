@@ -6,10 +6,10 @@ import numpy as np
 from project import ROOT
 from ruamel.yaml import YAML
 
-from tasks.snapshot import snapshot
 from throughline.data.shards.shards import read_shard_index
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import CenterCrop, Decode, Rescale, Resize
 from throughline.plan.plan import make_plan, set_storage_order
 from throughline.plan.spec import InputSpec

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 from small_pipelines import CONFIGS, PREPROCESS, pipeline, prepare_snapshots
 
-from tasks.snapshot import snapshot
 from throughline.assembly.inputs import explain_read_errors
 from throughline.data.columns.columns import map_column
 from throughline.data.shards.shards import read_shard_index
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.service import run_local_service
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode
 from throughline.settings import SnapshotSettings
 from throughline.shared.errors import CorruptShard

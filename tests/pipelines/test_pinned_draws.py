@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.snapshot import snapshot
 from throughline.data.shards.records import example_key
 from throughline.data.shards.shards import read_shard_index
 from throughline.kernels.boxes import draw_boxes
@@ -28,6 +27,7 @@ from throughline.pipelines.order.samplers import (
     window_shuffle,
 )
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
 from throughline.plan.ops import Brightness, Decode, Flip, Op, RandomCrop
 from throughline.plan.plan import make_plan

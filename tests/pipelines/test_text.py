@@ -12,7 +12,6 @@ import tensorflow as tf
 from conftest import prepared
 from project import SMALL
 
-from tasks.snapshot import snapshot
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check
@@ -25,6 +24,7 @@ from throughline.kernels.tokenizers import open_tokenizer, tokenize
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.write import tokenizer_fitting
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.text_ops import Tokenize, Truncate
 from throughline.shared.errors import CorruptColumn, ImpossiblePlan, InvalidParams, StaleSnapshot
 from throughline.shared.layout import Layout

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from small_pipelines import BATCH, MAPPED, PRESETS
 
-from tasks.snapshot import snapshot
 from throughline.data.columns.columns import column_path, map_column, read_index, verify
 from throughline.data.shards.shards import read_shard_index
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write import snapshot_writer
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.augmentations import RandomResizedCrop
 from throughline.plan.ops import Brightness, CenterCrop, Decode, Flip, Mixup, RandomCrop, Rescale
 from throughline.plan.plan import make_plan, set_storage_order

@@ -30,12 +30,9 @@ from texts import params_of as text_params
 from texts import prepare_texts
 
 from tasks.export import export
-from tasks.ingest import ingest
 from tasks.predict import declare_options, main, report_rejected
-from tasks.shard import shard
-from tasks.snapshot import snapshot
-from tasks.train import layer_modules
 from throughline.assembly.evaluation import write_evaluation
+from throughline.assembly.fingerprint import layer_modules
 from throughline.assembly.inference import (
     describe_changed_data,
     find_changed_data,
@@ -46,12 +43,15 @@ from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.cli import enter_run, trained_model_cli
 from throughline.config.params import check
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.writing import shard
 from throughline.models.inference import SPEC, open_trained_model, read_spec, save_trained_model
 from throughline.models.model_files import check_savable
 from throughline.models.serving import CLASSES, TARGETS
 from throughline.pipelines.read.prepared_data import list_files
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.prediction import texts
 from throughline.prediction.examples import Wanted
 from throughline.prediction.table import write_predictions

@@ -14,12 +14,12 @@ from conftest import SPLIT, picture, prepared
 from project import SMALL
 from rows import comparison, row
 
-from tasks.ingest import ingest
-from tasks.snapshot import snapshot
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
+from throughline.data.ingest import ingest
 from throughline.data.shards.shards import read_shard_index
 from throughline.measurement.held_out import describe_held_out, standard_error
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.results.train import HeldOut
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.layout import STORE_HOME, Layout

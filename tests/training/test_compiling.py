@@ -15,10 +15,11 @@ from made_up import made_up
 from project import SMALL
 from trainings import params_of, run
 
-from tasks.train import check_direction, find_few_steps, find_weakness
+from tasks.train import find_few_steps, find_weakness
 from throughline.assembly.evaluation import complete_metrics
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
+from throughline.assembly.training import check_direction
 from throughline.config.params import check
 from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.models.models import Target, build_models

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from trainings import Stop, Stopping, params_of, run
 
-from tasks.train import training_fingerprint
+from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ import tensorflow as tf
 from texts import params_of, prepare_texts
 
 from tasks.export import export
-from tasks.train import layer_modules
+from throughline.assembly.fingerprint import layer_modules
 from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for

@@ -1,0 +1,70 @@
+"""What a training is, by which an interrupted one is known again, and the user's modules in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from throughline.config.params import Params
+from throughline.models.transformers import TransformerEncoder
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.ops import PROGRAM
+from throughline.shared.files import digest_file, digest_json
+from throughline.shared.program import digest_code
+
+
+def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[str, str]:
+    """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is
+    not resumed from.
+
+    How often checkpoints are kept is no part of it. `code` is that of the stage, of the model and
+    what it is trained with, and of ops, with all that they import from the project.
+    """
+    ops = [
+        [op.identity for op in data.bind_to_data(getattr(params, section))]
+        for section in ("augment", "postprocess")
+    ]
+    parts = {
+        "data": [data.shards.data_digest, data.snapshot.key],
+        "ops": ops,
+        "window": params.window.model_dump(),
+        "pipeline": params.pipelines[name].model_dump(),
+        "batch_size": params.batch_size,
+        "model": [
+            params.model.model_dump(),
+            *(
+                digest_file(Path(file))
+                for file in (params.model.from_file, params.model.weights)
+                if file
+            ),
+        ],
+        "train": params.train.model_dump(exclude={"checkpoint_every"}),
+        "code": digest_code("train", *sorted(user_modules(params))),
+        "versions": [keras.__version__, tf.__version__],
+    }
+    return {part: digest_json(value) for part, value in parts.items()}
+
+
+def user_modules(params: Params) -> set[str]:
+    """Modules that are not the program's: of the model, of what it is trained with, and of ops."""
+    train = params.train
+    named = [params.model.name, train.schedule, train.optimizer, train.loss]
+    named += [*train.metrics, *train.callbacks]
+    paths = [one if isinstance(one, str) else next(iter(one)) for one in named]
+    own = {path.partition(":")[0] for path in paths if ":" in path}
+    ops = {
+        type(op).__module__
+        for section in ("preprocess", "augment", "postprocess")
+        for op in getattr(params, section)
+    }
+    return own | {module for module in ops if module.partition(".")[0] not in PROGRAM}
+
+
+def layer_modules(params: Params) -> set[str]:
+    """The modules that may hold layers which Keras does not know by itself: the user's, and that of
+    the built-in transformers.
+    """
+    transformer = params.model.name in ("transformer_encoder", "transformer_decoder")
+    return user_modules(params) | ({TransformerEncoder.__module__} if transformer else set())

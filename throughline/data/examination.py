@@ -1,0 +1,229 @@
+"""Looking at every example of a source once: the rows of the manifest that they become, and what is
+unusable, with a reason.
+
+A form of source is a function here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial, singledispatch
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pandas as pd
+
+from throughline.data import sources
+from throughline.data.documents import write_documents
+from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.images import (
+    ImageInfo,
+    RejectedImage,
+    inspect_image,
+    inspect_stored,
+)
+from throughline.data.manifest import COLUMNS, SPLITS, VALUES
+from throughline.data.shards.records import RecordSchema
+from throughline.settings import DataSettings
+from throughline.shared.files import digest_blake2b
+from throughline.shared.limits import usable_cores
+from throughline.shared.progress import in_threads, progress
+
+ROWS_AT_ONCE = 4096
+STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """The usable examples of a source as rows of the manifest, whose keys and splits are still
+    open; those that are not, with their reasons; names of classes, none where labels are numbers;
+    how often something was noticed.
+    """
+
+    rows: pd.DataFrame
+    schema: RecordSchema
+    rejected: list[sources.Rejected] = field(default_factory=list)
+    classes: tuple[str, ...] = ()
+    notes: Counter = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """Where what is examined is written, and the name that it will have when all is complete."""
+
+    path: Path
+    final: Path
+
+
+@singledispatch
+def examine(source: object, folder: Folder, settings: DataSettings) -> Examined:
+    """Examine every example of a source; writes into the folder what later stages read instead of
+    the source.
+    """
+    raise NotImplementedError(f"no source has the form {type(source).__name__}")
+
+
+@examine.register
+def _(source: sources.Arrays, folder: Folder, settings: DataSettings) -> Examined:
+    """Copies the values next to the manifest and digests each example."""
+    digests: list[str] = []
+    with open_values_file(folder.path, source.values) as copy:
+        starts = range(0, len(source.values), ROWS_AT_ONCE)
+        for start in progress(starts, total=len(starts), label="ingest", unit="blocks"):
+            block = np.ascontiguousarray(source.values[start : start + ROWS_AT_ONCE])
+            copy.write(block.data)
+            rows = block.reshape(-1).view(np.uint8).data
+            size = block.nbytes // max(1, len(block))
+            digests += [
+                digest_blake2b(bytes(rows[at : at + size])) for at in range(0, block.nbytes, size)
+            ]
+    size = source.values.dtype.itemsize * int(np.prod(source.values.shape[1:]))
+    columns = {
+        "id": source.ids,
+        "uri": "",
+        "row": np.arange(len(digests)),
+        "label": source.labels,
+        "bytes": size,
+        "digest": digests,
+    }
+    return Examined(
+        rows=pd.DataFrame({**columns, "split": [split or "" for split in source.splits]}),
+        schema=source.schema,
+        rejected=list(source.rejected),
+        classes=tuple(source.classes),
+    )
+
+
+@examine.register
+def _(source: sources.Series, folder: Folder, settings: DataSettings) -> Examined:
+    """Cuts the series by time into train, validation and test, and each of them into blocks of
+    consecutive steps.
+    """
+    with open_values_file(folder.path, source.values) as copy:
+        copy.write(np.ascontiguousarray(source.values).data)
+    count, split = len(source.values), settings.split
+    edges = [
+        0,
+        round(count * (1 - split.validation - split.test)),
+        round(count * (1 - split.test)),
+        count,
+    ]
+    rows = []
+    for name, begin, end in zip(SPLITS, edges, edges[1:], strict=False):
+        for row in range(begin, end, STEPS_PER_BLOCK):
+            block = np.ascontiguousarray(source.values[row : min(row + STEPS_PER_BLOCK, end)])
+            digest = digest_blake2b(block.tobytes())
+            # The label of a block is its number of time steps.
+            rows.append(
+                {
+                    "id": f"{name}/{row:012d}",
+                    "uri": "",
+                    "row": row,
+                    "label": len(block),
+                    "bytes": block.nbytes,
+                    "digest": digest,
+                    "split": name,
+                }
+            )
+    return Examined(rows=pd.DataFrame(rows), schema=source.schema)
+
+
+@examine.register
+def _(source: sources.Texts, folder: Folder, settings: DataSettings) -> Examined:
+    rows, rejected = write_documents(source, folder.path, encoding=settings.encoding)
+    return Examined(
+        rows=rows,
+        schema=RecordSchema(payload="text", shape=(None,), dtype="int32"),
+        rejected=rejected,
+        classes=tuple(sorted(set(rows["label"]))),
+    )
+
+
+@examine.register
+def _(
+    source: sources.ImageFiles | sources.StoredImages, folder: Folder, settings: DataSettings
+) -> Examined:
+    """Examines all images on all cores; Pillow decodes without the GIL, TensorFlow outside of this
+    process.
+    """
+    converted = folder.path / "converted"
+    converted.mkdir(exist_ok=True)
+
+    def examine_one(
+        image: sources.ImageFile | sources.StoredImage,
+    ) -> ImageInfo | sources.Rejected:
+        inspect = (
+            partial(inspect_stored, offset=image.offset, size=image.size)
+            if isinstance(image, sources.StoredImage)
+            else partial(inspect_image, root=source.root)
+        )
+        try:
+            return inspect(
+                image.path, max_pixels=settings.max_pixels, converted=converted, decoder=decoder
+            )
+        except RejectedImage as reason:
+            return sources.Rejected(id=image.id, reason=str(reason))
+
+    rows, rejected, notes, sizes = [], list(source.rejected), Counter(), Counter()
+    images = source.images if isinstance(source, sources.StoredImages) else source.files
+    with Decoder() as decoder:
+        results = list(
+            progress(
+                in_threads(examine_one, images, workers=usable_cores()),
+                total=len(images),
+                label="ingest",
+            )
+        )
+    for image, result in zip(images, results, strict=True):
+        if isinstance(result, sources.Rejected):
+            rejected.append(result)
+            continue
+        # A converted copy moves along when the finished folder gets its final name.
+        moved = result.path.is_relative_to(folder.path)
+        uri = folder.final / result.path.relative_to(folder.path) if moved else result.path
+        notes.update(
+            [*(["converted to PNG"] if moved else []), *([result.note] if result.note else [])]
+        )
+        sizes[(result.height, result.width, result.channels)] += 1
+        rows.append(
+            {
+                "id": image.id,
+                "uri": str(uri),
+                "row": image.offset if isinstance(image, sources.StoredImage) and not moved else -1,
+                "label": image.label,
+                "bytes": result.bytes,
+                "digest": result.digest,
+                "split": image.split or "",
+            }
+        )
+    channels = 1 if all(size[2] == 1 for size in sizes) else 3
+    alike = {size[:2] for size in sizes}
+    shape = (*next(iter(alike)), channels) if len(alike) == 1 else None
+    return Examined(
+        rows=(table := pd.DataFrame(rows, columns=list(COLUMNS))),
+        schema=RecordSchema(payload="encoded", shape=shape, channels=channels),
+        rejected=rejected,
+        classes=tuple(
+            source.classes
+            if isinstance(source, sources.StoredImages)
+            else sorted(set(table["label"]))
+        ),
+        notes=notes,
+    )
+
+
+@contextmanager
+def open_values_file(folder: Path, values: np.ndarray) -> Iterator[BinaryIO]:
+    """A .npy file for values of this shape and dtype, open for writing.
+
+    Written, not mapped: on a full disk a write fails with an error, a mapped page with a signal.
+    """
+    with (folder / VALUES).open("wb") as file:
+        np.lib.format.write_array_header_2_0(
+            file, {"descr": values.dtype.str, "fortran_order": False, "shape": values.shape}
+        )
+        yield file

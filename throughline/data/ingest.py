@@ -1,0 +1,255 @@
+"""From a source to the manifest: every example is looked at once, what is unusable is refused with
+a reason, duplicates are dropped, splits assigned.
+
+Everything after it can rely on it: images decode, labels exist, splits are fixed and free of
+duplicates across.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from throughline.data import sources
+from throughline.data.class_names import drop_odd_classes, refuse_alike
+from throughline.data.examination import Folder, examine, open_values_file
+from throughline.data.manifest import COLUMNS, SPLITS, Manifest, write_manifest
+from throughline.data.shards.records import example_key
+from throughline.data.sources.table import fill_medians
+from throughline.data.splits import assign_split
+from throughline.settings import DataSettings, SplitSettings
+from throughline.shared.errors import TooManyRejects, UnusableDataset
+from throughline.shared.files import digest_json, resumable_folder
+from throughline.shared.layout import from_here
+from throughline.shared.program import digest_program
+
+REJECTS_SHOWN = 5
+
+
+def ingest(settings: DataSettings, out: Path) -> Manifest:
+    """Write the manifest of the dataset that `settings` describes into `out`, replacing it only
+    when complete.
+
+    Raises:
+      DataNotFound, UnreadableSource: the source is missing or not what it should be.
+      TooManyRejects: more than `max_reject_fraction` of the examples are unusable.
+      UnusableDataset: what is left is not enough to train on.
+    """
+    source = sources.scan(settings)
+    with resumable_folder(
+        out, key=digest_json([settings.model_dump(), digest_program("ingest")])
+    ) as folder:
+        found = examine(source, Folder(path=folder, final=out), settings)
+        rows, rejected, classes, schema = found.rows, found.rejected, found.classes, found.schema
+        for words in schema.categories:
+            refuse_alike(settings.path, "categories", words)
+        total = len(rows) + len(rejected)
+        if schema.label == "class" and schema.payload != "series":
+            # Nobody sees blanks around a name; `cat` and `cat ` are one class.
+            rows = rows.assign(label=[name.strip() for name in rows["label"]])
+            classes = tuple(dict.fromkeys(name.strip() for name in classes))
+            refuse_alike(settings.path, "classes", classes)
+            rows, classes, unnamed = drop_odd_classes(rows, classes)
+            rejected += unnamed
+        if schema.payload != "series":
+            # Two photos with the same bytes are one photo; two rows of numbers that agree are two
+            # observations.
+            rows, duplicates = _without_duplicates(
+                rows, keep=settings.duplicates == "keep" or schema.feature == "features"
+            )
+            rejected = sorted([*rejected, *duplicates], key=lambda item: item.id)
+        rejects = pd.DataFrame(
+            [(item.id, item.reason) for item in rejected], columns=["id", "reason"]
+        ).map(_printable)
+        _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
+        examples = _table(rows, classes, settings.split, series=schema.payload == "series")
+        if isinstance(source, sources.Arrays) and schema.medians:
+            train = np.asarray(examples["row"])[np.asarray(examples["split"] == "train")]
+            source = fill_medians(source, train)
+            schema = source.schema
+            with open_values_file(folder, source.values) as copy:
+                copy.write(source.values.data)
+        stats = _stats(examples, classes, rejects, found.notes, source)
+        classified = schema.label == "class" and settings.label_kind != "none"
+        _check_usable(stats, set(rows["split"]), classes=classes if classified else None)
+        manifest = Manifest(
+            examples=examples,
+            classes=classes,
+            schema=schema,
+            rejected=rejects,
+            stats=stats,
+            folder=folder,
+        )
+        write_manifest(manifest)
+    return manifest
+
+
+def _without_duplicates(
+    rows: pd.DataFrame, *, keep: bool
+) -> tuple[pd.DataFrame, list[sources.Rejected]]:
+    """Drop examples whose bytes occur before; held-out splits come first, so that training never
+    sees a test example.
+
+    With `keep`, only what would sit on both sides of the source's own splits is dropped, and what
+    is listed twice: that is one example, whatever labels it is given. Rows are compared by their
+    position, since an id may be listed twice, too.
+    """
+    rank = [-SPLITS.index(split) if split else 0 for split in rows["split"]]
+    rows = (
+        rows.assign(rank=rank)
+        .sort_values(["rank", "id"], kind="stable", ignore_index=True)
+        .drop(columns="rank")
+    )
+    codes = pd.factorize(rows["digest"])[0]
+    first = np.unique(codes, return_index=True)[1][codes]
+    firsts = rows.iloc[first]
+    doubled = first != np.arange(len(rows))
+    if keep:
+        doubled &= (firsts["split"].to_numpy() != rows["split"].to_numpy()) | rows.duplicated(
+            "id"
+        ).to_numpy()
+    dropped = []
+    for number in np.flatnonzero(doubled).tolist():
+        row, earlier = rows.iloc[number], firsts.iloc[number]
+        what = "listed twice" if earlier["id"] == row["id"] else f"duplicate of {earlier['id']}"
+        notes = [f"labeled {earlier['label']}"] if earlier["label"] != row["label"] else []
+        notes += (
+            [f"in the {earlier['split']} split"]
+            if earlier["split"] and row["split"] not in ("", earlier["split"])
+            else []
+        )
+        dropped.append(
+            sources.Rejected(
+                id=row["id"], reason=", ".join([what, *(f"there {note}" for note in notes)])
+            )
+        )
+    return rows.loc[~doubled], dropped
+
+
+def _printable(text: str) -> str:
+    """Any text on one line of UTF-8."""
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().splitlines())
+
+
+def _check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
+    rejects.to_csv(folder / "rejected.csv", index=False)
+    if len(rejects) <= limit * total:
+        return
+    kinds = rejects.groupby(rejects["reason"].map(_group_reason))
+    largest = sorted(kinds, key=lambda item: -len(item[1]))[:REJECTS_SHOWN]
+    shown = "\n".join(f"  {_describe_kind(str(kind), rows)}" for kind, rows in largest)
+    raise TooManyRejects(
+        f"{len(rejects)} of {total} examples are unusable, {len(rejects) / total:.1%};"
+        f" data.max_reject_fraction allows {limit:.1%}.\n{shown}\n  all of them:"
+        f" {from_here(folder / 'rejected.csv')}\nFix or remove them, or raise"
+        " data.max_reject_fraction."
+    )
+
+
+def _group_reason(reason: str) -> str:
+    """A reason without what differs from example to example."""
+    return reason.partition(" of ")[0].partition(":")[0]
+
+
+def _describe_kind(kind: str, rows: pd.DataFrame) -> str:
+    """How many examples are rejected for one kind of reason, and the first of them."""
+    name, reason = rows[["id", "reason"]].iloc[0]
+    detail = reason.removeprefix(kind).strip(": ")
+    return f"{len(rows)} × {kind}, such as {name}{f' ({detail})' if detail else ''}"
+
+
+def _table(
+    rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool
+) -> pd.DataFrame:
+    """Number examples and classes and assign splits; where the source brings a test split, only
+    validation is assigned.
+    """
+    number = {name: index for index, name in enumerate(classes)}
+    shares = {"validation": split.validation} | (
+        {} if "test" in rows["split"].tolist() else {"test": split.test}
+    )
+    assigned = [
+        given or assign_split(digest, shares=shares, seed=split.seed)
+        for given, digest in zip(rows["split"], rows["digest"], strict=True)
+    ]
+    labels = [number[label] for label in rows["label"]] if classes else rows["label"]
+    keys = (
+        rows["row"].tolist() if series else [example_key(example_id) for example_id in rows["id"]]
+    )
+    _check_unique(keys, rows["id"].tolist())
+    table = pd.DataFrame(rows.assign(key=keys, label=labels, split=assigned), columns=list(COLUMNS))
+    return table.sort_values(by="id", ignore_index=True)
+
+
+def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:
+    """Keys identify examples; two of 63 bits meet once in billions of billions of pairs."""
+    owners: dict[int, str] = {}
+    for key, example_id in zip(keys, ids, strict=True):
+        if owners.setdefault(key, example_id) is not example_id:
+            raise UnusableDataset(
+                f"the examples {owners[key]} and {example_id} have the same key; rename one of them"
+            )
+
+
+def _stats(
+    examples: pd.DataFrame,
+    classes: Sequence[str],
+    rejects: pd.DataFrame,
+    notes: Counter,
+    source: object,
+) -> dict:
+    reasons = Counter(map(_group_reason, rejects["reason"]))
+    balance = {
+        str(split): {
+            classes[label]: count
+            for label, count in sorted(Counter(rows["label"].tolist()).items())
+        }
+        for split, rows in examples.groupby("split")
+        if classes
+    }
+    return {
+        "examples": dict(Counter(examples["split"].tolist()).most_common()),
+        "bytes": sum(examples["bytes"].tolist()),
+        "class_balance": balance,
+        "rejected": len(rejects),
+        "reject_reasons": dict(reasons),
+        "notes": {**notes, **getattr(source, "notes", {})},
+        "features": dict(getattr(source, "features", {})),
+        "skipped": dict(getattr(source, "skipped", {})),
+        "dialect": list(getattr(source, "dialect", ())),
+        "columns": [asdict(reading) for reading in getattr(source, "readings", ())],
+        "empty_classes": list(getattr(source, "empty_classes", ())),
+    }
+
+
+def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str] | None) -> None:
+    """Refuse what cannot be trained on; `given` are the splits that the source itself names, empty
+    where it leaves that open, `classes` those that are to be distinguished, if any.
+    """
+    train = stats["examples"].get("train", 0)
+    own = bool(given) and "" not in given
+    if train == 0:
+        remedy = "mark examples as train in the column `split`" if own else "see data.split"
+        raise UnusableDataset(
+            f"no example is left for training; {remedy} and the rejected examples"
+        )
+    if classes is not None and len(classes) < 2:  # noqa: PLR2004
+        raise UnusableDataset(
+            f"there is a single class, {classes[0]}; a classifier needs at least two class folders"
+            " or labels"
+        )
+    if stats["examples"].get("validation", 0) == 0:
+        remedy = "raise data.split.validation or add data"
+        if own:
+            remedy = (
+                "the source names the split of every example: name some `validation`, or leave the"
+                " split of some empty, to be assigned"
+            )
+        raise UnusableDataset(
+            f"none of the {train} examples fell into the validation split; {remedy}"
+        )

@@ -1,0 +1,251 @@
+"""Writing all examples into TFRecord shards in a deterministic, content-keyed global shuffle.
+
+The same examples give the same files, whatever the number of writers. Finished shards survive a
+kill and are not written again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from throughline.data.manifest import SPLITS, Manifest, map_documents, map_values
+from throughline.data.shards.record_offsets import write_offsets
+from throughline.data.shards.records import (
+    RecordSchema,
+    encode_example,
+    encode_examples,
+    encode_head_and_tail,
+)
+from throughline.data.shards.shards import Shard, ShardIndex, write_shard_index
+from throughline.data.shards.tfrecord import (
+    Compression,
+    frame,
+    frame_buffer,
+    seal_frames,
+    shard_name,
+    write_frames,
+)
+from throughline.data.splits import shard_bounds, shard_order
+from throughline.settings import ShardSettings
+from throughline.shared.errors import DataNotFound
+from throughline.shared.files import digest_blake2b, digest_file, digest_json, resumable_folder
+from throughline.shared.program import digest_program
+from throughline.shared.progress import in_threads, progress
+
+BLOCK_BYTES = 1 << 20  # of records of one size, which are made together
+# Of the manifest's columns; the last three where examples are files.
+MANIFEST_COLUMNS = ("key", "row", "label", "bytes", "id", "uri", "digest")
+_READ_LOCK = threading.Lock()
+COMPRESSIONS: dict[str, tuple[Compression, ...]] = {
+    "none": ("none",),
+    "gzip": ("gzip",),
+    "both": ("none", "gzip"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardJob:
+    """What one writer needs to write one shard. `values` is the mapped array of all examples, of
+    texts the bytes of all of them, empty where they are files.
+    """
+
+    path: Path
+    split: str
+    rows: pd.DataFrame
+    values: np.ndarray
+    schema: RecordSchema
+    compression: Compression
+
+
+def shard(manifest: Manifest, out: Path, *, settings: ShardSettings) -> ShardIndex:
+    """Write the shards of all splits into `out`, replacing it only when all are complete.
+
+    Raises:
+      DataNotFound: an image file disappeared since ingest.
+    """
+    same_work = digest_json(
+        {
+            "data": manifest.digest,
+            "settings": settings.model_dump(exclude={"writers"}),
+            "program": digest_program("shard"),
+        }
+    )
+    with resumable_folder(out, key=same_work) as folder:
+        jobs = list(_plan_jobs(manifest, folder, settings))
+        # Threads, not processes: reading, hashing and writing release the GIL, and records of one
+        # size are made as arrays.
+        written = in_threads(write_shard, jobs, workers=settings.writers)
+        shards = tuple(progress(written, total=len(jobs), label="shard", unit="shards"))
+        index = ShardIndex(
+            schema=manifest.schema,
+            classes=manifest.classes,
+            data_digest=manifest.digest,
+            shards=shards,
+        )
+        write_shard_index(folder, index)
+    return index
+
+
+def write_shard(job: ShardJob) -> Shard:
+    """Write one shard, unless an interrupted run has already finished it."""
+    exists = job.path.exists()
+    digest = (
+        digest_file(job.path)
+        if exists
+        else write_frames(job.path, _frames(job), compression=job.compression)
+    )
+    records = len(job.rows)
+    return Shard(
+        name=job.path.name,
+        split=job.split,
+        records=records,
+        examples=sum(job.rows["label"].tolist()) if job.schema.payload == "series" else records,
+        bytes=job.path.stat().st_size,
+        digest=digest,
+        compression=job.compression,
+        offsets_digest=write_offsets(job.path) if job.compression == "none" else "",
+    )
+
+
+def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Iterator[ShardJob]:
+    schema = manifest.schema
+    values = _map_values(manifest)
+    for split in SPLITS:
+        rows = manifest.for_split(split)
+        if rows.empty:
+            continue
+        # A series keeps the order of time.
+        order = np.argsort(rows["row"]) if schema.payload == "series" else shard_order(rows)
+        rows = rows[
+            list(MANIFEST_COLUMNS if schema.payload == "encoded" else MANIFEST_COLUMNS[:4])
+        ].iloc[order]
+        bounds = shard_bounds(
+            rows["bytes"].tolist(),
+            target_bytes=settings.target_size_mib * 2**20,
+            min_shards=settings.min_shards,
+        )
+        for compression in COMPRESSIONS[settings.compression]:
+            for number, (start, stop) in enumerate(bounds):
+                yield ShardJob(
+                    path=folder / shard_name(split, number, len(bounds), compression),
+                    split=split,
+                    rows=rows.iloc[start:stop],
+                    values=values,
+                    schema=schema,
+                    compression=compression,
+                )
+
+
+def _map_values(manifest: Manifest) -> np.ndarray:
+    if manifest.schema.payload == "encoded":
+        return np.empty(0)
+    text = manifest.schema.payload == "text"
+    return map_documents(manifest.folder) if text else map_values(manifest.folder)
+
+
+def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
+    """The framed records of one shard, in order, in parts."""
+    if job.schema.payload == "raw":
+        return _framed_rows(job)
+    framed = {"series": _framed_blocks, "text": _framed_documents, "encoded": _framed_files}
+    return chain.from_iterable(framed[job.schema.payload](job))
+
+
+def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
+    """Examples of one size: whole arrays of records, without a Python call for each part."""
+    labels = job.rows["label"].to_numpy(job.schema.label_dtype)
+    keys = job.rows["key"].to_numpy()
+    rows_in_order = job.rows["row"].to_numpy()
+    size = len(
+        encode_example(
+            key=0, label=labels[0].item(), value=job.values[0].tobytes(), feature=job.schema.feature
+        )
+    )
+    buffer = frame_buffer(max(1, min(len(rows_in_order), BLOCK_BYTES // size)), size)
+    for start in range(0, len(rows_in_order), len(buffer)):
+        part = slice(start, start + len(buffer))
+        block = buffer[: len(rows_in_order[part])]
+        encode_examples(
+            block["record"],
+            keys=keys[part],
+            labels=labels[part],
+            values=job.values[rows_in_order[part]],
+            feature=job.schema.feature,
+        )
+        yield seal_frames(block)
+
+
+def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
+    """Blocks of consecutive time steps."""
+    for key, row, steps in job.rows[["key", "row", "label"]].itertuples(index=False):
+        yield frame(
+            encode_example(
+                key=key,
+                label=steps,
+                value=job.values[row : row + steps].tobytes(),
+                feature=job.schema.feature,
+            )
+        )
+
+
+def _framed_documents(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
+    for key, begin, label, size in job.rows[["key", "row", "label", "bytes"]].itertuples(
+        index=False
+    ):
+        value = job.values[begin : begin + size].tobytes()
+        head, tail = encode_head_and_tail(size, key=key, label=label, feature=job.schema.feature)
+        yield frame(head, value, tail)
+
+
+def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
+    # Serialized: two threads that read and digest small files contend for the GIL, which takes
+    # longer than that. The others flush meanwhile.
+    with _READ_LOCK:
+        for example_id, key, label, uri, row, size, digest in job.rows[
+            ["id", "key", "label", "uri", "row", "bytes", "digest"]
+        ].itertuples(index=False):
+            value = _file_bytes(uri, size, example_id, offset=row)
+            if digest_blake2b(value) != digest:
+                raise DataNotFound(
+                    f"{uri} (example {example_id}) has other contents than at ingest;"
+                    " run `dvc repro`"
+                )
+            head, tail = encode_head_and_tail(len(value), key=key, label=label)
+            yield frame(head, value, tail)
+
+
+def _file_bytes(uri: str, size: int, example_id: str, *, offset: int) -> bytes:
+    """The contents of a small file of known size, in as few calls as it takes, or a part of one
+    from byte `offset` on, where that is not −1.
+    """
+    start, extra = (0, 1) if offset < 0 else (offset, 0)  # one byte more shows that a file grew
+    try:
+        descriptor = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            value = os.pread(descriptor, size + extra, start)
+            # One call reads 2 GiB at most.
+            while 0 < len(value) < size and (
+                more := os.pread(descriptor, size + extra - len(value), start + len(value))
+            ):
+                value += more
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataNotFound(
+            f"{uri} (example {example_id}) was there at ingest and cannot be read now:"
+            f" {error.strerror}; run `dvc repro`"
+        ) from error
+    if len(value) != size:
+        raise DataNotFound(
+            f"{uri} (example {example_id}) has another size than at ingest, {size:,} bytes then;"
+            " run `dvc repro`"
+        )
+    return value
