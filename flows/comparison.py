@@ -11,8 +11,13 @@ from typing import Annotated
 import typer
 from prefect import flow, get_run_logger
 
-from flows.artifacts import link_to_report, report_failure, show_comparison, to_markdown
-from flows.cli import (
+from flows.orchestration.artifacts import (
+    link_to_report,
+    report_failure,
+    show_comparison,
+    to_markdown,
+)
+from flows.orchestration.cli import (
     DebugOption,
     MeasureAgainOption,
     NameOption,
@@ -26,10 +31,17 @@ from flows.cli import (
     print_comparison,
     run_command,
 )
-from flows.flow_run import Run, start_run
-from flows.parameters import OWN_PIPELINES, UNCHANGED, Changes, Pipeline, RunName, select_pipelines
-from flows.stages import MEASURED, PREPARATION, list_profiles
-from flows.terminal import Detail
+from flows.orchestration.flow_run import Run, start_run
+from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
+from flows.orchestration.terminal import Detail
+from flows.run.parameters import (
+    OWN_PIPELINES,
+    UNCHANGED,
+    Changes,
+    Pipeline,
+    RunName,
+    select_pipelines,
+)
 from throughline.results.comparison import Comparison
 from throughline.shared.layout import Layout, from_here
 from throughline.tracking import comparison_run

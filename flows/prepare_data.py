@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.artifacts import report_failure
-from flows.cli import (
+from flows.orchestration.artifacts import report_failure
+from flows.orchestration.cli import (
     DebugOption,
     NameOption,
     OverlayOption,
@@ -16,10 +16,10 @@ from flows.cli import (
     flow_command,
     run_command,
 )
-from flows.flow_run import start_run
-from flows.parameters import UNCHANGED, Changes, RunName
-from flows.stages import PREPARATION
-from flows.terminal import Detail
+from flows.orchestration.flow_run import start_run
+from flows.orchestration.stages import PREPARATION
+from flows.orchestration.terminal import Detail
+from flows.run.parameters import UNCHANGED, Changes, RunName
 
 
 @flow(

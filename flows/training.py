@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from prefect import flow
 
-from flows.artifacts import report_failure, show_training
-from flows.cli import (
+from flows.orchestration.artifacts import report_failure, show_training
+from flows.orchestration.cli import (
     DebugOption,
     JsonOption,
     MeasureAgainOption,
@@ -28,10 +28,10 @@ from flows.cli import (
     print_comparison,
     run_command,
 )
-from flows.flow_run import start_run
-from flows.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
-from flows.stages import MEASURED, PREPARATION, list_profiles
-from flows.terminal import Detail
+from flows.orchestration.flow_run import start_run
+from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
+from flows.orchestration.terminal import Detail
+from flows.run.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from throughline.reporting.comparing import compare_one
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import COMPUTE_BOUND, UNDECIDED, ProfileResult

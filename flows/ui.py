@@ -22,12 +22,12 @@ from urllib.parse import quote
 import requests
 import typer
 
-from flows.cli import configure_logging
-from flows.credentials import USER, exclusive, load_credentials, published_environment
-from flows.deployments import DEPLOYMENTS_FILE, deploy, read_pool, update_forms
-from flows.parameters import form_sources
-from flows.services import HOST, ServerProcess, check_free, responds, run_servers
-from flows.workspace import STATE_DIR
+from flows.orchestration.cli import configure_logging
+from flows.orchestration.deployments import DEPLOYMENTS_FILE, deploy, read_pool, update_forms
+from flows.run.parameters import form_sources
+from flows.run.workspace import STATE_DIR
+from flows.servers.credentials import USER, exclusive, load_credentials, published_environment
+from flows.servers.services import HOST, ServerProcess, check_free, responds, run_servers
 from throughline.shared.errors import ServiceFailed, report_user_errors
 
 LOGS = Path(STATE_DIR) / "logs"
@@ -111,7 +111,7 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     listening = ["--host", HOST, "--port"]
     server = ServerProcess(
         name="prefect-server",
-        command=[*python, "flows.prefect_server", *listening, str(endpoints.prefect_port)],
+        command=[*python, "flows.servers.prefect_server", *listening, str(endpoints.prefect_port)],
         healthy=lambda: responds(f"{endpoints.prefect}/api/health"),
         environment={**endpoints.environment, **endpoints.own_pages_only, **endpoints.server},
     )
@@ -120,7 +120,7 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         name="mlflow",
         command=[
             *python,
-            "flows.tracking_server",
+            "flows.servers.tracking_server",
             *listening,
             str(endpoints.mlflow_port),
             *stores,

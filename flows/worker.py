@@ -4,7 +4,7 @@ deployment, which parameters.
 Command, environment, working directory and entrypoint of a run come from this project alone. A work
 pool, a deployment or a flow run in the server's database could name others (job variables, pull
 steps, entrypoints); none of that is looked at, so whoever reaches the server's API cannot run
-commands through the worker. What parameters may reach is decided in `flows/access_policy.py`.
+commands through the worker. What parameters may reach is decided in `flows/run/access_policy.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from prefect.settings import PREFECT_WORKER_HEARTBEAT_SECONDS
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
-from flows.access_policy import CONFINED, Limits, load_limits
-from flows.deployments import DEPLOYMENTS_FILE, deploy, read_entrypoints, read_pool
+from flows.orchestration.deployments import DEPLOYMENTS_FILE, deploy, read_entrypoints, read_pool
+from flows.run.access_policy import CONFINED, Limits, load_limits
 from throughline.shared.errors import ServiceFailed, report_user_errors
 from throughline.shared.scratch import temporary_files_in_scratch
 

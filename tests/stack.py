@@ -24,7 +24,7 @@ import pytest
 import requests
 from project import environment
 
-from flows.services import find_free_port
+from flows.servers.services import find_free_port
 
 RETRIES = 10
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

@@ -19,8 +19,8 @@ import pytest
 from docs_blocks import PAGES, Block, read_blocks
 from project import ROOT, environment
 
-from flows.parameters import Changes
-from flows.resolution import resolve
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
 from throughline.config.params_file import parse_yaml
 
 # Pages whose blocks of a language are run one after another by a test of their own.

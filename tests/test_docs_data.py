@@ -15,8 +15,8 @@ from docs_blocks import Block, read_blocks
 from project import ROOT
 from ruamel.yaml import YAML
 
-from flows.parameters import Changes
-from flows.resolution import resolve
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
 from throughline.data.ingest import ingest
 
 PAGE = ROOT / "docs" / "data.md"

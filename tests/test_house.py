@@ -65,7 +65,7 @@ FLOWS_MAY_IMPORT = (
 )
 # What tests run without naming the module.
 UNNAMED = {
-    "flows.forms": "`make ui` runs it: tests/flows/test_ui_stack.py changes params.yaml meanwhile",
+    "flows.orchestration.forms": "`make ui` runs it: tests/flows/test_ui_stack.py changes params.yaml meanwhile",
     "infra.shape": "a test of this file runs it",
 }
 # Words that the glossary replaces, with what to say instead.

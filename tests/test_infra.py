@@ -324,7 +324,7 @@ def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
         "LICENSE",
         "pyproject.toml",
         "uv.lock",
-        "flows/job-template.json",
+        "flows/orchestration/job-template.json",
         "infra/store.py",
         "infra/mlflow-auth.ini",
     }

@@ -26,7 +26,7 @@ from project import environment, make_project, run
 from skips import need
 from stack import Stack, processes_of, started
 
-from flows.services import find_free_port
+from flows.servers.services import find_free_port
 from infra.local.s3 import BUCKETS
 from infra.local.stack_config import StackConfig, load_stack
 

@@ -50,8 +50,8 @@ def test_decode_goes_without_saying():
 
 
 def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
-    from flows.parameters import Changes
-    from flows.resolution import resolve
+    from flows.run.parameters import Changes
+    from flows.run.resolution import resolve
 
     assert [*load_params(ROOT / "params.yaml").pipelines] == [
         "naive",
@@ -70,8 +70,8 @@ def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
 def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(
     monkeypatch,
 ):
-    from flows.parameters import Changes
-    from flows.resolution import resolve
+    from flows.run.parameters import Changes
+    from flows.run.resolution import resolve
 
     monkeypatch.chdir(ROOT)
     changes = Changes(
@@ -325,8 +325,8 @@ def test_every_field_of_a_configuration_has_a_description():
 
 
 def test_the_imagenet_recipe_trains_on_random_rectangles_and_evaluates_the_center(monkeypatch):
-    from flows.parameters import Changes
-    from flows.resolution import resolve
+    from flows.run.parameters import Changes
+    from flows.run.resolution import resolve
 
     monkeypatch.chdir(ROOT)
     params = resolve(ROOT, Changes(preset="infra/demo/imagenet.yaml")).params

@@ -10,7 +10,7 @@ import pytest
 from project import ROOT, SMALL
 from ruamel.yaml import YAML
 
-from flows.changed_params import merge
+from flows.run.changed_params import merge
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for

@@ -17,10 +17,11 @@ from typing import Annotated
 
 import typer
 
-from flows.cli import configure_logging
-from flows.credentials import USER, exclusive, exports, published_environment, write_private
-from flows.deployments import OWN_SERVICE
-from flows.services import HOST, ServerProcess, check_free, is_listening, run_servers
+from flows.orchestration.cli import configure_logging
+from flows.orchestration.deployments import OWN_SERVICE
+from flows.run.workspace import STATE_DIR
+from flows.servers.credentials import USER, exclusive, exports, published_environment, write_private
+from flows.servers.services import HOST, ServerProcess, check_free, is_listening, run_servers
 from flows.ui import (
     Endpoints,
     MlflowPort,
@@ -30,7 +31,6 @@ from flows.ui import (
     run_until_interrupted,
     servers,
 )
-from flows.workspace import STATE_DIR
 from infra.local import postgres, s3
 from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
 from throughline.shared.errors import ServiceFailed, report_user_errors

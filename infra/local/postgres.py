@@ -15,7 +15,7 @@ from pathlib import Path
 # As MLflow keeps passwords.
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from flows.services import HOST, ServerProcess, run_servers
+from flows.servers.services import HOST, ServerProcess, run_servers
 from infra.local.stack_config import USER, StackConfig
 from throughline.shared.errors import ServiceFailed
 

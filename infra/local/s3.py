@@ -10,8 +10,8 @@ from pathlib import Path
 from botocore.exceptions import BotoCoreError
 from s3fs import S3FileSystem
 
-from flows.credentials import private_folder
-from flows.services import ServerProcess, is_listening, run_servers
+from flows.servers.credentials import private_folder
+from flows.servers.services import ServerProcess, is_listening, run_servers
 from infra.local.stack_config import StackConfig
 
 BUCKETS = ("dvc", "mlflow")

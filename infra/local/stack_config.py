@@ -14,8 +14,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from flows.credentials import USER, random_secret, write_private
-from flows.services import HOST
+from flows.servers.credentials import USER, random_secret, write_private
+from flows.servers.services import HOST
 from throughline.shared.errors import ServiceFailed
 
 SETTINGS_FILE = "settings.json"

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from prefect.states import Failed
 
-from flows import artifacts, flow_run
-from flows.access_policy import CONFINED, AccessPolicy, Limits, load_limits
-from flows.deployments import OWN_SERVICE
-from flows.parameters import Changes
+from flows.orchestration import artifacts, flow_run
+from flows.orchestration.deployments import OWN_SERVICE
+from flows.run.access_policy import CONFINED, AccessPolicy, Limits, load_limits
+from flows.run.parameters import Changes
 from throughline.config.params_file import apply_overrides
 from throughline.data.sources import arrays, table
 from throughline.settings import DataSettings
@@ -71,7 +71,7 @@ REFUSED = [
     ({"model": {"name": "my_models.os:system"}}, FOREIGN),
     ({"model": {"name": "untracked:build"}}, FOREIGN),
     ({"model": {"name": "mlartifacts.0.1.artifacts.evil:build"}}, FOREIGN),
-    ({"model": {"name": "flows.services:serving"}}, FOREIGN),
+    ({"model": {"name": "flows.servers.services:serving"}}, FOREIGN),
     ({"model": {"name": "throughline.shared.files:replace_folder"}}, FOREIGN),
     ({"augment": ["os:system"]}, FOREIGN),
     ({"augment": [{"os.path:a.b": None}]}, FOREIGN),
@@ -137,7 +137,7 @@ def project(tmp_path_factory) -> Path:
         "my_models.py",
         "package/inner.py",
         "throughline/shared/files.py",
-        "flows/services.py",
+        "flows/servers/services.py",
     ):
         (folder / name).write_text("")
     for command in (["init", "-q"], ["add", "my_models.py", "package", "throughline", "flows"]):

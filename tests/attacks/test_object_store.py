@@ -17,7 +17,7 @@ import requests
 import urllib3
 from skips import need
 
-from flows.services import find_free_port
+from flows.servers.services import find_free_port
 from infra.local import s3
 from infra.local.stack_config import StackConfig, load_stack
 

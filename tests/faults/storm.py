@@ -36,7 +36,7 @@ import requests
 from project import environment, make_project
 from stack import ENDED, Stack
 
-from flows.services import find_free_port
+from flows.servers.services import find_free_port
 from throughline.shared.files import digest_file
 
 NAME = "storm"
@@ -194,8 +194,8 @@ class Storm:
 
 SERVED = {
     "ui": is_word("flows.ui"),
-    "server": is_word("flows.prefect_server"),
-    "tracking": is_word("flows.tracking_server"),
+    "server": is_word("flows.servers.prefect_server"),
+    "tracking": is_word("flows.servers.tracking_server"),
     "worker": is_word("flows.worker"),
     "run": is_word("prefect.engine"),
     "stage": TARGETS["stage"],

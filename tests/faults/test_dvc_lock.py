@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_workspaces import cheap_project
 
-from flows.dvc_calls import stale_stages
+from flows.run.dvc_calls import stale_stages
 from throughline.shared.errors import StageFailed
 
 LOCKS = {

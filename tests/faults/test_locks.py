@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import locks
-from flows.dvc_calls import repair_locks
-from flows.locks import hold, hold_machine
+from flows.run import locks
+from flows.run.dvc_calls import repair_locks
+from flows.run.locks import hold, hold_machine
 
 ROOT = Path(__file__).parents[2]
 # No Prefect, no TensorFlow: a child is there in a tenth of a second.
@@ -25,7 +25,7 @@ import os, sys, time
 root, path, seconds, address, user = sys.argv[1:]
 sys.path.insert(0, root)
 from pathlib import Path
-from flows import locks
+from flows.run import locks
 locks.MACHINE_ADDRESS = address.replace("@", chr(0))
 os.setuid(int(user))
 waits = lambda who: print("waits:", who, flush=True)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from project import environment, make_project, run, run_quietly
 
-from flows.workspace import SWEPT_AFTER_S
+from flows.run.workspace import SWEPT_AFTER_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from skips import need
 
-from flows.services import find_free_port
+from flows.servers.services import find_free_port
 from infra.local import postgres
 from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
 from throughline.shared.errors import ServiceFailed

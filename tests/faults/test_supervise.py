@@ -53,7 +53,7 @@ def family():
         command = [
             sys.executable,
             "-m",
-            "flows.supervise",
+            "flows.run.supervise",
             sys.executable,
             "-c",
             FAMILY,

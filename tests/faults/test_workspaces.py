@@ -13,11 +13,11 @@ import pytest
 from dvc.config import Config
 from project import SMALL, write_params
 
-from flows import workspace
-from flows.dvc_calls import DVC, dvc_environment, run_supervised
-from flows.parameters import Changes
-from flows.resolution import resolve
-from flows.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
+from flows.run import workspace
+from flows.run.dvc_calls import DVC, dvc_environment, run_supervised
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
+from flows.run.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
 from throughline.config.params_file import read_yaml
 
 pytestmark = pytest.mark.integration

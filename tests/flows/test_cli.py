@@ -11,16 +11,16 @@ import pytest
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from project import SMALL, write_params
 
-from flows.cli import (
+from flows.orchestration.cli import (
     RunOptions,
     compose_measure_again,
     configure_logging,
     flow_command,
     resolved_changes,
 )
-from flows.resolution import resolve
-from flows.stages import list_profiles
-from flows.terminal import Detail
+from flows.orchestration.stages import list_profiles
+from flows.orchestration.terminal import Detail
+from flows.run.resolution import resolve
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import InvalidParams, MissingInput, WorkspaceProblem
 

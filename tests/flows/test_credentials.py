@@ -15,7 +15,7 @@ from prefect.settings import (
 )
 from skips import need
 
-from flows.credentials import (
+from flows.servers.credentials import (
     ENVIRONMENT,
     exclusive,
     exports,

@@ -18,7 +18,7 @@ import pytest
 from project import environment, experiment_of, run, run_quietly
 from ruamel.yaml import YAML
 
-from flows.locks import hold_machine
+from flows.run.locks import hold_machine
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult

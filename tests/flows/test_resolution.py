@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from project import SMALL, write_params
 from ruamel.yaml import YAML
 
-from flows.changed_params import NamedChanges, dump_params, join_overlays, merge
-from flows.parameters import Changes, find_numbers
-from flows.resolution import resolve, share_resolved
+from flows.run.changed_params import NamedChanges, dump_params, join_overlays, merge
+from flows.run.parameters import Changes, find_numbers
+from flows.run.resolution import resolve, share_resolved
 from throughline.config.params_file import parse_yaml, read_yaml
 from throughline.shared.errors import InvalidParams
 

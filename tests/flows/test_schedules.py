@@ -9,8 +9,8 @@ import pytest
 from prefect.client.schemas.responses import DeploymentResponse
 from project import ROOT
 
-from flows.deployments import read_pool
-from flows.schedules import refuse_other_project
+from flows.orchestration.deployments import read_pool
+from flows.orchestration.schedules import refuse_other_project
 from throughline.shared.errors import MissingInput, ServiceFailed
 
 HERE, ELSEWHERE = "http://127.0.0.1:4200/api", "https://prefect.example.org/api"

@@ -9,7 +9,7 @@ import pytest
 from project import run
 from texts import params_of
 
-from flows.source_check import check_named_files, check_source
+from flows.run.source_check import check_named_files, check_source
 from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import stage_server as server_module
-from flows.stage_server import list_imported_files, serve, stage_server
+from flows.run import stage_server as server_module
+from flows.run.stage_server import list_imported_files, serve, stage_server
 from tests.project import environment
 from throughline.shared import stage_client
 from throughline.shared.stage_client import REFUSED, STAGE_SERVER, find_started_stage, hand_over
@@ -125,7 +125,7 @@ def sleeping(folder: Path) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter(["cmdline", "cwd", "status"])
-        if "flows.stage_server" in (process.info["cmdline"] or ())
+        if "flows.run.stage_server" in (process.info["cmdline"] or ())
         and process.info["cwd"] == str(folder)
         and process.info["status"] != psutil.STATUS_ZOMBIE
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.stages import TIMEOUT_S, StageEnvironment, supervised, with_timeout
+from flows.orchestration.stages import TIMEOUT_S, StageEnvironment, supervised, with_timeout
 
 
 def test_an_overdue_process_is_ended(tmp_path, monkeypatch):

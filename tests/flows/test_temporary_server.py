@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.temporary_server import prefect_server
+from flows.servers.temporary_server import prefect_server
 
 
 def test_a_configured_server_is_used_as_it_is():

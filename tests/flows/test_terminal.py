@@ -16,10 +16,10 @@ from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.states import Cancelled, exception_to_failed_state
 from rich.console import Console
 
-from flows import terminal
-from flows.artifacts import failure_reason
-from flows.stages import _should_retry
-from flows.terminal import (
+from flows.orchestration import terminal
+from flows.orchestration.artifacts import failure_reason
+from flows.orchestration.stages import _should_retry
+from flows.orchestration.terminal import (
     KEPT_LOGS,
     LOG_ONLY,
     LOGS,

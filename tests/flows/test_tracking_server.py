@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flows.tracking_server import SHOW_RUNS, is_foreign, own_pages_only, show_runs_first
+from flows.servers.tracking_server import SHOW_RUNS, is_foreign, own_pages_only, show_runs_first
 
 HOST = (b"host", b"127.0.0.1:5000")
 CASES = [

@@ -19,7 +19,7 @@ import pytest
 from project import SMALL, run, run_quietly
 from stack import processes_of, wait_for
 
-from flows.deployments import deploy
+from flows.orchestration.deployments import deploy
 from throughline.shared.errors import ServiceFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,7 +7,7 @@ import re
 import pytest
 from rows import comparison, row
 
-from flows.artifacts import to_markdown as artifact
+from flows.orchestration.artifacts import to_markdown as artifact
 from throughline.reporting.table import ABSENT, comparison_table, to_markdown, to_records, to_text
 
 ROWS = (

@@ -20,7 +20,7 @@ import pytest
 from project import ROOT
 from stack import wait_for
 
-from flows.services import find_free_port, responds
+from flows.servers.services import find_free_port, responds
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey
 

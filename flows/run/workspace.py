@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.changed_params import drop_pipelines
-from flows.dvc_calls import DVC, LOCK_FILE, dvc_environment, run_supervised
-from flows.locks import hold, hold_if_free
-from flows.parameters import check_name
-from flows.resolution import ResolvedParams
+from flows.run.changed_params import drop_pipelines
+from flows.run.dvc_calls import DVC, LOCK_FILE, dvc_environment, run_supervised
+from flows.run.locks import hold, hold_if_free
+from flows.run.parameters import check_name
+from flows.run.resolution import ResolvedParams
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml
 from throughline.shared.errors import WorkspaceProblem

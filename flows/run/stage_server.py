@@ -1,7 +1,7 @@
 """A process that has imported what stages import, and forks itself for each of them.
 
 Half of a short stage is the import of TensorFlow, Keras and MLflow, 5 s on 2 cores; a fork that has
-them is there in 10 ms. `python -m flows.stage_server SOCKET` serves the stages of the folder that
+them is there in 10 ms. `python -m flows.run.stage_server SOCKET` serves the stages of the folder that
 it is started in (`throughline/shared/stage_client.py` is their side). Each has a process of its
 own, as without a server: the interpreter's import state is all that they share. TensorFlow has no
 runtime yet when it is forked, so there are no threads or devices of it that a fork would lose.
@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_calls import SUPERVISE, dvc_environment
-from flows.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
+from flows.run.dvc_calls import SUPERVISE, dvc_environment
+from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
 from throughline.shared.garbage import collect_garbage_as_usual
 from throughline.shared.scratch import Scratch
 from throughline.shared.stage_client import HEAVY_STAGES, REFUSED, STAGE_SERVER, STREAMS
@@ -46,7 +46,7 @@ def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[st
     scratch = Scratch(root)
     address = str((scratch.new_folder() / "stages").relative_to(root.absolute()))
     process = subprocess.Popen(
-        [*SUPERVISE, sys.executable, "-m", "flows.stage_server", address],
+        [*SUPERVISE, sys.executable, "-m", "flows.run.stage_server", address],
         cwd=root,
         env=dvc_environment(environment),
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Brings the forms of the deployments up to date with params.yaml: `python -m flows.forms`, which
+"""Brings the forms of the deployments up to date with params.yaml: `python -m flows.orchestration.forms`, which
 `make ui` runs when it changes. Schedules stay as they were set in the UI.
 """
 
@@ -10,7 +10,7 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from flows.deployments import DEPLOYMENTS_FILE, read_entrypoints
+from flows.orchestration.deployments import DEPLOYMENTS_FILE, read_entrypoints
 from throughline.shared.errors import report_user_errors
 
 

@@ -23,9 +23,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
-from flows.locks import hold_folder, hold_machine
-from flows.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
+from flows.orchestration.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
+from flows.run.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
+from flows.run.locks import hold_folder, hold_machine
 from throughline.shared.errors import (
     FAILURE_FILE,
     Failure,

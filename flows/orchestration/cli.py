@@ -15,12 +15,12 @@ from typing import Annotated
 
 import typer
 
-from flows.changed_params import join_overlays
-from flows.credentials import use_running_servers
-from flows.parameters import OVERRIDE, Changes, check_name
-from flows.resolution import resolve, share_resolved
-from flows.temporary_server import prefect_server
-from flows.terminal import Detail, show_on_terminal
+from flows.orchestration.terminal import Detail, show_on_terminal
+from flows.run.changed_params import join_overlays
+from flows.run.parameters import OVERRIDE, Changes, check_name
+from flows.run.resolution import resolve, share_resolved
+from flows.servers.credentials import use_running_servers
+from flows.servers.temporary_server import prefect_server
 from throughline.config.params_file import read_yaml
 from throughline.reporting.table import TIED_NOTE, comparison_table, to_text
 from throughline.results.comparison import Comparison

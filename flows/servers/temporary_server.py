@@ -27,10 +27,10 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from flows.credentials import USER, random_secret
-from flows.dvc_calls import SUPERVISE
-from flows.locks import hold
-from flows.services import HOST, find_free_port, responds
+from flows.run.dvc_calls import SUPERVISE
+from flows.run.locks import hold
+from flows.servers.credentials import USER, random_secret
+from flows.servers.services import HOST, find_free_port, responds
 from throughline.shared.errors import ServiceFailed
 
 ATTEMPTS = 3  # another process may take the port first

@@ -1,4 +1,4 @@
-"""MLflow's server for its own pages alone: `python -m flows.tracking_server --host …` takes the
+"""MLflow's server for its own pages alone: `python -m flows.servers.tracking_server --host …` takes the
 options of `mlflow server`.
 
 MLflow lets pages of any port of localhost read and change everything, with the password that the
@@ -132,7 +132,7 @@ def main() -> None:
     ) -> Any:
         os.environ[APP] = f"{app}()" if is_factory else app
         return build(
-            options, host, port, workers, "flows.tracking_server:create_app", env_file, True
+            options, host, port, workers, "flows.servers.tracking_server:create_app", env_file, True
         )
 
     mlflow.server._build_uvicorn_command = with_own_pages_only

@@ -14,9 +14,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.access_policy import AccessPolicy, is_confined, load_limits
-from flows.changed_params import NamedChanges, drop_pipelines, dump_params
-from flows.parameters import Changes
+from flows.run.access_policy import AccessPolicy, is_confined, load_limits
+from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params
+from flows.run.parameters import Changes
 from throughline.config.params import Params, check
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml_text

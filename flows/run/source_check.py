@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from flows.dvc_calls import DVC, dvc_environment
+from flows.run.dvc_calls import DVC, dvc_environment
 from throughline.config.params import Params
 from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 

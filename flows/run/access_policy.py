@@ -19,7 +19,7 @@ from typing import Any
 from prefect.runtime import deployment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flows.deployments import OWN_SERVICE
+from flows.orchestration.deployments import OWN_SERVICE
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import InvalidParams
 

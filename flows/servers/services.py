@@ -79,7 +79,7 @@ def run_servers(*servers: ServerProcess, logs: Path) -> Iterator[list[Running]]:
 def _start(server: ServerProcess, log: Path) -> Running:
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.supervise", *server.command],
+            [sys.executable, "-m", "flows.run.supervise", *server.command],
             env={**os.environ, **server.environment},
             stdin=subprocess.PIPE,
             stdout=file,

@@ -1,5 +1,5 @@
 """Sends the deployments of prefect.yaml with their work pool to the Prefect server, and keeps what
-people have set there: `python -m flows.schedules`, which `make ui` runs when it starts.
+people have set there: `python -m flows.orchestration.schedules`, which `make ui` runs when it starts.
 
 `prefect deploy` alone replaces all schedules of a deployment: one that was switched on is off
 again, one that was made in the UI is gone.
@@ -16,8 +16,13 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.responses import DeploymentResponse
 
-from flows.deployments import DEPLOYMENTS_FILE, read_entrypoints, read_pool, run_module
-from flows.services import HOST
+from flows.orchestration.deployments import (
+    DEPLOYMENTS_FILE,
+    read_entrypoints,
+    read_pool,
+    run_module,
+)
+from flows.servers.services import HOST
 from throughline.shared.errors import ServiceFailed, report_user_errors
 
 SET_FOLDER = ".set_working_directory"  # a step of Prefect's

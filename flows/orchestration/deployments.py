@@ -55,7 +55,7 @@ def deploy(environment: Mapping[str, str]) -> None:
     Raises:
       ServiceFailed: with what Prefect said.
     """
-    run_module(["flows.schedules"], environment)
+    run_module(["flows.orchestration.schedules"], environment)
 
 
 def update_forms(environment: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ def update_forms(environment: Mapping[str, str]) -> None:
     Raises:
       ServiceFailed: with the output of the module.
     """
-    run_module(["flows.forms"], environment)
+    run_module(["flows.orchestration.forms"], environment)
 
 
 def run_module(module: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

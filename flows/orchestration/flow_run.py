@@ -15,16 +15,16 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 
-from flows.artifacts import StageProgress
-from flows.cli import configure_logging
-from flows.dvc_calls import stale_stages
-from flows.locks import hold_folder
-from flows.parameters import Changes
-from flows.resolution import resolve
-from flows.source_check import check_named_files, check_source
-from flows.stage_server import stage_server
-from flows.stages import StageEnvironment, run_stage
-from flows.workspace import (
+from flows.orchestration.artifacts import StageProgress
+from flows.orchestration.cli import configure_logging
+from flows.orchestration.stages import StageEnvironment, run_stage
+from flows.run.dvc_calls import stale_stages
+from flows.run.locks import hold_folder
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
+from flows.run.source_check import check_named_files, check_source
+from flows.run.stage_server import stage_server
+from flows.run.workspace import (
     Workspace,
     open_workspace,
     remove_workspace,
