@@ -20,9 +20,9 @@ WIDE = 100
 
 
 def package_of(module: str) -> str:
-    """The folder that a module is in: of the library, one of its packages."""
+    """The folder that a module is in, below the top level where there are such."""
     parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == "throughline" and len(parts) > 1 else parts[0]
+    return ".".join(parts[:2]) if (ROOT / Path(*parts[:2])).is_dir() else parts[0]
 
 
 def modules() -> Iterator[tuple[str, str, ast.Module]]:

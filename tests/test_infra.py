@@ -240,7 +240,7 @@ def test_both_kinds_of_deployment_start_the_same_programs():
     def programs(text: str) -> set[str]:
         return set(
             re.findall(
-                r"infra\.store|prefect server|flows\.tracking_server|flows\.worker|service"
+                r"infra\.store|prefect server|flows\.servers\.tracking_server|flows\.worker|service"
                 r" (?:dispatcher|worker)",
                 text,
             )

@@ -24,6 +24,7 @@ from throughline.assembly.inputs import (
 )
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.config.params import check
+from throughline.data import examination
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.shards import read_shard_index
@@ -113,7 +114,7 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
 
 
 def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("throughline.data.examination.STEPS_PER_BLOCK", 100)
+    monkeypatch.setattr(examination, "STEPS_PER_BLOCK", 100)
     np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(COLUMNS, 1))
     params = check(series_document(tmp_path / "series.npy"))
     layout, stored = opened(tmp_path, params)

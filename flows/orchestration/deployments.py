@@ -15,9 +15,6 @@ from ruamel.yaml import YAML
 
 from throughline.shared.errors import MissingInput, ServiceFailed
 
-OWN_SERVICE = (  # of a worker's environment: the tf.data service of the stack that it belongs to
-    "THROUGHLINE_SERVICE_ADDRESS"
-)
 DEPLOYMENTS_FILE = Path("prefect.yaml")
 
 

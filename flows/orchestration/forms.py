@@ -1,5 +1,6 @@
-"""Brings the forms of the deployments up to date with params.yaml: `python -m flows.orchestration.forms`, which
-`make ui` runs when it changes. Schedules stay as they were set in the UI.
+"""Brings the forms of the deployments up to date with params.yaml: `python -m
+flows.orchestration.forms`, which `make ui` runs when it changes. Schedules stay as they were set in
+the UI.
 """
 
 from __future__ import annotations

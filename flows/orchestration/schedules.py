@@ -1,5 +1,6 @@
 """Sends the deployments of prefect.yaml with their work pool to the Prefect server, and keeps what
-people have set there: `python -m flows.orchestration.schedules`, which `make ui` runs when it starts.
+people have set there: `python -m flows.orchestration.schedules`, which `make ui` runs when it
+starts.
 
 `prefect deploy` alone replaces all schedules of a deployment: one that was switched on is off
 again, one that was made in the UI is gone.

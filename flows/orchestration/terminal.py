@@ -39,7 +39,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message
 # In a log, where nothing can be drawn over, a running stage says something after so long, then
 # after twice as long, and so on.
 FIRST_SIGN_S = 60.0
-_ROOT = f"{Path(__file__).parents[1]}{os.sep}"
+_ROOT = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class Detail(Enum):

@@ -19,7 +19,6 @@ from typing import Any
 from prefect.runtime import deployment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flows.orchestration.deployments import OWN_SERVICE
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import InvalidParams
 
@@ -27,6 +26,8 @@ LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
 SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
 # Their functions are not made to be called with anybody's options.
+# Of a worker's environment: the tf.data service of the stack that it belongs to.
+OWN_SERVICE = "THROUGHLINE_SERVICE_ADDRESS"
 OUR_PACKAGES = ("throughline", "tasks", "flows", "infra", "benchmarks", "tests")
 
 

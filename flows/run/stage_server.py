@@ -1,10 +1,10 @@
 """A process that has imported what stages import, and forks itself for each of them.
 
 Half of a short stage is the import of TensorFlow, Keras and MLflow, 5 s on 2 cores; a fork that has
-them is there in 10 ms. `python -m flows.run.stage_server SOCKET` serves the stages of the folder that
-it is started in (`throughline/shared/stage_client.py` is their side). Each has a process of its
-own, as without a server: the interpreter's import state is all that they share. TensorFlow has no
-runtime yet when it is forked, so there are no threads or devices of it that a fork would lose.
+them is there in 10 ms. `python -m flows.run.stage_server SOCKET` serves the stages of the folder
+that it is started in (`throughline/shared/stage_client.py` is their side). Each has a process of
+its own, as without a server: the interpreter's import state is all that they share. TensorFlow has
+no runtime yet when it is forked, so there are no threads or devices of it that a fork would lose.
 
 A stage is refused, and then imports for itself, once a file of the program or the set of installed
 packages is not what it was when the server imported them.

@@ -1,10 +1,10 @@
 """Two small processes between a flow and a stage, so that no stage outlives its flow.
 
-`python -m flows.run.supervise COMMAND…` is an outer and an inner supervisor, each in a session of its
-own, and the command below them in a third. Both are subreapers (`PR_SET_CHILD_SUBREAPER`): whatever
-the command starts, however deep and in whatever session, becomes a child of theirs when its parent
-dies, and can be ended. A parent-death signal alone (`PR_SET_PDEATHSIG`) would not do: it follows
-the thread that forked and is not inherited by grandchildren.
+`python -m flows.run.supervise COMMAND…` is an outer and an inner supervisor, each in a session of
+its own, and the command below them in a third. Both are subreapers (`PR_SET_CHILD_SUBREAPER`):
+whatever the command starts, however deep and in whatever session, becomes a child of theirs when
+its parent dies, and can be ended. A parent-death signal alone (`PR_SET_PDEATHSIG`) would not do: it
+follows the thread that forked and is not inherited by grandchildren.
 
 - The flow dies, even by kill -9, or closes our stdin: the outer supervisor ends what is below it.
 - The outer one dies: its pipe to the inner one closes, which ends what is below it.

@@ -1,5 +1,5 @@
-"""MLflow's server for its own pages alone: `python -m flows.servers.tracking_server --host …` takes the
-options of `mlflow server`.
+"""MLflow's server for its own pages alone: `python -m flows.servers.tracking_server --host …` takes
+the options of `mlflow server`.
 
 MLflow lets pages of any port of localhost read and change everything, with the password that the
 browser remembers. Other users of the machine can serve such pages. Here a browser's request must

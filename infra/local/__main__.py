@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from flows.orchestration.cli import configure_logging
-from flows.orchestration.deployments import OWN_SERVICE
+from flows.run.access_policy import OWN_SERVICE
 from flows.run.workspace import STATE_DIR
 from flows.servers.credentials import USER, exclusive, exports, published_environment, write_private
 from flows.servers.services import HOST, ServerProcess, check_free, is_listening, run_servers

@@ -14,8 +14,7 @@ import pytest
 from prefect.states import Failed
 
 from flows.orchestration import artifacts, flow_run
-from flows.orchestration.deployments import OWN_SERVICE
-from flows.run.access_policy import CONFINED, AccessPolicy, Limits, load_limits
+from flows.run.access_policy import CONFINED, OWN_SERVICE, AccessPolicy, Limits, load_limits
 from flows.run.parameters import Changes
 from throughline.config.params_file import apply_overrides
 from throughline.data.sources import arrays, table
@@ -124,7 +123,7 @@ def project(tmp_path_factory) -> Path:
         "mlartifacts/0/1/artifacts",
         "granted/set",
         "throughline/shared",
-        "flows",
+        "flows/servers",
     ):
         (folder / name).mkdir(parents=True)
     for name in ("infra/.env", ".throughline/stack/environment", ".dvc/config.local"):

@@ -1,9 +1,9 @@
 """How a stage lets a process that has imported its libraries already do its work.
 
-A flow starts such a process (`flows/run/stage_server.py`) and names its socket in the environment. A
-stage that finds it there hands over its command line, environment and standard streams, waits, and
-exits with the exit code of the work; without one, or where the program has changed since the server
-imported it, the stage imports its libraries itself. Standard library alone: this runs before
+A flow starts such a process (`flows/run/stage_server.py`) and names its socket in the environment.
+A stage that finds it there hands over its command line, environment and standard streams, waits,
+and exits with the exit code of the work; without one, or where the program has changed since the
+server imported it, the stage imports its libraries itself. Standard library alone: this runs before
 anything is imported.
 """
 
