@@ -24,8 +24,9 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.orchestration.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
-from flows.run.dvc_calls import BUSY, DVC, SUPERVISE, attempts, dvc_environment
+from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
 from flows.run.locks import hold_folder, hold_machine
+from flows.run.processes import supervised
 from throughline.shared.errors import (
     FAILURE_FILE,
     Failure,
@@ -188,7 +189,12 @@ def _run_once(
     ran = False
     force = ["--force"] if stage in stage_env.forced else []
     with (
-        supervised([*DVC, "repro", *force, "--single-item", stage], stage_env, lock_fds) as process,
+        supervised(
+            [*DVC, "repro", *force, "--single-item", stage],
+            folder=stage_env.root,
+            environment=dvc_environment(stage_env.environment),
+            lock_fds=lock_fds,
+        ) as process,
         with_timeout(process) as timed_out,
     ):
         # Ends when no process is left that could write, not already with the supervisor: a killed
@@ -230,38 +236,6 @@ def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
     finally:
         if timer:
             timer.cancel()
-
-
-@contextmanager
-def supervised(
-    command: list[str], stage_env: StageEnvironment, lock_fds: tuple[int, ...] = ()
-) -> Iterator[subprocess.Popen]:
-    """Start a command under the supervisors; however the block is left, nothing of it stays.
-
-    `lock_fds` are file descriptors of locks that stay locked for as long as anything of the command
-    is left.
-    """
-    process = subprocess.Popen(
-        [*SUPERVISE, *command],
-        cwd=stage_env.root,
-        env=dvc_environment(stage_env.environment),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        bufsize=1,
-        start_new_session=True,
-        pass_fds=lock_fds,
-    )
-    try:
-        yield process
-    finally:
-        if process.stdin:
-            process.stdin.close()  # the supervisor takes this for our death
-        if process.stdout:
-            while process.stdout.read(1 << 16):  # until the last process that could write is gone
-                pass
-        process.wait()
 
 
 def _should_retry(stage: str, error: object) -> bool:

@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +24,11 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from flows.run.processes import run_supervised
 from throughline.shared.errors import StageFailed
 
 # --wait-for-lock comes before the subcommand; after it, DVC would not know it.
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
-# By its file, not as a module: a worktree may have another version of it. -P: no folder is put on
-# the import path.
-SUPERVISE = (sys.executable, "-P", str(Path(__file__).with_name("supervise.py")))
 BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock")
 LOCK_FILE = "dvc.lock"
 CONFLICT = b"<<<<<<< "
@@ -45,36 +42,6 @@ def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Our environment, this interpreter first on the path: dvc.yaml calls plain `python`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
-
-
-def run_supervised(
-    command: Sequence[str],
-    folder: Path,
-    environment: Mapping[str, str],
-    lock_fds: Sequence[int] = (),
-) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends with this process, however that ends; returns its code and what it
-    printed.
-
-    `lock_fds` are file descriptors of locks that stay locked for as long as anything of the command
-    is left.
-    """
-    lifeline, ours = os.pipe()
-    try:
-        return subprocess.run(
-            [*SUPERVISE, *command],
-            cwd=folder,
-            env=environment,
-            stdin=lifeline,
-            capture_output=True,
-            text=True,
-            check=False,
-            pass_fds=lock_fds,
-            start_new_session=True,
-        )
-    finally:
-        os.close(lifeline)
-        os.close(ours)
 
 
 def stale_stages(

@@ -27,7 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flows.run.dvc_calls import SUPERVISE, dvc_environment
+from flows.run.dvc_calls import dvc_environment
+from flows.run.processes import supervised
 from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
 from throughline.shared.garbage import collect_garbage_as_usual
 from throughline.shared.scratch import Scratch
@@ -45,22 +46,12 @@ def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[st
     """
     scratch = Scratch(root)
     address = str((scratch.new_folder() / "stages").relative_to(root.absolute()))
-    process = subprocess.Popen(
-        [*SUPERVISE, sys.executable, "-m", "flows.run.stage_server", address],
-        cwd=root,
-        env=dvc_environment(environment),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        # What it cannot import is said by the stage, which then tries itself.
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
+    command = [sys.executable, "-m", "flows.run.stage_server", address]
+    # What it cannot import is said by the stage, which then tries itself.
+    with supervised(
+        command, folder=root, environment=dvc_environment(environment), output=subprocess.DEVNULL
+    ):
         yield {STAGE_SERVER: address}
-    finally:
-        if process.stdin:
-            process.stdin.close()  # the supervisor takes this for our death
-        process.wait()
 
 
 def main() -> None:

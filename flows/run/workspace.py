@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.run.changed_params import drop_pipelines
-from flows.run.dvc_calls import DVC, LOCK_FILE, dvc_environment, run_supervised
+from flows.run.dvc_calls import DVC, LOCK_FILE, dvc_environment
 from flows.run.locks import hold, hold_if_free
 from flows.run.parameters import check_name
+from flows.run.processes import run_supervised
 from flows.run.resolution import ResolvedParams
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml

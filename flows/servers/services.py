@@ -7,15 +7,15 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import requests
 
+from flows.run.processes import supervised
 from throughline.shared.errors import ServiceFailed
 
 HOST = "127.0.0.1"
@@ -62,31 +62,31 @@ def run_servers(*servers: ServerProcess, logs: Path) -> Iterator[list[Running]]:
       ServiceFailed: one ended, or was not healthy in time.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    running: list[Running] = []
-    try:
-        running += [_start(server, logs / f"{server.name}.log") for server in servers]
-        for one in running:
-            _wait_until(one)
-        yield running
-    finally:
-        for one in running:
-            if one.process.stdin:
-                one.process.stdin.close()
-        for one in running:
-            one.process.wait()
+    with ExitStack() as processes:
+        running = [
+            Running(server=server, process=process, log=log)
+            for server in servers
+            for log in [logs / f"{server.name}.log"]
+            for process in [processes.enter_context(_started(server, log))]
+        ]
+        try:
+            for one in running:
+                _wait_until(one)
+            yield running
+        finally:
+            for one in running:  # all at once
+                if one.process.stdin:
+                    one.process.stdin.close()
 
 
-def _start(server: ServerProcess, log: Path) -> Running:
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.run.supervise", *server.command],
-            env={**os.environ, **server.environment},
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return Running(server=server, process=process, log=log)
+@contextmanager
+def _started(server: ServerProcess, log: Path) -> Iterator[subprocess.Popen]:
+    environment = {**os.environ, **server.environment}
+    with (
+        log.open("w") as file,
+        supervised(server.command, environment=environment, output=file) as process,
+    ):
+        yield process
 
 
 def _wait_until(running: Running) -> None:

@@ -27,8 +27,8 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from flows.run.dvc_calls import SUPERVISE
 from flows.run.locks import hold
+from flows.run.processes import supervised
 from flows.servers.credentials import USER, random_secret
 from flows.servers.services import HOST, find_free_port, responds
 from throughline.shared.errors import ServiceFailed
@@ -94,32 +94,23 @@ def _send_what_is_queued() -> None:
 @contextmanager
 def _server(port: int, password: str) -> Iterator[subprocess.Popen]:
     folder = str(Path(prefect.__file__).parents[1])
-    process = subprocess.Popen(
-        [
-            *SUPERVISE,
-            *(sys.executable, "-m", "uvicorn", "--app-dir", folder, "--factory"),
-            "prefect.server.api.server:create_app",
-            *("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on"),
-        ],
-        env={
-            **os.environ,
-            **get_current_settings().to_environment_variables(exclude_unset=True),
-            "PREFECT_UI_ENABLED": "0",
-            "PREFECT_SERVER_API_AUTH_STRING": password,
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port}",
-            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-            "PREFECT__SERVER_EPHEMERAL": "1",
-            "PREFECT__SERVER_FINAL": "1",
-        },
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
+    command = [
+        *(sys.executable, "-m", "uvicorn", "--app-dir", folder, "--factory"),
+        "prefect.server.api.server:create_app",
+        *("--host", HOST, "--port", str(port), "--log-level", "error", "--lifespan", "on"),
+    ]
+    environment = {
+        **os.environ,
+        **get_current_settings().to_environment_variables(exclude_unset=True),
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT_SERVER_API_AUTH_STRING": password,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port}",
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT__SERVER_EPHEMERAL": "1",
+        "PREFECT__SERVER_FINAL": "1",
+    }
+    with supervised(command, environment=environment, output=None) as process:
         yield process
-    finally:
-        if process.stdin:
-            process.stdin.close()
-        process.wait()
 
 
 def _becomes_healthy(process: subprocess.Popen, url: str) -> bool:

@@ -14,8 +14,9 @@ from dvc.config import Config
 from project import SMALL, write_params
 
 from flows.run import workspace
-from flows.run.dvc_calls import DVC, dvc_environment, run_supervised
+from flows.run.dvc_calls import DVC, dvc_environment
 from flows.run.parameters import Changes
+from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
 from flows.run.workspace import SWEPT_AFTER_S, open_workspace, save_experiment, sweep_workspaces
 from throughline.config.params_file import read_yaml

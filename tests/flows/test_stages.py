@@ -7,7 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from flows.orchestration.stages import TIMEOUT_S, StageEnvironment, supervised, with_timeout
+from flows.orchestration.stages import TIMEOUT_S, with_timeout
+from flows.run.dvc_calls import dvc_environment
+from flows.run.processes import supervised
 
 
 def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
@@ -16,7 +18,7 @@ def test_an_overdue_process_is_ended(tmp_path, monkeypatch):
     started_at = time.monotonic()
     with (
         supervised(
-            ["sh", "-c", "sleep 60 & sleep 60"], StageEnvironment(tmp_path, frozenset())
+            ["sh", "-c", "sleep 60 & sleep 60"], folder=tmp_path, environment=dvc_environment({})
         ) as process,
         with_timeout(process) as timed_out,
     ):
@@ -33,7 +35,7 @@ def test_a_quick_process_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv(TIMEOUT_S, "60")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     with (
-        supervised(["true"], StageEnvironment(tmp_path, frozenset())) as process,
+        supervised(["true"], folder=tmp_path, environment=dvc_environment({})) as process,
         with_timeout(process) as timed_out,
     ):
         assert process.wait() == 0
