@@ -1,4 +1,4 @@
-"""Plant the faults of tests/mutations.py and see which of them the tests catch.
+"""Plant the faults of tests/mutations.yaml and see which of them the tests catch.
 
 `python -m tests.mutation_testing` copies the tracked files to a temporary folder, plants one fault
 after another there, and runs the tests that are expected to catch it.
