@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
+from pydantic.fields import PydanticUndefined
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))

@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -193,12 +195,42 @@ def test_only_tracking_imports_mlflow():
     assert not [path for path in modules if "mlflow" in packages_of(path)]
 
 
+def normalize(distribution: str) -> str:
+    """The name of a distribution as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
 def packages_of(path: Path) -> set[str]:
     """Top-level packages that a file imports, lazily or not."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     return {name.partition(".")[0] for name in names}
+
+
+def test_every_library_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lists = [project["project"]["dependencies"], *project["dependency-groups"].values()]
+    declared = {
+        re.split(r"[^\w.-]", item.lower())[0]
+        for one in lists
+        for item in one
+        if isinstance(item, str)
+    }
+    ours = {"throughline", "tasks", "flows", "infra", "benchmarks", "tests"}
+    imported = {
+        package
+        for path in [*CODE, *ROOT.glob("infra/**/*.py")]
+        if not name_of(path).startswith("benchmarks")  # other loaders are compared where they are
+        for package in packages_of(path) - ours - sys.stdlib_module_names
+    }
+    distributions = packages_distributions()
+    undeclared = {
+        package
+        for package in imported
+        if not set(map(normalize, distributions[package])) & declared
+    }
+    assert not undeclared
 
 
 @pytest.mark.parametrize("path", CODE, ids=name_of)
