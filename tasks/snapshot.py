@@ -12,7 +12,7 @@ import numpy as np
 
 from throughline.config.cli import stage_cli
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.constraints import find_vector_problems
 from throughline.plan.shapes import output_shape

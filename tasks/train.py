@@ -24,9 +24,9 @@ from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import Params
 from throughline.measurement.gpus import visible_gpus
 from throughline.measurement.hardware import describe_machine
+from throughline.models.builders import Models
 from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
-from throughline.models.models import Models
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.results.build import BuildResult

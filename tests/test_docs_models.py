@@ -12,7 +12,7 @@ from project import ROOT
 from ruamel.yaml import YAML
 from trainings import params_of, run
 
-from throughline.models.models import Target, build_models
+from throughline.models.builders import Target, build_models
 from throughline.plan.ops import Rescale
 from throughline.settings import ModelSettings
 

@@ -14,7 +14,7 @@ from conftest import SPLIT, picture
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.example_features import bytes_places, parse_features, read_integers
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings

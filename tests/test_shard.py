@@ -10,7 +10,7 @@ import pytest
 from conftest import prepared
 
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
 from throughline.settings import ShardSettings

@@ -242,7 +242,7 @@ PROGRAM = [
         "\n# A comment.\nfrom throughline",
         set(),
     ),
-    ("throughline/data/columns/columns.py", '"""', '"""Said in other words. ', set()),
+    ("throughline/data/columns/index.py", '"""', '"""Said in other words. ', set()),
     ("throughline/config/cli.py", NEW, CONSTANT, set()),
     # A constant of a kernel decides what is made with kernels, and no more.
     ("throughline/kernels/randaugment.py", "MOST = 30", "MOST = 31", EVERY_RUN),

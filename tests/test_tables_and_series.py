@@ -27,7 +27,7 @@ from throughline.config.params import check
 from throughline.data import examination
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.data.sources.table import scan as scan_table
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.write.snapshot import snapshot

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from project import SMALL, run_stages, write_params
 
-from throughline.data.columns.columns import read_index
+from throughline.data.columns.index import read_index
 from throughline.results.build import BuildResult
 from throughline.results.comparison import Comparison
 from throughline.results.train import TrainResult

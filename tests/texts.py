@@ -12,7 +12,7 @@ import numpy as np
 
 from throughline.config.params import Params, check
 from throughline.data.ingest import ingest
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.settings import DataSettings, ShardSettings

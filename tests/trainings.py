@@ -17,7 +17,7 @@ from throughline.assembly.model import build_models_for
 from throughline.assembly.training import configure_process, open_split_pipelines, train
 from throughline.config.params import check
 from throughline.config.params_file import apply_overrides
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
 from throughline.tracking.recorder import Recorder, RunKey

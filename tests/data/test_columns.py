@@ -6,7 +6,7 @@ import numpy as np
 import psutil
 import pytest
 
-from throughline.data.columns.columns import (
+from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
     SplitColumns,

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from throughline.data.shards.index import Shard, read_shard_index
 from throughline.data.shards.record_offsets import open_records, read_offsets, write_offsets
-from throughline.data.shards.shards import Shard, read_shard_index
 from throughline.data.shards.tfrecord import frame, read_records
 from throughline.shared.errors import CorruptShard, MissingInput
 from throughline.shared.files import digest_file

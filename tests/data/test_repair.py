@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.records import RecordSchema
 from throughline.data.shards.repair import (
     REPAIRED,
@@ -17,7 +18,6 @@ from throughline.data.shards.repair import (
     repair_shards,
     shard_path,
 )
-from throughline.data.shards.shards import Shard, ShardIndex
 from throughline.data.shards.tfrecord import (
     Compression,
     frame,

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import tensorflow as tf
 
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.diagnosis.cost_model import estimate_load
 from throughline.diagnosis.op_costs import measure_costs
 from throughline.pipelines.input_pipeline import InputPipeline

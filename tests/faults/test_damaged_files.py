@@ -14,9 +14,9 @@ import pytest
 from made_up import KINDS, folder_of, write_made_up
 
 from tasks.fetch import fetch
-from throughline.data.columns.columns import read_index
+from throughline.data.columns.index import read_index
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode

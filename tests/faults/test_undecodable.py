@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from throughline.data.columns.columns import map_column
+from throughline.data.columns.index import map_column
 from throughline.data.manifest import read_manifest, write_manifest
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write.snapshot import snapshot

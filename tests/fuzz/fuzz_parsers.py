@@ -30,13 +30,13 @@ from PIL import Image
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from throughline.config.params import load_params
-from throughline.data.columns.columns import read_index
+from throughline.data.columns.index import read_index
 from throughline.data.encodings.decoder import Decoder
 from throughline.data.encodings.images import RejectedImage, inspect_image
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
+from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.records import encode_example
-from throughline.data.shards.shards import read_shard_index
 from throughline.data.shards.tfrecord import frame, read_records
 from throughline.data.shards.writing import shard
 from throughline.diagnosis.threshold import parse_threshold

@@ -11,7 +11,7 @@ import pytest
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.config.params import check
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.measurement import draws
 from throughline.measurement.draws import check_epoch
 from throughline.pipelines.order.epoch_order import EpochOrder

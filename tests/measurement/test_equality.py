@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from project import SMALL, run_stages, write_params
 
-from throughline.data.columns.columns import column_path
+from throughline.data.columns.index import column_path
 from throughline.measurement.equality import digest_example
 from throughline.results.build import BuildResult
 from throughline.shared.layout import Layout

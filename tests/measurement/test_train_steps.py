@@ -10,7 +10,7 @@ import pytest
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.measurement.train_steps import TrainingLoop, make_reference_step, time_training
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout

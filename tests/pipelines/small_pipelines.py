@@ -6,7 +6,7 @@ import numpy as np
 from project import ROOT
 from ruamel.yaml import YAML
 
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write.snapshot import snapshot

@@ -10,8 +10,8 @@ import tensorflow as tf
 from small_pipelines import CONFIGS, PREPROCESS, pipeline, prepare_snapshots
 
 from throughline.assembly.inputs import explain_read_errors
-from throughline.data.columns.columns import map_column
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.columns.index import map_column
+from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.service import run_local_service

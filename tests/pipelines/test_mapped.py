@@ -6,7 +6,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from throughline.data.columns.columns import (
+from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
     SplitColumns,
@@ -14,8 +14,8 @@ from throughline.data.columns.columns import (
     allocate,
     write_index,
 )
+from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.records import RecordSchema
-from throughline.data.shards.shards import Shard, ShardIndex
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.ops import Decode, Resize

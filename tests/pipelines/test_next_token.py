@@ -18,14 +18,14 @@ from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.assembly.training import with_perplexity
 from throughline.config.params import check
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.data.sources import scan
 from throughline.kernels import text_kernels
 from throughline.kernels.randomness import RandomStream
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
 from throughline.measurement.held_out import describe_next_tokens
-from throughline.models.models import Target
+from throughline.models.builders import Target
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.text_ops import EndDocument
 from throughline.plan.training_workers import TrainingWorker

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.records import example_key
-from throughline.data.shards.shards import read_shard_index
 from throughline.kernels.boxes import draw_boxes
 from throughline.kernels.host_kernels import draw_changes, draw_sigma
 from throughline.kernels.randomness import RandomStream, mix64

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from small_pipelines import PREPROCESS, prepare_snapshots
 
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode, Op, Resize

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.records import RecordSchema
-from throughline.data.shards.shards import Shard, ShardIndex
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.plan.ops import Decode, Pad, Resize
 

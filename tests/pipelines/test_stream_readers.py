@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from throughline.data.columns.columns import (
+from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
     SplitColumns,
@@ -16,8 +16,8 @@ from throughline.data.columns.columns import (
     allocate,
     write_rows,
 )
+from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.records import RecordSchema, encode_example
-from throughline.data.shards.shards import Shard, ShardIndex
 from throughline.data.shards.tfrecord import frame, write_frames
 from throughline.pipelines.read.prepared_data import FileList, PreparedData
 from throughline.pipelines.read.stream_readers import (

@@ -15,8 +15,8 @@ from project import SMALL
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import check
-from throughline.data.columns.columns import column_path, map_column, read_index, verify
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.columns.index import column_path, map_column, read_index, verify
+from throughline.data.shards.index import read_shard_index
 from throughline.kernels import text_kernels
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.sequences import pad_rows

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_pipelines import BATCH, MAPPED, PRESETS
 
-from throughline.data.columns.columns import column_path, map_column, read_index, verify
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.columns.index import column_path, map_column, read_index, verify
+from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data

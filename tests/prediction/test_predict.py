@@ -45,7 +45,7 @@ from throughline.config.cli import enter_run, trained_model_cli
 from throughline.config.params import check
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.models.inference import SPEC, open_trained_model, read_spec, save_trained_model
 from throughline.models.model_files import check_savable

@@ -15,8 +15,8 @@ from made_up import made_up
 from rows import comparison, row
 
 from tasks.report import report
+from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.records import RecordSchema
-from throughline.data.shards.shards import Shard, ShardIndex
 from throughline.reporting.checklist import failed, run_checklist
 from throughline.reporting.comparing import RESULT_FILES, check_equal, compare, read_all
 from throughline.reporting.evaluation_plots import plot_evaluation

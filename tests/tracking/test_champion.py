@@ -17,7 +17,7 @@ from rows import comparison, row
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.data.ingest import ingest
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.measurement.held_out import describe_held_out, standard_error
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.results.train import HeldOut

@@ -21,8 +21,8 @@ from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.assembly.training import check_direction
 from throughline.config.params import check
+from throughline.models.builders import Target, build_models
 from throughline.models.model_files import check_savable, load_model, save_model
-from throughline.models.models import Target, build_models
 from throughline.results.train import HeldOut, TrainResult
 from throughline.settings import ModelSettings, TrainSettings
 from throughline.shared.errors import UnknownModel

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from throughline.measurement.accelerators import ACCELERATORS, find_accelerator
+from throughline.models.builders import Target, build_models
 from throughline.models.emulation import Emulation, parse_emulation
-from throughline.models.models import Target, build_models
 from throughline.plan.ops import Rescale
 from throughline.settings import ModelSettings, TrainSettings
 from throughline.shared.errors import ImpossiblePlan, UnknownModel

@@ -10,9 +10,9 @@ from trainings import params_of, run
 from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
+from throughline.models.builders import Target, build_models
 from throughline.models.fine_tuning import NEW_OUTPUT
 from throughline.models.inference import save_trained_model
-from throughline.models.models import Target, build_models
 from throughline.settings import ModelSettings
 from throughline.shared.errors import UnknownModel
 

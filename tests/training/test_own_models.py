@@ -12,8 +12,8 @@ import mlflow
 import numpy as np
 import pytest
 
+from throughline.models.builders import Target, build_models
 from throughline.models.model_files import check_savable, load_model, save_model
-from throughline.models.models import Target, build_models
 from throughline.settings import ModelSettings
 from throughline.shared.errors import UnknownModel, UnsavableModel
 from throughline.shared.layout import STORE_HOME

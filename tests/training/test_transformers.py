@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from keras import layers
 
+from throughline.models.builders import Target
 from throughline.models.model_files import check_savable, load_model, save_model
-from throughline.models.models import Target
 from throughline.models.transformers import (
     TransformerDecoder,
     TransformerEncoder,

@@ -8,7 +8,7 @@ from pathlib import Path
 from throughline.assembly.inputs import make_series_window, open_stored_pipeline
 from throughline.config.params import Params
 from throughline.measurement.evaluation import describe_outcomes, encode_worst, evaluate_examples
-from throughline.models.models import Models
+from throughline.models.builders import Models
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.results.evaluation import WORST_PICTURE, Evaluation
 from throughline.results.train import TrainResult

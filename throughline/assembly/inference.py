@@ -8,7 +8,7 @@ from pathlib import Path
 
 from throughline.assembly.inputs import make_input_spec, make_series_window, make_token_window
 from throughline.config.params import Params
-from throughline.data.shards.shards import INDEX, read_shard_index
+from throughline.data.shards.index import INDEX, read_shard_index
 from throughline.models.inference import InferenceSpec, TrainedModel, store_ops
 from throughline.models.model_files import LoadRequirements
 from throughline.pipelines.read.prepared_data import PreparedData

@@ -14,7 +14,7 @@ from throughline.assembly.inputs import (
 )
 from throughline.config.params import Params
 from throughline.models import emulation
-from throughline.models.models import Models, Target, build_models
+from throughline.models.builders import Models, Target, build_models
 from throughline.pipelines.read.prepared_data import PreparedData
 
 

@@ -14,7 +14,7 @@ from throughline.assembly.inputs import Purpose, open_input_pipeline, open_input
 from throughline.assembly.model import build_models_for
 from throughline.config.params import load_params
 from throughline.config.params_file import PARAMS_FILE
-from throughline.models.models import Models
+from throughline.models.builders import Models
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.settings import PipelineConfig

@@ -306,7 +306,7 @@ def _read_arguments(name: str) -> list[str] | None:
     if function:
         sources = [module]
     elif name in BUILT_IN_MODELS:
-        sources, function = ["throughline.models.models", "throughline.models.transformers"], name
+        sources, function = ["throughline.models.builders", "throughline.models.transformers"], name
     else:
         sources, function = [], name
     paths = [_find_source(module) for module in sources] or sorted(_applications().glob("*.py"))

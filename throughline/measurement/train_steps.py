@@ -21,7 +21,7 @@ from throughline.measurement.steady_state import (
     StepFunction,
     measure_steady_state,
 )
-from throughline.models.models import Models
+from throughline.models.builders import Models
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.settings import MeasureSettings, TrainSettings
 from throughline.training.step_model import Feed, make_step_model

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from throughline.data.shards.shards import ShardIndex
+from throughline.data.shards.index import ShardIndex
 from throughline.results.comparison import ChecklistItem, MeasuredRow
 from throughline.results.profiling import GOOD_UTILIZATION_PCT
 from throughline.settings import PipelineConfig, Settings

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from throughline.data.shards.shards import read_shard_index
+from throughline.data.shards.index import read_shard_index
 from throughline.reporting.checklist import run_checklist
 from throughline.reporting.headline import find_measure_again, find_undecided, write_headline
 from throughline.reporting.ranking import (

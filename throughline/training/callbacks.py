@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from throughline.models.models import import_object
+from throughline.models.builders import import_object
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 

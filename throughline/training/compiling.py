@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 
+from throughline.models.builders import Target, import_object
 from throughline.models.inference import gives_probabilities
-from throughline.models.models import Target, import_object
 from throughline.models.transformers import PackedModel
 from throughline.settings import NamedObject, TrainSettings
 from throughline.shared.errors import UnknownModel

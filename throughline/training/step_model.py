@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.models import emulation
-from throughline.models.models import Models
+from throughline.models.builders import Models
 from throughline.models.transformers import make_packed_model
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData

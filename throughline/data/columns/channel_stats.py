@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from throughline.data.columns.columns import Statistics
+from throughline.data.columns.index import Statistics
 
 _LEVELS = 256
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from throughline.data.shards.shards import Shard, fix_hint
+from throughline.data.shards.index import Shard, fix_hint
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame
 from throughline.shared.errors import CorruptShard, MissingInput
 from throughline.shared.files import atomic_file, digest_file

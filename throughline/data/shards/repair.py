@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from throughline.data.shards.shards import Shard, ShardIndex, find_damage
+from throughline.data.shards.index import Shard, ShardIndex, find_damage
 from throughline.data.shards.tfrecord import frame, read_records, write_frames
 from throughline.shared.errors import CorruptShard, rebuild_hint
 from throughline.shared.files import digest_blake3

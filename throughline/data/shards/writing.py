@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from throughline.data.manifest import SPLITS, Manifest, map_documents, map_values
+from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.record_offsets import write_offsets
 from throughline.data.shards.records import (
     RecordSchema,
@@ -24,7 +25,6 @@ from throughline.data.shards.records import (
     encode_examples,
     encode_head_and_tail,
 )
-from throughline.data.shards.shards import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.tfrecord import (
     Compression,
     frame,

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from throughline.data.columns.columns import Column, SnapshotIndex, map_column, read_index
+from throughline.data.columns.index import Column, SnapshotIndex, map_column, read_index
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.repair import shard_path
-from throughline.data.shards.shards import (
+from throughline.data.shards.index import (
     Shard,
     ShardIndex,
     check_shard,
@@ -22,6 +21,7 @@ from throughline.data.shards.shards import (
     fix_hint,
     read_shard_index,
 )
+from throughline.data.shards.repair import shard_path
 from throughline.data.splits import shard_order
 from throughline.plan.ops import DataFacts, Op
 from throughline.plan.shapes import resolve_decode

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import tensorflow as tf
 
-from throughline.data.columns.columns import column_path, read_ahead
+from throughline.data.columns.index import column_path, read_ahead
 from throughline.kernels.cropping import draw_crops
 from throughline.kernels.elements import (
     apply_ops,

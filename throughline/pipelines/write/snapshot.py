@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from throughline.data.columns.channel_stats import merge_moments
-from throughline.data.columns.columns import (
+from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
     allocate,
     write_index,
 )
+from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.records import RecordSchema
 from throughline.data.shards.repair import (
     REPAIRED,
@@ -27,7 +28,6 @@ from throughline.data.shards.repair import (
     repair_shards,
     shard_path,
 )
-from throughline.data.shards.shards import Shard, ShardIndex
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write.snapshot_writer import (
     STATISTICS_OF,

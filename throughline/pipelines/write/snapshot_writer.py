@@ -14,7 +14,7 @@ import numpy as np
 
 from throughline.data.columns import ragged
 from throughline.data.columns.channel_stats import Moments, compute_moments
-from throughline.data.columns.columns import (
+from throughline.data.columns.index import (
     Chunk,
     Column,
     SplitColumns,
@@ -22,8 +22,8 @@ from throughline.data.columns.columns import (
     flush,
     write_rows,
 )
+from throughline.data.shards.index import Shard
 from throughline.data.shards.repair import shard_path
-from throughline.data.shards.shards import Shard
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Op
 from throughline.shared.errors import CorruptShard, ImpossiblePlan

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from throughline.data.shards.index import Shard
 from throughline.data.shards.repair import Damage
-from throughline.data.shards.shards import Shard
 from throughline.data.shards.tfrecord import read_records
 from throughline.plan.ops import Op
 from throughline.shared.files import digest_blake3

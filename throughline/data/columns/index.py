@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from throughline.data.columns import ragged
-from throughline.data.shards.shards import Shard
+from throughline.data.shards.index import Shard
 from throughline.shared.errors import (
     CorruptColumn,
     MissingInput,
