@@ -155,6 +155,17 @@ def _reads_files(stage: str, document: Mapping[str, Any]) -> bool:
     )
 
 
+def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
+    """Files of the user modules that params.yaml names, and of what they import, below `root`."""
+    modules = {
+        module
+        for section in CODE["train"]
+        for module in named_modules(_find_code(document, section))
+    }
+    found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
+    return sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
+
+
 def watch_own_code(root: Path) -> Sequence[str]:
     """List the files of own ops and models, of what they import, and others that params.yaml names
     (a tokenizer, a model, weights) in dvc.yaml; return what was not there yet.
@@ -163,15 +174,9 @@ def watch_own_code(root: Path) -> Sequence[str]:
     that they change.
     """
     document = read_yaml(root / PARAMS_FILE)
-    modules = {
-        module
-        for section in CODE["train"]
-        for module in named_modules(_find_code(document, section))
-    }
-    found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
     path = root / PIPELINE_FILE
     before, listed, after = _split(path.read_text())
-    needed = sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
+    needed = find_own_code(document, root)
     named = [*tokenizer_files(document), *model_files(document)]
     needed += [name for name in named if (root / name).is_file()]
     kept = [name for name in listed if not name.endswith(".py") or (root / name).exists()]

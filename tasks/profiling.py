@@ -414,7 +414,7 @@ def main() -> None:
         result = summarize(profiled, pipeline.examples_per_step)
         if result.disturbed_by:
             echo_problem(
-                f"disturbed: {result.disturbed_by} was at work, others took"
+                f"disturbed: at work besides: {result.disturbed_by}; others took"
                 f" {result.others_cpu_pct:.0f} % of the cores meanwhile"
             )
         result.write(out)

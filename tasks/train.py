@@ -76,8 +76,10 @@ def log_inputs(
     recorder.log_input(params.data.source, data_digest)
 
 
-def summarize(result: TrainResult) -> str:
-    """The result in one line: the rate of warm epochs, and the metric by which people judge it."""
+def summarize(result: TrainResult, *, stopped: str = "") -> str:
+    """The result in one line: the rate of warm epochs, the metric by which people judge it, and
+    where early stopping ended it.
+    """
     rate = (
         f"{result.throughput.train_examples_per_s:,.0f} examples/s"
         if result.throughput
@@ -88,7 +90,8 @@ def summarize(result: TrainResult) -> str:
         for name in (result.metric, "perplexity")
         if name in result.test
     } or {f"validation {result.metric}": result.last_epoch[f"val_{result.metric}"]}
-    return ", ".join([rate, *(f"{name} {value:.4f}" for name, value in figures.items())])
+    shown = [f"{name} {value:.4f}" for name, value in figures.items()]
+    return ", ".join([rate, *shown, *([stopped] if stopped else [])])
 
 
 def find_few_steps(
@@ -105,13 +108,15 @@ def find_few_steps(
     )
 
 
-def find_weakness(result: TrainResult, *, steps: int) -> str | None:
+def find_weakness(result: TrainResult, *, steps: int, stopped: str = "") -> str | None:
     """Why a model of so many train `steps` is of no use, and what to do; None where it is."""
     weakness = describe_weakness(result)
-    return weakness and (
-        f"{weakness}, after {steps:,} train steps; for more of them raise train.epochs or lower"
-        " batch_size"
+    more = (
+        f"it {stopped}, which train.early_stopping decides"
+        if stopped
+        else "for more of them raise train.epochs or lower batch_size"
     )
+    return weakness and f"{weakness}, after {steps:,} train steps; {more}"
 
 
 def echo_start(name: str, params: Params, training: InputPipeline, models: Models) -> None:
@@ -208,10 +213,15 @@ def main() -> None:
         RunRecord(mlflow_run_id=recorder.run_id, sent=recorder.sent).write(out)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         steps = len(training.rows) * pipelines.train.steps_per_epoch
-        weakness = find_weakness(result, steps=steps)
+        stopped = (
+            f"stopped early after {len(training.rows)} of {params.train.epochs} epochs"
+            if len(training.rows) < params.train.epochs
+            else ""
+        )
+        weakness = find_weakness(result, steps=steps, stopped=stopped)
         if weakness and not models.emulation:
             echo_problem(weakness)
-        echo_result(summarize(result))
+        echo_result(summarize(result, stopped=stopped))
         for target, error in evaluation.mae_by_target.items():
             echo(f"  {evaluation.split} mae of {target}: {error:.4g}")
 

@@ -32,8 +32,9 @@ from flows.run.workspace import (
     sweep_workspaces,
     untracked_python_files,
 )
-from tasks.identities import watch_own_code
+from tasks.identities import find_own_code, watch_own_code
 from throughline.config.params import Params
+from throughline.config.params_file import PARAMS_FILE, parse_yaml
 from throughline.shared.errors import WorkspaceProblem, disk_errors
 from throughline.shared.layout import STORE_HOME
 from throughline.shared.scratch import clear_scratch
@@ -185,9 +186,11 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         }
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
-            if unknown := untracked_python_files(workspace.project):
-                get_run_logger().warning(
-                    f"untracked files are not in this run's worktree: `git add {' '.join(unknown)}`"
+            own = find_own_code(parse_yaml(resolved.text, PARAMS_FILE.name), workspace.project)
+            if lacking := sorted({*own} & {*untracked_python_files(workspace.project)}):
+                raise WorkspaceProblem(
+                    f"{', '.join(lacking)} is needed, but git does not track it, so the run's"
+                    f" worktree lacks it: `git add {' '.join(lacking)}`"
                 )
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)

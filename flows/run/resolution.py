@@ -17,10 +17,10 @@ from pathlib import Path
 from flows.run.access_policy import AccessPolicy, is_confined, load_limits
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params
 from flows.run.parameters import Changes
-from throughline.config.params import Params, check
+from throughline.config.params import Params, check, check_pipelines_exist
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml_text
-from throughline.shared.errors import InvalidParams, did_you_mean
+from throughline.shared.errors import InvalidParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
         params = check(document)
     except InvalidParams as error:
         raise InvalidParams([named.name_origin(problem) for problem in error.problems]) from error
-    _check_pipelines_exist(params, only)
+    check_pipelines_exist(params, only)
     complete = text
     if merged is not None:
         params = _select(params, project, only)
@@ -134,15 +134,3 @@ def _is_mixed(project: Path, path: Path) -> bool:
         for which in ((), ("--others",))
     )
     return bool(tracked and others)
-
-
-def _check_pipelines_exist(params: Params, names: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in params.pipelines]
-    if unknown:
-        raise InvalidParams(
-            [
-                f"{PARAMS_FILE}: pipelines.{name} does not exist;"
-                f" {did_you_mean(name, list(params.pipelines))}"
-                for name in unknown
-            ]
-        )

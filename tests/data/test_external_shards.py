@@ -17,7 +17,8 @@ import tensorflow as tf
 from conftest import picture
 from test_example_features import example
 
-from tasks import ingest
+from tasks import ingest as stage
+from throughline.data import ingest
 from throughline.data.shards.tfrecord import frame
 from throughline.data.sources import base, external_shards, tfds, tfrecord
 from throughline.settings import DataSettings, RecordSettings
@@ -300,7 +301,7 @@ def test_a_compressed_shard_is_refused_with_what_to_do(tmp_path):
         scan(tmp_path)
 
 
-@pytest.mark.parametrize("module", [ingest, tfrecord], ids=["ingest", "tfrecord"])
+@pytest.mark.parametrize("module", [stage, ingest, tfrecord], ids=["stage", "ingest", "tfrecord"])
 def test_worked_examples_hold(module):
     result = doctest.testmod(module)
     assert result.attempted

@@ -54,9 +54,12 @@ def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
         (["train.epoch=1"], None, None, InvalidParams, r"train\.epoch is not a field"),
         (None, "absent.yaml", None, InvalidParams, r"absent\.yaml"),
         (None, None, "../out", WorkspaceProblem, "cannot be the name of a run"),
+        (None, None, "mine", WorkspaceProblem, "--name mine is for a run with changes"),
+        (None, "wrong.yaml", None, InvalidParams, r"wrong\.yaml: train\.epoch is not a field"),
     ],
 )
 def test_nothing_starts_with_a_mistake(project, overrides, overlay, name, error, reason):
+    (project / "wrong.yaml").write_text("train: {epoch: 3}\n")
     with (
         pytest.raises(error, match=reason),
         resolved_changes(overrides, [Path(overlay)] if overlay else None, name, []),

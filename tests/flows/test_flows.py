@@ -156,15 +156,24 @@ def test_wrong_overrides_leave_no_trace(first):
 
 
 @pytest.mark.slow
+def test_a_run_that_needs_an_untracked_file_is_refused_before_its_stages(first):
+    folder, _ = first
+    (folder / "my_models.py").write_text("def build(input_shape, outputs): ...\n")
+    (folder / "unrelated.py").touch()
+    output = train_naive(folder, "model.name=my_models:build", name="untracked", code=2)
+    for name in ("my_models.py", "unrelated.py"):
+        (folder / name).unlink()
+    assert "`git add my_models.py`" in output and "unrelated" not in output
+    assert "identities" not in output
+
+
+@pytest.mark.slow
 def test_a_failing_stage_is_named_and_its_reason_told_once(first):
     folder, _ = first
     source = folder / "source" / "broken.npz"
     source.write_bytes(b"nonsense")
-    (folder / "unknown.py").touch()
     output = train_naive(folder, "data.path=source/broken.npz", name="broken", code=2)
     source.unlink()
-    (folder / "unknown.py").unlink()
-    assert "untracked files are not in this run's worktree: `git add unknown.py`" in output
     assert "ingest failed: UnreadableSource: " in output
     assert output.count("broken.npz") == 1, "told once"
     assert "Traceback" not in output and "Finished in state" not in output

@@ -176,6 +176,8 @@ def test_builder_and_params_cannot_both_compile(own):
     models = build(f"{own}:build")
     with pytest.raises(UnknownModel, match=r"train.loss: the model's builder compiles it"):
         compile_model(models.network, TrainSettings(loss="mse"), target=CLASSES, steps=3)
+    with pytest.raises(UnknownModel, match=r"train\.optimizer"):  # its default, but written down
+        compile_model(models.network, TrainSettings(optimizer="adam"), target=CLASSES, steps=3)
 
 
 def test_names_and_arguments_reach_keras(own):
@@ -313,6 +315,8 @@ def test_a_model_that_is_no_better_than_a_constant_is_said_to_be_of_no_use(metri
     result = replace(made_up(TrainResult), metric=metric, held_out=held_out, test={metric: value})
     said = find_weakness(result, steps=6)
     assert ("6 train steps" in said and "train.epochs" in said) if weak else said is None
+    said = find_weakness(result, steps=6, stopped="stopped early after 2 of 9 epochs")
+    assert ("early_stopping" in said and "train.epochs" not in said) if weak else said is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from throughline.assembly.inputs import Purpose, open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
-from throughline.config.params import load_params
+from throughline.config.params import check_pipelines_exist, load_params
 from throughline.config.params_file import PARAMS_FILE
 from throughline.models.builders import Models
 from throughline.pipelines.input_pipeline import InputPipeline
@@ -50,8 +50,10 @@ class Project:
         in storage order and without augmentation.
 
         Raises:
+          InvalidParams: there is no such configuration.
           ImpossiblePlan: the configuration cannot work, with the reason.
         """
+        check_pipelines_exist(self.params, [name])
         config = PipelineConfig.model_validate(
             {**self.params.pipelines[name].model_dump(), **changes}
         )

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from throughline.config.params import Params, load_params
-from throughline.config.params_file import PARAMS_FILE
+from throughline.config.params import Params, check_pipelines_exist, load_params
 from throughline.shared.allocator import raise_malloc_thresholds
-from throughline.shared.errors import InvalidParams, MissingInput, did_you_mean, report_user_errors
+from throughline.shared.errors import MissingInput, did_you_mean, report_user_errors
 from throughline.shared.files import clear_leftovers
 from throughline.shared.garbage import collect_garbage_as_usual
 from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout
@@ -81,13 +80,7 @@ def pipeline_stage_cli(
         enter_run(options)
         check_versions(_stage_of(command), root=Path())
         params, name = load_params(), options.pipeline
-        if name not in params.pipelines:
-            raise InvalidParams(
-                [
-                    f"{PARAMS_FILE}: pipelines.{name} does not exist;"
-                    f" {did_you_mean(name, list(params.pipelines))}"
-                ]
-            )
+        check_pipelines_exist(params, [name])
         clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):
             raise_malloc_thresholds()
@@ -112,8 +105,8 @@ def trained_model_cli(
         which.add_argument(
             "--pipeline",
             metavar="NAME",
-            help="a key of `pipelines:`: the model of that training; the usual if it alone is"
-            " trained",
+            help="a key of `pipelines:`: the model of that training; may be left out where there is"
+            " no other",
         )
         which.add_argument("--model", type=Path, metavar="FILE", help="any model.keras of a run")
         add_run_option(parser)
@@ -148,7 +141,8 @@ def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:
     if trained and not chosen:
         raise MissingInput(f"--pipeline NAME must say which model is meant; {known}")
     train = (
-        f"run `python -m flows.training --pipeline {chosen or 'NAME'} --name {run}`"
+        f"run `python -m flows.training --pipeline {chosen or 'NAME'} --name {run}` with the"
+        " --overlay and --set of that run"
         if run
         else f"run `dvc repro train@{chosen or 'NAME'}`, or --name a run with changes"
     )

@@ -168,6 +168,23 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     return params
 
 
+def check_pipelines_exist(params: Params, names: Sequence[str]) -> None:
+    """Refuse configurations that params.yaml has not.
+
+    Raises:
+      InvalidParams: names the nearest.
+    """
+    unknown = [name for name in names if name not in params.pipelines]
+    if unknown:
+        raise InvalidParams(
+            [
+                f"{PARAMS_FILE.name}: pipelines.{name} does not exist;"
+                f" {did_you_mean(name, list(params.pipelines))}"
+                for name in unknown
+            ]
+        )
+
+
 def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     """A document with what follows from its other values: the model that `auto` stands for, the
     one that takes what the source gives, and the ops that make floats of images and tables, where

@@ -7,6 +7,7 @@ duplicates across.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -62,7 +63,7 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
             rows, duplicates = _without_duplicates(
                 rows, keep=settings.duplicates == "keep" or schema.feature == "features"
             )
-            rejected = sorted([*rejected, *duplicates], key=lambda item: item.id)
+            rejected = sorted([*rejected, *duplicates], key=lambda item: _in_natural_order(item.id))
         rejects = pd.DataFrame(
             [(item.id, item.reason) for item in rejected], columns=["id", "reason"]
         ).map(_printable)
@@ -129,6 +130,15 @@ def _without_duplicates(
             )
         )
     return rows.loc[~doubled], dropped
+
+
+def _in_natural_order(text: str) -> list[str | int]:
+    """What to sort by, so that row 2 comes before row 14.
+
+    >>> sorted(["row 14", "row 2", "9"], key=_in_natural_order)
+    ['9', 'row 2', 'row 14']
+    """
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", text)]
 
 
 def _printable(text: str) -> str:

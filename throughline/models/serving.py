@@ -8,6 +8,7 @@ tokens are bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
     """Write `folder`, a SavedModel with the signature `serve`; returns what that takes.
 
     Of images it takes JPEG or PNG files, `serve(image: string (batch,))`; of a table a value per
-    column, `serve({column: float32 or, of categories, string (batch,)})`; of a series windows,
+    column, `serve({column: float32 or, of categories, string (batch,)})`, for
+    a server with `_` in place of what is no ASCII letter or digit; of a series windows,
     `serve(features: float32 (batch, length, columns))`; of texts `serve(text: string (batch,))`.
     Names of classes, or of targets, lie next to it in the order of its outputs.
     """
@@ -185,11 +187,15 @@ def _numeric(schema: RecordSchema) -> int:
 
 
 def _column_signature(schema: RecordSchema) -> dict[str, tf.TensorSpec]:
-    numeric = _numeric(schema)
-    return {
-        name: tf.TensorSpec((None,), tf.float32 if place < numeric else tf.string, name)
-        for place, name in enumerate(schema.columns)
-    }
+    numeric, signature, taken = _numeric(schema), {}, set()
+    for place, name in enumerate(schema.columns):
+        # What a server calls it by: TensorFlow takes names of ASCII letters and digits alone.
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "column"
+        plain = f"{plain}_{place}" if plain in taken else plain
+        taken.add(plain)
+        kind = tf.float32 if place < numeric else tf.string
+        signature[name] = tf.TensorSpec((None,), kind, plain)
+    return signature
 
 
 def _make_lookup_tables(schema: RecordSchema) -> list[Any]:

@@ -97,11 +97,10 @@ def describe_own_compile(settings: TrainSettings) -> str:
 
 def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
     """Leave a compiled model as it is, but for how its steps are run."""
-    defaults = type(settings)()
     both = [
         f"train.{name}"
         for name in ("optimizer", "loss", "metrics", "warm_up_epochs")
-        if getattr(settings, name) != getattr(defaults, name)
+        if name in settings.model_fields_set
     ]
     if both:
         raise UnknownModel(
