@@ -158,7 +158,8 @@ def test_wrong_overrides_leave_no_trace(first):
 @pytest.mark.slow
 def test_a_run_that_needs_an_untracked_file_is_refused_before_its_stages(first):
     folder, _ = first
-    (folder / "my_models.py").write_text("def build(input_shape, outputs): ...\n")
+    builder = "def build(input_shape, outputs, **options): ...\n"
+    (folder / "my_models.py").write_text(builder)
     (folder / "unrelated.py").touch()
     output = train_naive(folder, "model.name=my_models:build", name="untracked", code=2)
     for name in ("my_models.py", "unrelated.py"):
