@@ -190,9 +190,10 @@ def resolved_changes(
         )
     if name is not None:
         check_name(name)
-    overlay = reduce(join_overlays, map(read_yaml, overlays or []), {})
+    files = [(str(path), read_yaml(path)) for path in overlays or []]
+    overlay = reduce(join_overlays, (content for _, content in files), {})
     changes = Changes(overrides=overrides or [], overlay=overlay)
-    resolved = _resolve(changes, {str(path): read_yaml(path) for path in overlays or []}, pipelines)
+    resolved = _resolve(changes, dict(files), pipelines)
     if name is not None and not resolved.changed:
         raise WorkspaceProblem(
             f"--name {name} is for a run with changes, which has a worktree of that name: give its"

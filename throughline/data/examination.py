@@ -203,8 +203,9 @@ def _(
     channels = 1 if all(size[2] == 1 for size in sizes) else 3
     alike = {size[:2] for size in sizes}
     shape = (*next(iter(alike)), channels) if len(alike) == 1 else None
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
     return Examined(
-        rows=(table := pd.DataFrame(rows, columns=list(COLUMNS))),
+        rows=table,
         schema=RecordSchema(payload="encoded", shape=shape, channels=channels),
         rejected=rejected,
         classes=tuple(

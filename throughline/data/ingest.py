@@ -135,10 +135,11 @@ def _without_duplicates(
 def _in_natural_order(text: str) -> list[str | int]:
     """What to sort by, so that row 2 comes before row 14.
 
-    >>> sorted(["row 14", "row 2", "9"], key=_in_natural_order)
-    ['9', 'row 2', 'row 14']
+    >>> sorted(["row 14", "row 2", "9", "٣"], key=_in_natural_order)
+    ['9', 'row 2', 'row 14', '٣']
     """
-    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", text)]
+    parts = re.split(r"([0-9]+)", text)  # every second one is a number
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _printable(text: str) -> str:
