@@ -52,7 +52,7 @@ NameOption = Annotated[
     typer.Option(
         "--name",
         help=(
-            "name of the isolated workspace and of the DVC experiment; default: the flow run's name"
+            "of a run with changes, its worktree and DVC experiment; default: the flow run's name"
         ),
     ),
 ]
