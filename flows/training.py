@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from prefect import flow
+from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
 
 from flows.orchestration.artifacts import report_failure, show_training
 from flows.orchestration.cli import (
@@ -34,7 +35,7 @@ from flows.orchestration.terminal import Detail
 from flows.run.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from throughline.reporting.comparing import compare_one
 from throughline.results.comparison import Comparison
-from throughline.results.profiling import COMPUTE_BOUND, UNDECIDED, ProfileResult
+from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
 from throughline.shared.layout import Layout, from_here
 

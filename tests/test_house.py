@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from throughline.shared.code_identity import project_files
 from throughline.shared.libraries import LIBRARIES
-from throughline.shared.program import SUPPORTING, stage_modules
+from throughline.shared.program import ROOTS, SUPPORTING, stage_modules
 
 ROOT = Path(__file__).parent.parent
 CODE = sorted(
@@ -64,6 +64,7 @@ LAYERS = (
 )
 OURS = ("throughline", "tasks", "flows")
 FLOWS_MAY_IMPORT = (
+    "whowaits.verdict",
     "flows",
     "tasks.identities",
     *(
@@ -282,14 +283,16 @@ def test_a_stage_depends_on_its_identity_and_on_no_module(stage):
 
 def test_identities_depend_on_all_of_the_program():
     stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert {"params.yaml", "tasks", "throughline", "uv.lock"} <= set(stages["identities"]["deps"])
+    assert {"params.yaml", "tasks", "throughline", "uv.lock", "whowaits/src/whowaits"} <= set(
+        stages["identities"]["deps"]
+    )
 
 
 @pytest.mark.parametrize("stage", [stage for stage in LIBRARIES if stage != "fetch"])
 def test_the_libraries_of_a_stage_are_those_that_its_modules_import(stage):
     nodes = [
         node
-        for path in project_files(*stage_modules(stage), roots=[ROOT], without=SUPPORTING).values()
+        for path in project_files(*stage_modules(stage), roots=ROOTS, without=SUPPORTING).values()
         for node in ast.walk(ast.parse(path.read_text()))
     ]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}

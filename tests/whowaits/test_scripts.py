@@ -46,8 +46,9 @@ tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU"
 """
 
 
-def measure(folder, code, *arguments, seconds=6, model=MODEL):
+def measure(folder, code, *arguments, seconds=6, model=MODEL, tries=()):
     """The report on a script, and what the command printed."""
+    arguments = (*arguments, *(() if tries else ("--no-try",)))
     script = folder / "train.py"
     script.write_text(model + code)
     done = subprocess.run(
@@ -70,6 +71,29 @@ def test_fit_by_position_next_to_a_module_named_tasks(tmp_path):
     assert report["step_ms"] > 40 and report["model_ms"] < report["step_ms"]
     assert report["examples"] == 8 and report["rounds"] >= 1
     assert done.returncode == 3 and "trained" not in done.stderr
+
+
+@pytest.mark.slow
+def test_changes_are_tried_and_named_by_the_line_that_they_are_made_in(tmp_path):
+    code = """
+def flip(x, y):
+    return tf.random.shuffle(x), y
+
+data = tf.data.Dataset.range(400)
+data = data.map(load)
+data = data.map(flip).batch(8)
+make().fit(data, epochs=3, verbose=0)
+"""
+    report, done = measure(tmp_path, code, tries=True)
+    gains = {each["text"].partition(";")[0]: each for each in report["changes"]}
+    line = MODEL.count("\n") + code[: code.index("data.map(load)")].count("\n") + 1
+    parallel = gains["map(load): num_parallel_calls=tf.data.AUTOTUNE"]
+    assert parallel["gain"] > 1.5 and parallel["where"] == f"train.py:{line}", report
+    assert "Python code is called from several threads" in parallel["says"]
+    cache = gains["map(load): .cache() after it"]
+    assert cache["gain"] > 1.5 and cache["meaning"] == "drawn less often"
+    assert "batch: .cache() after it" not in gains, "the shuffled pixels would be frozen"
+    assert "something here failed" not in done.stderr
 
 
 @pytest.mark.slow

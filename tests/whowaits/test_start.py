@@ -16,6 +16,7 @@ from whowaits.cli import find_interpreter
 
 from whowaits import machine
 
+ROOT = Path(__file__).parents[2]
 NOTHING = "it ended without a training that can be seen"
 
 
@@ -163,3 +164,15 @@ def test_what_others_take_of_the_cores_is_counted_and_named():
     assert 0 <= share <= 100 and who
     assert machine.usable_cores() >= 1
     assert (machine.memory_left_bytes() or 1) > 0
+
+
+def test_the_name_of_before_says_the_new_one_and_runs_it(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('ran')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.stall", "--python", sys.executable, str(script)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    said, ran, *_ = done.stdout.splitlines()
+    assert said == f"python -m tasks.stall is now: whowaits --python {sys.executable} {script}"
+    assert ran == "ran" and done.returncode == 2

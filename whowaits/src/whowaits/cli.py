@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .compare import NotAReport, compare
 from .fail_if import Condition, InvalidCondition
 from .version import __version__
 
@@ -21,7 +22,12 @@ EXITS = """exit codes: 0 measured, or the script's own where it failed; 2 nothin
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Say whether a training script waits for its input."""
+    """Say whether a training script waits for its input. `whowaits compare A.json B.json` shows
+    two reports next to each other.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["compare"] and not Path("compare").is_file():
+        return _compare(given[1:])
     parser = argparse.ArgumentParser(prog="whowaits", description=main.__doc__, epilog=EXITS)
     parser.add_argument("--version", action="version", version=f"whowaits {__version__}")
     parser.add_argument("--python", metavar="FILE", help="the interpreter that trains")
@@ -38,13 +44,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--keep", action="store_true", help="only watch, and let the script train to its end"
     )
+    parser.add_argument(
+        "--no-try", dest="tries", action="store_false", help="do not try changes of the dataset"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else there")
     parser.add_argument(
         "--fail-if", action="append", default=[], metavar="'stall > 20'", help="for CI"
     )
     parser.add_argument("script", help="a Python file that trains")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     try:
         for text in options.fail_if:
             Condition.parse(text)
@@ -55,16 +64,17 @@ def main(arguments: list[str] | None = None) -> int:
     interpreter = find_interpreter(options.python)
     if interpreter is None:
         return _refuse(f"{options.python or 'python'} is no interpreter that can be run")
-    given = {
+    asked = {
         "script": options.script,
         "seconds": options.seconds,
         "training": options.training,
         "keep": options.keep,
+        "tries": options.tries,
         "as_json": options.json,
         "fail_if": options.fail_if,
     }
     start = str(Path(__file__).with_name("start.py"))
-    command = [interpreter, start, json.dumps(given), *options.arguments]
+    command = [interpreter, start, json.dumps(asked), *options.arguments]
     if os.name == "posix":
         sys.stdout.flush()
         os.execv(interpreter, command)
@@ -88,6 +98,16 @@ def find_interpreter(given: str | None = None) -> str | None:
     others = [each for each in os.get_exec_path() if Path(each) != own]
     path = os.pathsep.join(others)
     return shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
+
+
+def _compare(files: list[str]) -> int:
+    if len(files) != len(("before", "after")):
+        return _refuse("compare takes two files: whowaits compare A.json B.json")
+    try:
+        print("\n".join(compare(*map(Path, files))))  # noqa: T201
+    except NotAReport as error:
+        return _refuse(str(error))
+    return 0
 
 
 def _refuse(reason: str) -> int:

@@ -72,6 +72,7 @@ class FitWatch:
         """Open a training, and have its callback called."""
         facts = _describe(keras, model)
         training = self.session.open(f"model.fit at {find_caller(sys._getframe(1))}", **facts)
+        training.dataset = _dataset_of(bound.arguments)
         callback = _Clock.of(keras, self.session, self)
         callback.training = training
         given = bound.arguments.get("callbacks")
@@ -84,6 +85,14 @@ class FitWatch:
         if training.timing.active:
             bound.arguments["epochs"] = max(bound.arguments.get("epochs", 1), MAX_EPOCHS)
         self.session.beat(expects=FIRST_STEP_S)
+
+
+def _dataset_of(arguments: dict[str, Any]) -> Any:
+    """What `fit` trains on, if it is a dataset of tf.data as it is."""
+    x, tf = arguments.get("x"), sys.modules.get("tensorflow")
+    if tf is None or not isinstance(x, tf.data.Dataset) or arguments.get("class_weight"):
+        return None
+    return x
 
 
 def _describe(keras: Any, model: Any) -> dict[str, Any]:

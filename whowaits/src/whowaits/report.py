@@ -9,9 +9,15 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .advice import ORDER, SAME, Tried, find_first
 from .blocks import Block, Timing
 from .verdict import UNDECIDED, Conditions, Verdict
 
+MEANINGS = {
+    SAME: "the same examples in the same order",
+    ORDER: "the same examples in another order",
+}
+WORTH_SAYING = 3  # steps that the gap between epochs is as long as
 SLOWER_FIRST_EPOCH = 1.3  # times a later epoch's step: then it is said
 
 
@@ -46,12 +52,14 @@ class Report:
     others_pct: float | None = None
     others: str = ""
     notes: tuple[str, ...] = ()
+    changes: tuple[Tried, ...] = ()
     version: str = ""
 
     @property
     def lines(self) -> list[str]:
         """As text."""
-        return [self._headline(), *self._details(), *(f"  {note}" for note in self.notes)]
+        notes = (f"  {note}" for note in self.notes)
+        return [self._headline(), *self._details(), *self._advice(), *notes]
 
     def _headline(self) -> str:
         text = f"{self.script}: {self.verdict}"
@@ -77,10 +85,29 @@ class Report:
                     f"  the first epoch took {first:.2f} ms a step, later ones {later:.2f} ms;"
                     " the verdict is on the later ones"
                 )
-        if self.gap_ms is not None and self.step_ms is not None and self.gap_ms >= self.step_ms:
+        if (
+            self.gap_ms is not None
+            and self.step_ms is not None
+            and self.gap_ms >= WORTH_SAYING * self.step_ms
+        ):
             yield f"  the first batch of each epoch was waited for {self.gap_ms:.0f} ms"
         if self.reason:
             yield f"  {self.reason}"
+
+    def _advice(self) -> Iterator[str]:
+        if not self.changes:
+            return
+        first = find_first(self.changes)
+        if first is None:
+            yield "  of what was tried, nothing can be advised blindly:"
+        else:
+            at = f"{first.where}: " if first.where else ""
+            yield f"  change first: {at}{first.text}"
+            span = f"{first.low:.2f} to {first.high:.2f}"
+            yield f"    gains {first.gain:.2f} × ({span}); {MEANINGS[first.meaning]}"
+            yield "  tried, each by itself:"
+        for each in self.changes:
+            yield f"    {each}"
 
     @property
     def json(self) -> str:

@@ -21,11 +21,11 @@ from . import machine
 from .blocks import Timing
 from .fail_if import Condition
 from .report import Report, make_report, undecided
-from .verdict import Conditions, judge
+from .verdict import COMPUTE_BOUND, Conditions, judge
 from .version import __version__
 
 FIRST_STEP_S, STEP_S = 60.0, 30.0  # that a step may take: the first compiles
-VERDICT_S = 60.0  # from the first step: what is known then is printed
+VERDICT_S, TRIALS_S = 60.0, 115.0  # from the first step: what is known then is printed
 AFTER_END_S = 5.0  # that a script may take to clean up
 STILL_S = 30.0  # without a training before that is said
 EXIT_UNMEASURED = 2
@@ -44,6 +44,7 @@ class Options:
     script: str = ""
     seconds: float = 40.0
     keep: bool = False
+    tries: bool = True  #: changes of the dataset
     training: int = 1
     as_json: bool = False
     fail_if: tuple[Condition, ...] = ()
@@ -62,18 +63,33 @@ class Training:
     examples: int | None = None
     steps_per_epoch: int | None = None
     notes: list[str] = field(default_factory=list)
+    dataset: Any = None  #: what `fit` was given, if it is one of tf.data
+    changes: list[Any] = field(default_factory=list)  # trials.Tried
+    conditions: Conditions | None = None
     others: machine.OtherPrograms = field(default_factory=machine.OtherPrograms)
+
+    def freeze_conditions(self) -> Conditions:
+        """The conditions until now, which are those of the timing."""
+        if self.conditions is None:
+            others_pct, others = self.others.read()
+            self.conditions = Conditions(
+                on_accelerator=self.on_accelerator,
+                synchronous=self.synchronous,
+                others_pct=others_pct,
+                others=others,
+                passive_because=self.passive_because,
+            )
+        return self.conditions
+
+    @property
+    def may_gain(self) -> bool:
+        """Whether another input could make it faster."""
+        verdict = judge(self.timing, self.freeze_conditions())
+        return verdict.stall is not None and verdict.name != COMPUTE_BOUND
 
     def report(self, script: str) -> Report:
         """What is known so far."""
-        others_pct, others = self.others.read()
-        conditions = Conditions(
-            on_accelerator=self.on_accelerator,
-            synchronous=self.synchronous,
-            others_pct=others_pct,
-            others=others,
-            passive_because=self.passive_because,
-        )
+        conditions = self.freeze_conditions()
         return make_report(
             self.timing,
             conditions,
@@ -84,6 +100,7 @@ class Training:
             examples=self.examples,
             steps_per_epoch=self.steps_per_epoch,
             notes=tuple(self.notes),
+            changes=tuple(self.changes),
             version=__version__,
         )
 
@@ -95,6 +112,7 @@ class Session:
         self.options, self._write = options, write
         self.trainings: list[Training] = []
         self.ended: float | None = None
+        self.trying = False  #: whether changes are tried, after the verdict
         self.pid = os.getpid()
         self._beat = self._started = time.perf_counter()
         self._expects: float | None = None  # the seconds in which the next step must end
@@ -205,8 +223,9 @@ class Session:
                 continue
             if self._expects is not None and now - self._beat > self._expects:
                 leave(self.print_report(f"no step ended in {self._expects:.0f} s{_place()}"))
-            if any(each.timing.elapsed_s > VERDICT_S for each in self.measured):
-                leave(self.print_report(f"ended after {VERDICT_S:.0f} s: the time is over"))
+            most = TRIALS_S if self.trying else VERDICT_S
+            if any(each.timing.elapsed_s > most for each in self.measured):
+                leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
 
     @property
     def measured(self) -> list[Training]:

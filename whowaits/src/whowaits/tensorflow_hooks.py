@@ -21,6 +21,7 @@ def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits
     """Watch TensorFlow once it has been imported."""
     hooks = _Hooks(fits, loops, waits)
     imports.on_import("tensorflow.python.data.ops.iterator_ops", hooks.patch_iterators)
+    imports.on_import("tensorflow.python.data.ops.dataset_ops", hooks.patch_datasets)
     imports.on_import("tensorflow.python.distribute.input_lib", hooks.patch_distributed)
     imports.on_import("tensorflow.python.eager.backprop", hooks.patch_gradients)
 
@@ -32,6 +33,17 @@ class _Hooks:
     def patch_iterators(self, module: Any) -> None:
         for name in ("__next__", "get_next", "get_next_as_optional"):
             self._patch(module.OwnedIterator, name)
+
+    def patch_datasets(self, module: Any) -> None:
+        """Have every dataset know the line of the script that made it."""
+        original = module.DatasetV2.__init__
+
+        @functools.wraps(original)
+        def initialize(dataset: Any, *args: Any, **kwargs: Any) -> None:
+            original(dataset, *args, **kwargs)
+            dataset.whowaits_at = find_caller(sys._getframe(1))
+
+        module.DatasetV2.__init__ = initialize
 
     def patch_distributed(self, module: Any) -> None:
         for name in ("__next__", "get_next", "get_next_as_optional"):

@@ -14,6 +14,8 @@ from .feeds import FEEDS
 from .session import FIRST_STEP_S, STEP_S, Session, Training
 from .waits import Waits
 
+TRIED_UNTIL_S = 105.0  # from the first step of the training
+
 
 class TimedFunction:
     """Calls a model's train function and times it; between two steps of the training it does what
@@ -60,6 +62,8 @@ class TimedFunction:
             self._session.fail(error)
             self._timing.active, self._timing.task = False, "train"
             self._training.passive_because = "timing the model alone failed"
+        if self._timing.task == "done":
+            self._try_changes()
         self._session.check(self._training)
         between = entered - self._returned if self._returned is not None else 0.0
         before = self._waits.take() if self._feed.waits_between_calls else 0.0
@@ -106,3 +110,30 @@ class TimedFunction:
                 self._feed.train_alone(arguments, self._memory)
                 timing.ran_alone(perf_counter() - began, warm_up=self._warm_up > 0)
                 self._warm_up -= 1
+
+    def _try_changes(self) -> None:
+        """Try what the dataset leaves open, if another input could make the training faster."""
+        training, session = self._training, self._session
+        if training.dataset is None or session.options.keep or not session.options.tries:
+            return
+        session.trying = True
+        try:
+            if training.may_gain:
+                session.say(training.report(session.options.script).lines[0] + "; trying changes")
+                self._run_trials()
+        except Exception as error:  # noqa: BLE001 - the verdict stands without
+            training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
+
+    def _run_trials(self) -> None:
+        from .trials import Trials  # imports TensorFlow, as the script has
+
+        training, timing = self._training, self._timing
+        trials = Trials(
+            self._function,
+            training.dataset,
+            step_ms=timing.step_ms,
+            deadline=perf_counter() + TRIED_UNTIL_S - timing.elapsed_s,
+            beat=self._session.beat,
+        )
+        for known in trials.run(examples=training.examples or 1):
+            training.changes[:] = known
