@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect.runtime import deployment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from throughline.config.params_file import read_yaml
@@ -70,7 +70,13 @@ def load_limits(project: Path) -> Limits:
 
 def is_confined() -> bool:
     """Whether the current run was started from the UI."""
-    return bool(os.environ.get(CONFINED) or deployment.id)
+    if os.environ.get(CONFINED):
+        return True
+    if "prefect" not in sys.modules:  # which runs what is started there, and takes seconds
+        return False
+    from prefect.runtime import deployment
+
+    return bool(deployment.id)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,12 +30,7 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
       DataNotFound: nothing is there, and nothing will be.
       UnreadableSource: names the files and what to do.
     """
-    to_be_fetched = fetched != "none" and path.startswith(f"data/raw/{fetched}")
-    if not to_be_fetched and not os.path.lexists(root / path):
-        raise DataNotFound(
-            f"data.path: {path} does not exist; it is a folder or file of your data, absolute or"
-            " relative to the project"
-        )
+    check_exists(root, path, fetched=fetched)
     odd = dict(islice(_find_odd(root / path), CHECKED))
     ignored = _ignored(root, list(odd)) if odd else set()
     kept = {name: reason for name, reason in odd.items() if name not in ignored}
@@ -49,6 +44,20 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
             "DVC, which compares all files of data.path with those of the last run, cannot read"
             f" some: {shown}{more}. Remove them, or name them in .dvcignore: ingest then rejects"
             " them with their reasons"
+        )
+
+
+def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
+    """Refuse a source that is not there and is not the known dataset that the first stage gets.
+
+    Raises:
+      DataNotFound: nothing is there, and nothing will be.
+    """
+    to_be_fetched = fetched != "none" and path.startswith(f"data/raw/{fetched}")
+    if not to_be_fetched and not os.path.lexists(root / path):
+        raise DataNotFound(
+            f"data.path: {path} does not exist; it is a folder or file of your data, absolute or"
+            " relative to the project"
         )
 
 

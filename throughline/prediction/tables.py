@@ -24,7 +24,7 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
     schema = trained.spec.schema
     table = read_table(path, _settings(trained, path), likely_decimal=schema.decimal)
-    check_columns(table, schema.columns, keys="data.numeric, data.categorical")
+    check_columns(table, {"data.numeric": schema.columns})
     values, reasons = code_rows(table, schema)
 
     def items() -> Iterator[Example | Rejected]:

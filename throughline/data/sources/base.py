@@ -36,7 +36,7 @@ class ImageFile:
 @dataclass(frozen=True, kw_only=True)
 class ImageFiles:
     """Image files below one root; none may lead outside it. `skipped` counts files of other kinds
-    by their suffix; `notes` counts what is worth knowing.
+    by their suffix; `warnings` say what may not be meant.
     """
 
     root: Path
@@ -44,7 +44,7 @@ class ImageFiles:
     rejected: Sequence[Rejected] = ()
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
-    notes: Mapping[str, int] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Arrays:
     `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
     have one entry per example; a split of None is assigned by content. `features` and `notes` are
     those of `StoredImages`. `readings` say how the columns of a table were read, `dialect` what of
-    its notation was detected.
+    its notation was detected, `warnings` what may not be meant.
     """
 
     values: np.ndarray
@@ -140,6 +140,7 @@ class Arrays:
     notes: Mapping[str, int] = field(default_factory=dict)
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,3 +151,4 @@ class Series:
     schema: RecordSchema
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
+    warnings: Sequence[str] = ()
