@@ -17,6 +17,7 @@ from throughline.shared.layout import Layout, from_here
 from throughline.shared.progress import echo, echo_fact, echo_problem, echo_result
 
 COLUMNS_SHOWN = 12
+RARE_SHOWN = 3  # classes
 UNUSED = ("ignored", "empty")  # kinds of columns
 
 
@@ -39,11 +40,14 @@ def count_splits(manifest: Manifest) -> str:
     return ", ".join(f"{count:,} {split}" for split, count in steps.items()) + " time steps"
 
 
-def describe_columns(readings: Sequence[sources.ColumnReading]) -> str:
-    """How the columns of a table were read, those that are used first, each in a few words."""
+def describe_columns(readings: Sequence[sources.ColumnReading], *, classes: int) -> str:
+    """How the columns of a table were read, each in a few words; those that are not used come last.
+    Without `classes` the label is a number.
+    """
+    more = {"label": f" ({classes:,} classes)" if classes else " (a number)"}
     named = [
         f"{each.name} {each.kind}"
-        + (f" ({each.distinct:,} values)" if each.kind in ("category", "label") else "")
+        + (f" ({each.distinct:,} values)" if each.kind == "category" else more.get(each.kind, ""))
         for each in readings
         if each.kind not in UNUSED
     ]
@@ -61,7 +65,7 @@ def find_rare_classes(balance: Mapping[str, Mapping[str, int]]) -> str | None:
         return None
     said = (
         f"{len(rare):,} of {len(total):,} classes have a single example, which is trained on or"
-        f" judged, not both: {_name_some(rare)}"
+        f" judged, not both: {', '.join(rare[:RARE_SHOWN])}{' …' if rare[RARE_SHOWN:] else ''}"
     )
     if 2 * len(rare) > len(total) and all(map(_is_number, total)):
         said += ". They are numbers: data.label_kind: number predicts them"
@@ -90,8 +94,9 @@ def report(manifest: Manifest) -> None:
     for problem in find_problems(stats, manifest.classes):
         echo_problem(problem)
     readings = [sources.ColumnReading(**reading) for reading in stats["columns"]]
+    described = [describe_columns(readings, classes=len(manifest.classes))] if readings else []
     facts = [*(f"{n:,} × {note}" for note, n in stats["notes"].items()), *stats["dialect"]]
-    for fact in [*facts, *([describe_columns(readings)] if readings else [])]:
+    for fact in [*facts, *described]:
         echo_fact(fact)
     for reading in readings:
         echo(f"  column {reading}")

@@ -548,7 +548,7 @@ def test_text_that_is_to_be_a_number_is_refused_before_its_rows_are(tmp_path):
 def test_classes_with_a_single_example_are_counted_and_numbers_called_numbers():
     balance = {"train": {"1.5": 1, "2.5": 1, "9": 3}, "test": {"4": 1, "9": 1}}
     said = find_rare_classes(balance) or ""
-    assert said.startswith("3 of 4 classes have a single example") and "1.5, 2.5, 4" in said
+    assert said.startswith("3 of 4 classes have a single example") and "1.5, 2.5, 4." in said
     assert said.endswith("data.label_kind: number predicts them")
     words = {"train": {"owl": 1, "cat": 1, "dog": 2}}
     assert "label_kind" not in (find_rare_classes(words) or "label_kind")
@@ -560,6 +560,8 @@ def test_how_columns_were_read_is_said_in_few_words():
         return ColumnReading(name=name, kind=kind, distinct=distinct, missing=0, example="")
 
     readings = [read("note", "ignored"), read("price", "number"), read("shop", "category", 1200)]
-    assert describe_columns([*readings, read("x", "empty"), read("kind", "label", 3)]) == (
-        "price number · shop category (1,200 values) · kind label (3 values) · not used: note, x"
+    readings += [read("x", "empty"), read("kind", "label")]
+    assert describe_columns(readings, classes=3) == (
+        "price number · shop category (1,200 values) · kind label (3 classes) · not used: note, x"
     )
+    assert "kind label (a number)" in describe_columns(readings, classes=0)
