@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
+from tasks.ingest import describe_columns, find_rare_classes
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import image_table, table, text_table, time_series
-from throughline.data.sources.base import Document
+from throughline.data.sources.base import ColumnReading, Document
 from throughline.data.sources.column_kinds import guess_kind
 from throughline.data.sources.delimited import find_delimiter
 from throughline.data.sources.number_text import is_number, read_numbers
@@ -125,9 +126,9 @@ def test_a_series_says_which_columns_it_leaves_out(tmp_path):
     settings = DataSettings(source="time_series", path=str(path), time_column="hour")
     found = time_series.scan(settings)
     assert found.schema.input.columns.names == ("load",)
-    assert found.dialect == ["not numeric and left out: note (data.ignore says that it is meant)"]
+    assert found.warnings == ["not numeric and left out: note (data.ignore says that it is meant)"]
     meant = settings.model_copy(update={"ignore": ["note"]})
-    assert time_series.scan(meant).dialect == []
+    assert time_series.scan(meant).warnings == []
 
 
 def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
@@ -291,7 +292,7 @@ def test_many_whole_numbers_are_no_classes_unless_told(tmp_path):
     rows = [[row % 50 / 8, 90_000 + 37 * (row * 7919 % 211)] for row in range(300)]
     path = write(tmp_path, "size,price", rows)
     with pytest.raises(
-        UnreadableSource, match=r"211 different whole numbers in 300 rows: set data"
+        UnreadableSource, match=r"211 different whole numbers in 300 rows; set data"
     ):
         scan(path, label_column="price")
     assert scan(path, label_column="price", label_kind="number").classes == []
@@ -471,7 +472,7 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
     }
     pq.write_table(pa.table(cells), path)
     read = read_table(path, DataSettings(source="table", path=str(path)))
-    assert read.notes == [
+    assert read.describe_nested() == [
         "column bytes is left out: its cells are large_binary",
         "column image is left out: its cells are struct<bytes: binary, path: string>",
     ]
@@ -519,3 +520,54 @@ def test_only_plain_notation_is_a_number():
     assert np.isnan(read_numbers(cells, ".")[5:]).all()
     truth = pa.array(["true", "FALSE", ""])
     np.testing.assert_array_equal(read_numbers(truth, "."), [1, 0, np.nan])
+
+
+def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):
+    rows = [[number, "ab"[number % 2], number / 8, f"text {number}"] for number in range(60)]
+    path = write(tmp_path, "id,shop,size,note", rows)
+    with pytest.raises(UnreadableSource) as refusal:
+        scan(
+            path,
+            label_column="pric",
+            categorical=["shopp"],
+            ignore=["colour"],
+            missing={"size": "category", "weight": "median"},
+        )
+    (heading, *listed) = str(refusal.value).splitlines()
+    assert heading == f"{path}: 6 problems:"
+    assert [line for line in listed if line.startswith("  - ")] == [
+        "  - no column pric; known: id, note, shop, size; set data.label_column",
+        "  - no column shopp; did you mean shop? Set data.categorical",
+        "  - no column colour; known: id, note, shop, size; set data.ignore",
+        "  - column id (0, …) numbers the rows; data.numeric: [id, …] learns from it as a number",
+        "  - column size holds numbers; set data.missing: {size: median}",
+        "  - data.missing: no feature is named weight; known: id, size",
+    ]
+
+
+def test_text_that_is_to_be_a_number_is_refused_before_its_rows_are(tmp_path):
+    path = write(tmp_path, "size,color,label", measured(40))
+    with pytest.raises(UnreadableSource, match=r"column color, of data\.numeric, holds text; set"):
+        scan(path, numeric=["size", "color"])
+
+
+def test_classes_with_a_single_example_are_counted_and_numbers_called_numbers():
+    balance = {"train": {"1.5": 1, "2.5": 1, "9": 3}, "test": {"4": 1, "9": 1}}
+    said = find_rare_classes(balance) or ""
+    assert said.startswith("3 of 4 classes have a single example") and "1.5, 2.5, 4." in said
+    assert said.endswith("data.label_kind: number predicts them")
+    words = {"train": {"owl": 1, "cat": 1, "dog": 2}}
+    assert "label_kind" not in (find_rare_classes(words) or "label_kind")
+    assert find_rare_classes({"train": {"owl": 1}, "test": {"owl": 1}}) is None
+
+
+def test_how_columns_were_read_is_said_in_few_words():
+    def read(name, kind, distinct=5):
+        return ColumnReading(name=name, kind=kind, distinct=distinct, missing=0, example="")
+
+    readings = [read("note", "ignored"), read("price", "number"), read("shop", "category", 1200)]
+    readings += [read("x", "empty"), read("kind", "label")]
+    assert describe_columns(readings, classes=3) == (
+        "price number · shop category (1,200 values) · kind label (3 classes) · not used: note, x"
+    )
+    assert "kind label (a number)" in describe_columns(readings, classes=0)

@@ -140,8 +140,10 @@ def test_folders_that_are_links_are_listed_or_named(tmp_path):
 
 
 def test_only_tensorflows_chatter_is_kept_from_standard_error():
+    """By throughline/shared/line_filter.py, where the machine has no program but Python, too."""
     code = """
 import os, sys
+os.environ["PATH"] = ""
 from throughline.shared.progress import without_tensorflow_chatter
 with without_tensorflow_chatter():
     print("ours", file=sys.stderr)

@@ -27,7 +27,7 @@ from throughline.results.train import (
 )
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
-from throughline.shared.progress import echo_problem
+from throughline.shared.progress import echo_fact
 from throughline.training.callbacks import find_best_epoch, make_callbacks
 from throughline.training.checkpoints import CheckpointCallback
 from throughline.training.fit import Position, Schedule, as_numbers, fit
@@ -93,9 +93,7 @@ def train(
     check_direction(network, settings)
     start, train_function = checkpoints.restore(network), TrainFunction(model)
     if start != Position():
-        echo_problem(
-            f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
-        )
+        echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
     with UsageMonitor(used_gpus(device_names(network)), paused=True) as monitor:
         checkpoints.attach(train_function, monitor, callbacks)
         fit(

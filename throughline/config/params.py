@@ -8,7 +8,7 @@ cannot be right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -35,7 +35,7 @@ from throughline.settings import (
     WindowSettings,
 )
 from throughline.settings.source_kinds import SOURCES
-from throughline.shared.errors import InvalidParams, did_you_mean
+from throughline.shared.errors import InvalidParams, UnknownPipeline, did_you_mean
 
 OpSpec = str | dict[str, Any]
 # Keys of earlier versions, by their place, and what they are called now.
@@ -172,21 +172,20 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     return params
 
 
-def check_pipelines_exist(params: Params, names: Sequence[str]) -> None:
-    """Refuse configurations that params.yaml has not.
+def check_pipelines_exist(
+    known: Iterable[str], names: Sequence[str], *, option: str = "--pipeline"
+) -> None:
+    """Refuse names, which an option gives, that are no configurations.
 
     Raises:
-      InvalidParams: names the nearest.
+      UnknownPipeline: says which, and which there are.
     """
-    unknown = [name for name in names if name not in params.pipelines]
-    if unknown:
-        raise InvalidParams(
-            [
-                f"{PARAMS_FILE.name}: pipelines.{name} does not exist;"
-                f" {did_you_mean(name, list(params.pipelines))}"
-                for name in unknown
-            ]
-        )
+    known = list(known)
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            there = f"; there are: {', '.join(known)}" if hint.startswith("did") else ""
+            raise UnknownPipeline(f"{option} {name}: there is no such configuration{there}; {hint}")
 
 
 def resolve_defaults(document: ParamsDocument) -> ParamsDocument:

@@ -234,6 +234,7 @@ def _stats(
         "features": dict(getattr(source, "features", {})),
         "skipped": dict(getattr(source, "skipped", {})),
         "dialect": list(getattr(source, "dialect", ())),
+        "warnings": list(getattr(source, "warnings", ())),
         "columns": [asdict(reading) for reading in getattr(source, "readings", ())],
         "empty_classes": list(getattr(source, "empty_classes", ())),
     }

@@ -7,9 +7,8 @@ is needed. A new kind of input is a function in `READERS`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ import numpy as np
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.tabular import TABLES
 from throughline.models.inference import InferenceSpec, TrainedModel
-from throughline.shared.errors import UserError
+from throughline.shared.errors import UnreadableSource, UserError
 
 T = TypeVar("T")
 # How files begin that are given for texts and tables in error.
@@ -35,8 +34,6 @@ SIGNATURES = {
     b"\xfe\xff": "is UTF-16 text",
 }
 COLUMNS_SHOWN = 12
-# What messages of ingest end with: which parameter of the training helps. Here none is to be set.
-_ADVICE = re.compile(r"[;,.]?\s(?:or )?[Ss]et `?data\..*|\s\(data\.[^)]*\)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,11 +173,7 @@ def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Exampl
     try:
         for item in items:
             last = f", after {item.id}"
-            yield (
-                replace(item, reason=_ADVICE.sub("", item.reason))
-                if isinstance(item, Rejected)
-                else item
-            )
+            yield item
         if not last:
             yield Rejected(id=str(path), reason="holds no example")
     except UserError as error:
@@ -188,8 +181,10 @@ def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Exampl
 
 
 def _explain(error: UserError, path: Path) -> str:
-    """What is wrong with the file at `path`, in a line without its path and without advice."""
-    what = " ".join(_ADVICE.sub("", str(error)).split())
+    """What is wrong with the file at `path`, in a line without its path; no parameter of a training
+    helps here.
+    """
+    what = " ".join((error.problem if isinstance(error, UnreadableSource) else str(error)).split())
     return what.removeprefix(str(path)).lstrip(":, ").rstrip(".")
 
 

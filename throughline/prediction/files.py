@@ -18,7 +18,7 @@ import tensorflow as tf
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.class_folders import ClassFolders, list_class_folders
-from throughline.data.sources.tabular import TABLES, check_columns, read_table
+from throughline.data.sources.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import Schema, find_encoding
 from throughline.plan.shapes import ops_until_uniform
@@ -45,7 +45,9 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     if path.suffix.lower() in TABLES:
         column = trained.spec.data.path_column
         table = read_table(path, trained.spec.data)
-        check_columns(table, [column], keys="data.path_column")
+        if column not in table.columns:
+            noun = _encoding(trained).noun
+            raise UnreadableSource(f"{path} has no column {column}, which would name {noun}")
         listed = table.cells(column)
         return _examine([(name, path.parent / name) for name in listed], path.parent, trained)
     return _examine([(str(path), path)], Path(path.absolute().anchor), trained)

@@ -24,7 +24,7 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
     columns = trained.spec.schema.input.columns
     table = read_table(path, _settings(trained, path), likely_decimal=columns.decimal)
-    check_columns(table, columns.names, keys="data.numeric, data.categorical")
+    check_columns(table, {"data.numeric": columns.names})
     values, reasons = code_rows(table, columns)
 
     def items() -> Iterator[Example | Rejected]:

@@ -39,7 +39,7 @@ class Files:
 
     `classes` are in the order of their numbers, where the source numbers them. `skipped` counts
     files of other kinds by their suffix; `notes` counts what is worth knowing; `features` describes
-    what shards that others wrote hold, by name.
+    what shards that others wrote hold, by name; `warnings` say what may not be meant.
     """
 
     root: Path
@@ -51,6 +51,7 @@ class Files:
     skipped: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class Arrays:
     `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
     have one entry per example; a split of None is assigned by content. `features` and `notes` are
     those of `Files`. `readings` say how the columns of a table were read, `dialect` what of
-    its notation was detected.
+    its notation was detected, `warnings` what may not be meant.
     """
 
     values: np.ndarray
@@ -117,6 +118,7 @@ class Arrays:
     notes: Mapping[str, int] = field(default_factory=dict)
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,3 +129,4 @@ class Series:
     schema: Schema
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
+    warnings: Sequence[str] = ()

@@ -99,9 +99,10 @@ def has_splits(files: Sequence[ExampleFile], settings: DataSettings, *, classes:
         else f"{flat[0]} is named as a split and holds files without a class folder"
     )
     raise UnreadableSource(
-        f"{settings.path}: {why}. Set data.folders: classes if"
+        f"{settings.path}: {why}",
+        "set data.folders: classes if"
         f" {', '.join(tops[:_SHOWN])}{' …' if len(tops) > _SHOWN else ''} are classes, or splits if"
-        " they hold a folder per class for training, validation and test"
+        " they hold a folder per class for training, validation and test",
     )
 
 

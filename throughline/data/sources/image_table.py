@@ -13,7 +13,7 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-UNWATCHED = "of an image that DVC does not watch: data.path names the table, not the folder of both"
+UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder of both"
 
 
 def scan(settings: DataSettings) -> Files:
@@ -27,8 +27,7 @@ def scan(settings: DataSettings) -> Files:
     table = read_table(path, settings)
     check_columns(
         table,
-        [settings.path_column, settings.label_column],
-        keys="data.path_column and data.label_column",
+        {"data.path_column": [settings.path_column], "data.label_column": [settings.label_column]},
     )
     files, rejected = [], []
     names, labels = table.cells(settings.path_column), table.cells(settings.label_column)
@@ -45,8 +44,8 @@ def scan(settings: DataSettings) -> Files:
         else:
             files.append(ExampleFile(id=name, path=path.parent / name, label=label, split=split))
     watched = path != Path(settings.path)
-    notes = {} if watched else {UNWATCHED: len(files)}
-    return Files(root=path.parent, files=files, rejected=rejected, notes=notes)
+    warnings = [] if watched else [UNWATCHED]
+    return Files(root=path.parent, files=files, rejected=rejected, warnings=warnings)
 
 
 def _find_table(path: Path) -> Path:
