@@ -186,6 +186,18 @@ model.fit(*x, epochs=3, verbose=0)
 
 
 @pytest.mark.slow
+def test_a_schedule_that_knows_its_epochs_does_not_fail_the_measurement(tmp_path):
+    code = """
+rates = [0.1] * 60
+schedule = keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch])
+make().fit(x[:64], y[:64], epochs=60, verbose=0, callbacks=[schedule])
+"""
+    report, done = measure(tmp_path, code, seconds=12)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert any("IndexError" in note for note in report["notes"]), report
+
+
+@pytest.mark.slow
 def test_keep_lets_the_script_train_on_and_a_callback_reports(tmp_path):
     code = """
 import whowaits

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 WARM_UP_STEPS = 3  # in which graphs are traced and compiled
 PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # as it is, before anything is tried
 AFTER_PAUSE = 2  # times as long as the compilation: so long what lay prepared may last
-TRAINING_S, ALONE_S = 1.5, 0.5
+TRAINING_S, ALONE_S = 1.5, 0.8
 DISCARDED_S = 1.0  # of a training block that starts on empty buffers: they fill again
 MIN_STEPS = 3
 SLOW_S = 1.0  # a step of such a length is a block by itself

@@ -83,7 +83,8 @@ class FitWatch:
             listed = list(given) if isinstance(given, (list, tuple)) else [given]
             bound.arguments["callbacks"] = [*listed, callback]
         if training.timing.active:
-            bound.arguments["epochs"] = max(bound.arguments.get("epochs", 1), MAX_EPOCHS)
+            training.epochs = bound.arguments.get("epochs", 1)
+            bound.arguments["epochs"] = max(training.epochs, MAX_EPOCHS)
         self.session.beat(expects=FIRST_STEP_S)
 
 

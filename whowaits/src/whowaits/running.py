@@ -68,6 +68,11 @@ def _run_script(session: Session, arguments: list[str]) -> int:
     try:
         _execute(session.options.script, arguments)
     except BaseException as error:  # noqa: BLE001 - whatever ends it
+        if session.ended is None and session.repeats and isinstance(error, Exception):
+            # A schedule with so many steps and no more, for one.
+            what = f"ended by what the script does about more steps than it meant: {error!r}"
+            _flush()
+            return session.print_report(what)
         if session.ended is None:
             code = _exit_code(error)
     _flush()

@@ -7,6 +7,7 @@ where none does.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -62,6 +63,7 @@ class Training:
     passive_because: str = ""
     examples: int | None = None
     steps_per_epoch: int | None = None
+    epochs: float = math.inf  #: that the script trains for
     notes: list[str] = field(default_factory=list)
     dataset: Any = None  #: what `fit` was given, if it is one of tf.data
     changes: list[Any] = field(default_factory=list)  # trials.Tried
@@ -154,6 +156,14 @@ class Session:
         """End the script: it has been measured."""
         self.ended = time.perf_counter()
         raise Ended
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a training has been given more batches and epochs than the script meant."""
+        return any(
+            each.timing.active and (each.timing.rounds or len(each.timing.epochs) >= each.epochs)
+            for each in self.trainings
+        )
 
     def check(self, training: Training) -> None:
         """End the script where its training has been measured."""

@@ -62,12 +62,15 @@ class Waits:
 
     def _time(self, take_batch: Callable[[], Any]) -> Any:
         tf = self._tf
-        if tf is None or tf.executing_eagerly():
-            began = perf_counter()
-            try:
-                return take_batch()
-            finally:
-                self._python_s += perf_counter() - began
+        if tf is not None and not tf.executing_eagerly():
+            return self._time_in_graph(tf, take_batch)
+        began = perf_counter()
+        try:
+            return take_batch()
+        finally:
+            self._python_s += perf_counter() - began
+
+    def _time_in_graph(self, tf: Any, take_batch: Callable[[], Any]) -> Any:
         with tf.device("/CPU:0"):
             before = tf.timestamp()
         with tf.control_dependencies([before]):
