@@ -32,6 +32,7 @@ class TimedFunction:
         self._epoch, self._opens, self.steps_in_epoch = -1, False, 0
         self._took = False  # batches for another purpose in this epoch
         self._returned: float | None = None
+        self._opened = perf_counter()  # when this epoch began
         self._memory: Any = None
         self._warm_up = 0
 
@@ -49,7 +50,7 @@ class TimedFunction:
             self._training.steps_per_epoch = self.steps_in_epoch
         self._epoch, self._opens, self.steps_in_epoch = self._epoch + 1, True, 0
         self._took = False
-        self._returned = None
+        self._returned, self._opened = None, perf_counter()
 
     def __call__(self, *arguments: Any) -> Any:
         """Train on a batch."""
@@ -73,10 +74,12 @@ class TimedFunction:
         began = perf_counter()
         result = self._feed.train(arguments)
         took = perf_counter() - began
-        waited = before or min(took, self._waits.take())
+        within = 0.0 if self._feed.waits_between_calls else min(took, self._waits.take())
+        # Before an epoch's first step its iterator is made, which is the input's work, too.
+        opening = max(0.0, entered - self._opened) if self._opens else 0.0
         step = Step(
-            wait_s=waited,
-            work_s=took - (0.0 if before else waited),
+            wait_s=within + max(before, opening),
+            work_s=took - within,
             between_s=max(0.0, between - before),
             epoch=max(0, self._epoch),
             opens_epoch=self._opens,
