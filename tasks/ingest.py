@@ -33,7 +33,7 @@ def _name_some(names: Sequence[str]) -> str:
 
 def count_splits(manifest: Manifest) -> str:
     """How many examples each split has; of a series, time steps."""
-    if manifest.schema.payload != "series":
+    if not manifest.schema.is_series:
         counts = manifest.stats["examples"].items()
         return ", ".join(f"{count:,} {split}" for split, count in counts)
     steps = {split: sum(manifest.for_split(split)["label"].tolist()) for split in SPLITS}
@@ -85,7 +85,7 @@ def report(manifest: Manifest) -> None:
     kind = (
         f"{len(manifest.classes)} classes"
         if manifest.classes
-        else f"columns {_name_some(manifest.schema.columns)}"
+        else f"columns {_name_some(manifest.schema.input.columns.names)}"
     )
     echo_result(f"{count_splits(manifest)}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
     if stats["rejected"]:

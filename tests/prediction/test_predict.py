@@ -218,7 +218,7 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp
     assert list(named) == ["a.jpg", "c.png", "b.webp", "list.csv"]
     assert named["a.jpg"]["class"] and named["b.webp"]["class"]
     assert named["c.png"]["error"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
-    assert named["list.csv"]["error"] == "has no column path, which would name image files"
+    assert named["list.csv"]["error"] == "has no column path, which would name images"
     assert (counts.predicted, counts.rejected) == (2, 2)
     report_rejected(counts, strict=False)
     said = capsys.readouterr().err
@@ -228,7 +228,7 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp
     assert str(refusal.value).splitlines() == [
         "2 of 4 inputs cannot be used:",
         f"  {folder / 'c.png'}: not an image in JPEG, PNG, GIF, BMP or WebP format",
-        f"  {tmp_path / 'list.csv'}: has no column path, which would name image files",
+        f"  {tmp_path / 'list.csv'}: has no column path, which would name images",
         counts.takes,
         "Without --strict the others are predicted.",
     ]

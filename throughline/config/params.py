@@ -15,7 +15,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
-from throughline.config.params_checks import find_problems, list_fitting_models
+from throughline.config.params_checks import (
+    find_problems,
+    find_source_encoding,
+    list_fitting_models,
+)
 from throughline.config.params_file import PARAMS_FILE, apply_overrides, read_yaml
 from throughline.plan.op_parsing import parse_op
 from throughline.plan.ops import Op
@@ -192,9 +196,9 @@ def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     resolved: dict[str, Any] = {}
     if document.model.name == "auto" and not document.model.from_file:
         fitting = list_fitting_models(document.data, document.window)
-        name = SOURCES[document.data.source].auto_model or fitting[0]
+        name = SOURCES[document.data.source].auto_model or next(iter(fitting), "auto")
         resolved["model"] = document.model.model_copy(update={"name": name})
-    text = SOURCES[document.data.source].content == "text"
+    text = find_source_encoding(document.data).modality == "text"
     if text and "postprocess" not in document.model_fields_set:
         resolved["postprocess"] = []
     return document.model_copy(update=resolved)

@@ -82,7 +82,7 @@ def make_header(spec: InferenceSpec) -> list[str]:
     series each predicted time step is a line: `row` is its number, from 1.
     """
     if spec.task == "regression":
-        steps = ["row"] if spec.schema.payload == "series" else []
+        steps = ["row"] if spec.schema.is_series else []
         return ["input", *steps, *spec.targets, "error"]
     names = ["class", "probability"]
     for rank in range(2, _shown(spec) + 1):
@@ -96,7 +96,7 @@ def make_rows(item: Prediction | Rejected, spec: InferenceSpec) -> Iterator[list
     if isinstance(item, Rejected):
         yield [item.id, *[""] * width, item.reason]
     elif spec.task == "regression":
-        series = spec.schema.payload == "series"
+        series = spec.schema.is_series
         for ahead, values in enumerate(np.atleast_2d(item.output), start=1):
             row = [str(item.example.row + ahead)] if series else []
             yield [item.example.id, *row, *(f"{value:.7g}" for value in values), ""]

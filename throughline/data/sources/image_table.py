@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from throughline.data.sources.base import ImageFile, ImageFiles, Rejected
+from throughline.data.sources.base import ExampleFile, Files, Rejected
 from throughline.data.sources.tabular import check_columns, read_split, read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
@@ -16,7 +16,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder of both"
 
 
-def scan(settings: DataSettings) -> ImageFiles:
+def scan(settings: DataSettings) -> Files:
     """Read the table at or in `data.path`; an optional column `split` holds train, validation or
     test.
 
@@ -42,11 +42,10 @@ def scan(settings: DataSettings) -> ImageFiles:
         elif problem is not None:
             rejected.append(Rejected(id=where, reason=problem))
         else:
-            files.append(ImageFile(id=name, path=path.parent / name, label=label, split=split))
+            files.append(ExampleFile(id=name, path=path.parent / name, label=label, split=split))
     watched = path != Path(settings.path)
-    return ImageFiles(
-        root=path.parent, files=files, rejected=rejected, warnings=[] if watched else [UNWATCHED]
-    )
+    warnings = [] if watched else [UNWATCHED]
+    return Files(root=path.parent, files=files, rejected=rejected, warnings=warnings)
 
 
 def _find_table(path: Path) -> Path:

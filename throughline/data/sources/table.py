@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from throughline.data.shards.records import Label, RecordSchema
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.labels import LabelKind, labeled
 from throughline.data.sources.base import Arrays, Rejected
 from throughline.data.sources.column_kinds import (
     FEW_CATEGORIES,
@@ -38,6 +39,7 @@ from throughline.data.sources.tabular import (
     read_split,
     read_table,
 )
+from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
 
@@ -76,18 +78,15 @@ def scan(settings: DataSettings) -> Arrays:
     kinds = find_kinds(table, [settings.label_column, "split"])
     numeric = settings.numeric or _of_kind(kinds, "number")
     categorical = settings.categorical or _of_kind(kinds, "category")
-    schema = RecordSchema(
-        payload="raw",
-        shape=(len(numeric) + len(categorical),),
-        dtype="float32",
-        label=kind,
-        columns=(*numeric, *categorical),
+    columns = TableColumns(
+        names=(*numeric, *categorical),
         categories=tuple(_vocabulary(table, name) for name in categorical),
         decimal=table.decimal,
         # Not a number until the training split is known, of which they are the medians.
         medians={name: np.nan for name in numeric if settings.missing_in(name) == "median"},
     )
-    values, problems = code_rows(table, schema, hint=True)
+    schema = labeled(array_feature("numbers", (len(columns.names),), "float32", columns), kind)
+    values, problems = code_rows(table, columns, hint=True)
     splits = table.cells("split") if "split" in table.columns else [""] * len(table)
     named = [read_split(value) for value in splits]
     reasons = [
@@ -121,25 +120,25 @@ def scan(settings: DataSettings) -> Arrays:
 
 
 def code_rows(
-    table: TextTable, schema: RecordSchema, *, hint: bool = False
+    table: TextTable, columns: TableColumns, *, hint: bool = False
 ) -> tuple[np.ndarray, list[str | None]]:
     """Rows as (rows, columns) float32, the categories of the last columns as numbers; and why a row
     cannot be used, None where it can, with a `hint` at the key that would keep it.
     """
     reasons: list[str | None] = [None] * len(table)
-    values = np.zeros((len(table), len(schema.columns)), np.float64)
-    numeric = len(schema.columns) - len(schema.categories)
-    for place, name in enumerate(schema.columns):
+    values = np.zeros((len(table), len(columns.names)), np.float64)
+    numeric = columns.numeric
+    for place, name in enumerate(columns.names):
         cells, is_number = table.columns[name], place < numeric
         column = values[:, place]
         column[:] = (
             table.numbers(name)
             if is_number
-            else _code_categories(cells, schema.categories[place - numeric])
+            else _code_categories(cells, columns.categories[place - numeric])
         )
         bad, empty = ~np.isfinite(column), np.asarray(pc.equal(cells, ""), bool)
-        if name in schema.medians:
-            column[empty] = schema.medians[name]
+        if name in columns.medians:
+            column[empty] = columns.medians[name]
             bad &= ~empty
         way = "median" if is_number else "category"
         for row in np.flatnonzero(bad).tolist():
@@ -161,9 +160,10 @@ def fill_medians(source: Arrays, train: np.ndarray) -> Arrays:
     Raises:
       UnreadableSource: a column has no number there.
     """
+    value = source.schema.input
     values, medians, notes = source.values.copy(), {}, dict(source.notes)
-    for name in source.schema.medians:
-        column = values[:, source.schema.columns.index(name)]
+    for name in value.columns.medians:
+        column = values[:, value.columns.names.index(name)]
         empty = np.isnan(column)
         known = column[train][~empty[train]]
         if not len(known):
@@ -176,9 +176,9 @@ def fill_medians(source: Arrays, train: np.ndarray) -> Arrays:
         column[empty] = medians[name]
         if empty.any():
             notes[f"{name} missing, {medians[name]:.7g} for it"] = int(empty.sum())
-    return replace(
-        source, values=values, schema=replace(source.schema, medians=medians), notes=notes
-    )
+    value = replace(value, columns=replace(value.columns, medians=medians))
+    schema = Schema(features=(value, *source.schema.features[1:]))
+    return replace(source, values=values, schema=schema, notes=notes)
 
 
 def _refuse_mistaken_features(table: TextTable) -> None:
@@ -235,7 +235,7 @@ def _vocabulary(table: TextTable, name: str) -> tuple[str, ...]:
     )
 
 
-def _judge_labels(table: TextTable, reasons: list[str | None], kind: Label) -> list[str | None]:
+def _judge_labels(table: TextTable, reasons: list[str | None], kind: LabelKind) -> list[str | None]:
     """Why a row cannot be used, by its label, or else by what `reasons` say of its features."""
     reasons = list(reasons)
     name = table.settings.label_column
@@ -249,7 +249,7 @@ def _judge_labels(table: TextTable, reasons: list[str | None], kind: Label) -> l
     return reasons
 
 
-def _label_kind(table: TextTable, settings: DataSettings) -> Label:
+def _label_kind(table: TextTable, settings: DataSettings) -> LabelKind:
     """A class is text, a boolean or one of few whole numbers. Fractions are numbers to predict, and
     so are whole numbers written with a decimal point where there are too many for classes.
 
@@ -265,7 +265,7 @@ def _label_kind(table: TextTable, settings: DataSettings) -> Label:
             f"{shown} holds text, and data.label_kind: number needs numbers",
             "set data.label_kind: class, or name another data.label_column",
         )
-    if settings.label_kind != "auto":
+    if settings.label_kind in ("class", "number"):
         return settings.label_kind
     if looks == "category" and looks_like_numbers(table.columns[name]):
         raise UnreadableSource(

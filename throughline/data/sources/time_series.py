@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import array_feature
 from throughline.data.sources.base import ColumnReading, Series
 from throughline.data.sources.column_kinds import (
     EXACT_INTEGER,
@@ -24,6 +24,7 @@ from throughline.data.sources.column_kinds import (
     refuse_columns,
 )
 from throughline.data.sources.tabular import Problems, TextTable, check_columns, read_table
+from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -56,14 +57,8 @@ def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
             f"{path}: row {row + 1}, column {what}, and {len(bad) - 1} more values are no numbers,"
             " too; windows need every time step: fill the gaps or cut the series"
         )
-    schema = RecordSchema(
-        payload="series",
-        shape=(len(columns),),
-        dtype="float32",
-        label="none",
-        columns=tuple(columns),
-        decimal=table.decimal if table else ".",
-    )
+    names = TableColumns(names=tuple(columns), decimal=table.decimal if table else ".")
+    schema = Schema(features=(array_feature("series", (len(columns),), "float32", names),))
     readings = []
     if table:
         roles: dict[str, Kind] = {settings.time_column: "time", **dict.fromkeys(columns, "number")}
