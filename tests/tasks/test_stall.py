@@ -17,7 +17,7 @@ from throughline.results.profiling import Breakdown, IteratorTime
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys, time
 import keras, numpy as np, tensorflow as tf
