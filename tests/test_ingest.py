@@ -220,7 +220,7 @@ def test_an_empty_validation_split_is_refused(folder, tmp_path):
         ingest(data_settings(folder, split={"validation": 0, "test": 0}), tmp_path / "manifest")
 
 
-def test_held_out_copies_win_over_training_copies(folder, tmp_path):
+def test_baseline_copies_win_over_training_copies(folder, tmp_path):
     (folder / "b" / "test.jpg").write_bytes((folder / "b" / "01.jpg").read_bytes())
     rows = [
         {"path": str(path.relative_to(folder)), "label": path.parent.name}

@@ -22,7 +22,7 @@ from flows.servers.temporary_server import prefect_server
 from throughline.reporting.table import TIED_NOTE, comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.shared.errors import UserError
-from throughline.shared.garbage import collect_garbage_as_usual
+from throughline.shared.gc_pause import collect_garbage_as_usual
 
 SetOption = Annotated[
     list[str] | None,

@@ -20,7 +20,7 @@ from conftest import data_settings, picture, read_reasons
 from PIL import Image
 
 from throughline.data.encodings.base import StoredFile
-from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_files import inspect_image
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest

@@ -29,6 +29,7 @@ ROWS = 132_848  # of 224×224×3: 20 GB
 PREPROCESS = (Decode(), Resize(height=224, width=224))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewrites", [False, True])  # op determinism rewrites the graph, too
 def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
     columns = (
