@@ -139,8 +139,9 @@ class RunOptions:
     set_: list[str] | None
     overlay: list[Path] | None
     name: str | None
-    detail: Detail
     show: bool = False
+    verbose: bool = False
+    debug: bool = False
 
 
 @contextmanager
@@ -151,7 +152,8 @@ def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> It
     """
     configure_logging()
     project = Path.cwd()
-    shown = show_on_terminal(flow, project, detail=options.detail)
+    detail = Detail.of(verbose=options.verbose, debug=options.debug)
+    shown = show_on_terminal(flow, project, detail=detail)
     resolved = resolved_changes(options.set_, options.overlay, options.name, pipelines)
     if options.show:
         with shown, resolved as changes:
