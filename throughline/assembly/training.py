@@ -30,9 +30,9 @@ from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_problem
 from throughline.training.callbacks import find_best_epoch, make_callbacks
 from throughline.training.checkpoints import CheckpointCallback
-from throughline.training.fit import Position, Schedule, as_numbers, fit
+from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
+from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
-from throughline.training.train_function import TrainFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +86,11 @@ def train(
     feed = Feed.of(pipelines.train, settings)
     model = make_step_model(models, settings, feed)
     network, callbacks = find_network(model), make_callbacks(settings)
-    validation = pipelines.validation.dataset()
+    validation = evaluate_split(model, pipelines.validation)
     # Makes the variables of metrics, which may continue from their values, and shows their names.
-    first = model.evaluate(validation.take(1), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
-    check_metrics(as_numbers(first), settings, models.target)
+    check_metrics(validation.run(steps=1), settings, models.target)
     check_direction(network, settings)
-    start, train_function = checkpoints.restore(network), TrainFunction(model)
+    start, train_function = checkpoints.restore(network), StepFunction(model)
     if start != Position():
         echo_problem(
             f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
@@ -102,15 +101,11 @@ def train(
             train_function,
             open_batches(pipelines.train, start, epochs=settings.epochs),
             Schedule(steps_per_epoch=feed.steps_per_epoch, epochs=settings.epochs, start=start),
-            validation=validation,
+            evaluation=validation,
             callbacks=[*callbacks, checkpoints],
         )
     usage, timer = monitor.measured, checkpoints.timer
-    test = (
-        {}
-        if pipelines.test is None
-        else as_numbers(model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True))  # pyright: ignore[reportArgumentType]
-    )
+    test = {} if pipelines.test is None else evaluate_split(model, pipelines.test).run()
     best = find_best_epoch(callbacks)
     kept = checkpoints.rows[-1 if best is None else best]
     examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
@@ -140,6 +135,11 @@ def train(
         usage=usage,
     )
     return TrainingOutcome(rows=checkpoints.rows, result=result)
+
+
+def evaluate_split(model: keras.Model, pipeline: InputPipeline) -> SplitEvaluation:
+    """The evaluation of a model on all that a pipeline delivers in an epoch."""
+    return SplitEvaluation(model, pipeline.dataset(), pipeline.steps_per_epoch)
 
 
 def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, float]:

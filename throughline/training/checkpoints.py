@@ -22,8 +22,8 @@ from throughline.shared.progress import echo, echo_problem
 from throughline.training.callbacks import Callbacks, dump_state, load_state
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.fit import Position
+from throughline.training.step_function import StepFunction
 from throughline.training.step_timer import StepTimer
-from throughline.training.train_function import TrainFunction
 
 CHECKPOINT_FOLDER = ".checkpoint"
 CALLBACKS = "callbacks.pickle"
@@ -78,7 +78,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.measured_steps = 0
         self._pipeline, self._store = pipeline, store
         self._settings, self._recorder = settings, recorder
-        self._train_function: TrainFunction | None = None
+        self._train_function: StepFunction | None = None
         self._monitor: Pausable | None = None
         self._others: Callbacks = ()
         self._others_state: bytes | None = None  # to resume from
@@ -89,7 +89,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._step = 0  # of the current epoch, that have been run
 
     def attach(
-        self, train_function: TrainFunction, monitor: Pausable, others: Callbacks = ()
+        self, train_function: StepFunction, monitor: Pausable, others: Callbacks = ()
     ) -> None:
         """Follow the executions of this function, have the monitor pause while a graph is built and
         while the model is validated, and keep the state of the `others`, which are called before.
@@ -211,7 +211,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         return self.model
 
     @property
-    def _active_train_function(self) -> TrainFunction:
+    def _active_train_function(self) -> StepFunction:
         if self._train_function is None:
             raise RuntimeError("attach() the train_function of the model first")
         return self._train_function
