@@ -6,7 +6,7 @@
 #   make demo DATA=mails [MAILS=DIR]     6,046 mails, spam and ham, or your own class folders of texts
 #   make ui [UI=--help]             Prefect server, worker with the deployments, and MLflow, until Ctrl-C
 #   make stack [STACK=--help]       the same on Postgres and an S3 store, with passwords, until Ctrl-C
-#   make quick | test | test-all    unit tests · with one small run of the DAG and of a flow · with servers, browsers, kills
+#   make quick | test | test-all    unit tests · with trainings and one run of the DAG · with servers, browsers, kills
 #   make check | bench              formatting, lint and types · benchmarks
 #   make mutations [MUTATIONS=--help]   plant faults in a copy and see that the tests catch them
 #   make fuzz [SECONDS=60] [SEED=N]   mutated input for every parser

@@ -28,8 +28,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from throughline.data.encodings.base import FileInfo, RejectedValue, StoredFile
 from throughline.data.encodings.decoder import Decoder
-from throughline.data.encodings.images import ImageInfo, RejectedImage, inspect_image
+from throughline.data.encodings.image_files import inspect_image
 
 MAX_PIXELS = 1_000_000
 Mutation = Callable[[bytearray, random.Random], bytes]
@@ -219,10 +220,13 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
             path = folder / name
             path.write_bytes(data)
             try:
-                examined: ImageInfo | None = inspect_image(
-                    path, root=folder, max_pixels=MAX_PIXELS, converted=converted, decoder=decoder
+                examined: FileInfo | None = inspect_image(
+                    StoredFile(path=path, root=folder),
+                    max_pixels=MAX_PIXELS,
+                    converted=converted,
+                    decoder=decoder,
                 )
-            except RejectedImage:
+            except RejectedValue:
                 examined = None
             try:
                 image = tf.io.decode_image(
@@ -233,10 +237,8 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
                 size, problem = tuple(image.shape[:2]), ""
             except tf.errors.OpError as error:
                 size, problem = None, error.message
-            if examined and size != (examined.height, examined.width):
-                disagreements[name] = (
-                    problem or f"{size}, and not {(examined.height, examined.width)}"
-                )
+            if examined and size != examined.shape[:2]:
+                disagreements[name] = problem or f"{size}, and not {examined.shape[:2]}"
             verdict = (
                 "accepted" if examined else "refused by ingest alone" if size else "refused by both"
             )

@@ -1,8 +1,16 @@
 """Prefect flows: the order in which stages run, what people see of it, and nothing of what the
 stages compute.
+
+Where Python is starting one of the commands, importing the package checks what it is asked for
+before Prefect is imported, which takes seconds.
 """
 
 from throughline.shared.garbage import pause_garbage_collection
+from throughline.shared.stage_client import find_started_module
 
 COMMANDS = ("comparison", "prepare_data", "training")
-pause_garbage_collection("flows", COMMANDS)
+if find_started_module("flows", COMMANDS):
+    pause_garbage_collection()
+    from flows.run.early_check import check_started_command
+
+    check_started_command()

@@ -1,13 +1,17 @@
 """What the DAG and a person run by `python -m tasks.NAME`: the stages of dvc.yaml, and a few
 commands. What they are made of is in throughline/; Prefect's tasks, which run them, in flows/.
 
-Importing the package keeps Python from searching for garbage while a stage imports its libraries;
-where a process has them already, that runs the stage.
+Where Python is starting a stage, importing the package lets a process that has its libraries
+already run it; without one its parameters are checked before its libraries are imported, and Python
+does not search for garbage while they are.
 """
 
 from throughline.shared.garbage import pause_garbage_collection
-from throughline.shared.stage_client import HEAVY_STAGES, find_started_stage, hand_over
+from throughline.shared.stage_client import HEAVY_STAGES, find_started_module, hand_over
 
-if _stage := find_started_stage(HEAVY_STAGES):
+if _stage := find_started_module("tasks", HEAVY_STAGES):
     hand_over(_stage)
-pause_garbage_collection("tasks", HEAVY_STAGES)
+    pause_garbage_collection()
+    from throughline.config.cli import check_started_stage
+
+    check_started_stage()

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from throughline import settings
 from throughline.config.cli import parse_command
+from throughline.config.named_files import MODELS, TOKENIZER, find_named_files
 from throughline.config.params import ParamsDocument, check, resolve_defaults
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.plan.ops import PROGRAM
@@ -128,30 +129,12 @@ def _find_code(document: Mapping[str, Any], section: str) -> Any:
     return value
 
 
-def model_files(document: Mapping[str, Any]) -> list[str]:
-    """Files of models and weights that params.yaml names, as they are written there."""
-    model = document.get("model")
-    named = [model.get(key) for key in ("from", "weights")] if isinstance(model, Mapping) else []
-    return [name for name in named if isinstance(name, str) and name]
-
-
-def tokenizer_files(document: Mapping[str, Any]) -> list[str]:
-    """Files of tokenizers that params.yaml names, as they are written there."""
-    ops = document.get("preprocess")
-    named = [
-        arguments.get("model")
-        for op in (ops if isinstance(ops, list) else [])
-        if isinstance(op, Mapping) and isinstance(arguments := op.get("tokenize"), Mapping)
-    ]
-    return [name for name in named if isinstance(name, str) and name]
-
-
 def _reads_files(stage: str, document: Mapping[str, Any]) -> bool:
     """Whether a stage reads files that params.yaml names: a tokenizer's, a model's."""
     sections = CODE.get(stage, ())
-    return bool(
-        ("preprocess" in sections and tokenizer_files(document))
-        or ("model" in sections and model_files(document))
+    keys = {key for key, _ in find_named_files(document)}
+    return ("preprocess" in sections and TOKENIZER in keys) or (
+        "model" in sections and bool(keys & {*MODELS})
     )
 
 
@@ -177,8 +160,7 @@ def watch_own_code(root: Path) -> Sequence[str]:
     path = root / PIPELINE_FILE
     before, listed, after = _split(path.read_text())
     needed = find_own_code(document, root)
-    named = [*tokenizer_files(document), *model_files(document)]
-    needed += [name for name in named if (root / name).is_file()]
+    needed += [file for _, file in find_named_files(document) if (root / file).is_file()]
     kept = [name for name in listed if not name.endswith(".py") or (root / name).exists()]
     added = [name for name in needed if name not in kept]
     if [*kept, *added] != listed:

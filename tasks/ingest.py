@@ -4,16 +4,21 @@ reason, write the manifest, and say what was read and how (throughline/data/inge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from throughline.config.cli import stage_cli
 from throughline.data import sources
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
 from throughline.shared.layout import Layout, from_here
-from throughline.shared.progress import echo, echo_problem, echo_result
+from throughline.shared.progress import echo, echo_fact, echo_problem, echo_result
 
 COLUMNS_SHOWN = 12
+RARE_SHOWN = 3  # classes
+UNUSED = ("ignored", "empty")  # kinds of columns
 
 
 def _name_some(names: Sequence[str]) -> str:
@@ -28,11 +33,92 @@ def _name_some(names: Sequence[str]) -> str:
 
 def count_splits(manifest: Manifest) -> str:
     """How many examples each split has; of a series, time steps."""
-    if manifest.schema.payload != "series":
+    if not manifest.schema.is_series:
         counts = manifest.stats["examples"].items()
         return ", ".join(f"{count:,} {split}" for split, count in counts)
     steps = {split: sum(manifest.for_split(split)["label"].tolist()) for split in SPLITS}
     return ", ".join(f"{count:,} {split}" for split, count in steps.items()) + " time steps"
+
+
+def describe_columns(readings: Sequence[sources.ColumnReading], *, classes: int) -> str:
+    """How the columns of a table were read, each in a few words; those that are not used come last.
+    Without `classes` the label is a number.
+    """
+    more = {"label": f" ({classes:,} classes)" if classes else " (a number)"}
+    named = [
+        f"{each.name} {each.kind}"
+        + (f" ({each.distinct:,} values)" if each.kind == "category" else more.get(each.kind, ""))
+        for each in readings
+        if each.kind not in UNUSED
+    ]
+    unused = [each.name for each in readings if each.kind in UNUSED]
+    return " · ".join([*named, *([f"not used: {', '.join(unused)}"] if unused else [])])
+
+
+def find_rare_classes(balance: Mapping[str, Mapping[str, int]]) -> str | None:
+    """What to say where classes have fewer than two examples, by the examples of each class in each
+    split; None where none has.
+    """
+    total = sum((Counter(counts) for counts in balance.values()), Counter())
+    rare = [name for name, count in total.items() if count == 1]
+    if not rare:
+        return None
+    said = (
+        f"{len(rare):,} of {len(total):,} classes have a single example, which is trained on or"
+        f" judged, not both: {', '.join(rare[:RARE_SHOWN])}{' …' if rare[RARE_SHOWN:] else ''}"
+    )
+    if 2 * len(rare) > len(total) and all(map(_is_number, total)):
+        said += ". They are numbers: data.label_kind: number predicts them"
+    return said
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def report(manifest: Manifest) -> None:
+    """Say what is usable, what is not and why, and how the source was read."""
+    stats = manifest.stats
+    kind = (
+        f"{len(manifest.classes)} classes"
+        if manifest.classes
+        else f"columns {_name_some(manifest.schema.input.columns.names)}"
+    )
+    echo_result(f"{count_splits(manifest)}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
+    if stats["rejected"]:
+        listed = from_here(Layout().manifest / "rejected.csv")
+        echo_problem(f"{stats['rejected']:,} rejected, listed in {listed}")
+    for problem in find_problems(stats, manifest.classes):
+        echo_problem(problem)
+    readings = [sources.ColumnReading(**reading) for reading in stats["columns"]]
+    described = [describe_columns(readings, classes=len(manifest.classes))] if readings else []
+    facts = [*(f"{n:,} × {note}" for note, n in stats["notes"].items()), *stats["dialect"]]
+    for fact in [*facts, *described]:
+        echo_fact(fact)
+    for reading in readings:
+        echo(f"  column {reading}")
+    for name, what in stats["features"].items():
+        echo(f"  feature {name}: {what}")
+
+
+def find_problems(stats: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+    """What of a source is left out or can hardly be learned, each in a line."""
+    problems = [f"{count:,} × {reason}" for reason, count in stats["reject_reasons"].items()]
+    problems += stats["warnings"]
+    if skipped := stats["skipped"]:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.items())
+        problems += [f"{sum(skipped.values()):,} files of other kinds are left out: {kinds}"]
+    trained = stats["class_balance"].get("train", {})
+    if untrained := [name for name in classes if name not in trained]:
+        problems += [f"no example in the training split: class {_name_some(untrained)}"]
+    if rare := find_rare_classes(stats["class_balance"]):
+        problems += [rare]
+    return problems + [
+        f"class folder {name} holds no example and is left out" for name in stats["empty_classes"]
+    ]
 
 
 def main() -> None:
@@ -40,33 +126,7 @@ def main() -> None:
     data/manifest/.
     """
     with stage_cli(main) as params:
-        manifest = ingest(params.data, Layout().manifest)
-        stats = manifest.stats
-        kind = (
-            f"{len(manifest.classes)} classes"
-            if manifest.classes
-            else f"columns {_name_some(manifest.schema.columns)}"
-        )
-        echo_result(f"{count_splits(manifest)}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
-        if stats["rejected"]:
-            listed = from_here(Layout().manifest / "rejected.csv")
-            echo_problem(f"{stats['rejected']:,} rejected, listed in {listed}")
-        for reason, count in {**stats["reject_reasons"], **stats["notes"]}.items():
-            echo_problem(f"{count:,} × {reason}")
-        for what in stats["dialect"]:
-            echo_problem(what)
-        for reading in stats["columns"]:
-            echo(f"  column {sources.ColumnReading(**reading)}")
-        for name, what in stats["features"].items():
-            echo(f"  feature {name}: {what}")
-        if skipped := stats["skipped"]:
-            kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.items())
-            echo_problem(f"{sum(skipped.values()):,} files of other kinds are left out: {kinds}")
-        trained = stats["class_balance"].get("train", {})
-        if untrained := [name for name in manifest.classes if name not in trained]:
-            echo_problem(f"no example in the training split: class {_name_some(untrained)}")
-        for name in stats["empty_classes"]:
-            echo_problem(f"class folder {name} holds no example and is left out")
+        report(ingest(params.data, Layout().manifest))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Not a stage: it reads runs/NAME/model.keras, which holds all that it needs: the names of the
 classes, the vocabularies of columns, the tokenizer, and the ops by which evaluation prepares an
 example. Paths are files, folders or tables of what the model was trained on. Every input is a line
-of the result, a CSV; one that cannot be used has its reason there.
+of the result, a CSV; one that cannot be used has its reason there. A path that does not exist is
+refused before anything is read.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from throughline.config.cli import trained_model_cli
 from throughline.results.train import TrainResult, describe_weakness
-from throughline.shared.errors import NothingPredicted, UnexpectedFiles, UserError
+from throughline.shared.errors import DataNotFound, UnexpectedFiles, UnusableInputs, UserError
 from throughline.shared.files import atomic_file
 from throughline.shared.progress import echo, note
 
@@ -30,38 +32,49 @@ def report_rejected(counts: Counts, *, strict: bool) -> None:
     """List what could not be used on standard error.
 
     Raises:
-      NothingPredicted: nothing was predicted, or, `strict`, not everything.
+      UnusableInputs: nothing was predicted, or, `strict`, not everything.
     """
-    total = counts.predicted + counts.rejected
+    total, more = counts.predicted + counts.rejected, counts.rejected - len(counts.first)
     if total == counts.rejected == 1:
         (only,) = counts.first
-        raise NothingPredicted(f"{only.id}: {_end_sentence(only.reason)} {counts.takes}")
-    for item in counts.first:
-        note(f"  {item.id}: {item.reason}")
-    if counts.rejected > len(counts.first):
-        note(f"  and {counts.rejected - len(counts.first):,} more")
+        raise UnusableInputs(f"{only.id}: {_end_sentence(only.reason)} {counts.takes}")
+    listed = [f"  {item.id}: {item.reason}" for item in counts.first]
+    listed += [f"  and {more:,} more"] if more else []
     if counts.rejected and (strict or not counts.predicted):
-        raise NothingPredicted(
-            f"{counts.rejected:,} of {total:,} inputs cannot be used, for the reasons above"
-            + (
-                "; without --strict the others are predicted"
-                if counts.predicted
-                else f". {counts.takes}"
-            )
-        )
+        heading = f"{counts.rejected:,} of {total:,} inputs cannot be used:"
+        others = ["Without --strict the others are predicted."] if counts.predicted else []
+        raise UnusableInputs("\n".join([heading, *listed, counts.takes, *others]))
     if counts.rejected:
-        note(f"predict: {counts.rejected:,} of {total:,} inputs not used")
+        unused = f"predict: {counts.rejected:,} of {total:,} inputs not used. {counts.takes}"
+        note("\n".join([*listed, unused]))
 
 
 def _end_sentence(text: str) -> str:
     return text if text.endswith((".", "?")) else f"{text}."
 
 
+def check_paths(paths: Sequence[Path]) -> None:
+    """Refuse inputs that are not there, before anything is loaded.
+
+    Raises:
+      DataNotFound: names them all.
+    """
+    if lacking := [str(path) for path in paths if not path.exists()]:
+        do = "do" if len(lacking) > 1 else "does"
+        raise DataNotFound(f"{', '.join(lacking)} {do} not exist; nothing is predicted")
+
+
 @contextmanager
-def _open_out(path: Path | None) -> Iterator[IO[str]]:
+def _open_out(path: Path | None, *, strict: bool) -> Iterator[IO[str]]:
+    """What the predictions are written to; where the block fails, a file stays as it was, and, if
+    `strict`, standard output empty.
+    """
     if path is None:
         try:
-            yield sys.stdout
+            out = StringIO(newline="") if strict else sys.stdout
+            yield out
+            if isinstance(out, StringIO):
+                sys.stdout.write(out.getvalue())
             sys.stdout.flush()
         except BrokenPipeError:  # `| head` has what it wants
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -107,6 +120,7 @@ def _find_weakness(folder: Path) -> str | None:
 def main() -> None:
     """Predict with a trained model; the result is a CSV with a line for each input."""
     with trained_model_cli(main, declare_options) as context:
+        check_paths(context.options.paths)
         from throughline.assembly.inference import describe_changed_data  # TensorFlow
         from throughline.models.inference import open_trained_model
         from throughline.prediction.examples import Wanted
@@ -114,7 +128,7 @@ def main() -> None:
 
         options = context.options
         with (
-            _open_out(options.out) as out,
+            _open_out(options.out, strict=options.strict) as out,
             open_trained_model(context.model, trusted=context.trusted) as trained,
         ):
             if options.pipeline and (

@@ -23,7 +23,7 @@ def main() -> None:
         seconds = time.perf_counter() - started_at
         examples = sum(map(index.examples, index.splits))
         size = sum(item.bytes for item in index.shards) / 2**20
-        what = "time steps" if index.schema.payload == "series" else "examples"
+        what = "time steps" if index.schema.is_series else "examples"
         rate = f"{examples / seconds:,.0f} {what}/s"
         shards = f"{len(index.shards)} shard{'s' if len(index.shards) != 1 else ''}"
         echo_result(f"{examples:,} {what} in {shards}, {size:,.1f} MiB, {rate}")

@@ -7,7 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import pixels_feature
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.texts import text_feature
 from throughline.diagnosis.cost_model import (
     Costs,
     ModelStepCost,
@@ -26,7 +29,7 @@ from throughline.settings import PipelineConfig
 
 CORES, BATCH = 4, 64
 PHOTOS = InputSpec(
-    schema=RecordSchema(payload="encoded", shape=None, channels=3, dtype="uint8"),
+    schema=labeled(image_feature()),
     preprocess=(Decode(), Resize(height=224, width=224)),
     augment=(Flip(),),
     postprocess=(Rescale(),),
@@ -34,12 +37,12 @@ PHOTOS = InputSpec(
 )
 TINY = replace(
     PHOTOS,
-    schema=RecordSchema(payload="raw", shape=(28, 28, 1), channels=1, dtype="uint8"),
+    schema=labeled(pixels_feature((28, 28, 1))),
     preprocess=(Decode(),),
 )
 TEXT = replace(
     PHOTOS,
-    schema=RecordSchema(payload="text", shape=(None,), dtype="int32"),
+    schema=labeled(text_feature()),
     preprocess=(Decode(), Tokenize(kind="bytes")),
     augment=(),
     postprocess=(),

@@ -229,7 +229,7 @@ def test_verifying_reads_every_byte(first, capsys):
 
 
 def test_a_configuration_that_does_not_exist_is_reported(finished, capsys):
-    assert "pipelines.optimised does not exist; did you mean optimized?" in refused(
+    assert "--pipeline optimised: there is no such configuration; there are: " in refused(
         finished[0], "build@optimised", capsys
     )
 

@@ -44,6 +44,7 @@ NOT_TRIED = {
     "cp -r mlartifacts .throughline/ui": "copies the state of servers that have run",
     "python -m tasks.STAGE": "stands for any stage",
     "sqlite3": "copies the state of servers that have run",
+    "tar -C .throughline": "copies a stack; tests/test_local_stack.py does",
 }
 # Commands that run as they stand, by how they begin; the others are looked up.
 RUN = (

@@ -39,6 +39,7 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(path.stem, None)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_the_page_trains_as_it_stands(folder, layout, recipe):

@@ -11,6 +11,7 @@ import pytest
 from project import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_every_example_of_the_training_guide_runs(finished, monkeypatch):
     folder, _ = finished

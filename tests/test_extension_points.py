@@ -10,31 +10,38 @@ from ruamel.yaml import YAML
 
 from throughline.config.params import ParamsDocument
 from throughline.data import sources
+from throughline.data.encodings.base import FileEncoding
+from throughline.data.sources import file_folder
 from throughline.diagnosis.cost_model import add_step_cost
 from throughline.kernels.kernels import compute
 from throughline.pipelines.dataset import build_step
 from throughline.plan import steps
 from throughline.plan.ops import REGISTRY, Decode, DecodeImage, DecodeRaw, Load, Op, Parse
+from throughline.plan.schema import find_encoding
 from throughline.settings import PipelineConfig
 from throughline.settings.source_kinds import SOURCES
 
 KINDS_OF_STEPS = steps.Step.__subclasses__()
 NOT_SOURCES = {
-    *("__init__", "base", "class_folders", "column_kinds", "delimited"),
+    *("__init__", "base", "class_folders", "column_kinds", "delimited", "file_folder"),
     *("external_shards", "number_text", "tabular", "text_records"),
 }
 
 
 def test_every_source_has_its_file_its_scanner_and_its_facts():
     files = {path.stem for path in (ROOT / "throughline" / "data" / "sources").glob("*.py")}
-    assert files - NOT_SOURCES == set(sources.SCANNERS) == set(SOURCES)
+    folders = {name for name, kind in SOURCES.items() if name not in sources.SCANNERS}
+    assert files - NOT_SOURCES == set(sources.SCANNERS) == set(SOURCES) - folders
+    assert all(isinstance(find_encoding(SOURCES[name].encoding), FileEncoding) for name in folders)
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_the_facts_of_a_source_agree_with_the_form_of_its_examples(name):
-    form = sources.SCANNERS[name].__annotations__["return"]
-    assert SOURCES[name].has_files == (form == "ImageFiles")
-    assert (SOURCES[name].content == "time series") == (form == "Series")
+    form = sources.SCANNERS.get(name, file_folder.scan).__annotations__["return"]
+    storage = find_encoding(SOURCES[name].encoding).storage
+    assert (storage == "files") == (form == "Files")
+    assert (storage == "blocks") == (form == "Series")
+    assert (storage == "documents") == (form == "Texts")
 
 
 @pytest.mark.parametrize("name", sorted({*REGISTRY} - {Decode.name}))

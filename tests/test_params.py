@@ -14,7 +14,8 @@ from tasks.identities import resolve_settings
 from throughline.config.params import check, load_params
 from throughline.config.params_checks import model_names
 from throughline.config.params_file import apply_overrides
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
 from throughline.plan.augmentations import ResizedCenterCrop
 from throughline.plan.ops import Flip, Op, Resize
 from throughline.plan.plan import make_plan
@@ -287,7 +288,8 @@ def test_a_model_of_images_is_refused_for_a_table_before_anything_runs():
         "pipelines": {"naive": {}},
         "model": {"name": "ResNet50"},
     }
-    with pytest.raises(InvalidParams, match="ResNet50 takes images, the source is table; use auto"):
+    refused = "ResNet50 takes images, the source has numbers; use auto"
+    with pytest.raises(InvalidParams, match=refused):
         check(changed)
 
 
@@ -330,7 +332,7 @@ def test_the_imagenet_recipe_trains_on_random_rectangles_and_evaluates_the_cente
 
     monkeypatch.chdir(ROOT)
     params = resolve(ROOT, Changes(preset="infra/demo/imagenet.yaml")).params
-    photos = RecordSchema(payload="encoded", shape=None, channels=3)
+    photos = labeled(image_feature())
 
     def plan(augment: Sequence[Op], name: str) -> str:
         spec = InputSpec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 
@@ -19,8 +20,12 @@ from throughline.results.profiling import (
 )
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.train import (
+    CHANCE,
     HISTORY,
+    HeldOut,
     TrainResult,
+    beats_constant,
+    describe_weakness,
     read_history,
     train_metrics,
     write_history,
@@ -112,3 +117,40 @@ def test_the_compared_metrics_are_a_dozen_named_as_in_mlflow_without_what_was_no
     )
     left = compared_metrics(built, without_gpu, profiled)
     assert set(compared) - set(left) == {"gpu/utilization_pct_mean", "test/accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("right", "examples", "share", "beats"),
+    [
+        (10, 15, 1 / 3, True),  # 1 in 118
+        (10, 15, 0.4, True),  # 1 in 30
+        (9, 15, 0.4, False),  # 1 in 11
+        (3, 3, 1 / 3, True),
+        (2, 3, 1 / 3, False),
+        (5, 15, 1 / 3, False),
+        (0, 15, 0.4, False),
+        (2, 2, 1.0, False),
+        (52_000, 100_000, 0.5, True),
+        (50_100, 100_000, 0.5, False),
+    ],
+)
+def test_an_accuracy_is_no_chance_by_the_exact_binomial_test(right, examples, share, beats):
+    variance = share * (1 - share) or 1 / examples * (1 - 1 / examples)
+    stderr = math.sqrt(variance / examples)
+    assert beats_constant("accuracy", right / examples, constant=share, stderr=stderr) == beats, (
+        stderr
+    )
+    if examples < 100:
+        tail = sum(
+            math.comb(examples, count) * share**count * (1 - share) ** (examples - count)
+            for count in range(right, examples + 1)
+        )
+        assert beats == (tail < CHANCE)
+
+
+def test_few_right_answers_of_few_examples_are_called_what_they_are():
+    held_out = HeldOut(split="test", examples=15, constant_metric=0.4, constant_stderr=0.1265)
+    result = dataclasses.replace(made_up(TrainResult), metric="accuracy", held_out=held_out)
+    good, bad = (dataclasses.replace(result, test={"accuracy": n / 15}) for n in (10, 8))
+    assert describe_weakness(good) is None
+    assert "is not better beyond chance" in (describe_weakness(bad) or "")

@@ -131,7 +131,7 @@ def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path
     (tmp_path / "shards" / "index.json").write_text(listed.replace('"records"', '"rows"'))
     with pytest.raises(
         MissingInput,
-        match=r"index.json was written by another version .*'rows'.*; run `dvc repro shard`",
+        match=r"index.json was written by another version .*records.*; run `dvc repro shard`",
     ):
         read_shard_index(tmp_path / "shards")
     (tmp_path / "shards" / "index.json").write_text(listed)

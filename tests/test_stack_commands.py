@@ -7,21 +7,9 @@ import socket
 import psutil
 import pytest
 
-from infra.local.__main__ import input_service, restore, stores
+from infra.local.__main__ import input_service, stores
 from infra.local.stack_config import load_stack
 from throughline.shared.errors import ServiceFailed
-
-
-def test_a_folder_that_is_no_backup_is_refused_with_what_it_lacks(tmp_path, capsys):
-    (tmp_path / "backup").mkdir()
-    (tmp_path / "backup" / "mlflow.dump").touch()
-    with pytest.raises(SystemExit) as ended:
-        restore(tmp_path / "backup", home=tmp_path / "stack")
-    assert ended.value.code == 2
-    message = capsys.readouterr().err
-    assert f"{tmp_path / 'backup'} is no backup of this stack: it has no" in message
-    assert "prefect.dump" in message and "mlflow.dump" not in message
-    assert not (tmp_path / "stack").exists()
 
 
 @pytest.mark.parametrize("option", ["postgres-port", "s3-port"])

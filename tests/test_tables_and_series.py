@@ -252,8 +252,8 @@ def test_rows_of_a_table_are_the_same_in_every_configuration(table):
         if params.pipelines[name].service is None
     }
     assert len(set(digests.values())) == 1, digests
-    assert stored.shards.schema.columns == ("size", "age", "color")
-    assert stored.shards.schema.categories == (("blue", "green", "red"),)
+    assert stored.shards.schema.input.columns.names == ("size", "age", "color")
+    assert stored.shards.schema.input.columns.categories == (("blue", "green", "red"),)
     features, label = next(
         iter(
             open_input_pipeline(
@@ -294,7 +294,7 @@ def test_what_a_label_is(tmp_path, labels, setting, kind, classes):
     pd.DataFrame({"size": np.arange(30.0) / 2, "y": list(labels)}).to_parquet(path)
     settings = DataSettings(source="table", path=str(path), label_column="y", label_kind=setting)
     scanned = scan_table(settings)
-    assert (scanned.schema.label, list(scanned.classes)) == (kind, classes)
+    assert (scanned.schema.target.encoding.name, list(scanned.classes)) == (kind, classes)
 
 
 def test_words_are_no_numbers_to_predict(table):
@@ -307,7 +307,7 @@ def test_a_number_to_predict_is_a_regression(table, tmp_path):
     document = table_document(table, label_column="size", numeric=["age"], categorical=["color"])
     params = check(document)
     _, stored = opened(tmp_path, params)
-    assert stored.shards.schema.label == "number"
+    assert stored.shards.schema.target.encoding.name == "number"
     assert infer_target(params, stored).metric == "mae"
     _, label = next(
         iter(open_input_pipeline(params, "naive", stored, split="train", purpose="train").dataset())

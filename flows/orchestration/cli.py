@@ -6,25 +6,22 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from flows.orchestration.terminal import Detail, show_on_terminal
-from flows.run.changed_params import NamedChanges, join_overlays
-from flows.run.parameters import OVERRIDE, Changes, check_name
-from flows.run.resolution import ResolvedParams, resolve, share_resolved
+from flows.run.parameters import OVERRIDE, Changes
+from flows.run.resolution import resolve, resolved_changes
 from flows.servers.credentials import use_running_servers
 from flows.servers.temporary_server import prefect_server
-from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.reporting.table import TIED_NOTE, comparison_table, to_text
 from throughline.results.comparison import Comparison
-from throughline.shared.errors import InvalidParams, UserError, WorkspaceProblem
+from throughline.shared.errors import UserError
 from throughline.shared.garbage import collect_garbage_as_usual
 
 SetOption = Annotated[
@@ -167,58 +164,6 @@ def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> It
         prefect_server(),
     ):
         yield changes
-
-
-@contextmanager
-def resolved_changes(
-    overrides: list[str] | None,
-    overlays: Sequence[Path] | None,
-    name: str | None,
-    pipelines: Sequence[str],
-) -> Iterator[Changes]:
-    """Yield what a command asks for, checked as a whole before a flow starts; flows of the block
-    have their parameters from here.
-
-    Raises:
-      InvalidParams: an override is not KEY=VALUE, the file cannot be read, a parameter is wrong, or
-        a configuration does not exist.
-      WorkspaceProblem: the name cannot be one, or nothing changes.
-    """
-    if wrong := [text for text in overrides or [] if not OVERRIDE.fullmatch(text)]:
-        raise InvalidParams(
-            [f"--set: {text!r} is not KEY=VALUE, such as train.epochs=5" for text in wrong]
-        )
-    if name is not None:
-        check_name(name)
-    files = [(str(path), read_yaml(path)) for path in overlays or []]
-    overlay = reduce(join_overlays, (content for _, content in files), {})
-    changes = Changes(overrides=overrides or [], overlay=overlay)
-    resolved = _resolve(changes, dict(files), pipelines)
-    if name is not None and not resolved.changed:
-        raise WorkspaceProblem(
-            f"--name {name} is for a run with changes, which has a worktree of that name: give its"
-            " --overlay and --set, or leave out --name"
-        )
-    with share_resolved(resolved):
-        yield changes
-
-
-def _resolve(
-    changes: Changes, files: Mapping[str, Mapping[str, Any]], pipelines: Sequence[str]
-) -> ResolvedParams:
-    """As `resolve`; a problem of an overlay is said of its file."""
-    try:
-        return resolve(Path.cwd(), changes, pipelines)
-    except InvalidParams as error:
-        named = NamedChanges(overlays=files, overrides=[])
-        raise InvalidParams(
-            [
-                named.name_origin(f"{PARAMS_FILE.name}{problem.removeprefix('overlay')}")
-                if problem.startswith("overlay:")
-                else problem
-                for problem in error.problems
-            ]
-        ) from error
 
 
 def configure_logging() -> None:

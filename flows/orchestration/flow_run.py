@@ -184,9 +184,10 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             STORE_HOME: str(workspace.project),
             recorder.FLOW_RUN: str(flow_run.id or ""),
         }
+        document = parse_yaml(resolved.text, PARAMS_FILE.name)
         if workspace.isolated:
             environment |= {"DVC_EXP_NAME": run_name, **workspace.environment}
-            own = find_own_code(parse_yaml(resolved.text, PARAMS_FILE.name), workspace.project)
+            own = find_own_code(document, workspace.project)
             if lacking := sorted({*own} & {*untracked_python_files(workspace.project)}):
                 raise WorkspaceProblem(
                     f"{', '.join(lacking)} is needed, but git does not track it, so the run's"
@@ -194,7 +195,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                 )
         data = resolved.params.data
         check_source(workspace.root, data.path, fetched=data.fetch)
-        check_named_files(workspace.root, resolved.params)
+        check_named_files(workspace.root, document)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),

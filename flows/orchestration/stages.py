@@ -27,12 +27,11 @@ from flows.orchestration.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPU
 from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
 from flows.run.locks import hold_folder, hold_machine
 from flows.run.processes import supervised
+from throughline.config.params import check_pipelines_exist
 from throughline.shared.errors import (
     FAILURE_FILE,
     Failure,
-    InvalidParams,
     StageFailed,
-    did_you_mean,
 )
 from throughline.shared.progress import TENSORFLOW_CHATTER
 from throughline.shared.scratch import Scratch
@@ -75,17 +74,9 @@ def list_profiles(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
     """The stages that measure these configurations, which are among those of the run.
 
     Raises:
-      InvalidParams: one of them is not.
+      UnknownPipeline: one of them is not.
     """
-    unknown = [name for name in names if name not in chosen]
-    if unknown:
-        raise InvalidParams(
-            [
-                f"--measure-again: {name} is no configuration of this run;"
-                f" {did_you_mean(name, list(chosen))}"
-                for name in unknown
-            ]
-        )
+    check_pipelines_exist(chosen, names, option="--measure-again")
     return [f"profile@{name}" for name in names]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,7 +27,7 @@ from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from throughline.shared.errors import Failure, StageFailed, describe_failure
-from throughline.shared.progress import PROBLEM_MARK, RESULT_MARK
+from throughline.shared.progress import FACT_MARK, PROBLEM_MARK, RESULT_MARK
 
 LOGS = Path(".throughline") / "logs"
 KEPT_LOGS = 50
@@ -39,6 +40,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message
 # In a log, where nothing can be drawn over, a running stage says something after so long, then
 # after twice as long, and so on.
 FIRST_SIGN_S = 60.0
+FACT_LINES = 3  # so many a fact may fill; the log has all of it
 _ROOT = f"{Path(__file__).parents[2]}{os.sep}"
 
 
@@ -68,6 +70,7 @@ class StageView(logging.Handler):
         self._console, self._verbose = console, verbose
         self._started_at: dict[str, float] = {}
         self._results: dict[str, str] = {}
+        self._facts: list[str] = []  # of the running stage, shown below its result
         self._next_sign_s = FIRST_SIGN_S
         self.progress = Progress(
             SpinnerColumn(),
@@ -86,6 +89,7 @@ class StageView(logging.Handler):
         if event == STARTED:
             self._started_at[stage] = time.monotonic()
             self._results.pop(stage, None)
+            self._facts.clear()
             self._next_sign_s = FIRST_SIGN_S
             self.progress.reset(self._running, description="", stage=_title(stage))
         elif event:
@@ -93,6 +97,9 @@ class StageView(logging.Handler):
             mark = "✓" if event == RAN else "·"
             result = self._results.pop(stage, "") if event == RAN else ""
             self._print(f"{mark} {_title(stage):<22}{done}  {result}".rstrip())
+            for fact in self._facts:
+                self._print(_fill(fact, self._console.width, indent=4))
+            self._facts.clear()
             self._started_at.pop(stage, None)
             self.progress.reset(self._running, description="", stage="")
         elif getattr(record, STAGE_OUTPUT, False):
@@ -101,11 +108,18 @@ class StageView(logging.Handler):
             self._print(record.getMessage())
 
     def _take_output(self, stage: str, text: str) -> None:
-        """Keep a line of a stage if it is its result, show it if it is a problem, else let it be
-        the sign that the stage is at work.
+        """Keep a line of a stage if it is its result, or a fact after that, show it if it is a
+        problem or another fact, else let it be the sign that the stage is at work.
         """
         if text.startswith(RESULT_MARK):
             self._results[stage] = text.removeprefix(RESULT_MARK)
+        elif text.startswith(FACT_MARK):
+            if stage in self._results:
+                self._facts.append(text.removeprefix(FACT_MARK))
+            else:
+                self._print(
+                    f"{FACT_MARK}{_title(stage):<22}{'':>8}  {text.removeprefix(FACT_MARK)}"
+                )
         elif text.startswith((PROBLEM_MARK, DVC_WARNING)):
             problem = text.removeprefix(PROBLEM_MARK)
             self._print(f"{PROBLEM_MARK}{_title(stage):<22}{'':>8}  {problem}")
@@ -125,6 +139,26 @@ class StageView(logging.Handler):
 
     def _print(self, text: str) -> None:
         self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _fill(text: str, width: int, *, indent: int) -> str:
+    """A text in the width of a terminal, parted between its items, in as many lines as there are
+    for a fact.
+    """
+    margin = " " * indent
+    whole = text.replace(" ", "\N{NO-BREAK SPACE}").replace(
+        "\N{NO-BREAK SPACE}·\N{NO-BREAK SPACE}", " · "
+    )
+    lines = textwrap.wrap(
+        whole if " " in whole else text,
+        max(width, 40),
+        initial_indent=margin,
+        subsequent_indent=margin,
+        max_lines=FACT_LINES,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _title(stage: str) -> str:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect.runtime import deployment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from throughline.config.named_files import find_named_files
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import InvalidParams
 
@@ -70,7 +71,13 @@ def load_limits(project: Path) -> Limits:
 
 def is_confined() -> bool:
     """Whether the current run was started from the UI."""
-    return bool(os.environ.get(CONFINED) or deployment.id)
+    if os.environ.get(CONFINED):
+        return True
+    if "prefect" not in sys.modules:  # which runs what is started there, and takes seconds
+        return False
+    from prefect.runtime import deployment
+
+    return bool(deployment.id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +118,8 @@ class AccessPolicy:
                 yield from self._file(f"data.{key}", file, shown=data.get(key))
 
     def _named_files(self, asked: Mapping[str, Any]) -> Iterator[str]:
-        known = {*_find_named_files(self.own)}
-        for key, file in _find_named_files(asked):
+        known = {*find_named_files(self.own)}
+        for key, file in find_named_files(asked):
             if (key, file) not in known:
                 yield from self._file(key, file, shown=file)
 
@@ -197,26 +204,6 @@ def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _hashable(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _find_named_files(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Files that parameters name besides data, by their keys: of tokenizers, models and weights."""
-    for file in _tokenizer_files(document.get("preprocess")):
-        yield "preprocess: tokenize.model", file
-    model = _mapping(document.get("model"))
-    yield from ((f"model.{key}", str(model[key])) for key in ("from", "weights") if model.get(key))
-
-
-def _tokenizer_files(value: object) -> Iterator[str]:
-    """Every file that a section gives to `tokenize`, however deep."""
-    if isinstance(value, Mapping):
-        if model := _mapping(value.get("tokenize")).get("model"):
-            yield str(model)
-        for inner in value.values():
-            yield from _tokenizer_files(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tokenizer_files(inner)
 
 
 def _import_paths(value: object) -> Iterator[str]:

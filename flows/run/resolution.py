@@ -8,19 +8,21 @@ them on; a flow that was started from the UI resolves them itself.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from flows.run.access_policy import AccessPolicy, is_confined, load_limits
-from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params
-from flows.run.parameters import Changes
+from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
+from flows.run.parameters import OVERRIDE, Changes, check_name
 from throughline.config.params import Params, check, check_pipelines_exist
 from throughline.config.params_checks import RAW
-from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml_text
-from throughline.shared.errors import InvalidParams
+from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml, read_yaml_text
+from throughline.shared.errors import InvalidParams, WorkspaceProblem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +65,85 @@ def share_resolved(resolved: ResolvedParams) -> Iterator[None]:
         _SHARED.reset(token)
 
 
+def keep_resolved(resolved: ResolvedParams) -> None:
+    """Let all that this process resolves from now on be these, where it is the same."""
+    _SHARED.set(resolved)
+
+
+@contextmanager
+def resolved_changes(
+    overrides: list[str] | None,
+    overlays: Sequence[Path] | None,
+    name: str | None,
+    pipelines: Sequence[str],
+) -> Iterator[Changes]:
+    """Yield what a command asks for, checked as a whole before a flow starts; flows of the block
+    have their parameters from here.
+
+    Raises:
+      as `resolve_command`.
+    """
+    changes, resolved = resolve_command(overrides, overlays, name, pipelines)
+    with share_resolved(resolved):
+        yield changes
+
+
+def resolve_command(
+    overrides: list[str] | None,
+    overlays: Sequence[Path] | None,
+    name: str | None,
+    pipelines: Sequence[str],
+) -> tuple[Changes, ResolvedParams]:
+    """What a command asks for, and the parameters that it makes.
+
+    Raises:
+      InvalidParams: an override is not KEY=VALUE, the file cannot be read, or a parameter is wrong.
+      UnknownPipeline: a configuration does not exist.
+      WorkspaceProblem: the name cannot be one, or nothing changes.
+    """
+    if wrong := [text for text in overrides or [] if not OVERRIDE.fullmatch(text)]:
+        raise InvalidParams(
+            [f"--set: {text!r} is not KEY=VALUE, such as train.epochs=5" for text in wrong]
+        )
+    if name is not None:
+        check_name(name)
+    files = [(str(path), read_yaml(path)) for path in overlays or []]
+    overlay = reduce(join_overlays, (content for _, content in files), {})
+    changes = Changes(overrides=overrides or [], overlay=overlay)
+    resolved = _resolve_named(changes, dict(files), pipelines)
+    if name is not None and not resolved.changed:
+        raise WorkspaceProblem(
+            f"--name {name} is for a run with changes, which has a worktree of that name: give its"
+            " --overlay and --set, or leave out --name"
+        )
+    return changes, resolved
+
+
+def _resolve_named(
+    changes: Changes, files: Mapping[str, Mapping[str, Any]], pipelines: Sequence[str]
+) -> ResolvedParams:
+    """As `resolve`; a problem of an overlay is said of its file."""
+    try:
+        return resolve(Path.cwd(), changes, pipelines)
+    except InvalidParams as error:
+        named = NamedChanges(overlays=files, overrides=[])
+        raise InvalidParams(
+            [
+                named.name_origin(f"{PARAMS_FILE.name}{problem.removeprefix('overlay')}")
+                if problem.startswith("overlay:")
+                else problem
+                for problem in error.problems
+            ]
+        ) from error
+
+
 def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:
     """Merge changes into a project's params.yaml, overlays first, and check the result, unless this
     has been done and handed on.
 
     Raises:
-      InvalidParams: all problems at once; a configuration of `only` does not exist, or a run from
-      the UI reaches out of the project.
+      InvalidParams: all problems at once, or a run from the UI reaches out of the project.
+      UnknownPipeline: a configuration of `only` does not exist.
     """
     request = Request(project=project, changes=changes, only=tuple(only))
     shared = _SHARED.get()
@@ -87,7 +161,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
         params = check(document)
     except InvalidParams as error:
         raise InvalidParams([named.name_origin(problem) for problem in error.problems]) from error
-    check_pipelines_exist(params, only)
+    check_pipelines_exist(params.pipelines, only)
     complete = text
     if merged is not None:
         params = _select(params, project, only)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from flows.run.dvc_calls import DVC, dvc_environment
-from throughline.config.params import Params
+from throughline.config.named_files import find_named_files
 from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 
 SHOWN = 3
@@ -30,12 +30,7 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
       DataNotFound: nothing is there, and nothing will be.
       UnreadableSource: names the files and what to do.
     """
-    to_be_fetched = fetched != "none" and path.startswith(f"data/raw/{fetched}")
-    if not to_be_fetched and not os.path.lexists(root / path):
-        raise DataNotFound(
-            f"data.path: {path} does not exist; it is a folder or file of your data, absolute or"
-            " relative to the project"
-        )
+    check_exists(root, path, fetched=fetched)
     odd = dict(islice(_find_odd(root / path), CHECKED))
     ignored = _ignored(root, list(odd)) if odd else set()
     kept = {name: reason for name, reason in odd.items() if name not in ignored}
@@ -52,20 +47,29 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
         )
 
 
-def check_named_files(root: Path, params: Params) -> None:
-    """Refuse files of tokenizers, models and weights that are not in the run's folder `root`, a
-    worktree without the files that git does not know.
+def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
+    """Refuse a source that is not there and is not the known dataset that the first stage gets.
+
+    Raises:
+      DataNotFound: nothing is there, and nothing will be.
+    """
+    to_be_fetched = fetched != "none" and path.startswith(f"data/raw/{fetched}")
+    if not to_be_fetched and not os.path.lexists(root / path):
+        raise DataNotFound(
+            f"data.path: {path} does not exist; it is a folder or file of your data, absolute or"
+            " relative to the project"
+        )
+
+
+def check_named_files(root: Path, document: Mapping[str, object]) -> None:
+    """Refuse files that a document of params.yaml names and that are not in the run's folder
+    `root`, a worktree without the files that git does not know.
 
     Raises:
       InvalidParams: names each file, and what to do.
     """
-    named = [
-        ("preprocess: tokenize.model", op.model_dump()["model"])
-        for op in params.preprocess
-        if op.name == "tokenize"
-    ]
-    named += [("model.from", params.model.from_file), ("model.weights", params.model.weights)]
-    lacking = [(key, name) for key, name in named if name and not (root / name).is_file()]
+    named = find_named_files(document)
+    lacking = [(key, name) for key, name in named if not (root / name).is_file()]
     if lacking:
         raise InvalidParams(
             [

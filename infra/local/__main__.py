@@ -1,11 +1,8 @@
-"""`make stack`: the whole stack as processes of this machine, with authentication; backed up and
-restored by a command each.
-"""
+"""`make stack`: the whole stack as processes of this machine, with authentication."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +29,7 @@ from flows.ui import (
     servers,
 )
 from infra.local import postgres, s3
-from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
+from infra.local.stack_config import StackConfig, load_stack
 from throughline.shared.errors import ServiceFailed, report_user_errors
 
 REMOTE = "stack"
@@ -104,7 +101,6 @@ def up(  # noqa: PLR0913 - each is an option of the command
         with ExitStack() as running:
             for part in (opened.exclusive(), exclusive(here), stores(opened)):
                 running.enter_context(part)
-            postgres.let_administrator_in(opened)
             check_services = running.enter_context(servers(endpoints, runs_at_once=runs_at_once))
             running.enter_context(input_service(opened, input_workers))
             running.enter_context(published_environment(here, endpoints.environment))
@@ -126,57 +122,6 @@ def up(  # noqa: PLR0913 - each is an option of the command
             typer.echo("Ctrl-C stops all of it.")
             run_until_interrupted(check_services)
         typer.echo("stopped")
-
-
-@app.command()
-def backup(
-    folder: Annotated[Path, typer.Argument(help="is made; must not exist")],
-    home: Folder = HOME_FOLDER,
-) -> None:
-    """Copy the databases, the objects and the passwords into a folder for its owner alone. Runs go
-    on meanwhile.
-    """
-    with report_user_errors(), _running_or_started(load_stack(home)) as opened:
-        if folder.exists():
-            raise ServiceFailed(f"{folder} is there already; a backup is never overwritten")
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_private(partial / SETTINGS_FILE, (opened.folder / SETTINGS_FILE).read_text())
-        postgres.dump(opened, partial)
-        s3.download(opened, partial)
-        partial.rename(folder)
-        typer.echo(
-            f"{', '.join(postgres.DATABASES)}, the objects of {', '.join(s3.BUCKETS)}, and all"
-            f" passwords are in {folder}: keep it private"
-        )
-
-
-@app.command()
-def restore(
-    folder: Annotated[Path, typer.Argument(help="written by `backup`")], home: Folder = HOME_FOLDER
-) -> None:
-    """Put the databases back as they were and add the objects to those that are there. The stack
-    must be stopped.
-
-    A home that has no passwords yet takes those of the backup; another one goes on with its own.
-    """
-    with report_user_errors():
-        missing = [
-            name
-            for name in (*(f"{name}.dump" for name in postgres.DATABASES), *s3.BUCKETS)
-            if not (folder / name).exists()
-        ]
-        if missing:
-            raise ServiceFailed(
-                f"{folder} is no backup of this stack: it has no {', '.join(missing)}"
-            )
-        kept = folder / SETTINGS_FILE
-        opened = load_stack(home, adopted=kept if kept.exists() else None)
-        with opened.exclusive(), stores(opened):
-            s3.upload(opened, folder)
-            postgres.restore(opened, folder.resolve())
-        typer.echo(f"restored from {folder}; `python -m infra.local up` starts the stack")
 
 
 @contextmanager
@@ -228,16 +173,6 @@ def input_service(home: StackConfig, workers: int) -> Iterator[None]:
 
 def _input_address(home: StackConfig) -> str:
     return f"{HOST}:{home.settings.input_port}"
-
-
-@contextmanager
-def _running_or_started(home: StackConfig) -> Iterator[StackConfig]:
-    """The stack's stores: those of the running stack, or else started for the block."""
-    if is_listening(home.settings.postgres_port) and is_listening(home.settings.s3_port):
-        yield home
-    else:
-        with home.exclusive(), stores(home):
-            yield home
 
 
 def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoints:

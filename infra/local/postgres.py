@@ -1,6 +1,4 @@
-"""Debian's Postgres as a process of one's own: laid out once, run for as long as a block, dumped
-and restored.
-"""
+"""Debian's Postgres as a process of one's own: laid out once, run for as long as a block."""
 
 from __future__ import annotations
 
@@ -11,9 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-# As MLflow keeps passwords.
-from werkzeug.security import check_password_hash, generate_password_hash
 
 from flows.servers.services import HOST, ServerProcess, run_servers
 from infra.local.stack_config import USER, StackConfig
@@ -54,84 +49,6 @@ def postgres(home: StackConfig) -> Iterator[None]:
             ).strip():
                 _run_checked(home, "createdb", name)
         yield
-
-
-def dump(home: StackConfig, folder: Path) -> None:
-    """Write each database to NAME.dump in a folder, consistent in itself, while it is used."""
-    for name in DATABASES:
-        _run_checked(home, "pg_dump", "--format=custom", f"--file={folder / f'{name}.dump'}", name)
-
-
-def restore(home: StackConfig, folder: Path) -> None:
-    """Put each database back as it was dumped: all are read under other names first, and then
-    change places in one transaction.
-
-    Killed at any moment, either all databases are as they were or all are as in the dumps.
-
-    Raises:
-      ServiceFailed: a dump is missing or cannot be read; then everything is as it was.
-    """
-    for name in DATABASES:
-        for earlier in (f"{name}_restored", f"{name}_replaced"):
-            _run_checked(home, "dropdb", "--force", "--if-exists", earlier)
-        _run_checked(home, "createdb", f"{name}_restored")
-        _run_checked(
-            home,
-            "pg_restore",
-            "--exit-on-error",
-            "--no-owner",
-            f"--dbname={name}_restored",
-            str(folder / f"{name}.dump"),
-        )
-    swaps = [
-        f"ALTER DATABASE {name} RENAME TO {name}_replaced; ALTER DATABASE {name}_restored RENAME TO"
-        f" {name};"
-        for name in DATABASES
-    ]
-    _run_checked(
-        home,
-        "psql",
-        "-d",
-        "postgres",
-        "-q",
-        "-v",
-        "ON_ERROR_STOP=1",
-        "--single-transaction",
-        said="\n".join(swaps),
-    )
-    for name in DATABASES:
-        _run_checked(home, "dropdb", "--force", f"{name}_replaced")
-
-
-def let_administrator_in(home: StackConfig) -> None:
-    """Make MLflow's administrator have the password of this home, whatever password the database
-    was backed up with.
-
-    MLflow takes the password from its environment only when it makes its first user.
-    """
-    table = _run_checked(
-        home, "psql", "-d", "mlflow_auth", "-Atc", "SELECT to_regclass('users')"
-    ).strip()
-    if not table:
-        return
-    known = _run_checked(
-        home,
-        "psql",
-        "-d",
-        "mlflow_auth",
-        "-At",
-        said=f"SELECT password_hash FROM users WHERE username = '{USER}';",
-    ).strip()
-    if known and not check_password_hash(known, home.settings.mlflow_password):
-        changed = generate_password_hash(home.settings.mlflow_password)
-        _run_checked(
-            home,
-            "psql",
-            "-d",
-            "mlflow_auth",
-            "-q",
-            said=f"UPDATE users SET password_hash = '{changed}' WHERE username = '{USER}';",
-        )
 
 
 def _initdb(home: StackConfig, folder: Path) -> None:

@@ -41,23 +41,6 @@ def object_store(home: StackConfig) -> Iterator[None]:
                 left.unlink(missing_ok=True)
 
 
-def download(home: StackConfig, folder: Path) -> None:
-    """Copy every object into BUCKET/ of a folder."""
-    client = _client(home)
-    for bucket in BUCKETS:
-        (folder / bucket).mkdir()
-        if client.ls(bucket):
-            client.get(f"{bucket}/", f"{folder / bucket}/", recursive=True)
-
-
-def upload(home: StackConfig, folder: Path) -> None:
-    """Put back the objects of a folder that `download` has written; later objects stay."""
-    client = _client(home)
-    for bucket in BUCKETS:
-        if any((folder / bucket).iterdir()):
-            client.put(f"{folder / bucket}/", f"{bucket}/", recursive=True)
-
-
 def _client(home: StackConfig) -> S3FileSystem:
     own = home.objects
     return S3FileSystem(

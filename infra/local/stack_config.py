@@ -100,12 +100,9 @@ class StackConfig:
             ) from None
 
 
-def load_stack(folder: Path, *, adopted: Path | None = None, **ports: int | None) -> StackConfig:
+def load_stack(folder: Path, **ports: int | None) -> StackConfig:
     """Open a stack's folder, or make it with new secrets; ports that are given replace those of
     last time.
-
-    `adopted`: settings of a backup, for a folder that has none yet, so that everybody's passwords
-    stay as they were.
 
     Raises:
       ServiceFailed: the settings that are there cannot be read.
@@ -113,15 +110,14 @@ def load_stack(folder: Path, *, adopted: Path | None = None, **ports: int | None
     folder = folder.resolve()
     _make_folder(folder)
     file = folder / SETTINGS_FILE
-    source = file if file.exists() else adopted
     try:
-        known: dict[str, Any] = json.loads(source.read_text()) if source else {}
+        known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         settings = StackSettings(
             **{**known, **{name: port for name, port in ports.items() if port is not None}}
         )
     except (ValueError, TypeError) as error:
         raise ServiceFailed(
-            f"{source} cannot be read ({error}); put it back from a backup, where it is"
+            f"{file} cannot be read ({error}); put it back from a backup, where it is"
             f" {SETTINGS_FILE}, too"
         ) from error
     if not file.exists() or asdict(settings) != known:

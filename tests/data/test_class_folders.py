@@ -9,7 +9,7 @@ from PIL import Image
 
 from throughline.data.class_names import refuse_alike
 from throughline.data.ingest import ingest
-from throughline.data.sources import image_folder, text_folder
+from throughline.data.sources import file_folder, text_folder
 from throughline.data.sources.base import Document
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -27,7 +27,7 @@ def lay_out(root, *names):
 
 
 def scan(root, **data):
-    found = image_folder.scan(DataSettings(source="image_folder", path=str(root), **data))
+    found = file_folder.scan(DataSettings(source="image_folder", path=str(root), **data))
     return {(file.id, file.label, file.split) for file in found.files}, found
 
 

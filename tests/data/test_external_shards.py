@@ -75,11 +75,11 @@ def test_encoded_images_stay_where_they_are(tmp_path):
         ],
     )
     found = scan(tmp_path)
-    assert isinstance(found, base.StoredImages)
+    assert isinstance(found, base.Files)
     data = (tmp_path / "data-00000-of-00001").read_bytes()
-    assert [data[item.offset : item.offset + item.size] for item in found.images] == images
-    assert [item.label for item in found.images] == ["0", "1", "2"]
-    assert [item.split for item in found.images] == [None] * 3
+    assert [data[item.offset : item.offset + item.size] for item in found.files] == images
+    assert [item.label for item in found.files] == ["0", "1", "2"]
+    assert [item.split for item in found.files] == [None] * 3
     assert found.features == {
         "image/class/label": "int64 × 1",
         "image/encoded": f"bytes: PNG, {sizes[0]} to {sizes[-1]} bytes",
@@ -94,8 +94,9 @@ def test_values_become_one_array_and_integer_classes_keep_their_order(tmp_path):
     assert found.values.tolist() == [[10, 2], [9, 2], [2, 2]]
     assert found.classes == ["2", "9", "10"]
     assert list(found.labels) == ["10", "9", "2"]
-    assert (found.schema.payload, found.schema.dtype, found.schema.shape) == (
-        "raw",
+    value = found.schema.input
+    assert (value.encoding.name, value.dtype, value.shape) == (
+        "numbers",
         "float32",
         (2,),
     )
@@ -115,13 +116,21 @@ def test_bytes_of_a_given_shape_are_images(tmp_path):
         scan(tmp_path, records={"shape": [4, 4]})
     found = scan(tmp_path, records=RecordSettings(shape=[4, 5]))
     np.testing.assert_array_equal(found.values, images[..., None])
-    assert (found.schema.feature, found.schema.channels, found.classes) == ("image", 1, ["owl"])
+    assert (found.schema.input.name, found.schema.input.channels, found.classes) == (
+        "image",
+        1,
+        ["owl"],
+    )
 
 
 def test_a_float_label_is_a_number_to_predict(tmp_path):
     write(tmp_path / "a.tfrecord", [example(x=[1.0], label=[0.25]), example(x=[2.0], label=[3.0])])
     found = scan(tmp_path)
-    assert (list(found.labels), found.classes, found.schema.label) == ([0.25, 3.0], [], "number")
+    assert (list(found.labels), found.classes, found.schema.target.encoding.name) == (
+        [0.25, 3.0],
+        [],
+        "number",
+    )
     write(tmp_path / "b.tfrecord", [example(x=[1.0], label=[float("nan")])])
     assert [(item.id, item.reason) for item in scan(tmp_path).rejected] == [
         ("b.tfrecord/00000000", "label is no finite number")
@@ -388,8 +397,8 @@ def test_a_prepared_data_set_is_read_as_its_metadata_says(tmp_path):
     )
     (tmp_path / "label.labels.txt").write_text("owl\nduck\n")
     found = tfds.scan(settings)
-    assert isinstance(found, base.StoredImages)
-    assert [item.label for item in found.images] == ["owl", "duck"]
+    assert isinstance(found, base.Files)
+    assert [item.label for item in found.files] == ["owl", "duck"]
     assert found.features == {
         "image": "Image uint8 any×any×3",
         "label": "ClassLabel of 2 classes",
@@ -405,7 +414,7 @@ def test_features_of_an_inner_dict_have_the_names_of_both(tmp_path):
         [example(**{"image/encoded": [png(n)], "encoded": [7], "label": [n]}) for n in range(2)],
     )
     found = tfds.scan(settings)
-    assert [item.label for item in found.images] == ["0", "1"]
+    assert [item.label for item in found.files] == ["0", "1"]
     assert sorted(found.features) == ["encoded", "image/encoded", "label"]
 
 
@@ -445,7 +454,7 @@ def test_tensors_are_read_in_every_encoding(tmp_path, encoding):
     )
     found = tfds.scan(settings)
     np.testing.assert_array_equal(found.values, values[None].astype(np.float32))
-    assert (list(found.labels), found.schema.label) == ([0.5], "number")
+    assert list(found.labels) == [0.5] and found.schema.predicts_number
 
 
 @pytest.mark.parametrize(
@@ -518,4 +527,4 @@ def test_a_picture_of_any_format_is_recognized(tmp_path):
             tmp_path / "shards" / "a.tfrecord",
             [example(image=[(tmp_path / name).read_bytes()], label=[1])],
         )
-        assert len(scan(tmp_path / "shards").images) == 1
+        assert len(scan(tmp_path / "shards").files) == 1

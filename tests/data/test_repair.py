@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from throughline.data.encodings.arrays import array_feature, pixels_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.records import RecordSchema
 from throughline.data.shards.repair import (
     REPAIRED,
     Damage,
@@ -25,6 +26,7 @@ from throughline.data.shards.tfrecord import (
     shard_name,
     write_frames,
 )
+from throughline.plan.schema import Schema
 from throughline.shared.errors import CorruptShard
 from throughline.shared.files import digest_blake3
 
@@ -48,7 +50,7 @@ def write_shard(folder: Path, compression: Compression) -> Shard:
 
 
 def index_of(*shards: Shard) -> ShardIndex:
-    schema = RecordSchema(payload="raw", shape=(5,))
+    schema = labeled(pixels_feature((5,)))
     return ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=shards)
 
 
@@ -124,7 +126,7 @@ def test_more_than_may_be_lost_is_refused_with_both_shares(tmp_path, plain):
 
 
 def test_a_series_must_not_have_gaps(tmp_path, plain):
-    schema = RecordSchema(payload="series", shape=(1,), dtype="float32")
+    schema = Schema(features=(array_feature("series", (1,), "float32"),))
     index = replace(index_of(plain), schema=schema)
     damage = Damage(problems=find_damaged_shards(index, tmp_path))
     with pytest.raises(CorruptShard, match="a time series must not have gaps"):

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from throughline.data.sources import fashion_mnist, image_folder, image_table, time_series
-from throughline.data.sources.base import ImageFile, Rejected
+from throughline.data.sources import fashion_mnist, file_folder, image_table, time_series
+from throughline.data.sources.base import ExampleFile, Rejected
 from throughline.data.sources.tabular import check_columns, read_split, read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -40,7 +40,7 @@ def test_fashion_mnist_brings_classes_by_name_and_its_own_test_split(tmp_path):
     assert scanned.labels == ["Ankle boot", "T-shirt/top", "Trouser", "Bag"]
     assert scanned.ids == ["train/00000", "train/00001", "test/00000", "test/00001"]
     assert scanned.splits == [None, None, "test", "test"]
-    assert scanned.values.shape == (4, *scanned.schema.shape) == (4, 2, 3, 1)
+    assert scanned.values.shape == (4, *scanned.schema.input.shape) == (4, 2, 3, 1)
     assert scanned.values[:, 0, 0, 0].tolist() == [0, 1, 0, 1]
 
 
@@ -70,10 +70,10 @@ def test_class_folders_name_the_classes_and_nothing_is_passed_over_in_silence(tm
         (tmp_path / name).touch()
     (tmp_path / "dog").mkdir()
     (tmp_path / "tomcat").symlink_to("cat")
-    scanned = image_folder.scan(DataSettings(source="image_folder", path=str(tmp_path)))
+    scanned = file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path)))
     assert scanned.files == [
-        ImageFile(id="bird/owl/1.JPG", path=tmp_path / "bird/owl/1.JPG", label="bird/owl"),
-        ImageFile(id="cat/2.png", path=tmp_path / "cat/2.png", label="cat"),
+        ExampleFile(id="bird/owl/1.JPG", path=tmp_path / "bird/owl/1.JPG", label="bird/owl"),
+        ExampleFile(id="cat/2.png", path=tmp_path / "cat/2.png", label="cat"),
     ]
     assert {item.id: item.reason for item in scanned.rejected} == {
         "3.png": "is outside any class folder",
@@ -85,9 +85,9 @@ def test_class_folders_name_the_classes_and_nothing_is_passed_over_in_silence(tm
 def test_a_folder_without_class_folders_is_refused_with_what_is_there(tmp_path):
     (tmp_path / "1.png").touch()
     with pytest.raises(DataNotFound, match=r"1\.png: is outside any class folder"):
-        image_folder.scan(DataSettings(source="image_folder", path=str(tmp_path)))
+        file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path)))
     with pytest.raises(DataNotFound, match="is not a folder"):
-        image_folder.scan(DataSettings(source="image_folder", path=str(tmp_path / "1.png")))
+        file_folder.scan(DataSettings(source="image_folder", path=str(tmp_path / "1.png")))
 
 
 def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path):
@@ -95,7 +95,7 @@ def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path
     path.write_text("path,label,split\na.png,007,test\nb.png,,\n,cat,\nc.png,cat,tset\n")
     scanned = image_table.scan(DataSettings(source="image_table", path=str(path)))
     assert scanned.files == [
-        ImageFile(id="a.png", path=tmp_path / "a.png", label="007", split="test")
+        ExampleFile(id="a.png", path=tmp_path / "a.png", label="007", split="test")
     ]
     assert scanned.rejected == [
         Rejected(id="row 2: b.png", reason="label missing"),
@@ -111,8 +111,8 @@ def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_pat
         image_table.scan(DataSettings(source="image_table", path=str(path)))
         for path in (table, tmp_path)
     )
-    assert by_folder.files == by_table.files and not by_folder.notes
-    assert [*by_table.notes.values()] == [1] and "does not watch" in next(iter(by_table.notes))
+    assert by_folder.files == by_table.files and not by_folder.warnings
+    assert "does not watch" in by_table.warnings[0]
     (tmp_path / "other.tsv").touch()
     with pytest.raises(DataNotFound, match=r"holds 2 tables \(images.csv, other.tsv\)"):
         image_table.scan(DataSettings(source="image_table", path=str(tmp_path)))
@@ -122,11 +122,11 @@ def test_a_column_that_a_table_lacks_is_named_with_the_nearest(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("height,label\n1,a\n")
     table = read_table(path, TABLE)
-    check_columns(table, ["height", "label"], keys="data.numeric")
+    check_columns(table, {"data.numeric": ["height", "label"]})
     with pytest.raises(
-        UnreadableSource, match=r"table\.csv: no column heigth; .*height.* Set data\.numeric\."
+        UnreadableSource, match=r"table\.csv: no column heigth; .*height\? Set data\.numeric$"
     ):
-        check_columns(table, ["heigth"], keys="data.numeric")
+        check_columns(table, {"data.numeric": ["heigth"]})
 
 
 def test_a_tsv_is_read_with_tabs(tmp_path):
@@ -161,7 +161,10 @@ def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
     path = tmp_path / "series.csv"
     path.write_text("day,place,heat,rain\n2026-01-01,x,1,0.5\n2026-01-02,y,2,0.25\n")
     series = time_series.scan(DataSettings(source="time_series", path=str(path), time_column="day"))
-    assert (series.schema.columns, series.schema.shape) == (("heat", "rain"), (2,))
+    assert (series.schema.input.columns.names, series.schema.input.shape) == (
+        ("heat", "rain"),
+        (2,),
+    )
     assert series.values.dtype == np.float32
     assert series.values.tolist() == [[1, 0.5], [2, 0.25]]
 
@@ -169,7 +172,7 @@ def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
 def test_one_array_is_a_series_of_one_column(tmp_path):
     np.save(tmp_path / "series.npy", np.arange(4))
     series = time_series.scan(DataSettings(source="time_series", path=str(tmp_path / "series.npy")))
-    assert series.schema.columns == ("column_0",)
+    assert series.schema.input.columns.names == ("column_0",)
     assert series.values.tolist() == [[0], [1], [2], [3]]
 
 

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
+from tasks.ingest import describe_columns, find_rare_classes
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import image_table, table, text_table, time_series
-from throughline.data.sources.base import Document
+from throughline.data.sources.base import ColumnReading, Document
 from throughline.data.sources.column_kinds import guess_kind
 from throughline.data.sources.delimited import find_delimiter
 from throughline.data.sources.number_text import is_number, read_numbers
@@ -50,7 +51,7 @@ def test_stray_quotes_do_not_join_rows(tmp_path, stray):
         scan(path)
     kept = scan(path, quoting="none")
     assert len(kept.ids) == 400
-    assert kept.schema.categories == (tuple(sorted({"a", "b", *stray})),)
+    assert kept.schema.input.columns.categories == (tuple(sorted({"a", "b", *stray})),)
 
 
 def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
@@ -60,7 +61,7 @@ def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
         UnreadableSource, match=r"line 3: a quoted cell goes on to line 4.*multi_line"
     ):
         scan(path)
-    assert scan(path, quoting="multi_line").schema.categories == (("a, b", "c\nd"),)
+    assert scan(path, quoting="multi_line").schema.input.columns.categories == (("a, b", "c\nd"),)
 
 
 @pytest.mark.parametrize("surplus", [1, -1])
@@ -83,7 +84,7 @@ def test_every_row_with_one_field_more_is_no_index(tmp_path):
         scan(write(tmp_path, "size,color,label", rows))
     trailing = write(tmp_path, "size,color,label", [[*cells, ""] for cells in measured(30)])
     found = scan(trailing)
-    assert found.schema.columns == ("size", "color") and len(found.ids) == 30
+    assert found.schema.input.columns.names == ("size", "color") and len(found.ids) == 30
     assert found.dialect == ["every line ends with a delimiter, which is left out"]
 
 
@@ -94,7 +95,7 @@ def test_labels_and_categories_are_the_text_of_their_cells(tmp_path):
     rows[-1][2] = " 001 "
     found = scan(write(tmp_path, "size,code,label", rows), categorical=["code"])
     assert found.classes == [f"{label:03}" for label in range(8)]
-    assert found.schema.categories == (("000", "001", "002", "003"),)
+    assert found.schema.input.columns.categories == (("000", "001", "002", "003"),)
     assert found.labels[-1] == "001"
 
 
@@ -103,7 +104,10 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
     rows[40][0] = "?"
     path = write(tmp_path, "size,age,label", rows)
     found = scan(path)
-    assert (found.schema.columns, found.schema.categories) == (("size", "age"), ())
+    assert (found.schema.input.columns.names, found.schema.input.columns.categories) == (
+        ("size", "age"),
+        (),
+    )
     assert [(item.id, item.reason) for item in found.rejected] == [
         ("row 41", "size is '?', no number (data.missing_values can say that it is missing)")
     ]
@@ -121,10 +125,10 @@ def test_a_series_says_which_columns_it_leaves_out(tmp_path):
     path = write(tmp_path, "hour,load,note", rows)
     settings = DataSettings(source="time_series", path=str(path), time_column="hour")
     found = time_series.scan(settings)
-    assert found.schema.columns == ("load",)
-    assert found.dialect == ["not numeric and left out: note (data.ignore says that it is meant)"]
+    assert found.schema.input.columns.names == ("load",)
+    assert found.warnings == ["not numeric and left out: note (data.ignore says that it is meant)"]
     meant = settings.model_copy(update={"ignore": ["note"]})
-    assert time_series.scan(meant).dialect == []
+    assert time_series.scan(meant).warnings == []
 
 
 def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
@@ -137,7 +141,7 @@ def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
         "numbers have decimal commas (data.decimal sets it)",
     ]
     target = scan(path, label_column="size", categorical=["label"])
-    assert target.schema.label == "number" and target.labels[:2] == [0.5, 1.5]
+    assert target.schema.target.encoding.name == "number" and target.labels[:2] == [0.5, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ def test_a_point_that_may_divide_thousands_is_one_of_fractions_if_told_or_ignore
     path = write(tmp_path, "size;age;label", rows, delimiter=";")
     with pytest.raises(UnreadableSource, match=r"set data\.decimal: '\.' for a fraction, ','"):
         scan(path)
-    assert scan(path, ignore=["size"]).schema.columns == ("age",)
+    assert scan(path, ignore=["size"]).schema.input.columns.names == ("age",)
     series = DataSettings(source="time_series", path=str(path), numeric=["size"])
     with pytest.raises(UnreadableSource, match=r"1\.234 in column size may be a fraction"):
         time_series.scan(series)
@@ -226,7 +230,7 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
     line = str(refused.value).splitlines()[-1]
     assert YAML(typ="safe").load(line) == {"data": {"ignore": [name]}}
     found = scan(path, ignore=[name])
-    assert found.schema.columns == ("size",)
+    assert found.schema.input.columns.names == ("size",)
     assert [str(reading) for reading in found.readings] == [
         "size: number, 50 distinct, such as 0.0",
         f"{name}: ignored, {len({cell(row) for row in range(300)}):,} distinct, such as {cell(0)}",
@@ -235,7 +239,7 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
     texts = ("text", "dates", "notation")
     key = "categorical" if any(word in words for word in texts) else "numeric"
     if name != "Unnamed: 1":
-        assert name in scan(path, **{key: [name]}).schema.columns
+        assert name in scan(path, **{key: [name]}).schema.input.columns.names
 
 
 def test_all_columns_that_are_not_meant_so_are_refused_at_once_with_the_line_to_set(tmp_path):
@@ -248,7 +252,7 @@ def test_all_columns_that_are_not_meant_so_are_refused_at_once_with_the_line_to_
         scan(path, ignore=["note"])
     line = str(refused.value).splitlines()[-1]
     assert line == "data: {ignore: [note, id, date]}"
-    assert scan(path, **YAML(typ="safe").load(line)["data"]).schema.columns == ("size",)
+    assert scan(path, **YAML(typ="safe").load(line)["data"]).schema.input.columns.names == ("size",)
 
 
 @pytest.mark.parametrize(
@@ -279,16 +283,16 @@ def test_a_series_learns_from_no_index_unless_told(tmp_path):
     assert "column nr (0, …) numbers the rows" in str(refused.value)
     assert "data.time_column names the column of times" in str(refused.value)
     told = settings.model_copy(update={"time_column": "time", "ignore": ["nr"]})
-    assert time_series.scan(told).schema.columns == ("load",)
+    assert time_series.scan(told).schema.input.columns.names == ("load",)
     told = settings.model_copy(update={"numeric": ["nr", "load"]})
-    assert time_series.scan(told).schema.columns == ("nr", "load")
+    assert time_series.scan(told).schema.input.columns.names == ("nr", "load")
 
 
 def test_many_whole_numbers_are_no_classes_unless_told(tmp_path):
     rows = [[row % 50 / 8, 90_000 + 37 * (row * 7919 % 211)] for row in range(300)]
     path = write(tmp_path, "size,price", rows)
     with pytest.raises(
-        UnreadableSource, match=r"211 different whole numbers in 300 rows: set data"
+        UnreadableSource, match=r"211 different whole numbers in 300 rows; set data"
     ):
         scan(path, label_column="price")
     assert scan(path, label_column="price", label_kind="number").classes == []
@@ -300,7 +304,7 @@ def test_only_the_empty_cell_is_missing(tmp_path, word):
     rows = [[row / 8, ["a", word][row % 2], ["x", word][row % 2]] for row in range(40)]
     found = scan(write(tmp_path, "size,color,label", rows))
     assert not found.rejected
-    assert found.classes == sorted(["x", word]) and found.schema.categories == (
+    assert found.classes == sorted(["x", word]) and found.schema.input.columns.categories == (
         tuple(sorted(["a", word])),
     )
     told = scan(tmp_path / "table.csv", missing_values=[word])
@@ -328,7 +332,10 @@ def test_rows_with_empty_cells_are_kept_where_told_and_the_rejection_says_how(tm
     settings = DataSettings(source="table", path=str(path), missing="median")
     manifest = ingest(settings, tmp_path / "manifest")
     assert manifest.schema == read_manifest(tmp_path / "manifest").schema
-    assert (manifest.schema.medians, manifest.schema.categories) == ({"size": 2}, (("", "a", "b"),))
+    assert (manifest.schema.input.columns.medians, manifest.schema.input.columns.categories) == (
+        {"size": 2},
+        (("", "a", "b"),),
+    )
     assert np.load(tmp_path / "manifest" / "values.npy").tolist() == [
         [1, 1], [2, 0], [2, 2], [9, 2], [2, 1], [1000, 0],
     ]  # fmt: skip
@@ -424,7 +431,7 @@ def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end
     path = write(tmp_path, '\ufeff"size",color,label', measured(30), end=end)
     path.write_bytes(path.read_bytes() + end.encode() * 2)
     found = scan(path)
-    assert found.schema.columns == ("size", "color") and len(found.ids) == 30
+    assert found.schema.input.columns.names == ("size", "color") and len(found.ids) == 30
 
 
 @pytest.mark.parametrize(
@@ -465,7 +472,7 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
     }
     pq.write_table(pa.table(cells), path)
     read = read_table(path, DataSettings(source="table", path=str(path)))
-    assert read.notes == [
+    assert read.describe_nested() == [
         "column bytes is left out: its cells are large_binary",
         "column image is left out: its cells are struct<bytes: binary, path: string>",
     ]
@@ -513,3 +520,54 @@ def test_only_plain_notation_is_a_number():
     assert np.isnan(read_numbers(cells, ".")[5:]).all()
     truth = pa.array(["true", "FALSE", ""])
     np.testing.assert_array_equal(read_numbers(truth, "."), [1, 0, np.nan])
+
+
+def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):
+    rows = [[number, "ab"[number % 2], number / 8, f"text {number}"] for number in range(60)]
+    path = write(tmp_path, "id,shop,size,note", rows)
+    with pytest.raises(UnreadableSource) as refusal:
+        scan(
+            path,
+            label_column="pric",
+            categorical=["shopp"],
+            ignore=["colour"],
+            missing={"size": "category", "weight": "median"},
+        )
+    (heading, *listed) = str(refusal.value).splitlines()
+    assert heading == f"{path}: 6 problems:"
+    assert [line for line in listed if line.startswith("  - ")] == [
+        "  - no column pric; known: id, note, shop, size; set data.label_column",
+        "  - no column shopp; did you mean shop? Set data.categorical",
+        "  - no column colour; known: id, note, shop, size; set data.ignore",
+        "  - column id (0, …) numbers the rows; data.numeric: [id, …] learns from it as a number",
+        "  - column size holds numbers; set data.missing: {size: median}",
+        "  - data.missing: no feature is named weight; known: id, size",
+    ]
+
+
+def test_text_that_is_to_be_a_number_is_refused_before_its_rows_are(tmp_path):
+    path = write(tmp_path, "size,color,label", measured(40))
+    with pytest.raises(UnreadableSource, match=r"column color, of data\.numeric, holds text; set"):
+        scan(path, numeric=["size", "color"])
+
+
+def test_classes_with_a_single_example_are_counted_and_numbers_called_numbers():
+    balance = {"train": {"1.5": 1, "2.5": 1, "9": 3}, "test": {"4": 1, "9": 1}}
+    said = find_rare_classes(balance) or ""
+    assert said.startswith("3 of 4 classes have a single example") and "1.5, 2.5, 4." in said
+    assert said.endswith("data.label_kind: number predicts them")
+    words = {"train": {"owl": 1, "cat": 1, "dog": 2}}
+    assert "label_kind" not in (find_rare_classes(words) or "label_kind")
+    assert find_rare_classes({"train": {"owl": 1}, "test": {"owl": 1}}) is None
+
+
+def test_how_columns_were_read_is_said_in_few_words():
+    def read(name, kind, distinct=5):
+        return ColumnReading(name=name, kind=kind, distinct=distinct, missing=0, example="")
+
+    readings = [read("note", "ignored"), read("price", "number"), read("shop", "category", 1200)]
+    readings += [read("x", "empty"), read("kind", "label")]
+    assert describe_columns(readings, classes=3) == (
+        "price number · shop category (1,200 values) · kind label (3 classes) · not used: note, x"
+    )
+    assert "kind label (a number)" in describe_columns(readings, classes=0)

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from throughline.data.documents import write_documents
+from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import (
-    RejectedText,
     check_encoding,
     inspect_text,
     read_document,
@@ -284,7 +284,7 @@ def test_fields_of_a_record_that_is_too_long_are_rejected():
     ],
 )
 def test_a_document_that_cannot_be_used_says_why(content, encoding, reason):
-    with pytest.raises(RejectedText) as error:
+    with pytest.raises(RejectedValue) as error:
         inspect_text(content, encoding=encoding)
     assert str(error.value) == reason
 
@@ -324,5 +324,5 @@ def test_documents_lie_back_to_back_where_their_rows_say(tmp_path):
 
 def test_a_loop_of_links_is_no_document(tmp_path):
     (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
-    with pytest.raises(RejectedText, match="cannot be read"):
+    with pytest.raises(RejectedValue, match="cannot be read"):
         read_document(tmp_path / "loop.txt", root=tmp_path, max_bytes=10)

@@ -18,7 +18,7 @@ from throughline.data.encodings.structure import is_sound
 from throughline.data.ingest import ingest
 from throughline.settings import DataSettings
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.slow
 
 FILES = 200
 

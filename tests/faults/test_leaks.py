@@ -123,7 +123,7 @@ def test_a_label_that_is_no_finite_number_is_rejected(tmp_path, kind, label, rea
     manifest = ingest(settings(tmp_path / "table.csv", "table"), tmp_path / "manifest")
     assert list(reasons(manifest)) == ["row 61"] and reasons(manifest)["row 61"].startswith(reason)
     assert (
-        manifest.schema.label == kind
+        manifest.schema.target.encoding.name == kind
         and np.isfinite(manifest.examples["label"].to_numpy(float)).all()
     )
 

@@ -19,8 +19,9 @@ import pytest
 from conftest import SPLIT, picture
 from PIL import Image
 
+from throughline.data.encodings.base import StoredFile
 from throughline.data.encodings.decoder import Decoder
-from throughline.data.encodings.images import inspect_image
+from throughline.data.encodings.image_files import inspect_image
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
@@ -223,8 +224,7 @@ def test_sixteen_bits_take_a_bounded_multiple_of_their_pixels(tmp_path):
     (tmp_path / "converted").mkdir()
     largest = peak_of(
         lambda: inspect_image(
-            tmp_path / "x.png",
-            root=tmp_path,
+            StoredFile(path=tmp_path / "x.png", root=tmp_path),
             max_pixels=50_000_000,
             converted=tmp_path / "converted",
             decoder=Decoder(),
@@ -239,8 +239,7 @@ def test_sixteen_bits_keep_their_values(tmp_path):
     (tmp_path / "converted").mkdir()
     with Decoder() as decoder:
         found = inspect_image(
-            tmp_path / "x.png",
-            root=tmp_path,
+            StoredFile(path=tmp_path / "x.png", root=tmp_path),
             max_pixels=10**6,
             converted=tmp_path / "converted",
             decoder=decoder,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from skips import need
 
 from flows.servers.services import find_free_port
 from infra.local import postgres
-from infra.local.stack_config import SETTINGS_FILE, StackConfig, load_stack
+from infra.local.stack_config import SETTINGS_FILE, load_stack
 from throughline.shared.errors import ServiceFailed
 
 ROOT = Path(__file__).parents[2]
@@ -71,22 +68,7 @@ def test_settings_that_cannot_be_read_are_never_replaced(tmp_path, content):
     assert (tmp_path / SETTINGS_FILE).read_text() == content
 
 
-def test_a_new_home_takes_the_passwords_of_a_backup_and_another_one_keeps_its_own(tmp_path):
-    first = load_stack(tmp_path / "first")
-    assert (
-        load_stack(tmp_path / "new", adopted=first.folder / SETTINGS_FILE).settings
-        == first.settings
-    )
-    other = load_stack(tmp_path / "other")
-    assert (
-        load_stack(tmp_path / "other", adopted=first.folder / SETTINGS_FILE).settings
-        == other.settings
-    )
-
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[StackConfig]:
-    """A home whose first start was killed while Postgres was made; its Postgres runs."""
+def test_a_first_start_that_was_killed_is_made_good_by_the_next():
     need("postgres")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
@@ -94,71 +76,7 @@ def home() -> Iterator[StackConfig]:
         (opened.folder / "postgres.partial" / "base").mkdir(parents=True)
         (opened.folder / "postgres.partial" / "PG_VERSION").write_text("15\n")
         with postgres.postgres(opened):
-            yield opened
-
-
-def generations(home: StackConfig) -> set[str]:
-    return {
-        postgres._run_checked(
-            home, "psql", "-d", name, "-Atc", "SELECT generation FROM mark"
-        ).strip()
-        for name in postgres.DATABASES
-    }
-
-
-@pytest.mark.slow
-def test_a_restore_that_is_killed_leaves_all_databases_old_or_all_new(home, tmp_path):
-    for generation in ("new", "old"):
-        for name in postgres.DATABASES:
-            said = (
-                f"DROP TABLE IF EXISTS mark; CREATE TABLE mark AS SELECT '{generation}' AS"
-                " generation;"
-            )
-            postgres._run_checked(home, "psql", "-q", "-d", name, "-c", said)
-        if generation == "new":
-            postgres.dump(home, tmp_path)
-    assert generations(home) == {"old"}
-    code = (
-        "import sys; from pathlib import Path; from infra.local import postgres, stack_config;"
-        " folder, dumps = map(Path, sys.argv[1:]); "
-    )
-    code += "postgres.restore(stack_config.load_stack(folder), dumps)"
-    outcomes = []
-    for seconds in KILLED_AFTER_S:
-        restoring = subprocess.Popen(
-            [sys.executable, "-c", code, home.folder, tmp_path], cwd=ROOT, start_new_session=True
-        )
-        time.sleep(seconds)
-        os.killpg(restoring.pid, signal.SIGKILL)
-        restoring.wait()
-        found = generations(home)
-        assert len(found) == 1, f"after {seconds} s"
-        outcomes += found
-    assert "old" in outcomes, "some were killed early enough"
-    subprocess.run([sys.executable, "-c", code, home.folder, tmp_path], cwd=ROOT, check=True)
-    assert generations(home) == {"new"}, "and one that is not killed succeeds"
-    names = postgres._run_checked(
-        home, "psql", "-d", "postgres", "-Atc", "SELECT datname FROM pg_database"
-    ).split()
-    assert set(names) == {*postgres.DATABASES, "postgres", "template0", "template1"}, (
-        "nothing is left"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # MLflow's own
-def test_mlflows_administrator_gets_in_by_the_password_of_the_home_whatever_was_restored(
-    home, monkeypatch
-):
-    from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
-
-    for key, value in home.databases.items():
-        monkeypatch.setenv(key, value)
-    postgres.let_administrator_in(home)  # nothing is there yet
-    store = SqlAlchemyStore()
-    store.init_db("postgresql+psycopg2:///mlflow_auth")
-    store.create_user("throughline", "the-password-of-another-home", is_admin=True)
-    for _ in range(2):
-        postgres.let_administrator_in(home)
-        assert store.authenticate_user("throughline", home.settings.mlflow_password)
-    assert not store.authenticate_user("throughline", "the-password-of-another-home")
+            names = postgres._run_checked(
+                opened, "psql", "-d", "postgres", "-Atc", "SELECT datname FROM pg_database"
+            ).split()
+        assert set(names) == {*postgres.DATABASES, "postgres", "template0", "template1"}

@@ -319,6 +319,7 @@ def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path, monkeypatc
     assert workspace._identity(tmp_path) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracked_by", ["DVC", "git", "nobody, ignored", "nobody"])
 def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_written(
     project, tracked_by

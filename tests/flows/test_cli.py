@@ -16,13 +16,17 @@ from flows.orchestration.cli import (
     compose_measure_again,
     configure_logging,
     flow_command,
-    resolved_changes,
 )
 from flows.orchestration.stages import list_profiles
 from flows.orchestration.terminal import Detail
-from flows.run.resolution import resolve
+from flows.run.resolution import resolve, resolved_changes
 from throughline.config.params_file import read_yaml
-from throughline.shared.errors import InvalidParams, MissingInput, WorkspaceProblem
+from throughline.shared.errors import (
+    InvalidParams,
+    MissingInput,
+    UnknownPipeline,
+    WorkspaceProblem,
+)
 
 
 @pytest.fixture
@@ -133,5 +137,5 @@ def test_the_command_that_measures_again_is_the_same_but_for_what_it_measures():
 
 def test_only_configurations_of_the_run_are_measured_again():
     assert list_profiles(["naive"], ["naive", "optimized"]) == ["profile@naive"]
-    with pytest.raises(InvalidParams, match=r"nave is no configuration .*did you mean naive"):
+    with pytest.raises(UnknownPipeline, match=r"--measure-again nave: .*did you mean naive"):
         list_profiles(["nave"], ["naive", "optimized"])

@@ -228,7 +228,7 @@ def test_a_name_cannot_lead_out_of_the_workspaces(first):
     assert not (folder.parent / "out").exists()
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_training_with_changes_is_a_complete_experiment(first):
     folder, _ = first
     output = train_naive(folder, "train.epochs=1", name="single")

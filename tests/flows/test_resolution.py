@@ -18,7 +18,7 @@ from flows.run.changed_params import NamedChanges, dump_params, join_overlays, m
 from flows.run.parameters import Changes, find_numbers
 from flows.run.resolution import resolve, share_resolved
 from throughline.config.params_file import parse_yaml, read_yaml
-from throughline.shared.errors import InvalidParams
+from throughline.shared.errors import InvalidParams, UnknownPipeline
 
 TRAIN = "train: {epochs: 2, learning_rate: 0.01}\n"
 UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **find_numbers(SMALL)}
@@ -127,7 +127,8 @@ def test_what_was_handed_on_is_for_the_same_request_alone(project):
 
 
 def test_a_configuration_that_does_not_exist_is_refused_with_the_nearest(project):
-    with pytest.raises(InvalidParams, match=r"pipelines\.nave does not exist; did you mean naive"):
+    there = "there are: naive, optimized; did you mean naive"
+    with pytest.raises(UnknownPipeline, match=f"--pipeline nave: there is no such .*{there}"):
         resolve(project, Changes(), ["nave"])
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from project import run
-from texts import params_of
 
 from flows.run.source_check import check_named_files, check_source
+from throughline.config.named_files import find_named_files
 from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 
 
@@ -76,9 +76,14 @@ def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(tmp_
     file = tmp_path / "project" / "vocab.txt"
     file.write_text("[UNK]\n")
     monkeypatch.chdir(tmp_path / "project")
-    relative = params_of({}, preprocess=[{"tokenize": {"kind": "wordpiece", "model": file.name}}])
+    relative = {"preprocess": [{"tokenize": {"kind": "wordpiece", "model": file.name}}]}
     check_named_files(tmp_path / "project", relative)
     with pytest.raises(InvalidParams, match=r"git add --force vocab\.txt.*absolute path"):
         check_named_files(tmp_path / "worktree", relative)
     for given in ({"kind": "wordpiece", "model": str(file)}, {"kind": "bytes"}):
-        check_named_files(tmp_path / "worktree", params_of({}, preprocess=[{"tokenize": given}]))
+        check_named_files(tmp_path / "worktree", {"preprocess": [{"tokenize": given}]})
+    weights = {"model": {"name": "mlp", "weights": "some.h5"}}
+    assert find_named_files({**relative, **weights}) == [
+        ("preprocess: tokenize.model", "vocab.txt"),
+        ("model.weights", "some.h5"),
+    ]

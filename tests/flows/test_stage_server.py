@@ -21,7 +21,7 @@ from flows.run import stage_server as server_module
 from flows.run.stage_server import list_imported_files, serve, stage_server
 from tests.project import environment
 from throughline.shared import stage_client
-from throughline.shared.stage_client import REFUSED, STAGE_SERVER, find_started_stage, hand_over
+from throughline.shared.stage_client import REFUSED, STAGE_SERVER, find_started_module, hand_over
 
 SLEEPING_MODEL = """
 import pathlib, time
@@ -97,7 +97,7 @@ def test_only_a_stage_that_python_starts_is_handed_over(monkeypatch, command, st
     shown = ["-m", *command[2:]] if command[0] == "-m" else command
     monkeypatch.setattr(stage_client.sys, "argv", shown)
     monkeypatch.setattr(stage_client.sys, "orig_argv", ["python", *command])
-    assert find_started_stage(["build"]) == stage
+    assert find_started_module("tasks", ["build"]) == stage
 
 
 def start(folder: Path, served: dict, *arguments: str) -> subprocess.Popen:

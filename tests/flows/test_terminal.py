@@ -37,6 +37,21 @@ ROOT = Path(__file__).parents[2]
 BUG = "RuntimeError: odd"
 
 
+def test_a_fact_fills_three_lines_of_the_terminal_at_most_and_is_cut_between_its_items(stage):
+    out = io.StringIO()
+    view = StageView(Console(file=out, width=60))
+    readings = " · ".join(f"column_{number} category (12 values)" for number in range(9))
+    for line in ("✓ 9 columns", f"· {readings}"):
+        view.handle(
+            logging.makeLogRecord({"msg": line, "task_run_name": "ingest", STAGE_OUTPUT: True})
+        )
+    view.handle(logging.makeLogRecord({"msg": "", "task_run_name": "ingest", STAGE_EVENT: RAN}))
+    lines = out.getvalue().splitlines()[1:]
+    assert len(lines) == 3 and all(len(line) <= 60 for line in lines)
+    assert lines[0] == "    column_0 category (12 values) ·", "an item is not parted"
+    assert lines[2].endswith(" …")
+
+
 @pytest.fixture
 def stage():
     """The logger that a task run named `ingest` has."""
@@ -52,7 +67,13 @@ def logs(folder):
 def test_stages_are_lines_with_their_results_and_everything_is_in_the_log(tmp_path, capsys, stage):
     with show_on_terminal("training", tmp_path):
         stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
-        for line in ("[60,000] of 70,000", "! 3 × corrupt [JPEG]", "✓ 70,000 examples [of 3]"):
+        lines = (
+            "[60,000] of 70,000",
+            "! 3 × corrupt [JPEG]",
+            "· resuming",
+            "✓ 70,000 examples [of 3]",
+        )
+        for line in (*lines, "· price number · day date"):
             stage.info(line, extra={STAGE_OUTPUT: True})
         stage.info("a traceback", extra={LOG_ONLY: True})
         stage.info("ingest ran", extra={STAGE_EVENT: RAN})
@@ -72,9 +93,11 @@ def test_stages_are_lines_with_their_results_and_everything_is_in_the_log(tmp_pa
         logging.getLogger("prefect.task_runs").handle(record)
     shown = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"! ingest +3 × corrupt \[JPEG\]", shown[0]), "a problem, at once"
-    assert re.fullmatch(r"✓ ingest +0\.\d s  70,000 examples \[of 3\]", shown[1])
-    assert shown[2].split() == ["·", "ingest", "up", "to", "date"]
-    assert shown[3:] == ["look [here]", "mind this"]
+    assert shown[1].split() == ["·", "ingest", "resuming"], "a fact, at once"
+    assert re.fullmatch(r"✓ ingest +0\.\d s  70,000 examples \[of 3\]", shown[2])
+    assert shown[3] == "    price number · day date", "what is known of the result, below it"
+    assert shown[4].split() == ["·", "ingest", "up", "to", "date"]
+    assert shown[5:] == ["look [here]", "mind this"]
     (log,) = logs(tmp_path)
     text = log.read_text()
     assert "prefect.task_runs ingest | a traceback" in text and "Finished in state" in text

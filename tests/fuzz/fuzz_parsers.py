@@ -31,8 +31,9 @@ from PIL import Image
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from throughline.config.params import load_params
 from throughline.data.columns.index import read_index
+from throughline.data.encodings.base import RejectedValue, StoredFile
 from throughline.data.encodings.decoder import Decoder
-from throughline.data.encodings.images import RejectedImage, inspect_image
+from throughline.data.encodings.image_files import inspect_image
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
@@ -67,13 +68,12 @@ def parse_image(data: bytes, folder: Path) -> None:
     (folder / "converted").mkdir(exist_ok=True)
     try:
         inspect_image(
-            folder / "x.png",
-            root=folder,
+            StoredFile(path=folder / "x.png", root=folder),
             max_pixels=100_000,
             converted=folder / "converted",
             decoder=_NoDecoder(),
         )
-    except RejectedImage as reason:
+    except RejectedValue as reason:
         str(reason).encode()
 
 
@@ -119,7 +119,9 @@ def parse_record(data: bytes, folder: Path) -> None:
     import tensorflow as tf
 
     try:
-        process_record((Parse(feature="image", label="class"),), tf.constant(data))
+        process_record(
+            (Parse(dtypes=(("image", "string"), ("label", "int64"))),), tf.constant(data)
+        )
     except tf.errors.OpError as error:
         str(error)
 

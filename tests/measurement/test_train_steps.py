@@ -15,7 +15,7 @@ from throughline.measurement.train_steps import TrainingLoop, make_reference_ste
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.shared.layout import Layout
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.slow
 SNAPSHOT = {"read": "snapshot", "shuffle": {"kind": "global"}}
 
 

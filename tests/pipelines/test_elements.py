@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.labels import labeled
 from throughline.kernels.elements import apply_ops, select_outputs, split_window
 from throughline.plan.ops import Brightness, Rescale, Standardize
 
@@ -64,8 +65,12 @@ def test_an_op_that_inherits_its_kernel_runs_in_a_data_set_without_a_warning(cap
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_a_model_takes_the_input_and_its_label(dtype):
-    schema = RecordSchema(payload="raw", shape=(2,), dtype=dtype)
-    element = {schema.feature: tf.constant([1, 2]), "label": tf.constant(3), "key": tf.constant(4)}
+    schema = labeled(array_feature("pixels" if dtype == "uint8" else "numbers", (2,), dtype))
+    element = {
+        schema.input.name: tf.constant([1, 2]),
+        "label": tf.constant(3),
+        "key": tf.constant(4),
+    }
     whole = select_outputs(element, schema, with_keys=True)
     assert whole.keys() == element.keys()
     assert all(whole[name] is value for name, value in element.items())

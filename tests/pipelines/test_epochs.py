@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
 from throughline.pipelines.epochs import split_by_epochs
 from throughline.plan.ops import Decode, Flip, Resize
 from throughline.plan.plan import make_plan
@@ -14,7 +15,7 @@ from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig
 
 SPEC = InputSpec(
-    schema=RecordSchema(payload="encoded", shape=None, channels=3),
+    schema=labeled(image_feature()),
     preprocess=(Decode(), Resize(height=8, width=8)),
     augment=(Flip(),),
     postprocess=(),

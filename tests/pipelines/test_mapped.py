@@ -14,8 +14,9 @@ from throughline.data.columns.index import (
     allocate,
     write_index,
 )
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.records import RecordSchema
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.ops import Decode, Resize
@@ -28,6 +29,7 @@ ROWS = 132_848  # of 224×224×3: 20 GB
 PREPROCESS = (Decode(), Resize(height=224, width=224))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewrites", [False, True])  # op determinism rewrites the graph, too
 def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
     columns = (
@@ -45,7 +47,7 @@ def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
             splits={"train": SplitColumns(count=ROWS, chunks=())},
         ),
     )
-    schema = RecordSchema(payload="encoded", shape=None, channels=3)
+    schema = labeled(image_feature())
     shard = Shard(
         name="s", split="train", records=ROWS, examples=ROWS, bytes=0, digest="", compression="none"
     )

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import array_feature, pixels_feature
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.texts import text_feature
 from throughline.plan.ops import (
     CenterCrop,
     Decode,
@@ -20,6 +23,7 @@ from throughline.plan.ops import (
     Resize,
 )
 from throughline.plan.plan import make_plan, set_storage_order
+from throughline.plan.schema import Schema
 from throughline.plan.shapes import output_shape
 from throughline.plan.spec import InputSpec
 from throughline.plan.steps import Batch, Cache, Shuffle, Window
@@ -27,8 +31,8 @@ from throughline.plan.text_ops import Tokenize
 from throughline.settings import BatchSettings, PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 
-JPEG = RecordSchema(payload="encoded", shape=None, channels=3)
-RAW = RecordSchema(payload="raw", shape=(28, 28, 1), channels=1)
+JPEG = labeled(image_feature())
+RAW = labeled(pixels_feature((28, 28, 1)))
 SPEC = {
     "preprocess": (Decode(), Resize(height=8, width=8)),
     "augment": (Flip(),),
@@ -180,7 +184,7 @@ def test_raw_pixels_are_parsed_and_decoded_in_whole_batches():
 
 
 def test_files_of_a_series_are_read_in_the_order_of_time():
-    series = RecordSchema(payload="series", shape=(3,), channels=None)
+    series = Schema(features=(array_feature("series", (3,), "float32"),))
     plan = plan_of(
         schema=series,
         ops={
@@ -338,7 +342,7 @@ def test_batches_of_text_by_length_are_part_of_the_plan(config, expected):
 
 
 def text_plan(**config):
-    schema = RecordSchema(payload="text", shape=(None,), dtype="int32")
+    schema = labeled(text_feature())
     spec = InputSpec(
         schema=schema,
         preprocess=(Decode(), Tokenize(kind="bytes")),
@@ -392,8 +396,8 @@ def test_planning_needs_no_tensorflow():
 
 
 def test_ops_of_images_are_refused_for_examples_that_turn_out_to_be_vectors():
-    vectors = RecordSchema(payload="raw", shape=(6,), dtype="float32", columns=("a",) * 6)
-    with pytest.raises(ImpossiblePlan, match="augment: flip works on images, not on a vector"):
+    vectors = labeled(array_feature("numbers", (6,), "float32"))
+    with pytest.raises(ImpossiblePlan, match="augment: flip works on images, not on numbers"):
         plan_of(schema=vectors, preprocess=(Decode(),), ops={"postprocess": ()})
     fitting = {"augment": (), "postprocess": ()}
     assert "decode" in str(plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting))

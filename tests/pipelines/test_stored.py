@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from throughline.data.encodings.arrays import pixels_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.records import RecordSchema
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.plan.ops import Decode, Pad, Resize
 
@@ -23,7 +24,7 @@ def index(*, digest: str = "one", shape: tuple[int, ...] = (8, 8, 1)) -> ShardIn
         compression="none",
     )
     return ShardIndex(
-        schema=RecordSchema(payload="raw", shape=shape),
+        schema=labeled(pixels_feature(shape)),
         classes=("a", "b"),
         data_digest="d",
         shards=(shard,),

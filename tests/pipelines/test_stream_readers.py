@@ -16,8 +16,10 @@ from throughline.data.columns.index import (
     allocate,
     write_rows,
 )
+from throughline.data.encodings.arrays import pixels_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.records import RecordSchema, encode_example
+from throughline.data.shards.records import encode_example
 from throughline.data.shards.tfrecord import frame, write_frames
 from throughline.pipelines.read.prepared_data import FileList, PreparedData
 from throughline.pipelines.read.stream_readers import (
@@ -67,7 +69,7 @@ def data(tmp_path, monkeypatch) -> PreparedData:
     return PreparedData(
         shards_folder=Path(),
         shards=ShardIndex(
-            schema=RecordSchema(payload="raw", shape=(2,)),
+            schema=labeled(pixels_feature((2,))),
             classes=("common", "rare"),
             data_digest="d",
             shards=(write_shard(tmp_path, 0), write_shard(tmp_path, 1)),

@@ -326,9 +326,12 @@ def test_what_needs_one_length_is_refused(plain, texts, change, message):
             {"preprocess": [{"tokenize": {"kind": "bytes", "model": "file"}}]},
             "bytes need no file",
         ),
-        ({"augment": ["flip"]}, "augment: flip does not work on text"),
-        ({"postprocess": ["rescale"]}, "postprocess: rescale does not work on text"),
-        ({"model": {"name": "small_cnn"}}, "small_cnn takes images, the source is text; use auto"),
+        ({"augment": ["flip"]}, "augment: flip works on images, not on text"),
+        (
+            {"postprocess": ["rescale"]},
+            "postprocess: rescale works on images and numbers, not on text",
+        ),
+        ({"model": {"name": "small_cnn"}}, "small_cnn takes images, the source has text; use auto"),
     ],
 )
 def test_parameters_that_cannot_be_right_for_text_are_refused(texts, change, message):
@@ -340,7 +343,7 @@ def test_ops_and_models_of_text_are_refused_for_images():
     with pytest.raises(InvalidParams) as error:
         check(SMALL | {"preprocess": ["tokenize"], "model": {"name": "text_classifier"}})
     assert "preprocess: tokenize works on text, not on images" in str(error.value)
-    assert "model.name: text_classifier takes text, the source is images" in str(error.value)
+    assert "model.name: text_classifier takes text, the source has images" in str(error.value)
 
 
 def test_text_needs_no_list_of_postprocess(texts):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import zipfile
 from argparse import Namespace
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,16 +54,16 @@ from throughline.pipelines.read.prepared_data import list_files
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.prediction import texts
 from throughline.prediction.examples import Wanted
-from throughline.prediction.table import write_predictions
+from throughline.prediction.table import Counts, write_predictions
 from throughline.results.evaluation import WORST_PICTURE, Evaluation
 from throughline.results.train import HeldOut, TrainResult
 from throughline.settings import ShardSettings
 from throughline.shared.errors import (
     MissingInput,
-    NothingPredicted,
     OutdatedModel,
     UnexpectedFiles,
     UntrustedModel,
+    UnusableInputs,
 )
 from throughline.shared.layout import STORE_HOME, Layout
 
@@ -85,7 +85,7 @@ def save_untrained(params, layout, name="p") -> Path:
     return path
 
 
-def predict_rows(model: Path, *paths: Path, **wanted) -> tuple[list[dict[str, str]], object]:
+def predict_rows(model: Path, *paths: Path, **wanted) -> tuple[list[dict[str, str]], Counts]:
     """The lines of the CSV for these paths, and the counts."""
     out = io.StringIO()
     with open_trained_model(model) as trained:
@@ -212,20 +212,30 @@ def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(photo_model, tmp
     picture(2).save(folder / "sub" / "b.webp")
     (folder / "c.png").write_bytes(b"no image")
     (folder / "notes.txt").write_text("not an image")
-    rows, counts = predict_rows(model, folder, tmp_path / "gone.jpg")
+    (tmp_path / "list.csv").write_text("file\na.jpg\n")
+    rows, counts = predict_rows(model, folder, tmp_path / "list.csv")
     named = {Path(row["input"]).name: row for row in rows}
-    assert list(named) == ["a.jpg", "c.png", "b.webp", "gone.jpg"]
+    assert list(named) == ["a.jpg", "c.png", "b.webp", "list.csv"]
     assert named["a.jpg"]["class"] and named["b.webp"]["class"]
     assert named["c.png"]["error"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
-    assert named["gone.jpg"]["error"] == "does not exist"
+    assert named["list.csv"]["error"] == "has no column path, which would name images"
     assert (counts.predicted, counts.rejected) == (2, 2)
     report_rejected(counts, strict=False)
-    assert "2 of 4 inputs not used" in capsys.readouterr().err
-    with pytest.raises(NothingPredicted, match="2 of 4 inputs cannot be used"):
+    said = capsys.readouterr().err
+    assert "2 of 4 inputs not used. This model takes images (JPEG" in said
+    with pytest.raises(UnusableInputs) as refusal:
         report_rejected(counts, strict=True)
-    _, nothing = predict_rows(model, tmp_path / "gone.jpg")
-    with pytest.raises(NothingPredicted):
-        report_rejected(nothing, strict=False)
+    assert str(refusal.value).splitlines() == [
+        "2 of 4 inputs cannot be used:",
+        f"  {folder / 'c.png'}: not an image in JPEG, PNG, GIF, BMP or WebP format",
+        f"  {tmp_path / 'list.csv'}: has no column path, which would name images",
+        counts.takes,
+        "Without --strict the others are predicted.",
+    ]
+    nothing, unused = predict_rows(model, folder / "c.png", tmp_path / "list.csv")
+    assert not nothing, "the error says it, once"
+    with pytest.raises(UnusableInputs, match=r"c\.png: not an image"):
+        report_rejected(unused, strict=False)
 
 
 def test_equal_files_that_are_converted_at_once_are_all_predicted(photo_model, tmp_path):
@@ -345,11 +355,11 @@ def check_refusals(model: Path, refused: dict[Path, str], *, takes: str) -> None
     parameters of its training, which nobody who predicts can set.
     """
     for path, reason in refused.items():
-        (row,), counts = predict_rows(model, path)
-        with pytest.raises(NothingPredicted) as refusal:
+        _, counts = predict_rows(model, path)
+        with pytest.raises(UnusableInputs) as refusal:
             report_rejected(counts, strict=False)
         assert str(refusal.value) == f"{path}: {reason} {takes}"
-        assert row["error"] == reason.removesuffix(".")
+        assert counts.first[0].reason == reason.removesuffix(".")
 
 
 def with_spec(model: Path, folder: Path, change) -> Path:
@@ -642,6 +652,37 @@ def test_predict_uses_the_model_of_the_run_that_is_named(
     with pytest.raises(SystemExit):
         main()
     assert "runs/p/model.keras does not exist; run `dvc repro train@p`" in capsys.readouterr().err
+
+
+def test_paths_that_do_not_exist_are_refused_before_the_model_is_opened(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.keras", "there.jpg"):
+        Path(name).touch()
+    paths = ["gone.jpg", "there.jpg", "lost.jpg"]
+    monkeypatch.setattr(sys, "argv", ["predict", "--model", "model.keras", *paths])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert "gone.jpg, lost.jpg do not exist; nothing is predicted" in shown.err and not shown.out
+
+
+def test_standard_output_stays_empty_where_a_strict_prediction_fails(
+    photo_model, photo_folder, tmp_path, monkeypatch, capsys
+):
+    *_, model = photo_model
+    (tmp_path / "c.png").write_bytes(b"no image")
+    photo = str(next(photo_folder.glob("cat/*.jpg")))
+    command = ["predict", "--model", str(model), photo, str(tmp_path / "c.png")]
+    for strict in (["--strict"], []):
+        monkeypatch.setattr(sys, "argv", [*command, *strict])
+        with pytest.raises(SystemExit) if strict else nullcontext():
+            main()
+        shown = capsys.readouterr()
+        assert bool(shown.out) is not bool(strict)
+        assert "1 of 2 inputs" in shown.err and "c.png: not an image" in shown.err
 
 
 def test_the_only_trained_configuration_is_the_one_that_is_meant(tmp_path, monkeypatch, capsys):

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from project import ROOT
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.sources.base import Rejected
 from throughline.models.inference import InferenceSpec, TrainedModel
+from throughline.plan.schema import Schema, TableColumns, find_encoding
 from throughline.prediction.examples import Example, Wanted, in_batches
-from throughline.prediction.images import list_images
+from throughline.prediction.files import list_files
 from throughline.prediction.predictor import Prediction
 from throughline.prediction.table import make_header, make_rows
 from throughline.prediction.tables import read_rows
@@ -26,7 +28,7 @@ from throughline.shared.errors import DataNotFound
 def spec_of(**fields) -> InferenceSpec:
     usual = {
         "task": "class",
-        "schema": RecordSchema(payload="raw", shape=(2,), dtype="float32"),
+        "schema": labeled(array_feature("numbers", (2,), "float32")),
         "data": DataSettings(source="table", path="unused"),
         "window": WindowSettings(),
         "ops": (),
@@ -37,8 +39,13 @@ def spec_of(**fields) -> InferenceSpec:
 def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabulary(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("a,b\n1,x\n 2.5 ,y\n,x\n1e99,x\n3,z\n")
-    schema = RecordSchema(
-        payload="raw", shape=(2,), dtype="float32", columns=("a", "b"), categories=(("x", "y"),)
+    schema = labeled(
+        array_feature(
+            "numbers",
+            (2,),
+            "float32",
+            TableColumns(names=("a", "b"), categories=(("x", "y"),)),
+        )
     )
     trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
     first, second, *others = read_rows(path, trained, Wanted()).items
@@ -56,8 +63,10 @@ def test_numbers_have_the_decimal_mark_of_the_training(tmp_path):
     for text in ("a\n1.234\n", "a;other\n1.234;1\n"):
         path.write_text(text)
         for decimal, number in ((".", np.float32(1.234)), (",", 1234)):
-            schema = RecordSchema(
-                payload="raw", shape=(1,), dtype="float32", columns=("a",), decimal=decimal
+            schema = labeled(
+                array_feature(
+                    "numbers", (1,), "float32", TableColumns(names=("a",), decimal=decimal)
+                )
             )
             trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
             (row,) = read_rows(path, trained, Wanted()).items
@@ -70,8 +79,8 @@ def test_numbers_have_the_decimal_mark_of_the_training(tmp_path):
 def test_where_commas_divide_cells_numbers_have_points(tmp_path, text, number):
     path = tmp_path / "rows.csv"
     path.write_text(text)
-    schema = RecordSchema(
-        payload="raw", shape=(2,), dtype="float32", columns=("a", "b"), decimal=","
+    schema = labeled(
+        array_feature("numbers", (2,), "float32", TableColumns(names=("a", "b"), decimal=","))
     )
     trained = TrainedModel(model=keras.Model(), spec=spec_of(schema=schema), ops=())
     (row,) = read_rows(path, trained, Wanted()).items
@@ -90,7 +99,9 @@ def test_the_likeliest_classes_are_named_with_their_probabilities():
 
 
 def test_each_predicted_step_of_a_series_is_a_row():
-    series = RecordSchema(payload="series", shape=(2,), dtype="float32", columns=("a", "b"))
+    series = Schema(
+        features=(array_feature("series", (2,), "float32", TableColumns(names=("a", "b"))),)
+    )
     spec = spec_of(task="regression", schema=series, targets=("b",))
     item = Prediction(
         example=Example(id="s", value=np.zeros(0), row=9), output=np.array([[1.5], [2.0]])
@@ -103,10 +114,12 @@ def test_a_folder_without_images_is_refused_and_other_files_are_counted(tmp_path
     (tmp_path / "a.svg").touch()
     (tmp_path / "b.txt").touch()
     with pytest.raises(DataNotFound, match="holds no images"):
-        list_images(tmp_path, settings)
+        list_files(tmp_path, settings, find_encoding("image"))
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "c.PNG").touch()
-    assert [file.id for file in list_images(tmp_path, settings).files] == ["sub/c.PNG"]
+    assert [file.id for file in list_files(tmp_path, settings, find_encoding("image")).files] == [
+        "sub/c.PNG"
+    ]
     assert "2 files that are no images passed over (1 .svg, 1 .txt)" in capsys.readouterr().err
 
 
@@ -117,7 +130,9 @@ def test_folders_that_are_links_are_listed_or_named(tmp_path):
         (folder / "a.jpg").touch()
     (new / "inside").symlink_to(new / ".hidden")
     (new / "elsewhere").symlink_to(tmp_path / "outside")
-    listed = list_images(new, DataSettings(source="image_folder", path="unused"))
+    listed = list_files(
+        new, DataSettings(source="image_folder", path="unused"), find_encoding("image")
+    )
     assert sorted(file.id for file in listed.files) == ["inside/a.jpg", "train/a.jpg"]
     assert [(item.id, item.reason) for item in listed.rejected] == [
         ("elsewhere", "folder is a link that leads outside the data root")
@@ -125,8 +140,10 @@ def test_folders_that_are_links_are_listed_or_named(tmp_path):
 
 
 def test_only_tensorflows_chatter_is_kept_from_standard_error():
+    """By throughline/shared/line_filter.py, where the machine has no program but Python, too."""
     code = """
 import os, sys
+os.environ["PATH"] = ""
 from throughline.shared.progress import without_tensorflow_chatter
 with without_tensorflow_chatter():
     print("ours", file=sys.stderr)

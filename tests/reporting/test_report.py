@@ -15,8 +15,9 @@ from made_up import made_up
 from rows import comparison, row
 
 from tasks.report import report
+from throughline.data.encodings.arrays import pixels_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.records import RecordSchema
 from throughline.reporting.checklist import failed, run_checklist
 from throughline.reporting.comparing import RESULT_FILES, check_equal, compare, read_all
 from throughline.reporting.evaluation_plots import plot_evaluation
@@ -112,7 +113,7 @@ def test_the_checklist_passes_what_is_right_and_fails_what_is_not():
     shard = Shard(
         name="a", split="train", records=9, examples=9, bytes=1 << 20, digest="", compression="none"
     )
-    schema = RecordSchema(payload="raw", shape=(28, 28, 1), channels=1)
+    schema = labeled(pixels_feature((28, 28, 1)))
     shards = ShardIndex(schema=schema, classes=(), data_digest="", shards=(shard,) * 8)
     chosen = {
         "read": "snapshot",

@@ -16,10 +16,13 @@ from rows import comparison, row
 
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
+from throughline.data.encodings.arrays import array_feature
 from throughline.data.ingest import ingest
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.held_out import describe_held_out, standard_error
 from throughline.pipelines.write.snapshot import snapshot
+from throughline.plan.schema import Schema, TableColumns
+from throughline.results.base import to_json
 from throughline.results.train import HeldOut
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.layout import STORE_HOME, Layout
@@ -128,7 +131,9 @@ def test_another_task_on_the_same_examples_has_an_experiment_of_its_own(store, t
     three = identity(folder, tmp_path / "three")
     assert get_experiment_id(two) != get_experiment_id(three)
     assert get_experiment_id(two) == get_experiment_id(replace(two, pipeline="other"))
-    series = {"schema": {"label": "none", "payload": "series", "columns": ["a"]}, "classes": []}
+    columns = TableColumns(names=("a",))
+    schema = Schema(features=(array_feature("series", (1,), "float32", columns),))
+    series = {"schema": to_json(schema), "classes": []}
     near, far = (describe_task(series, WindowSettings(horizon=steps)) for steps in (1, 12))
     assert near != far and near == describe_task(series, WindowSettings(horizon=1, stride=3))
 

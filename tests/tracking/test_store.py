@@ -85,6 +85,7 @@ def record(cwd: Path, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_stage_in_a_worktree_writes_to_the_store_of_the_project(tmp_path):
     (tmp_path / "worktree").mkdir()
@@ -196,6 +197,7 @@ def refuse(folder: Path, statuses: dict[str, int]) -> None:
     (folder / "refused.json").write_text(json.dumps(statuses))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_what_a_server_does_not_take_is_left_out_and_later_metrics_go_on(
     tmp_path, monkeypatch, capsys

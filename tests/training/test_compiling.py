@@ -122,7 +122,7 @@ def test_what_a_builder_compiles_is_kept_and_compared_by_accuracy_all_the_same(
 
 
 def _inputs(data, split):
-    return np.asarray(data.memmap(split, data.shards.schema.feature))
+    return np.asarray(data.memmap(split, data.shards.schema.input.name))
 
 
 def _result(row):

@@ -100,6 +100,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         build(outputs=4, **{"from": str(tmp_path / "unsafe.keras")})
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_model_of_this_program_is_trained_on(layout, tmp_path):
     params = params_of()

@@ -45,9 +45,10 @@ def test_tracing_and_validation_are_not_measured(layout, tmp_path):
 @pytest.mark.parametrize(
     ("pipeline", "stop_after"),
     [
+        *((name, STEPS + 2) for name in ("optimized", "snapshot")),
         *(
-            (name, STEPS + 2)
-            for name in ("optimized", "snapshot", "device_resident", "shards_global")
+            pytest.param(name, STEPS + 2, marks=pytest.mark.slow)
+            for name in ("device_resident", "shards_global")
         ),
         *(
             pytest.param("optimized", steps, marks=pytest.mark.slow)
@@ -92,6 +93,7 @@ def test_several_steps_per_execution_resume_in_mid_epoch(
     assert run(params, layout, tmp_path / "stopped")[0] == rows
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_resuming_twice_is_like_not_stopping(layout, undisturbed, tmp_path):
     params = params_of()

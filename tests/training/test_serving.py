@@ -13,7 +13,9 @@ from throughline.assembly.fingerprint import layer_modules
 from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.texts import text_feature
 from throughline.kernels.tokenizers import tokenize
 from throughline.models.inference import (
     InferenceSpec,
@@ -100,7 +102,7 @@ def test_fitted_tokenizers_are_part_of_it(tmp_path, kind):
     model = keras.Model(text, keras.layers.GlobalAveragePooling1D()(embedded))
     spec = InferenceSpec(
         task="class",
-        schema=RecordSchema(payload="text", shape=(None,), dtype="int32"),
+        schema=labeled(text_feature()),
         data=DataSettings(source="text_folder", path="unused"),
         window=WindowSettings(),
         ops=(),
@@ -119,7 +121,7 @@ def test_a_model_that_ends_with_a_softmax_is_served_as_it_is():
     model = keras.Model(features, keras.layers.Dense(2, "softmax")(features))
     spec = InferenceSpec(
         task="class",
-        schema=RecordSchema(payload="raw", shape=(3,), dtype="float32"),
+        schema=labeled(array_feature("numbers", (3,), "float32")),
         data=DataSettings(source="table", path="unused"),
         window=WindowSettings(),
         ops=(),

@@ -80,6 +80,7 @@ def test_the_loss_of_packed_rows_is_the_mean_over_documents(network):
     assert measured["accuracy"] == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
 
 
+@pytest.mark.slow
 def test_training_on_packed_rows_trains_the_network(network):
     target, before = Target(kind="class", shape=(4,)), alone(network)
     packed = make_packed_model(network, segments=3)

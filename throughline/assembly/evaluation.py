@@ -52,7 +52,10 @@ def write_evaluation(
             )
         else:
             outcomes = evaluate_examples(models.full_model, pipeline, classes=bool(classes))
-            window, columns = make_series_window(params, data), data.shards.schema.columns
+            window, columns = (
+                make_series_window(params, data),
+                data.shards.schema.input.columns.names,
+            )
             result = describe_outcomes(
                 outcomes,
                 pipeline,

@@ -34,8 +34,11 @@ def make_inference_spec(
     schema, window = data.shards.schema, make_series_window(params, data)
     classes, targets = tuple(data.shards.classes), ()
     if window is not None:
-        classes, targets = (), tuple(schema.columns[column] for column in window.targets)
-    elif schema.label == "number":
+        classes, targets = (
+            (),
+            tuple(schema.input.columns.names[column] for column in window.targets),
+        )
+    elif schema.predicts_number:
         classes, targets = (), (params.data.label_column,)
     next_token = make_token_window(params, data) is not None
     return InferenceSpec(
@@ -61,11 +64,10 @@ def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
         index = read_shard_index(layout.shards, sizes=False)
         named = trained.spec.classes and trained.spec.classes != index.classes
         changed += ["the classes"] if named else []
-        columns = (index.schema.columns, index.schema.categories)
-        of_model = (trained.spec.schema.columns, trained.spec.schema.categories)
-        changed += ["the columns or their categories"] if columns != of_model else []
-        medians = index.schema.medians != trained.spec.schema.medians
-        changed += ["the medians of empty cells"] if medians else []
+        columns, of_model = index.schema.input.columns, trained.spec.schema.input.columns
+        named = (columns.names, columns.categories) != (of_model.names, of_model.categories)
+        changed += ["the columns or their categories"] if named else []
+        changed += ["the medians of empty cells"] if columns.medians != of_model.medians else []
     for op in trained.ops:
         if isinstance(op, Tokenize) and op.file and (layout.snapshot / op.file).exists():
             same = (layout.snapshot / op.file).read_bytes() == Path(op.model).read_bytes()

@@ -72,15 +72,15 @@ def make_series_window(params: Params, data: PreparedData) -> Window | None:
     Raises:
       InvalidParams: a target is no column, or a split is shorter than one window.
     """
-    schema, window = data.shards.schema, params.window
-    if schema.payload != "series":
+    window, columns = params.window, data.shards.schema.input.columns.names
+    if not data.shards.schema.is_series:
         return None
-    unknown = [name for name in window.targets if name not in schema.columns]
+    unknown = [name for name in window.targets if name not in columns]
     if unknown:
         raise InvalidParams(
-            [f"window.targets: {unknown[0]} is not a column; known: {', '.join(schema.columns)}"]
+            [f"window.targets: {unknown[0]} is not a column; known: {', '.join(columns)}"]
         )
-    targets = tuple(schema.columns.index(name) for name in window.targets or schema.columns)
+    targets = tuple(columns.index(name) for name in window.targets or columns)
     windows = Window(
         length=window.length, horizon=window.horizon, stride=window.stride, targets=targets
     )
@@ -103,7 +103,7 @@ def make_token_window(params: Params, data: PreparedData) -> TokenWindow | None:
     Raises:
       InvalidParams: a split has fewer tokens than one window.
     """
-    if params.window.tokens is None or data.shards.schema.payload != "text":
+    if params.window.tokens is None or not data.shards.schema.is_text:
         return None
     window = TokenWindow(length=params.window.tokens)
     for split in data.shards.splits:
@@ -276,10 +276,10 @@ def _cached_bytes(before: Step | None, data: PreparedData, split: str) -> float:
 
     schema, shards = data.shards.schema, data.shards.for_split(split)
     ops = (op for op in before.ops if not isinstance(op, Load | Parse))
-    ops = (Parse(feature=schema.feature, label=schema.label), *ops)
+    ops = (Parse.of(schema), *ops)
     records = read_records(data.path(shards[0]), compression=shards[0].compression)
     sizes = [
-        process_record(ops, tf.constant(record))[schema.feature].numpy().nbytes
+        process_record(ops, tf.constant(record))[schema.input.name].numpy().nbytes
         for record in islice(records, SAMPLED_RECORDS)
     ]
     return sum(shard.records for shard in shards) * sum(sizes) / len(sizes)

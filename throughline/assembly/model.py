@@ -29,7 +29,7 @@ def build_models_for(params: Params, data: PreparedData) -> Models:
     return build_models(
         settings,
         input_shape=infer_input_shape(params, data),
-        dtype=data.shards.schema.dtype,
+        dtype=data.shards.schema.input.dtype,
         target=infer_target(params, data),
         postprocess=make_input_spec(params, data, "train").postprocess,
     )
@@ -41,11 +41,11 @@ def infer_target(params: Params, data: PreparedData) -> Target:
     """
     window = make_series_window(params, data)
     if window is not None:
-        column = data.memmap("train", data.shards.schema.feature)[:, list(window.targets)]
+        column = data.memmap("train", data.shards.schema.input.name)[:, list(window.targets)]
         return _describe_numbers(column, (window.horizon, len(window.targets)))
     if make_token_window(params, data) is not None:
         return Target(kind="next_token", shape=(data.snapshot.vocabulary,))
-    if data.shards.schema.label == "number":
+    if data.shards.schema.predicts_number:
         return _describe_numbers(np.asarray(data.memmap("train", "label"))[:, None], (1,))
     vectors = any(op.on_labels for op in params.postprocess)
     return Target(kind="soft_labels" if vectors else "class", shape=(len(data.shards.classes),))

@@ -56,10 +56,10 @@ class Project:
         in storage order and without augmentation.
 
         Raises:
-          InvalidParams: there is no such configuration.
+          UnknownPipeline: there is no such configuration.
           ImpossiblePlan: the configuration cannot work, with the reason.
         """
-        check_pipelines_exist(self.params, [name])
+        check_pipelines_exist(self.params.pipelines, [name], option="name")
         config = PipelineConfig.model_validate(
             {**self.params.pipelines[name].model_dump(), **changes}
         )

@@ -28,7 +28,7 @@ from throughline.results.train import (
 )
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
-from throughline.shared.progress import echo_problem
+from throughline.shared.progress import echo_fact
 from throughline.training.callbacks import find_best_epoch, make_callbacks
 from throughline.training.checkpoints import CheckpointCallback, build_optimizer
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
@@ -115,9 +115,7 @@ def train(
         replicas.make_random_layers_differ(network)
         train_function = StepFunction(model)
     if start != Position():
-        echo_problem(
-            f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}"
-        )
+        echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
     batches = open_batches(pipelines.train, start, epochs=settings.epochs)
     watching = [StepDeadline(replicas, train_function, settings)] if replicas.several else []
     with (
@@ -135,6 +133,7 @@ def train(
         )
         replicas.check_weights(network)
     usage, timer = monitor.measured, checkpoints.timer
+    cpu_s = float(replicas.exchange([round(usage.cpu_s * 1e6)]).sum() / 1e6)  # of all processes
     test = {}
     if pipelines.test is not None:
         test_split = pipelines.test.dataset()
@@ -164,8 +163,9 @@ def train(
             else None
         ),
         step=timer.step_times() if rates else None,
-        cpu_seconds_per_1k_examples=usage.cpu_s / measured * 1000 if measured else None,
+        cpu_seconds_per_1k_examples=cpu_s / measured * 1000 if measured else None,
         usage=usage,
+        processes=replicas.worker.count,
     )
     return TrainingOutcome(rows=checkpoints.rows, result=result)
 
@@ -237,7 +237,7 @@ def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
     if not tf.config.list_physical_devices("GPU"):
         model.jit_compile = False  # XLA has no form of what processes exchange
     if type(network).train_step is not keras.Model.train_step:
-        echo_problem(
+        echo_fact(
             "the model has a train step of its own: its gradients are added up over the processes,"
             " so its loss has to be divided by their number, as Keras' losses are"
             " (docs/training.md, Several processes)"

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,21 @@ class TrainedModelContext:
     trusted: bool
     layout: Layout
     options: argparse.Namespace
+
+
+def check_started_stage() -> None:
+    """Check what the stage that Python is starting is asked for, before its libraries are imported,
+    which takes seconds. The stage itself reports the rest, and reads what a run with changes has.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for option in ("--pipeline", "--name"):
+        parser.add_argument(option)
+    with suppress(argparse.ArgumentError):
+        options, others = parser.parse_known_args(sys.argv[1:])
+        if options.name is None and not {"-h", "--help"} & {*others}:
+            with report_user_errors():
+                named = [options.pipeline] if options.pipeline else []
+                check_pipelines_exist(load_params().pipelines, named)
 
 
 @contextmanager
@@ -81,7 +96,7 @@ def pipeline_stage_cli(
         enter_run(options)
         check_versions(_stage_of(command), root=Path())
         params, name = load_params(), options.pipeline
-        check_pipelines_exist(params, [name])
+        check_pipelines_exist(params.pipelines, [name])
         if training_worker_from_tf_config(os.environ).index == 0:  # else the first clears, or has
             clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):

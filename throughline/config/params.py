@@ -8,14 +8,18 @@ cannot be right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
-from throughline.config.params_checks import find_problems, list_fitting_models
+from throughline.config.params_checks import (
+    find_problems,
+    find_source_encoding,
+    list_fitting_models,
+)
 from throughline.config.params_file import PARAMS_FILE, apply_overrides, read_yaml
 from throughline.plan.op_parsing import parse_op
 from throughline.plan.ops import Op
@@ -31,7 +35,7 @@ from throughline.settings import (
     WindowSettings,
 )
 from throughline.settings.source_kinds import SOURCES
-from throughline.shared.errors import InvalidParams, did_you_mean
+from throughline.shared.errors import InvalidParams, UnknownPipeline, did_you_mean
 
 OpSpec = str | dict[str, Any]
 # Keys of earlier versions, by their place, and what they are called now.
@@ -168,21 +172,20 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     return params
 
 
-def check_pipelines_exist(params: Params, names: Sequence[str]) -> None:
-    """Refuse configurations that params.yaml has not.
+def check_pipelines_exist(
+    known: Iterable[str], names: Sequence[str], *, option: str = "--pipeline"
+) -> None:
+    """Refuse names, which an option gives, that are no configurations.
 
     Raises:
-      InvalidParams: names the nearest.
+      UnknownPipeline: says which, and which there are.
     """
-    unknown = [name for name in names if name not in params.pipelines]
-    if unknown:
-        raise InvalidParams(
-            [
-                f"{PARAMS_FILE.name}: pipelines.{name} does not exist;"
-                f" {did_you_mean(name, list(params.pipelines))}"
-                for name in unknown
-            ]
-        )
+    known = list(known)
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            there = f"; there are: {', '.join(known)}" if hint.startswith("did") else ""
+            raise UnknownPipeline(f"{option} {name}: there is no such configuration{there}; {hint}")
 
 
 def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
@@ -193,9 +196,9 @@ def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     resolved: dict[str, Any] = {}
     if document.model.name == "auto" and not document.model.from_file:
         fitting = list_fitting_models(document.data, document.window)
-        name = SOURCES[document.data.source].auto_model or fitting[0]
+        name = SOURCES[document.data.source].auto_model or next(iter(fitting), "auto")
         resolved["model"] = document.model.model_copy(update={"name": name})
-    text = SOURCES[document.data.source].content == "text"
+    text = find_source_encoding(document.data).modality == "text"
     if text and "postprocess" not in document.model_fields_set:
         resolved["postprocess"] = []
     return document.model_copy(update=resolved)

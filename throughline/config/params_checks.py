@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from throughline.data import encodings  # noqa: F401 - sources name them
 from throughline.plan.constraints import (
     find_batch_problems,
     find_config_problems,
@@ -17,6 +18,7 @@ from throughline.plan.constraints import (
     find_text_problems,
     find_token_window_problems,
 )
+from throughline.plan.schema import Encoding, find_encoding
 from throughline.settings import DataSettings, ModelSettings, PipelineConfig, WindowSettings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import did_you_mean
@@ -30,20 +32,20 @@ NEXT_TOKEN_MODELS = ("transformer_decoder",)
 BUILT_IN_MODELS = ("small_cnn", "mlp", *TEXT_MODELS, *NEXT_TOKEN_MODELS, "emulated")
 # Arguments of keras.applications that follow from the data, or have keys of their own.
 FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
-# What `model: {name: auto}` is, and what else there is without writing one, by what examples are.
-MODELS_FOR = {
-    "images": ("small_cnn", "mlp"),
-    "table": ("mlp",),
-    "time series": ("mlp",),
-    "text": TEXT_MODELS,
-}
+# What `model: {name: auto}` is, and what else there is without writing one, by the data's modality.
+MODELS_FOR = {"images": ("small_cnn", "mlp"), "numbers": ("mlp",), "text": TEXT_MODELS}
+
+
+def find_source_encoding(data: DataSettings) -> Encoding:
+    """How the examples of a source are encoded, as far as that is known before they are read."""
+    return find_encoding(SOURCES[data.source].encoding)
 
 
 def list_fitting_models(data: DataSettings, window: WindowSettings) -> tuple[str, ...]:
     """Built-in models for what is trained, the first of which is `auto`."""
     if window.tokens is not None:
         return NEXT_TOKEN_MODELS
-    return MODELS_FOR[SOURCES[data.source].content]
+    return MODELS_FOR.get(find_source_encoding(data).modality, ())
 
 
 def find_problems(params: Params) -> list[str]:
@@ -90,7 +92,7 @@ def find_problems(params: Params) -> list[str]:
             augment=params.augment,
             postprocess=params.postprocess,
         )
-        if SOURCES[params.data.source].content != "text":
+        if not find_source_encoding(params.data).padded:
             reasons += find_batch_problems(config)
         if params.window.tokens is not None:
             reasons += find_token_window_problems(config)
@@ -106,20 +108,21 @@ def find_problems(params: Params) -> list[str]:
 
 def _find_task_problems(params: Params) -> Iterator[str]:
     """What is to be predicted, where the data have no such thing."""
-    text = SOURCES[params.data.source].content == "text"
+    encoding = find_source_encoding(params.data)
+    text = encoding.modality == "text"
     if params.window.tokens is not None and not text:
         yield (
             f"window.tokens: the source {params.data.source} is not text; drop it, or set"
             " data.source to text_folder, text_table or text_lines"
         )
-    if SOURCES[params.data.source].content != "time series":
+    if encoding.storage != "blocks":
         set_here = params.window.model_dump(exclude_defaults=True).keys() - {"tokens"}
         yield from (
             f"window.{key}: the source {params.data.source} is no time series, which alone is cut"
             " into windows; drop it, or set data.source to time_series"
             for key in sorted(set_here)
         )
-    if params.data.missing != "reject" and SOURCES[params.data.source].content != "table":
+    if params.data.missing != "reject" and encoding.name != "numbers":
         yield f"data.missing: the source {params.data.source} is no table; drop it"
     if params.data.label_kind == "none" and (not text or params.window.tokens is None):
         yield (
@@ -130,7 +133,7 @@ def _find_task_problems(params: Params) -> Iterator[str]:
 
 def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
     """What a configuration asks for that the data or the training does not have."""
-    if config.read == "files" and not SOURCES[params.data.source].has_files:
+    if config.read == "files" and find_source_encoding(params.data).storage != "files":
         yield (
             f"read: the source {params.data.source} has no image files; use arrays, shards or"
             " snapshot"
@@ -172,13 +175,13 @@ def _find_path_problems(params: Params) -> list[str]:
 
 def _find_source_problems(params: Params) -> list[str]:
     """Problems of ops and sampling with this kind of data."""
-    content = SOURCES[params.data.source].content
+    encoding = find_source_encoding(params.data)
     sections = ("preprocess", "augment", "postprocess")
     ops = [(section, op) for section in sections for op in getattr(params, section)]
-    found = find_ops_problems(content, ops)
-    if content == "text":
+    found = find_ops_problems(encoding, ops)
+    if encoding.modality == "text":
         found += find_text_problems(params.preprocess)
-    if content == "time series":
+    if encoding.storage == "blocks":
         sampled = [
             name for name, config in params.pipelines.items() if config.sampling != "uniform"
         ]
@@ -219,9 +222,14 @@ def _find_file_problems(model: ModelSettings) -> Iterator[str]:
 
 
 def _find_name_problems(params: Params) -> list[str]:
-    name, content = params.model.name, SOURCES[params.data.source].content
+    name, encoding = params.model.name, find_source_encoding(params.data)
     if params.model.from_file:
         return []
+    if name == "auto":
+        return [
+            f"model.name: no built-in model takes {encoding.noun}; write your own:"
+            " package.module:function"
+        ]
     if ":" not in name:
         known = model_names()
         if name not in known:
@@ -238,11 +246,11 @@ def _find_name_problems(params: Params) -> list[str]:
                 f"model.name: {name} {predicts} next tokens, and window.tokens is"
                 f" {params.window.tokens or 'absent'}; use auto, or your own"
             ]
-        takes_images = content == "images" and name not in TEXT_MODELS
+        takes_images = encoding.modality == "images" and name not in TEXT_MODELS
         if name not in (*fitting, "emulated") and not takes_images:
             takes = "text" if name in TEXT_MODELS else "images"
             return [
-                f"model.name: {name} takes {takes}, the source is {content}; use auto,"
+                f"model.name: {name} takes {takes}, the source has {encoding.noun}; use auto,"
                 f" {', '.join(fitting)}, or your own"
             ]
         return []
@@ -268,9 +276,10 @@ def _find_monitor_problems(params: Params) -> Iterator[str]:
     stopping, model = params.train.early_stopping, params.model
     if not stopping or ":" in model.name or model.from_file or params.train.metrics != ["auto"]:
         return
-    content, kind = SOURCES[params.data.source].content, params.data.label_kind
-    undecided = content == "table" and kind == "auto"
-    number = content == "time series" or (content == "table" and kind == "number")
+    encoding, kind = find_source_encoding(params.data), params.data.label_kind
+    table = encoding.name == "numbers"
+    undecided = table and kind == "auto"
+    number = encoding.storage == "blocks" or (table and kind == "number")
     metrics = ["accuracy", "mae"] if undecided else ["mae" if number else "accuracy"]
     if problem := find_monitor_problem(stopping.monitor, ["loss", *metrics]):
         yield problem

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from throughline.data.encodings.texts import RejectedText, inspect_text
+from throughline.data.encodings.base import RejectedValue
+from throughline.data.encodings.texts import inspect_text
 from throughline.data.manifest import COLUMNS, DOCUMENTS
 from throughline.data.sources.base import Rejected, Texts
 from throughline.shared.files import digest_blake2b
@@ -31,7 +32,7 @@ def write_documents(
                 continue
             try:
                 content = inspect_text(document.content, encoding=encoding)
-            except RejectedText as reason:
+            except RejectedValue as reason:
                 rejected.append(Rejected(id=document.id, reason=str(reason)))
                 continue
             file.write(content)

@@ -10,24 +10,21 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial, singledispatch
+from functools import singledispatch
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 import pandas as pd
 
 from throughline.data import sources
 from throughline.data.documents import write_documents
-from throughline.data.encodings.decoder import Decoder
-from throughline.data.encodings.images import (
-    ImageInfo,
-    RejectedImage,
-    inspect_image,
-    inspect_stored,
-)
+from throughline.data.encodings import image_files  # noqa: F401 - by which images are examined
+from throughline.data.encodings.base import FileEncoding, FileInfo, RejectedValue, StoredFile
+from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.texts import text_feature
 from throughline.data.manifest import COLUMNS, SPLITS, VALUES
-from throughline.data.shards.records import RecordSchema
+from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings
 from throughline.shared.files import digest_blake2b
 from throughline.shared.limits import usable_cores
@@ -45,7 +42,7 @@ class Examined:
     """
 
     rows: pd.DataFrame
-    schema: RecordSchema
+    schema: Schema
     rejected: list[sources.Rejected] = field(default_factory=list)
     classes: tuple[str, ...] = ()
     notes: Counter = field(default_factory=Counter)
@@ -137,48 +134,36 @@ def _(source: sources.Texts, folder: Folder, settings: DataSettings) -> Examined
     rows, rejected = write_documents(source, folder.path, encoding=settings.encoding)
     return Examined(
         rows=rows,
-        schema=RecordSchema(payload="text", shape=(None,), dtype="int32"),
+        schema=labeled(text_feature()),
         rejected=rejected,
         classes=tuple(sorted(set(rows["label"]))),
     )
 
 
 @examine.register
-def _(
-    source: sources.ImageFiles | sources.StoredImages, folder: Folder, settings: DataSettings
-) -> Examined:
-    """Examines all images on all cores; Pillow decodes without the GIL, TensorFlow outside of this
-    process.
-    """
+def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined:
+    """Examines all files on all cores."""
+    encoding = cast("FileEncoding", find_encoding(source.encoding))
     converted = folder.path / "converted"
     converted.mkdir(exist_ok=True)
 
-    def examine_one(
-        image: sources.ImageFile | sources.StoredImage,
-    ) -> ImageInfo | sources.Rejected:
-        inspect = (
-            partial(inspect_stored, offset=image.offset, size=image.size)
-            if isinstance(image, sources.StoredImage)
-            else partial(inspect_image, root=source.root)
-        )
+    def examine_one(file: sources.ExampleFile) -> FileInfo | sources.Rejected:
+        stored = StoredFile(path=file.path, root=source.root, offset=file.offset, size=file.size)
         try:
-            return inspect(
-                image.path, max_pixels=settings.max_pixels, converted=converted, decoder=decoder
-            )
-        except RejectedImage as reason:
-            return sources.Rejected(id=image.id, reason=str(reason))
+            return inspect(stored, converted)
+        except RejectedValue as reason:
+            return sources.Rejected(id=file.id, reason=str(reason))
 
-    rows, rejected, notes, sizes = [], list(source.rejected), Counter(), Counter()
-    images = source.images if isinstance(source, sources.StoredImages) else source.files
-    with Decoder() as decoder:
+    with encoding.open_inspector(settings) as inspect:
         results = list(
             progress(
-                in_threads(examine_one, images, workers=usable_cores()),
-                total=len(images),
+                in_threads(examine_one, source.files, workers=usable_cores()),
+                total=len(source.files),
                 label="ingest",
             )
         )
-    for image, result in zip(images, results, strict=True):
+    rows, rejected, notes, shapes = [], list(source.rejected), Counter(), set()
+    for file, result in zip(source.files, results, strict=True):
         if isinstance(result, sources.Rejected):
             rejected.append(result)
             continue
@@ -188,31 +173,24 @@ def _(
         notes.update(
             [*(["converted to PNG"] if moved else []), *([result.note] if result.note else [])]
         )
-        sizes[(result.height, result.width, result.channels)] += 1
+        shapes.add(result.shape)
         rows.append(
             {
-                "id": image.id,
+                "id": file.id,
                 "uri": str(uri),
-                "row": image.offset if isinstance(image, sources.StoredImage) and not moved else -1,
-                "label": image.label,
+                "row": -1 if moved else file.offset,
+                "label": file.label,
                 "bytes": result.bytes,
                 "digest": result.digest,
-                "split": image.split or "",
+                "split": file.split or "",
             }
         )
-    channels = 1 if all(size[2] == 1 for size in sizes) else 3
-    alike = {size[:2] for size in sizes}
-    shape = (*next(iter(alike)), channels) if len(alike) == 1 else None
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     return Examined(
         rows=table,
-        schema=RecordSchema(payload="encoded", shape=shape, channels=channels),
+        schema=labeled(encoding.describe(shapes)),
         rejected=rejected,
-        classes=tuple(
-            source.classes
-            if isinstance(source, sources.StoredImages)
-            else sorted(set(table["label"]))
-        ),
+        classes=tuple(sorted(set(table["label"])) if source.classes is None else source.classes),
         notes=notes,
     )
 

@@ -47,36 +47,37 @@ def ingest(settings: DataSettings, out: Path) -> Manifest:
     ) as folder:
         found = examine(source, Folder(path=folder, final=out), settings)
         rows, rejected, classes, schema = found.rows, found.rejected, found.classes, found.schema
-        for words in schema.categories:
+        for words in schema.input.columns.categories:
             refuse_alike(settings.path, "categories", words)
         total = len(rows) + len(rejected)
-        if schema.label == "class" and schema.payload != "series":
+        if schema.target and not schema.predicts_number:
             # Nobody sees blanks around a name; `cat` and `cat ` are one class.
             rows = rows.assign(label=[name.strip() for name in rows["label"]])
             classes = tuple(dict.fromkeys(name.strip() for name in classes))
             refuse_alike(settings.path, "classes", classes)
             rows, classes, unnamed = drop_odd_classes(rows, classes)
             rejected += unnamed
-        if schema.payload != "series":
+        if not schema.is_series:
             # Two photos with the same bytes are one photo; two rows of numbers that agree are two
             # observations.
             rows, duplicates = _without_duplicates(
-                rows, keep=settings.duplicates == "keep" or schema.feature == "features"
+                rows,
+                keep=settings.duplicates == "keep" or schema.input.encoding.modality == "numbers",
             )
             rejected = sorted([*rejected, *duplicates], key=lambda item: _in_natural_order(item.id))
         rejects = pd.DataFrame(
             [(item.id, item.reason) for item in rejected], columns=["id", "reason"]
         ).map(_printable)
         _check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
-        examples = _table(rows, classes, settings.split, series=schema.payload == "series")
-        if isinstance(source, sources.Arrays) and schema.medians:
+        examples = _table(rows, classes, settings.split, series=schema.is_series)
+        if isinstance(source, sources.Arrays) and schema.input.columns.medians:
             train = np.asarray(examples["row"])[np.asarray(examples["split"] == "train")]
             source = fill_medians(source, train)
             schema = source.schema
             with open_values_file(folder, source.values) as copy:
                 copy.write(source.values.data)
         stats = _stats(examples, classes, rejects, found.notes, source)
-        classified = schema.label == "class" and settings.label_kind != "none"
+        classified = schema.target and not schema.predicts_number and settings.label_kind != "none"
         _check_usable(stats, set(rows["split"]), classes=classes if classified else None)
         manifest = Manifest(
             examples=examples,
@@ -233,6 +234,7 @@ def _stats(
         "features": dict(getattr(source, "features", {})),
         "skipped": dict(getattr(source, "skipped", {})),
         "dialect": list(getattr(source, "dialect", ())),
+        "warnings": list(getattr(source, "warnings", ())),
         "columns": [asdict(reading) for reading in getattr(source, "readings", ())],
         "empty_classes": list(getattr(source, "empty_classes", ())),
     }

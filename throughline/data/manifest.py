@@ -9,7 +9,7 @@ presence means complete.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data import encodings  # noqa: F401 - a schema names them
+from throughline.plan.schema import Schema
+from throughline.results.base import parse, to_json
 from throughline.shared.errors import MissingInput, expect_current_schema
 from throughline.shared.files import digest_blake2b, read_json, write_json
 
@@ -40,7 +42,7 @@ class Manifest:
 
     examples: pd.DataFrame
     classes: tuple[str, ...]
-    schema: RecordSchema
+    schema: Schema
     rejected: pd.DataFrame
     stats: dict[str, Any]
     folder: Path
@@ -74,7 +76,7 @@ def write_manifest(manifest: Manifest) -> None:
     summary = {
         "digest": manifest.digest,
         "classes": manifest.classes,
-        "schema": asdict(manifest.schema),
+        "schema": to_json(manifest.schema),
         "stats": manifest.stats,
     }
     write_json(folder / "manifest.json", summary)
@@ -93,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
         summary = read_json(folder / "manifest.json")
         stats, schema, classes = (
             summary["stats"],
-            RecordSchema.from_json(summary["schema"]),
+            parse(Schema, summary["schema"]),
             tuple(summary["classes"]),
         )
         count, rejects = sum(stats["examples"].values()), stats["rejected"]

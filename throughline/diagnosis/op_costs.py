@@ -136,7 +136,7 @@ def _op_costs(
 def _alike(pipeline: InputPipeline, elements: tf.data.Dataset) -> bool:
     """Whether elements can be batched: all values have the same size, or have been given it."""
     known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(elements.element_spec))
-    return known or None not in (pipeline.data.shards.schema.shape or (None,))
+    return known or None not in pipeline.data.shards.schema.input.shape
 
 
 def _runner(pipeline: InputPipeline, op: Op) -> Callable[[Any], Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from throughline.data.shards.records import RecordSchema
 from throughline.kernels import (  # noqa: F401 - they add kernels
     color_kernels,
     cropping,
@@ -18,6 +17,7 @@ from throughline.kernels.autograph import without_autograph
 from throughline.kernels.kernels import Element, compute
 from throughline.kernels.randomness import RandomStream
 from throughline.plan.ops import Op
+from throughline.plan.schema import Schema
 
 
 @without_autograph
@@ -48,7 +48,7 @@ def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> Rand
     return RandomStream(seed=seed, epoch=epoch, salts=(op.name, position))
 
 
-def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -> Element | tuple:
+def select_outputs(element: Element, schema: Schema, *, with_keys: bool) -> Element | tuple:
     """The (input, label) that a model takes, of packed rows (inputs, label, weight), or,
     `with_keys`, the whole element; texts of a batch are padded to the longest.
     """
@@ -58,10 +58,11 @@ def select_outputs(element: Element, schema: RecordSchema, *, with_keys: bool) -
     }
     if with_keys:
         return element
+    value = schema.input.name
     if "segment_ids" in element:
-        names = (schema.feature, "segment_ids", "positions")
+        names = (value, "segment_ids", "positions")
         return {name: element[name] for name in names}, element["label"], element["weight"]
-    return element[schema.feature], element["label"]
+    return element[value], element["label"]
 
 
 def split_tokens(tokens: tf.Tensor) -> Element:

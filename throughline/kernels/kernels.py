@@ -43,6 +43,8 @@ from throughline.plan.ops import (
 Element = dict[str, tf.Tensor]
 Kernel = Callable[[Op, Element, RandomStream], Element]
 _PIXELS = (-3, -2, -1)
+# What an element holds besides the model's input; of packed rows, the last three.
+_BESIDES_INPUT = ("key", "label", "weight", "segment_ids", "positions")
 _TABLE = 1025  # points of a tabulated distribution
 
 
@@ -62,7 +64,7 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: Load, element: Element, draw: RandomStream) -> Element:
     return {
-        "image": tf.io.read_file(element["path"]),
+        op.feature: tf.io.read_file(element["path"]),
         "label": element["label"],
         "key": element["key"],
     }
@@ -70,10 +72,9 @@ def _(op: Load, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: Parse, element: Element, draw: RandomStream) -> Element:
+    dtypes = {**dict(op.dtypes), "key": "int64"}
     features = {
-        op.feature: tf.io.FixedLenFeature((), tf.string),
-        "key": tf.io.FixedLenFeature((), tf.int64),
-        "label": tf.io.FixedLenFeature((), tf.float32 if op.label == "number" else tf.int64),
+        name: tf.io.FixedLenFeature((), tf.as_dtype(dtype)) for name, dtype in dtypes.items()
     }
     record = element["record"]
     return (
@@ -351,7 +352,7 @@ def draw_flipped(key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
 
 def input_name(element: Element) -> str:
     """Name of the model's input among the features of an element."""
-    return next(name for name in ("image", "text", "features") if name in element)
+    return next(name for name in element if name not in _BESIDES_INPUT)
 
 
 def affine(op: Standardize) -> tuple[list[float], list[float]]:

@@ -33,7 +33,7 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
       UnequalConfigurations: the examples are not those of the manifest, or have other labels there.
     """
     total, keys, labels = 0, [], []
-    text = pipeline.data.shards.schema.payload == "text"
+    text = pipeline.data.shards.schema.is_text
     values = np.empty((0,))
     for batch in pipeline.dataset().as_numpy_iterator():
         values = batch[input_name(batch)]

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.data.manifest import map_documents, read_manifest
-from throughline.data.shards.records import RecordSchema
 from throughline.models.inference import gives_probabilities
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.plan.schema import TableColumns
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 
 MOST_CLASSES, MOST_WORST = 20, 12
@@ -45,7 +45,7 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
     """Run the model, which takes the inputs of `pipeline`, on each example; `pipeline` delivers
     keys. Without `classes` it predicts numbers, and the loss of an example is its absolute error.
     """
-    feature = pipeline.data.shards.schema.feature
+    feature = pipeline.data.shards.schema.input.name
     judge = _judge_classes if classes else _judge_numbers
     probabilities = gives_probabilities(model)
 
@@ -118,7 +118,7 @@ def describe_outcomes(
             )
             for number, (example_id, value) in enumerate(inputs)
         ),
-        picture=len(losses) > 0 and pipeline.data.shards.schema.feature == "image",
+        picture=len(losses) > 0 and pipeline.data.shards.schema.input.encoding.modality == "images",
         mae_by_target=(
             dict(zip(targets, outcomes.target_errors.tolist(), strict=True))
             if len(targets) > 1
@@ -224,29 +224,28 @@ def _describe_inputs(
 ) -> list[tuple[str, str]]:
     """Ids of the worst examples, and what they are, in words."""
     schema, keys = pipeline.data.shards.schema, worst["keys"].tolist()
-    if schema.payload == "series":
+    if schema.is_series:
         return [(f"window from time step {key + 1:,}", "") for key in keys]
     rows = read_manifest(folder).examples.set_index("key").loc[keys]
     values = [""] * len(keys)
-    if schema.payload == "text":
+    if schema.is_text:
         documents = map_documents(folder)
         values = [
             _shorten(bytes(documents[start : start + size]).decode("utf-8", "replace"))
             for start, size in zip(rows["row"], rows["bytes"], strict=True)
         ]
-    elif schema.feature == "features":
-        values = [_describe_row(row, schema) for row in worst["inputs"]]
+    elif schema.input.encoding.modality == "numbers":
+        values = [_describe_row(row, schema.input.columns) for row in worst["inputs"]]
     return list(zip(rows["id"].tolist(), values, strict=True))
 
 
-def _describe_row(row: np.ndarray, schema: RecordSchema) -> str:
+def _describe_row(row: np.ndarray, columns: TableColumns) -> str:
     """The cells of a table's row by their columns."""
-    numeric = len(schema.columns) - len(schema.categories)
     cells = [
         f"{name}: {row[place]:.4g}"
-        if place < numeric
-        else f"{name}: {schema.categories[place - numeric][int(row[place])]}"
-        for place, name in enumerate(schema.columns)
+        if place < columns.numeric
+        else f"{name}: {columns.categories[place - columns.numeric][int(row[place])]}"
+        for place, name in enumerate(columns.names)
     ]
     return _shorten(", ".join(cells))
 

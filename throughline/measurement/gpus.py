@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,9 @@ def visible_gpus() -> tuple[list[Any], str | None]:
     try:
         pynvml.nvmlInit()
         uuids = cuda_uuids()
-        handles = selected_by_variable() if uuids is None else [_handle(uuid) for uuid in uuids]
+        if uuids is None:
+            return [], NO_GPU.format("CUDA's driver, libcuda.so.1, is not there or does not answer")
+        handles = [_handle(uuid) for uuid in uuids]
     except pynvml.NVMLError as error:
         return [], NO_GPU.format(f"NVML: {error}")
     return handles, None if handles else NO_GPU.format(_reason())
@@ -75,45 +77,6 @@ def cuda_uuids() -> list[str] | None:
             "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
         )
     return uuids
-
-
-def selected_by_variable() -> list[Any]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects, as CUDA's documentation defines it, in NVML's
-    order of indices.
-
-    An entry is an index, or the beginning of one UUID alone; entries from the first one that
-    selects no device on are ignored.
-    """
-    handles = [
-        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-    ]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return handles
-    uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    selected: list[Any] = []
-    for entry in (part.strip() for part in chosen.split(",")):
-        handle = _selected(entry, handles, uuids)
-        if handle is None:
-            break
-        selected.append(handle)
-    return selected
-
-
-def _selected(entry: str, handles: Sequence[Any], uuids: Sequence[str]) -> Any:
-    if entry.isdigit():
-        return handles[int(entry)] if int(entry) < len(handles) else None
-    if entry.startswith("MIG-"):
-        try:
-            return pynvml.nvmlDeviceGetHandleByUUID(entry)
-        except pynvml.NVMLError:
-            return None
-    matching = [
-        handle
-        for handle, uuid in zip(handles, uuids, strict=True)
-        if entry and uuid.startswith(entry)
-    ]
-    return matching[0] if len(matching) == 1 else None
 
 
 def _handle(uuid: str) -> Any:

@@ -19,7 +19,7 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
     columns of a series that are predicted.
     """
     split = "test" if "test" in data.shards.splits else "validation"
-    if targets is None and data.shards.schema.label != "number":
+    if targets is None and not data.shards.schema.predicts_number:
         labels = np.asarray(data.memmap(split, "label"))
         share = float(np.bincount(labels).max() / len(labels))
         return HeldOut(
@@ -28,7 +28,7 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
             constant_metric=share,
             constant_stderr=standard_error(share, len(labels)),
         )
-    column = "label" if targets is None else data.shards.schema.feature
+    column = "label" if targets is None else data.shards.schema.input.name
 
     def values(of: str) -> np.ndarray:
         numbers = np.asarray(data.memmap(of, column), np.float64)
@@ -56,7 +56,7 @@ def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
     """
     split = "test" if "test" in data.shards.splits else "validation"
     windows = data.count_examples(split, window)
-    tokens = np.asarray(data.memmap(split, data.shards.schema.feature))
+    tokens = np.asarray(data.memmap(split, data.shards.schema.input.name))
     targets = tokens[1 : 1 + windows * window.length].reshape(windows, window.length)
     shares = (targets == np.bincount(targets.reshape(-1)).argmax()).mean(axis=1)
     share = float(shares.mean())

@@ -16,7 +16,7 @@ def measure_sequences(pipeline: InputPipeline, *, examples_per_s: float) -> Sequ
     """Read an epoch of batches of sequences and count; None for other data. `examples_per_s` is the
     rate of the input alone.
     """
-    if pipeline.data.shards.schema.payload != "text":
+    if not pipeline.data.shards.schema.is_text:
         return None
     tokens, padded, shapes = 0, 0, set()
     for batch in pipeline.dataset().as_numpy_iterator():
@@ -36,7 +36,7 @@ def padding_in_buckets(pipeline: InputPipeline) -> float | None:
     """Percentage of padding that `batch: {pad_to: auto}` would leave; None for windows, and for
     what is no text.
     """
-    if pipeline.data.shards.schema.payload != "text" or pipeline.plan.window:
+    if not pipeline.data.shards.schema.is_text or pipeline.plan.window:
         return None
     lengths = sequence_lengths(pipeline.data, pipeline.split)
     boundaries = double_until(int(lengths.max(initial=1)))

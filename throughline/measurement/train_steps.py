@@ -82,7 +82,7 @@ def make_model_only_step(
     """
     batches = (
         repeat_batches(pipeline)
-        if pipeline.plan.spec.schema.payload == "text"
+        if pipeline.plan.spec.schema.is_text
         else repeat_batch(next(pipeline.batches()))
     )
     feed = Feed.of(pipeline, settings, gathers=False)
@@ -97,7 +97,7 @@ def make_reference_step(
     they can be compared by it.
     """
     inputs, labels = next(pipeline.batches())
-    feature, epoch = pipeline.data.shards.schema.feature, tf.constant(0, tf.int64)
+    feature, epoch = pipeline.data.shards.schema.input.name, tf.constant(0, tf.int64)
     postprocessed = apply_ops(
         pipeline.plan.device_ops,
         {feature: inputs, "label": labels},

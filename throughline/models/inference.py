@@ -19,10 +19,11 @@ from typing import Any, Literal
 import keras
 from pydantic import TypeAdapter, ValidationError
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data import encodings  # noqa: F401 - a schema names them
 from throughline.models.model_files import explain, load_model, save_model
 from throughline.plan.op_parsing import describe_op, restore_op
 from throughline.plan.ops import Op
+from throughline.plan.schema import Schema
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.code_identity import project_files
@@ -53,7 +54,7 @@ class InferenceSpec:
     """
 
     task: Literal["class", "regression", "next_token"]
-    schema: RecordSchema
+    schema: Schema
     data: DataSettings
     window: WindowSettings
     ops: tuple[StoredOp, ...]

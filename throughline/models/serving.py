@@ -16,12 +16,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from throughline.data.shards.records import RecordSchema
 from throughline.kernels.elements import apply_ops
 from throughline.kernels.kernels import Element
 from throughline.kernels.tokenizers import open_tokenizer
 from throughline.models.inference import InferenceSpec, TrainedModel, gives_probabilities
 from throughline.plan.ops import DecodeRaw, Op
+from throughline.plan.schema import Feature, Schema, TableColumns
 from throughline.plan.shapes import ops_until_uniform, output_shape
 from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
 from throughline.shared.files import atomic_folder
@@ -40,7 +40,7 @@ def make_serve_fn(trained: TrainedModel) -> Callable[[tf.Tensor], Outputs]:
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
     probabilities = gives_probabilities(model)
-    if spec.schema.payload == "text":
+    if spec.schema.is_text:
         return lambda texts: _name_outputs(
             _answer_texts(model, ops, texts, context=_context(spec)),
             spec,
@@ -48,7 +48,7 @@ def make_serve_fn(trained: TrainedModel) -> Callable[[tf.Tensor], Outputs]:
         )
 
     def serve(stored: tf.Tensor) -> Outputs:
-        inputs = _preprocess(ops, spec.schema, stored, series=spec.schema.payload == "series")
+        inputs = _preprocess(ops, spec.schema, stored)
         return _name_outputs(model(inputs, training=False), spec, probabilities=probabilities)
 
     return serve
@@ -56,11 +56,11 @@ def make_serve_fn(trained: TrainedModel) -> Callable[[tf.Tensor], Outputs]:
 
 def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec:
     """What `make_serve_fn` takes of a model."""
-    schema = spec.schema
-    if schema.payload in ("text", "encoded"):
-        return tf.TensorSpec((None,), tf.string, schema.feature)
-    window = (spec.window.length,) if schema.payload == "series" else ()
-    return tf.TensorSpec((None, *window, *(schema.shape or ())), schema.dtype, schema.feature)
+    value = spec.schema.input
+    if value.encoding.storage in ("documents", "files"):
+        return tf.TensorSpec((None,), tf.string, value.name)
+    window = (spec.window.length,) if spec.schema.is_series else ()
+    return tf.TensorSpec((None, *window, *value.shape), value.dtype, value.name)
 
 
 def export_model(trained: TrainedModel, folder: Path) -> str:
@@ -94,18 +94,22 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
 def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:
     """The function that is exported, what it takes, and what it needs besides the model."""
     spec, answer = trained.spec, make_serve_fn(trained)
-    schema, signature = spec.schema, make_input_signature(spec)
-    if schema.payload == "text":
+    value, signature = spec.schema.input, make_input_signature(spec)
+    if spec.schema.is_text:
         tokenizer = open_tokenizer(next(op for op in trained.ops if isinstance(op, Tokenize)))
         return answer, signature, [module for module in [tokenizer.module] if module is not None]
-    if schema.payload != "raw":
+    if value.encoding.storage != "rows":
         return answer, signature, []
-    if schema.feature == "image":
+    if value.encoding.modality == "images":
         files = tf.TensorSpec((None,), tf.string, "image")
-        return lambda image: answer(decode_to_shape(image, schema.shape or ())), files, []
-    tables = _make_lookup_tables(schema)
-    columns = _column_signature(schema)
-    return lambda features: answer(_code_columns(features, schema, tables)), columns, tables
+        return lambda image: answer(decode_to_shape(image, value.shape)), files, []
+    tables = _make_lookup_tables(value.columns)
+    signature = _column_signature(value.columns)
+    return (
+        lambda features: answer(_code_columns(features, value.columns, tables)),
+        signature,
+        tables,
+    )
 
 
 def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
@@ -118,14 +122,12 @@ def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
     return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(shape, tf.uint8))
 
 
-def _preprocess(
-    ops: Sequence[Op], schema: RecordSchema, stored: tf.Tensor, *, series: bool
-) -> tf.Tensor:
+def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor) -> tf.Tensor:
     """Run the ops of evaluation: those that need single examples on one after the other, all others
     on the batch.
     """
     ops = [op for op in ops if not isinstance(op, DecodeRaw)]  # these are values already
-    uniform = 0 if series or schema.payload == "raw" else ops_until_uniform(ops, schema)
+    uniform = ops_until_uniform(ops, schema)
     single = max(
         len(ops) if uniform is None else uniform,
         max((place for place, op in enumerate(ops, 1) if op.takes == "example"), default=0),
@@ -133,18 +135,20 @@ def _preprocess(
     values = stored
     if single:
         values = tf.map_fn(
-            lambda one: _apply(ops[:single], schema, one, lead=()),
+            lambda one: _apply(ops[:single], schema.input, one, lead=()),
             stored,
-            fn_output_signature=tf.TensorSpec(output_shape(ops[:single], schema), schema.dtype),
+            fn_output_signature=tf.TensorSpec(
+                output_shape(ops[:single], schema), schema.input.dtype
+            ),
         )
-    return _apply(ops[single:], schema, values, lead=tf.shape(values)[:1])
+    return _apply(ops[single:], schema.input, values, lead=tf.shape(values)[:1])
 
 
-def _apply(ops: Sequence[Op], schema: RecordSchema, value: tf.Tensor, *, lead: Any) -> tf.Tensor:
+def _apply(ops: Sequence[Op], feature: Feature, value: tf.Tensor, *, lead: Any) -> tf.Tensor:
     """Run ops on the input of an example, `lead` (), or of a batch, whose labels are not known."""
     nothing = tf.zeros(lead, tf.int64)
-    element: Element = {schema.feature: value, "label": nothing, "key": nothing}
-    return apply_ops(ops, element, seed=0, epoch=tf.constant(0, tf.int64))[schema.feature]
+    element: Element = {feature.name: value, "label": nothing, "key": nothing}
+    return apply_ops(ops, element, seed=0, epoch=tf.constant(0, tf.int64))[feature.name]
 
 
 def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: bool) -> Outputs:
@@ -181,24 +185,19 @@ def _pad(tokens: tf.RaggedTensor) -> tf.Tensor:
     return tokens.to_tensor(0, shape=tf.stack([tokens.nrows(), longest]))
 
 
-def _numeric(schema: RecordSchema) -> int:
-    """How many of a table's columns are numbers; categories come after them."""
-    return len(schema.columns) - len(schema.categories)
-
-
-def _column_signature(schema: RecordSchema) -> dict[str, tf.TensorSpec]:
-    numeric, signature, taken = _numeric(schema), {}, set()
-    for place, name in enumerate(schema.columns):
+def _column_signature(columns: TableColumns) -> dict[str, tf.TensorSpec]:
+    signature, taken = {}, set()
+    for place, name in enumerate(columns.names):
         # What a server calls it by: TensorFlow takes names of ASCII letters and digits alone.
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "column"
         plain = f"{plain}_{place}" if plain in taken else plain
         taken.add(plain)
-        kind = tf.float32 if place < numeric else tf.string
+        kind = tf.float32 if place < columns.numeric else tf.string
         signature[name] = tf.TensorSpec((None,), kind, plain)
     return signature
 
 
-def _make_lookup_tables(schema: RecordSchema) -> list[Any]:
+def _make_lookup_tables(columns: TableColumns) -> list[Any]:
     """The number of each category of a column; −1 for what is none."""
     return [
         tf.lookup.StaticHashTable(
@@ -207,25 +206,25 @@ def _make_lookup_tables(schema: RecordSchema) -> list[Any]:
             ),
             default_value=-1,
         )
-        for words in schema.categories
+        for words in columns.categories
     ]
 
 
 def _code_columns(
-    features: dict[str, tf.Tensor], schema: RecordSchema, tables: Sequence[Any]
+    features: dict[str, tf.Tensor], columns: TableColumns, tables: Sequence[Any]
 ) -> tf.Tensor:
     """Rows (batch, columns) float32 of columns (batch,); a category that the training has not seen
     is an error, NaN is an empty cell.
     """
-    numeric, columns = _numeric(schema), []
-    for place, name in enumerate(schema.columns):
+    coded = []
+    for place, name in enumerate(columns.names):
         column = features[name]
-        if name in schema.medians:
-            column = tf.where(tf.math.is_nan(column), schema.medians[name], column)
-        if place >= numeric:
-            column = tables[place - numeric].lookup(column)
+        if name in columns.medians:
+            column = tf.where(tf.math.is_nan(column), columns.medians[name], column)
+        if place >= columns.numeric:
+            column = tables[place - columns.numeric].lookup(column)
             unknown = f"{name}: a category that the training has not seen"
             with tf.control_dependencies([tf.debugging.assert_non_negative(column, unknown)]):
                 column = tf.identity(column)
-        columns.append(tf.cast(column, tf.float32))
-    return tf.stack(columns, axis=1)
+        coded.append(tf.cast(column, tf.float32))
+    return tf.stack(coded, axis=1)

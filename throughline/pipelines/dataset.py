@@ -229,14 +229,14 @@ def _(step: Shuffle, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
 @build_step.register
 def _(step: Batch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
     size = step.size // context.worker.count
-    if context.data.shards.schema.payload == "text":
+    if context.data.shards.schema.input.encoding.padded:
         return dataset.padded_batch(size, name=step.trace_name)
     return dataset.batch(size, name=step.trace_name)
 
 
 @build_step.register
 def _(step: BucketBatch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    buckets, feature = context.buckets, context.data.shards.schema.feature
+    buckets, feature = context.buckets, context.data.shards.schema.input.name
     if buckets is None:
         raise TypeError(f"{context.plan} has no length buckets")
 

@@ -88,8 +88,8 @@ class InputPipeline:
         """Size of the input of a full batch, as it leaves the host; of texts without padding."""
         specs = tf.nest.flatten(self.dataset().element_spec[0])
         variable = self.segments is None and self.plan.window is None
-        if self.data.shards.schema.payload == "text" and variable:
-            rows, column = self.data.snapshot.splits[self.split], self.data.snapshot.columns[0]
+        if self.data.shards.schema.is_text and variable:
+            rows, column = self.data.snapshot.splits[self.split], self.data.input_column
             tokens = rows.bytes(column) / np.dtype(column.dtype).itemsize
             return round(self.batch_size * specs[0].dtype.size * tokens / max(1, rows.count))
         return self.batch_size * sum(

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from throughline.data.shards.records import RecordSchema
 from throughline.plan.ops import Op
+from throughline.plan.schema import Encoding, Schema
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import PipelineConfig
 
@@ -105,27 +105,21 @@ def find_token_window_problems(config: PipelineConfig) -> list[str]:
     return [problem for problem, holds in refused.items() if holds]
 
 
-def find_ops_problems(content: str, ops: Sequence[tuple[str, Op]]) -> list[str]:
-    """Ops, with the section of each, that do not work on this kind of data."""
-    problems = []
-    for section, op in ops:
-        if ":" in op.name or (op.on_text if content == "text" else op.any_input):
-            continue
-        if content == "text":
-            problems.append(f"{section}: {op.name} does not work on text; drop it")
-        elif op.on_text:
-            problems.append(f"{section}: {op.name} works on text, not on {_one_of(content)}")
-        elif content != "images":
-            problems.append(f"{section}: {op.name} works on images, not on {_one_of(content)}")
-    return problems
+def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list[str]:
+    """Ops, with the section of each, that do not work on data of this encoding."""
+    takes = " and ".join
+    return [
+        f"{section}: {op.name} works on {takes(op.works_on)}, not on {encoding.noun}; drop it"
+        for section, op in ops
+        if ":" not in op.name and op.works_on and encoding.modality not in op.works_on
+    ]
 
 
-def find_vector_problems(schema: RecordSchema, ops: Sequence[tuple[str, Op]]) -> list[str]:
+def find_vector_problems(schema: Schema, ops: Sequence[tuple[str, Op]]) -> list[str]:
     """Ops of images, with the section of each, where the examples turned out to be numbers, which
     only the records of a tfrecord or tfds source tell.
     """
-    vectors = schema.payload == "raw" and schema.feature == "features"
-    return find_ops_problems("vector", ops) if vectors else []
+    return find_ops_problems(schema.input.encoding, ops)
 
 
 def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
@@ -151,10 +145,6 @@ def _problem_of_file(op: Tokenize) -> str:
     if not op.file:
         return f"{op.kind} need no file; drop `model`, or set kind"
     return "" if Path(op.model).is_file() else f"{op.model} does not exist"
-
-
-def _one_of(content: str) -> str:
-    return content if content == "images" else f"a {content}"
 
 
 def find_batch_problems(config: PipelineConfig) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from throughline.plan.schema import Schema
 from throughline.shared.code_identity import code_digest
 
 Kind = TypeVar("Kind", bound="type[Op]")
@@ -50,10 +51,10 @@ class Op(BaseModel):
 
     `takes` says whether the kernel accepts one example, a batch (a leading dimension on every
     feature), or both; `random` ops draw again each epoch as a pure function of (seed, epoch,
-    example key); `device` ops can also run as the first layer of the model; `any_input` ops work on
-    features of tables and series as well as on images; `on_text` ops work on text or its tokens;
-    `on_labels` ops stay on the host; an op that `mixes_labels` needs them as vectors; one that
-    `counts_pixels` means those of the full size.
+    example key); `device` ops can also run as the first layer of the model; `works_on` are the
+    modalities of the data that it takes (`plan/schema.py`), empty: all; `on_labels` ops stay on
+    the host; an op that `mixes_labels` needs them as vectors; one that `counts_pixels` means those
+    of the full size.
 
     What an op that `crops` makes of an image is a rectangle of it, perhaps resized, which
     `draw_boxes` in `boxes.py` draws, so that a fetch from the snapshot reads nothing else; one that
@@ -68,8 +69,7 @@ class Op(BaseModel):
     takes: ClassVar[Literal["example", "batch", "both"]] = "both"
     random: ClassVar[bool] = False
     device: ClassVar[bool] = False
-    any_input: ClassVar[bool] = False
-    on_text: ClassVar[bool] = False
+    works_on: ClassVar[tuple[str, ...]] = ("images",)
     on_labels: ClassVar[bool] = False
     mixes_labels: ClassVar[bool] = False
     counts_pixels: ClassVar[bool] = False
@@ -148,10 +148,11 @@ class Sized(Op):
 
 
 class Load(Op):
-    """Read the bytes of an image file; planned by itself where a configuration reads files."""
+    """Read the bytes of a file; planned by itself where a configuration reads files."""
 
     name = "load"
     takes = "example"
+    feature: str
 
 
 class Parse(Op):
@@ -160,8 +161,12 @@ class Parse(Op):
     """
 
     name = "parse"
-    feature: str = "image"
-    label: str = "class"
+    dtypes: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, schema: Schema) -> Parse:
+        """What parses records of a dataset: its features, each with the dtype in a record."""
+        return cls(dtypes=tuple((one.name, one.record_dtype) for one in schema.features))
 
 
 @register
@@ -171,8 +176,7 @@ class Decode(Op):
     """
 
     name = "decode"
-    any_input = True
-    on_text = True
+    works_on = ()
 
 
 class DecodeImage(Op):
@@ -406,7 +410,7 @@ class Rescale(Op):
 
     name = "rescale"
     device = True
-    any_input = True
+    works_on = ("images", "numbers")
     scale: float = Field(default=1 / 255, gt=0, description="factor")
     offset: float = Field(default=0.0, description="added after the multiplication")
 
@@ -419,7 +423,7 @@ class Standardize(Op):
 
     name = "standardize"
     device = True
-    any_input = True
+    works_on = ("images", "numbers")
     mean: tuple[float, ...] | None = Field(
         default=None, description="per channel; absent: measured when the snapshot is written"
     )
@@ -438,8 +442,7 @@ class OneHot(_NeedsClasses):
     """Turn class numbers into vectors of ones and zeros: the label (for `mixup` and `cutmix`)."""
 
     name = "one_hot"
-    any_input = True
-    on_text = True
+    works_on = ()
     on_labels = True
 
 
@@ -449,7 +452,7 @@ class Categories(Op):
 
     name = "categories"
     device = True
-    any_input = True
+    works_on = ("images", "numbers")
     sizes: tuple[int, ...] = Field(
         default=(), description="how many each column has; empty: as many as the data has"
     )

@@ -18,7 +18,7 @@ from throughline.plan.constraints import (
     find_variable_size_problems,
     find_vector_problems,
 )
-from throughline.plan.ops import Load, Op, Parse
+from throughline.plan.ops import DecodeImage, Load, Op, Parse
 from throughline.plan.parallelism import Parallelism
 from throughline.plan.shapes import ops_until_uniform, output_shape, resolve_decode
 from throughline.plan.spec import InputSpec
@@ -155,8 +155,9 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     if isinstance(spec.window, TokenWindow):
         problems += find_token_window_problems(config)
     else:
-        text = spec.schema.payload == "text"
-        problems += find_sequence_problems(config) if text else find_batch_problems(config)
+        problems += (
+            find_sequence_problems(config) if spec.schema.is_text else find_batch_problems(config)
+        )
     problems += find_vector_problems(
         spec.schema,
         [
@@ -180,8 +181,8 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
         graph_rewrites=config.graph_rewrites,
         threads=config.threads,
         approximate=config.decode.approximate
-        and spec.schema.payload == "encoded"
-        and config.read != "snapshot",
+        and config.read != "snapshot"
+        and any(isinstance(op, DecodeImage) for op in resolve_decode(spec.preprocess, spec.schema)),
     )
 
 
@@ -317,8 +318,8 @@ def _prefetch(config: PipelineConfig) -> list[Step]:
 
 def _opening_ops(config: PipelineConfig, spec: InputSpec) -> Ops:
     """What turns an element of the source into an example with a label."""
-    opening: dict[str, Ops] = {"files": (Load(),), "arrays": ()}
-    return opening.get(config.read, (Parse(feature=spec.schema.feature, label=spec.schema.label),))
+    opening: dict[str, Ops] = {"files": (Load(feature=spec.schema.input.name),), "arrays": ()}
+    return opening.get(config.read, (Parse.of(spec.schema),))
 
 
 def _map(config: PipelineConfig, ops: Ops) -> Map:

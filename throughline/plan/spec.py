@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from throughline.data.shards.records import RecordSchema
 from throughline.plan.ops import Op
+from throughline.plan.schema import Schema
 from throughline.plan.shapes import ops_until_uniform
 from throughline.plan.steps import TokenWindow, Window
 
@@ -20,7 +20,7 @@ class InputSpec:
     workers.
     """
 
-    schema: RecordSchema
+    schema: Schema
     preprocess: Sequence[Op]
     augment: Sequence[Op]
     postprocess: Sequence[Op]

@@ -17,7 +17,7 @@ class Tokenize(Op):
 
     name = "tokenize"
     version = 3
-    on_text = True
+    works_on = ("text",)
     kind: Literal["sentencepiece", "wordpiece", "bytes"] = Field(
         default="sentencepiece",
         description=(
@@ -72,7 +72,7 @@ class Truncate(Op):
     """Keep the first tokens of a text."""
 
     name = "truncate"
-    on_text = True
+    works_on = ("text",)
     tokens: int = Field(gt=0, le=1 << 20, description="tokens that are kept")
 
 
@@ -83,4 +83,4 @@ class EndDocument(Op):
     """
 
     name = "end_document"
-    on_text = True
+    works_on = ("text",)

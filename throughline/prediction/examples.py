@@ -7,9 +7,8 @@ is needed. A new kind of input is a function in `READERS`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ import numpy as np
 from throughline.data.sources.base import Rejected
 from throughline.data.sources.tabular import TABLES
 from throughline.models.inference import InferenceSpec, TrainedModel
-from throughline.shared.errors import UserError
+from throughline.shared.errors import UnreadableSource, UserError
 
 T = TypeVar("T")
 # How files begin that are given for texts and tables in error.
@@ -35,8 +34,6 @@ SIGNATURES = {
     b"\xfe\xff": "is UTF-16 text",
 }
 COLUMNS_SHOWN = 12
-# What messages of ingest end with: which parameter of the training helps. Here none is to be set.
-_ADVICE = re.compile(r"[;,.]?\s(?:or )?[Ss]et `?data\..*|\s\(data\.[^)]*\)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +75,19 @@ def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) 
     is rejected like an example.
     """
     from throughline.prediction import (
-        images,  # they need this module
+        files,  # they need this module
         tables,  # they need this module
         texts,  # they need this module
     )
 
+    encoding = trained.spec.schema.input.encoding
     readers: dict[str, Reader] = {
-        "image": images.read,
-        "features": tables.read_series
-        if trained.spec.schema.payload == "series"
-        else tables.read_rows,
-        "text": texts.read,
+        "files": files.read,
+        "rows": files.read if encoding.modality == "images" else tables.read_rows,
+        "blocks": tables.read_series,
+        "documents": texts.read,
     }
-    read = readers[trained.spec.schema.feature]
+    read = readers[encoding.storage]
     opened = [(path, _open(read, path, trained, wanted)) for path in paths]
     return Examples(
         items=(item for path, one in opened for item in _guarded(path, one.items)),
@@ -100,23 +97,29 @@ def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) 
 
 def describe_inputs(spec: InferenceSpec) -> str:
     """What a model takes, in a sentence."""
-    data, schema = spec.data, spec.schema
-    named = ", ".join(schema.columns[:COLUMNS_SHOWN])
-    if more := len(schema.columns[COLUMNS_SHOWN:]):
+    data, columns = spec.data, spec.schema.input.columns.names
+    encoding = spec.schema.input.encoding
+    named = ", ".join(columns[:COLUMNS_SHOWN])
+    if more := len(columns[COLUMNS_SHOWN:]):
         named += f" and {more} more"
     tables = f"CSV, TSV ({data.encoding}) or Parquet"
-    if schema.feature == "image":
-        arrays = "" if schema.payload == "encoded" else ", .npy or .npz arrays of images"
+    if encoding.modality == "images":
+        arrays = "" if encoding.storage == "files" else ", .npy or .npz arrays of images"
         return (
             "This model takes images (JPEG, PNG, GIF, BMP or WebP), folders of them, tables with"
             f" their paths in column {data.path_column}{arrays}."
         )
-    if schema.feature == "text":
+    if encoding.storage == "files":
+        return (
+            f"This model takes {encoding.noun}: files, folders of them, and tables with their"
+            f" paths in column {data.path_column}."
+        )
+    if spec.schema.is_text:
         return (
             f"This model takes texts ({data.encoding}): files, folders of them, and .jsonl, .csv,"
             f" .tsv or .parquet files whose column {data.text_column} holds the text."
         )
-    if schema.payload == "series":
+    if spec.schema.is_series:
         time = f"{data.time_column}, " if data.time_column else ""
         return (
             f"This model takes series of at least {spec.window.length} time steps: tables"
@@ -139,16 +142,17 @@ def _open(read: Reader, path: Path, trained: TrainedModel, wanted: Wanted) -> Ex
 
 def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
     """Why a path is none of what a model takes, by what it is and how it begins."""
+    encoding = spec.schema.input.encoding
     if not path.exists():
         return "does not exist"
     if path.is_dir():
-        return "is a folder, not a file" if spec.schema.feature == "features" else None
+        return "is a folder, not a file" if encoding.modality == "numbers" else None
     if not path.is_file():
         return "is no regular file"
     as_text = path.suffix != ".parquet" and (
         path.suffix.lower() in TABLES
-        if spec.schema.feature == "image"
-        else path.suffix != ".npy" or spec.schema.payload != "series"
+        if encoding.modality == "images" or encoding.storage == "files"
+        else path.suffix != ".npy" or encoding.storage != "blocks"
     )
     with path.open("rb") as file:
         start = file.read(1 << 12)
@@ -169,11 +173,7 @@ def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Exampl
     try:
         for item in items:
             last = f", after {item.id}"
-            yield (
-                replace(item, reason=_ADVICE.sub("", item.reason))
-                if isinstance(item, Rejected)
-                else item
-            )
+            yield item
         if not last:
             yield Rejected(id=str(path), reason="holds no example")
     except UserError as error:
@@ -181,8 +181,10 @@ def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Exampl
 
 
 def _explain(error: UserError, path: Path) -> str:
-    """What is wrong with the file at `path`, in a line without its path and without advice."""
-    what = " ".join(_ADVICE.sub("", str(error)).split())
+    """What is wrong with the file at `path`, in a line without its path; no parameter of a training
+    helps here.
+    """
+    what = " ".join((error.problem if isinstance(error, UnreadableSource) else str(error)).split())
     return what.removeprefix(str(path)).lstrip(":, ").rstrip(".")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -44,7 +45,7 @@ def write_predictions(
     batch_size: int,
     show_progress: bool = True,
 ) -> Counts:
-    """Predict what is at `paths` and write the CSV.
+    """Predict what is at `paths` and write the CSV, nothing before the first prediction.
 
     Raises:
       ImpossiblePlan: the model predicts next tokens, not labels.
@@ -59,15 +60,18 @@ def write_predictions(
     if show_progress:
         items = progress(items, total=examples.total, label="predict")
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(make_header(trained.spec))
     predicted, rejected, first = 0, 0, []
+    waiting: list[Iterable[list[str]]] = [[make_header(trained.spec)]]
     for item in items:
-        writer.writerows(make_rows(item, trained.spec))
+        waiting.append(make_rows(item, trained.spec))
         if isinstance(item, Rejected):
             rejected += 1
             first += [item] if len(first) < REASONS_SHOWN else []
         else:
             predicted += 1
+        if predicted:
+            writer.writerows(chain.from_iterable(waiting))
+            waiting.clear()
     return Counts(
         predicted=predicted, rejected=rejected, first=first, takes=describe_inputs(trained.spec)
     )
@@ -78,7 +82,7 @@ def make_header(spec: InferenceSpec) -> list[str]:
     series each predicted time step is a line: `row` is its number, from 1.
     """
     if spec.task == "regression":
-        steps = ["row"] if spec.schema.payload == "series" else []
+        steps = ["row"] if spec.schema.is_series else []
         return ["input", *steps, *spec.targets, "error"]
     names = ["class", "probability"]
     for rank in range(2, _shown(spec) + 1):
@@ -92,7 +96,7 @@ def make_rows(item: Prediction | Rejected, spec: InferenceSpec) -> Iterator[list
     if isinstance(item, Rejected):
         yield [item.id, *[""] * width, item.reason]
     elif spec.task == "regression":
-        series = spec.schema.payload == "series"
+        series = spec.schema.is_series
         for ahead, values in enumerate(np.atleast_2d(item.output), start=1):
             row = [str(item.example.row + ahead)] if series else []
             yield [item.example.id, *row, *(f"{value:.7g}" for value in values), ""]

@@ -22,10 +22,10 @@ from throughline.shared.errors import UnreadableSource
 
 def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The rows of a CSV or Parquet file, which may have other columns, too."""
-    schema = trained.spec.schema
-    table = read_table(path, _settings(trained, path), likely_decimal=schema.decimal)
-    check_columns(table, schema.columns, keys="data.numeric, data.categorical")
-    values, reasons = code_rows(table, schema)
+    columns = trained.spec.schema.input.columns
+    table = read_table(path, _settings(trained, path), likely_decimal=columns.decimal)
+    check_columns(table, {"data.numeric": columns.names})
+    values, reasons = code_rows(table, columns)
 
     def items() -> Iterator[Example | Rejected]:
         for number, reason in enumerate(reasons):
@@ -40,16 +40,16 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
 
 def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     """The last window of a series in a CSV, Parquet or .npy file, or every one."""
-    spec = trained.spec
-    named = {} if path.suffix == ".npy" else {"numeric": list(spec.schema.columns)}
+    spec, feature = trained.spec, trained.spec.schema.input
+    named = {} if path.suffix == ".npy" else {"numeric": list(feature.columns.names)}
     # Columns that the training left out need not be there.
     changed = {"path": str(path), "ignore": [], **named}
     settings = _settings(trained, path).model_copy(update=changed)
-    series = time_series.scan(settings, likely_decimal=spec.schema.decimal)
+    series = time_series.scan(settings, likely_decimal=feature.columns.decimal)
     steps, length = len(series.values), spec.window.length
-    if series.values.shape[1:] != spec.schema.shape:
+    if series.values.shape[1:] != feature.shape:
         raise UnreadableSource(
-            f"{path} has {series.values.shape[1]} columns; the model takes {spec.schema.shape}"
+            f"{path} has {series.values.shape[1]} columns; the model takes {feature.shape[-1]}"
         )
     if steps < length:
         raise UnreadableSource(f"{path} has {steps} time steps, and the model needs {length}")
@@ -71,7 +71,7 @@ def _settings(trained: TrainedModel, path: Path) -> DataSettings:
     Where commas divide the cells of a file, its numbers have points.
     """
     data = trained.spec.data
-    if trained.spec.schema.decimal != ",":
+    if trained.spec.schema.input.columns.decimal != ",":
         return data
     return data.model_copy(update={"decimal": "." if _has_comma_cells(path, data) else ","})
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from throughline.data.encodings.texts import RejectedText, inspect_text, read_document
+from throughline.data.encodings.base import RejectedValue
+from throughline.data.encodings.texts import inspect_text, read_document
 from throughline.data.sources import text_folder, text_lines, text_table
 from throughline.data.sources.base import Document, Rejected
 from throughline.data.sources.tabular import TABLES
@@ -40,7 +41,7 @@ def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
         anywhere = Path(path.absolute().anchor)
         content = read_document(path, root=anywhere, max_bytes=settings.max_bytes)
         return Document(id="", content=content, label="")
-    except RejectedText as reason:
+    except RejectedValue as reason:
         return Rejected(id="", reason=str(reason))
 
 
@@ -56,7 +57,7 @@ def _inspect(
         try:
             content = inspect_text(document.content, encoding=settings.encoding)
             yield Example(id=name, value=content)
-        except RejectedText as reason:
+        except RejectedValue as reason:
             yield Rejected(id=name, reason=str(reason))
 
 

@@ -25,19 +25,19 @@ def run_checklist(
     train = shards.for_split("train", "none") or shards.shards
     total = sum(shard.bytes for shard in train) / 2**20
     each = total / max(1, len(train))
-    payload, compression = shards.schema.payload, train[0].compression if train else "none"
+    encoding, compression = shards.schema.input.encoding, train[0].compression if train else "none"
     reads_snapshot = config.read == "snapshot"
     in_any_order = reads_snapshot or config.read == "indexed_shards"
     readers = config.interleave.parallel if config.interleave else "none"
-    shuffles_files = config.read in ("shards", "gzip_shards") and payload != "series"
+    shuffles_files = config.read in ("shards", "gzip_shards") and not shards.schema.is_series
     return [
         ChecklistItem(
             name="stored as TFRecord, compressed where it pays",
             passed=bool(train)
-            and not (payload == "encoded" and compression == "gzip")
+            and not (encoding.compressed and compression == "gzip")
             and config.read != "files",
             evidence=(
-                f"{len(train)} shards of {payload} records, compression {compression}; read:"
+                f"{len(train)} shards of {encoding.name} records, compression {compression}; read:"
                 f" {config.read}"
             ),
         ),

@@ -10,12 +10,14 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import write_json
+
+Value = TypeVar("Value")
 
 
 class ResultFile:
@@ -44,13 +46,7 @@ class ResultFile:
         """
         path = cls.path(folder)
         with expect_current_schema(path, cls.STAGE.format(name=folder.name)):
-            document = json.loads(path.read_bytes())
-            try:
-                return _adapter(cls).validate_python(document)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"])) or "the whole file"
-                raise TypeError(f"{where}: {first['msg'].lower()}") from error
+            return parse(cls, json.loads(path.read_bytes()))
 
     def write(self, folder: Path) -> None:
         """Write the file into the folder that it is to be in, atomically."""
@@ -78,6 +74,25 @@ class Usage:
     gpu_utilization_pct_p50: float | None
     gpu_memory_mb_max: float | None
     gpu_power_w_mean: float | None
+
+
+def parse(kind: type[Value], document: Any) -> Value:
+    """The typed value of what JSON holds, within `expect_current_schema`.
+
+    Raises:
+      TypeError: it has another form; says where.
+    """
+    try:
+        return _adapter(kind).validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole file"
+        raise TypeError(f"{where}: {first['msg'].lower()}") from error
+
+
+def to_json(value: Any) -> Any:
+    """A typed value as JSON holds it, for `parse`."""
+    return _adapter(type(value)).dump_python(value, mode="json")
 
 
 @cache

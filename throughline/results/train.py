@@ -5,9 +5,11 @@ MLflow run.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import ClassVar
 
 from throughline.results.base import ResultFile, Usage
@@ -18,6 +20,8 @@ from throughline.shared.files import atomic_file
 HISTORY = "history.csv"
 # Standard errors beyond which a difference of metrics on held-out examples is no chance.
 SIGNIFICANT_STDERRS = 3
+# The share of models without use that are taken for better than a constant prediction.
+CHANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ class TrainResult(ResultFile):
     """A training: the metrics of its last epoch by their names in Keras, those on the test split
     (empty where there is none), rates.
 
+    `processes` have trained it together: with random layers it is repeatable with as many alone.
     `throughput` and `step` are None where no epoch was timed: all had been trained before an
     interruption.
     """
@@ -75,6 +80,7 @@ class TrainResult(ResultFile):
     step: StepTimes | None
     cpu_seconds_per_1k_examples: float | None
     usage: Usage
+    processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +130,45 @@ def describe_weakness(result: TrainResult) -> str | None:
     """That a model is no better than a constant prediction beyond chance; None where it is."""
     metric, held_out = result.metric, result.held_out
     value = result.test.get(metric, result.last_epoch.get(f"val_{metric}", float("nan")))
-    gain = value - held_out.constant_metric
-    gain = -gain if metric == "mae" else gain
-    if gain > SIGNIFICANT_STDERRS * held_out.constant_stderr:
+    constant = held_out.constant_metric
+    if beats_constant(metric, value, constant=constant, stderr=held_out.constant_stderr):
         return None
     return (
         f"{held_out.split} {metric} {value:.4g} on {held_out.examples:,} examples is not better"
-        f" beyond chance than a constant prediction's {held_out.constant_metric:.4g}"
+        f" beyond chance than a constant prediction's {constant:.4g}"
     )
+
+
+def beats_constant(metric: str, value: float, *, constant: float, stderr: float) -> bool:
+    """Whether a metric is better than that of a constant prediction, beyond chance.
+
+    Of an accuracy this is the exact binomial test of as many independent trials as the standard
+    error of the constant's share speaks of, which are the examples, or fewer tokens than there are.
+    """
+    if metric == "mae":
+        return constant - value > NormalDist().inv_cdf(1 - CHANCE) * stderr
+    if not value > constant:
+        return False
+    trials = round(constant * (1 - constant) / stderr**2)
+    return _binomial_tail(round(value * trials), trials, constant) < CHANCE
+
+
+def _binomial_tail(successes: int, trials: int, share: float) -> float:
+    """The probability of so many successes or more, of which each has the probability `share`."""
+    if successes > trials or not 0 < share < 1:
+        return float(successes <= 0)
+    ways = (
+        math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
+    )
+    odds, failures = share / (1 - share), trials - successes
+    term = math.exp(ways + successes * math.log(share) + failures * math.log1p(-share))
+    total = 0.0
+    for count in range(successes, trials + 1):
+        total += term
+        term *= odds * (trials - count) / (count + 1)
+        if term < total * 1e-12:  # of a share of the successes above `share` they only fall
+            break
+    return total
 
 
 def write_history(folder: Path, epochs: Sequence[Mapping[str, float]]) -> None:

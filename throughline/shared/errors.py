@@ -39,9 +39,15 @@ class InvalidParams(UserError):
         )
 
 
+class UnknownPipeline(UserError):
+    """An option, or a field of a form, names a configuration that the parameters do not have; those
+    that they have are named.
+    """
+
+
 class DataNotFound(UserError):
-    """The data source is not where params.yaml says, or a known dataset could neither be found nor
-    downloaded.
+    """The data source is not where params.yaml says, or an input not where a command says, or a
+    known dataset could neither be found nor downloaded.
     """
 
 
@@ -55,6 +61,15 @@ class UnreadableSource(UserError):
     """The source as a whole cannot be read: a table without the needed columns, arrays of different
     lengths, a broken archive.
     """
+
+    # `remedy`: which parameter of a training helps; `several`: the errors that it joins.
+    def __init__(
+        self, problem: str, remedy: str = "", *, several: Sequence[UnreadableSource] = ()
+    ) -> None:
+        self.problem, self.remedy, self.several = problem, remedy, tuple(several)
+        ended = problem.endswith((".", "?"))
+        advice = f" {remedy[:1].upper()}{remedy[1:]}" if ended else f"; {remedy}"
+        super().__init__(f"{problem}{advice if remedy else ''}")
 
 
 class TooManyRejects(UserError):
@@ -125,9 +140,9 @@ class UntrustedModel(UserError):
     """A file given with --model names code outside of this project, or holds some itself."""
 
 
-class NothingPredicted(UserError):
-    """None of the inputs of `tasks.predict` can be used, or, with --strict, not all of them; each
-    has its reason in the result.
+class UnusableInputs(UserError):
+    """None of the inputs of `tasks.predict` can be used, or, with --strict, not all of them; the
+    first are listed with their reasons, and nothing is written.
     """
 
 

@@ -23,14 +23,13 @@ HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "
 STREAMS = 3  # standard input, output, error
 
 
-def find_started_stage(stages: Sequence[str]) -> str | None:
-    """Name of the stage that Python is starting by `python -m tasks.NAME`; None: something else."""
+def find_started_module(package: str, modules: Sequence[str]) -> str | None:
+    """Which of these modules of a package Python is starting by `python -m`; None: none."""
     # While Python looks for the module, `-m` stands in its place, before its arguments.
     if sys.argv[:1] != ["-m"]:
         return None
-    module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
-    package, _, name = module.partition(".")
-    return name if package == "tasks" and name in stages else None
+    started, _, name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")
+    return name if started == package and name in modules else None
 
 
 def hand_over(stage: str) -> None:

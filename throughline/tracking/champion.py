@@ -1,8 +1,8 @@
 """Which model is the champion of a dataset: the fastest configuration's, where its quality is not
 worse than what there is.
 
-Quality is the final metric on held-out examples. What differs by less than three standard errors is
-chance, as in the report's warning about accuracy.
+Quality is the final metric on held-out examples. What differs from other models by less than three
+standard errors is chance, as in the report's warning about accuracy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from throughline.measurement.held_out import standard_error
 from throughline.results.comparison import MeasuredRow
-from throughline.results.train import SIGNIFICANT_STDERRS
+from throughline.results.train import SIGNIFICANT_STDERRS, beats_constant
 
 SCORE_TAG_PREFIX = "score."  # of the tags that a champion's version carries
 
@@ -95,7 +95,7 @@ def find_rejection_reason(
     """
     if not math.isfinite(score.value):
         return f"its {score.metric} is {score.value}"
-    if not _improvement(score, score.constant) > SIGNIFICANT_STDERRS * score.error:
+    if not beats_constant(score.metric, score.value, constant=score.constant, stderr=score.error):
         return (
             f"{score} is not better than a constant prediction ({score.constant:.4f}) beyond chance"
         )

@@ -23,6 +23,9 @@ import mlflow
 import pandas as pd
 from mlflow.exceptions import MlflowException
 
+from throughline.data import encodings  # noqa: F401 - a schema names them
+from throughline.plan.schema import Schema
+from throughline.results.base import parse
 from throughline.settings import WindowSettings
 from throughline.shared.errors import MissingInput
 from throughline.shared.files import digest_blake2b, digest_json, read_json
@@ -92,13 +95,13 @@ def describe_task(summary: Mapping[str, Any], window: WindowSettings | None) -> 
     """What is predicted, of a manifest's summary: the digest of its kind, classes and columns, and
     of the windows that matter.
     """
-    schema = summary["schema"]
-    windows = None
+    schema, windows = parse(Schema, summary["schema"]), None
     if window and window.tokens is not None:
         windows = [window.tokens]
-    elif window and schema["payload"] == "series":
+    elif window and schema.is_series:
         windows = [window.length, window.horizon, sorted(window.targets)]
-    task = [schema["label"], summary["classes"], schema["columns"], windows]
+    label = schema.target.encoding.name if schema.target else "none"
+    task = [label, summary["classes"], list(schema.input.columns.names), windows]
     return digest_json(task)[:16]
 
 

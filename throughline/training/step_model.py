@@ -157,7 +157,7 @@ def compute_class_weights(
     if setting == "none":
         return None
     classes = data.shards.classes
-    if data.shards.schema.label != "class" or not classes:
+    if data.shards.schema.target is None or data.shards.schema.predicts_number or not classes:
         raise UnknownModel("train.class_weights: the data have no classes; leave it out")
     if isinstance(setting, str):
         labels = np.asarray(data.memmap("train", "label"))

@@ -1,211 +1,51 @@
-"""Examining one image file: can it be decoded, how large is it, and do TensorFlow's decoders give
-the right pixels?
-
-Files that they would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits, CMYK,
-EXIF orientation) are converted once to a plain 8-bit PNG, so that every later stage sees only JPEG
-and PNG that decode to what a person sees. About files that are not built as their standard says,
-TensorFlow's own decoder decides.
-"""
+"""Images in JPEG or PNG files; `image_files.py` examines them."""
 
 from __future__ import annotations
 
-import io
-import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from importlib import import_module
 
-import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
-
-from throughline.data.encodings.decoder import Decoder
-from throughline.data.encodings.structure import is_sound
-from throughline.shared.files import atomic_file, digest_blake2b
-
-LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
-BESIDES_PIXELS = 4 << 20  # bytes of color profiles, thumbnails and other metadata
-STRIP = 256  # rows
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
-_ORIENTATION = 0x0112
-_UPRIGHT = (None, 0, 1)
-_GREY_MODES = frozenset({"1", "L", "LA", "La"})
-_DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
-
-# The limit is `data.max_pixels`, checked from the header below; Pillow's own would warn instead.
-Image.MAX_IMAGE_PIXELS = None
+from throughline.data.encodings.base import FileEncoding, Inspect
+from throughline.plan.ops import DecodeImage, Op
+from throughline.plan.schema import Feature, Shape, find_encoding, register
+from throughline.settings import DataSettings, PipelineConfig
 
 
-class RejectedImage(Exception):
-    """The reason why a file cannot be used as an example."""
+@register
+class ImageEncoding(FileEncoding):
+    """JPEG and PNG files, grey or in color; what is neither is converted."""
+
+    name = "image"
+    modality = "images"
+    noun = "images"
+    suffixes = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp"})
+
+    def decode(self, feature: Feature, config: PipelineConfig | None) -> Op:
+        """Decode the file, in the way that a configuration asks for."""
+        if config is None:
+            return DecodeImage(channels=feature.channels)
+        return DecodeImage(
+            channels=feature.channels, dct=config.decode.dct, ratio=config.decode.ratio
+        )
+
+    def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
+        """What decodes images completely and makes sure that TensorFlow will see the same picture.
+
+        Not an import: what decides which images are usable, and Pillow, are part of ingest alone.
+        """
+        return import_module("throughline.data.encodings.image_files").open_inspector(settings)
+
+    def describe(self, shapes: Collection[tuple[int, ...]]) -> Feature:
+        """Images of one size, or of sizes that differ; in color, if one of them is."""
+        channels = max((shape[-1] for shape in shapes), default=1)
+        sizes = {shape[:2] for shape in shapes}
+        height, width = sizes.pop() if len(sizes) == 1 else (None, None)
+        return image_feature((height, width, channels))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageInfo:
-    """A usable image: the file to read it from, its size and the digest of that file's bytes."""
-
-    path: Path
-    bytes: int
-    digest: str
-    height: int
-    width: int
-    channels: int
-    note: str | None
-
-
-def inspect_image(
-    path: Path, *, root: Path, max_pixels: int, converted: Path, decoder: Decoder
-) -> ImageInfo:
-    """Decode an image file completely and make sure that TensorFlow will see the same picture.
-
-    A conversion is written into the folder `converted`, named by the digest of the original. Memory
-    is bounded by `max_pixels`, since larger images are refused from their header, and files larger
-    than their pixels before they are read.
-
-    Raises:
-      RejectedImage: the reason, in words for the list of rejected examples.
-    """
-    try:
-        if not path.resolve().is_relative_to(root.resolve()):
-            raise RejectedImage("leads outside the data root")
-        data = _read(path, max_pixels)
-    except RuntimeError as error:  # of Python 3.11 and 3.12
-        raise RejectedImage("cannot be read: a loop of links") from error
-    except OSError as error:
-        raise RejectedImage(f"cannot be read: {error.strerror}") from error
-    return _inspect(data, path, max_pixels=max_pixels, converted=converted, decoder=decoder)
-
-
-def inspect_stored(
-    path: Path, *, offset: int, size: int, max_pixels: int, converted: Path, decoder: Decoder
-) -> ImageInfo:
-    """As `inspect_image`, for an image that is `size` bytes of a file from byte `offset` on."""
-    try:
-        _check_bytes(size, max_pixels)
-        with path.open("rb") as file:
-            data = os.pread(file.fileno(), size, offset)
-    except OSError as error:
-        raise RejectedImage(f"cannot be read: {error.strerror}") from error
-    info = _inspect(data, path, max_pixels=max_pixels, converted=converted, decoder=decoder)
-    return replace(info, note=None)  # the name of the file says nothing about its images
-
-
-def _inspect(
-    data: bytes, path: Path, *, max_pixels: int, converted: Path, decoder: Decoder
-) -> ImageInfo:
-    """Decode the bytes of an image, of which `path` is the file."""
-    with _opened(io.BytesIO(data)) as image:
-        _check_pixels(image, max_pixels)
-        kind = image.format or "?"
-        image.load()
-        kept = _decodes_as_is(image)
-        upright = image if kept else _to_8_bit(image)
-        dark = image.mode in _DEEP_MODES and np.asarray(upright).max() <= 1
-    height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
-    problem = (
-        decoder.find_problem(data, height=height, width=width)
-        if kept and not is_sound(data)
-        else None
+def image_feature(shape: Shape = (None, None, 3)) -> Feature:
+    """The input of a dataset of image files (height, width, channels)."""
+    return Feature(
+        name="image", role="input", encoding=find_encoding("image"), shape=shape, dtype="uint8"
     )
-    if problem:
-        raise RejectedImage(f"damaged image: {problem}")
-    named = path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
-    note = None if named else f"content is {kind}"
-    note = "16 bits, but no value above 255: black; save such images as 8 bits" if dark else note
-    if not kept:
-        path = converted / f"{digest_blake2b(data)}.png"
-        if not path.exists():
-            with atomic_file(path) as temporary:
-                upright.save(temporary, format="PNG", compress_level=1)
-        data = path.read_bytes()
-    return ImageInfo(
-        path=path,
-        bytes=len(data),
-        digest=digest_blake2b(data),
-        height=height,
-        width=width,
-        channels=channels,
-        note=note,
-    )
-
-
-def _read(path: Path, max_pixels: int) -> bytes:
-    """The bytes of a regular file that is no larger than an image of its size can be."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise RejectedImage("is no regular file")
-    # What has become a pipe since then is opened without waiting for its writer.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise RejectedImage("is no regular file")
-        if status.st_size == 0:
-            raise RejectedImage("empty file")
-        _check_bytes(status.st_size, max_pixels)
-        if status.st_size > BESIDES_PIXELS:
-            with _opened(file) as image:
-                _check_pixels(image, max_pixels)
-                _check_bytes(status.st_size, image.height * image.width)
-            file.seek(0)
-        return file.read(status.st_size)
-
-
-def _check_bytes(size: int, pixels: int) -> None:
-    if size > BESIDES_PIXELS + pixels * LARGEST_PIXEL:
-        raise RejectedImage(f"larger than an image of {pixels:,} pixels can be: {size:,} bytes")
-
-
-def _check_pixels(image: Image.Image, max_pixels: int) -> None:
-    if image.height * image.width > max_pixels:
-        raise RejectedImage(f"more pixels than data.max_pixels: {image.width}×{image.height}")
-
-
-@contextmanager
-def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """An image to be examined; whatever Pillow says is wrong with it makes it unusable."""
-    try:
-        with Image.open(file, formats=FORMATS) as image:
-            yield image
-    except RejectedImage:
-        raise
-    except UnidentifiedImageError as error:
-        raise RejectedImage("not an image in JPEG, PNG, GIF, BMP or WebP format") from error
-    except Exception as error:  # parsers of hostile bytes raise anything
-        raise RejectedImage(f"damaged image: {error or type(error).__name__}") from error
-
-
-def _decodes_as_is(image: Image.Image) -> bool:
-    """Whether TensorFlow decodes the file to the upright 8-bit picture as it stands."""
-    deep = image.format == "PNG" and image.info.get("transparency") is not None
-    return (
-        image.format in ("JPEG", "PNG")
-        and image.mode in ("L", "RGB")
-        and not deep
-        and image.getexif().get(_ORIENTATION) in _UPRIGHT
-    )
-
-
-def _to_8_bit(image: Image.Image) -> Image.Image:
-    """Turn any mode into upright 8-bit grey or RGB; transparency is composited over white."""
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode in _DEEP_MODES:
-        return _narrowed(upright)
-    grey = upright.mode in _GREY_MODES
-    if upright.has_transparency_data:
-        white = Image.new("RGBA", upright.size, "white")
-        white.alpha_composite(upright.convert("RGBA"))
-        upright = white
-    return upright.convert("L" if grey else "RGB")
-
-
-def _narrowed(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits as 8 bits, whatever its values are, a strip after the other: whole numbers of
-    32 bits would take four times the memory.
-    """
-    narrow = Image.new("L", image.size)
-    for top in range(0, image.height, STRIP):
-        strip = (0, top, image.width, min(top + STRIP, image.height))
-        values = np.asarray(image.crop(strip)).astype(np.uint32)
-        narrow.paste(Image.fromarray(((values + 128) // 257).astype(np.uint8)), strip)
-    return narrow

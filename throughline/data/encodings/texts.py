@@ -5,51 +5,55 @@ it no larger than allowed? What is usable is kept as UTF-8.
 from __future__ import annotations
 
 import codecs
-import os
-import stat
 from pathlib import Path
 
+from throughline.data.encodings.base import RejectedValue, StoredFile
+from throughline.plan.schema import Encoding, Feature, find_encoding, register
+from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidParams
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _FIRST_BYTE, _LAST_BYTE, _NOT_ASCII = 0xDC80, 0xDCFF, 0x80  # surrogates that stand for bytes
 
 
-class RejectedText(Exception):
-    """The reason why a document cannot be used as an example."""
+@register
+class TextEncoding(Encoding):
+    """Documents in UTF-8, which become tokens."""
+
+    name = "text"
+    modality = "text"
+    noun = "text"
+    storage = "documents"
+    padded = True
+
+    def decode(self, feature: Feature, config: PipelineConfig | None) -> None:
+        """Nothing: `tokenize` takes the bytes."""
+
+
+def text_feature() -> Feature:
+    """The input of a dataset of texts: what they become, tokens (length,)."""
+    return Feature(
+        name="text", role="input", encoding=find_encoding("text"), shape=(None,), dtype="int32"
+    )
 
 
 def read_document(path: Path, *, root: Path, max_bytes: int) -> bytes:
     """The bytes of a regular file below `root`; a larger one than `max_bytes` is not read.
 
     Raises:
-      RejectedText: the reason, in words for the list of rejected examples.
+      RejectedValue: the reason, in words for the list of rejected examples.
     """
-    try:
-        target = path.resolve()
-        if not target.is_relative_to(root.resolve()):
-            raise RejectedText("leads outside the data root")
-        # A pipe is opened without waiting for its writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise RejectedText("is no regular file")
-            check_size(status.st_size, max_bytes)
-            return file.read(max_bytes)
-    except RuntimeError as error:  # of Python 3.11 and 3.12
-        raise RejectedText("cannot be read: a loop of links") from error
-    except OSError as error:
-        raise RejectedText(f"cannot be read: {error.strerror}") from error
+    return StoredFile(path=path, root=root).read(lambda _, size: check_size(size, max_bytes))
 
 
 def check_size(size: int, max_bytes: int) -> None:
     """Refuse a document of more than `max_bytes`.
 
     Raises:
-      RejectedText: it is larger.
+      RejectedValue: it is larger.
     """
     if size > max_bytes:
-        raise RejectedText(f"larger than data.max_bytes: {size:,} bytes")
+        raise RejectedValue(f"larger than data.max_bytes: {size:,} bytes")
 
 
 def check_encoding(encoding: str, *, lines: bool = False) -> None:
@@ -76,7 +80,7 @@ def inspect_text(content: bytes | str, *, encoding: str) -> bytes:
     encoding as surrogates.
 
     Raises:
-      RejectedText: it is not in the encoding, binary, or empty.
+      RejectedValue: it is not in the encoding, binary, or empty.
     """
     text = content if isinstance(content, str) else _decode(content, encoding)
     text = text.removeprefix("\ufeff")
@@ -85,13 +89,13 @@ def inspect_text(content: bytes | str, *, encoding: str) -> bytes:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         if not _FIRST_BYTE <= code <= _LAST_BYTE:
-            raise RejectedText("not Unicode: holds half of a surrogate pair") from error
+            raise RejectedValue("not Unicode: holds half of a surrogate pair") from error
         byte = code - _FIRST_BYTE + _NOT_ASCII
-        raise RejectedText(f"not {encoding}: byte 0x{byte:02x} at {error.start:,}") from error
+        raise RejectedValue(f"not {encoding}: byte 0x{byte:02x} at {error.start:,}") from error
     if "\0" in text:
-        raise RejectedText("binary: holds NUL characters")
+        raise RejectedValue("binary: holds NUL characters")
     if not text.strip():
-        raise RejectedText("empty text")
+        raise RejectedValue("empty text")
     return usable
 
 
@@ -101,6 +105,6 @@ def _decode(content: bytes, encoding: str) -> str:
     except UnicodeDecodeError as error:
         reason = f"not {encoding}: byte 0x{content[error.start]:02x} at {error.start:,}"
         hint = ", looks like utf-16" if content.startswith(_UTF16) else ""
-        raise RejectedText(reason + hint) from error
+        raise RejectedValue(reason + hint) from error
     except UnicodeError as error:  # of a codec that has no place to name
-        raise RejectedText(f"not {encoding}: {error}") from error
+        raise RejectedValue(f"not {encoding}: {error}") from error

@@ -4,20 +4,21 @@ whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data import encodings  # noqa: F401 - a schema names them
 from throughline.data.shards.tfrecord import Compression, read_records
+from throughline.plan.schema import Schema
+from throughline.results.base import parse, to_json
 from throughline.shared.errors import (
     CorruptShard,
     MissingInput,
     expect_current_schema,
     rebuild_hint,
 )
-from throughline.shared.files import digest_file, digest_json, write_json
+from throughline.shared.files import digest_file, digest_json, read_json, write_json
 
 INDEX = "index.json"
 
@@ -50,7 +51,7 @@ class ShardIndex:
     compressed set of the same.
     """
 
-    schema: RecordSchema
+    schema: Schema
     classes: tuple[str, ...]
     data_digest: str
     shards: tuple[Shard, ...]
@@ -101,7 +102,7 @@ class ShardIndex:
 
 def write_shard_index(folder: Path, index: ShardIndex) -> None:
     """Write the index, last of all: its presence means that all shards are complete."""
-    write_json(folder / INDEX, asdict(index))
+    write_json(folder / INDEX, to_json(index))
 
 
 def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
@@ -115,13 +116,7 @@ def read_shard_index(folder: Path, *, sizes: bool = True) -> ShardIndex:
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")
     with expect_current_schema(folder / INDEX, "shard"):
-        stored = json.loads((folder / INDEX).read_bytes())
-        index = ShardIndex(
-            schema=RecordSchema.from_json(stored["schema"]),
-            classes=tuple(stored["classes"]),
-            data_digest=stored["data_digest"],
-            shards=tuple(Shard(**item) for item in stored["shards"]),
-        )
+        index = parse(ShardIndex, read_json(folder / INDEX))
     listed = {shard.name for shard in index.shards}
     unexpected = sorted(path.name for path in folder.glob("*.tfrecord*") if path.name not in listed)
     if unexpected:

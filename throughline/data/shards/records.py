@@ -1,5 +1,4 @@
-"""One example on disk: its schema, and its encoding as a serialized tf.train.Example. No
-TensorFlow.
+"""One example on disk, as a serialized tf.train.Example. No TensorFlow.
 
 The wire format is written by hand because every record has the same three features: `key` (int64),
 `label` (int64 class or float number) and `image`, `features` or `text` (bytes). Examples of one
@@ -11,63 +10,12 @@ tensorflow/core/example/example.proto and the protocol-buffer wire encoding.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
 
 import numpy as np
 
-Label = Literal["class", "number", "none"]
 _KEY_BYTES, _LABEL_BYTES = 9, 5  # varints of fixed width: 63 and 35 bits
 _FIRST, _SECOND = b"\x0a", b"\x12"  # tags of fields 1 and 2 that hold bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordSchema:
-    """What the records of a dataset hold.
-
-    encoded: `image` is a JPEG or PNG file; `shape` is None unless all images have the same size.
-    raw: `image` (uint8) or `features` (any other dtype) is one value of `shape` and `dtype` in C
-    order. series: `features` is a block of consecutive time steps, each of `shape` (columns,);
-    `key` is the block's first row. text: `text` is a document in UTF-8, of `shape` (None,): the
-    tokens that it becomes, of `dtype` int32. `columns` names the last axis of tables and series;
-    `categories` holds the vocabularies of a table's trailing columns, in which an empty word is the
-    empty cell; `medians` what an empty cell of a numeric column stands for, by its name; `decimal`
-    is the mark in numbers of text.
-    """
-
-    payload: Literal["encoded", "raw", "series", "text"]
-    shape: tuple[int | None, ...] | None
-    channels: int = 1
-    dtype: str = "uint8"
-    label: Label = "class"
-    columns: tuple[str, ...] = ()
-    categories: tuple[tuple[str, ...], ...] = ()
-    decimal: str = "."
-    medians: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def feature(self) -> str:
-        """Name of the model's input: text, image (uint8) or features (anything else)."""
-        if self.payload == "text":
-            return "text"
-        return "image" if self.dtype == "uint8" else "features"
-
-    @property
-    def label_dtype(self) -> str:
-        """How labels are stored: int64 classes or float32 numbers."""
-        return "float32" if self.label == "number" else "int64"
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> RecordSchema:
-        """Rebuild a schema from its JSON form (lists become tuples)."""
-        tuples = {
-            "shape": None if value["shape"] is None else tuple(value["shape"]),
-            "columns": tuple(value["columns"]),
-            "categories": tuple(tuple(names) for names in value["categories"]),
-        }
-        return RecordSchema(**{**value, **tuples})
 
 
 def example_key(example_id: str) -> int:

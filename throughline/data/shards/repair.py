@@ -63,7 +63,7 @@ def repair_shards(
             usable = {twin.name: _count_usable(folder, twin, damage) for twin in twins}
             best = max(twins, key=lambda twin: usable[twin.name])
             missing = best.records - usable[best.name]
-            if missing and shards.schema.payload == "series":
+            if missing and shards.schema.is_series:
                 raise CorruptShard(
                     f"{problems[best.name][0]}; a time series must not have gaps:"
                     f" {rebuild_hint(folder, 'shard')}"

@@ -20,7 +20,6 @@ from throughline.data.manifest import SPLITS, Manifest, map_documents, map_value
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.record_offsets import write_offsets
 from throughline.data.shards.records import (
-    RecordSchema,
     encode_example,
     encode_examples,
     encode_head_and_tail,
@@ -34,6 +33,7 @@ from throughline.data.shards.tfrecord import (
     write_frames,
 )
 from throughline.data.splits import shard_bounds, shard_order
+from throughline.plan.schema import Schema
 from throughline.settings import ShardSettings
 from throughline.shared.errors import DataNotFound
 from throughline.shared.files import digest_blake2b, digest_file, digest_json, resumable_folder
@@ -61,7 +61,7 @@ class ShardJob:
     split: str
     rows: pd.DataFrame
     values: np.ndarray
-    schema: RecordSchema
+    schema: Schema
     compression: Compression
 
 
@@ -107,7 +107,7 @@ def write_shard(job: ShardJob) -> Shard:
         name=job.path.name,
         split=job.split,
         records=records,
-        examples=sum(job.rows["label"].tolist()) if job.schema.payload == "series" else records,
+        examples=sum(job.rows["label"].tolist()) if job.schema.is_series else records,
         bytes=job.path.stat().st_size,
         digest=digest,
         compression=job.compression,
@@ -123,10 +123,9 @@ def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Ite
         if rows.empty:
             continue
         # A series keeps the order of time.
-        order = np.argsort(rows["row"]) if schema.payload == "series" else shard_order(rows)
-        rows = rows[
-            list(MANIFEST_COLUMNS if schema.payload == "encoded" else MANIFEST_COLUMNS[:4])
-        ].iloc[order]
+        order = np.argsort(rows["row"]) if schema.is_series else shard_order(rows)
+        files = schema.input.encoding.storage == "files"
+        rows = rows[list(MANIFEST_COLUMNS if files else MANIFEST_COLUMNS[:4])].iloc[order]
         bounds = shard_bounds(
             rows["bytes"].tolist(),
             target_bytes=settings.target_size_mib * 2**20,
@@ -145,28 +144,33 @@ def _plan_jobs(manifest: Manifest, folder: Path, settings: ShardSettings) -> Ite
 
 
 def _map_values(manifest: Manifest) -> np.ndarray:
-    if manifest.schema.payload == "encoded":
+    storage = manifest.schema.input.encoding.storage
+    if storage == "files":
         return np.empty(0)
-    text = manifest.schema.payload == "text"
-    return map_documents(manifest.folder) if text else map_values(manifest.folder)
+    return (map_documents if storage == "documents" else map_values)(manifest.folder)
 
 
 def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
     """The framed records of one shard, in order, in parts."""
-    if job.schema.payload == "raw":
+    storage = job.schema.input.encoding.storage
+    if storage == "rows":
         return _framed_rows(job)
-    framed = {"series": _framed_blocks, "text": _framed_documents, "encoded": _framed_files}
-    return chain.from_iterable(framed[job.schema.payload](job))
+    framed = {"blocks": _framed_blocks, "documents": _framed_documents, "files": _framed_files}
+    return chain.from_iterable(framed[storage](job))
 
 
 def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
     """Examples of one size: whole arrays of records, without a Python call for each part."""
-    labels = job.rows["label"].to_numpy(job.schema.label_dtype)
+    dtype = job.schema.target.dtype if job.schema.target else "int64"
+    labels = job.rows["label"].to_numpy(dtype)
     keys = job.rows["key"].to_numpy()
     rows_in_order = job.rows["row"].to_numpy()
     size = len(
         encode_example(
-            key=0, label=labels[0].item(), value=job.values[0].tobytes(), feature=job.schema.feature
+            key=0,
+            label=labels[0].item(),
+            value=job.values[0].tobytes(),
+            feature=job.schema.input.name,
         )
     )
     buffer = frame_buffer(max(1, min(len(rows_in_order), BLOCK_BYTES // size)), size)
@@ -178,7 +182,7 @@ def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
             keys=keys[part],
             labels=labels[part],
             values=job.values[rows_in_order[part]],
-            feature=job.schema.feature,
+            feature=job.schema.input.name,
         )
         yield seal_frames(block)
 
@@ -191,7 +195,7 @@ def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
                 key=key,
                 label=steps,
                 value=job.values[row : row + steps].tobytes(),
-                feature=job.schema.feature,
+                feature=job.schema.input.name,
             )
         )
 
@@ -201,7 +205,7 @@ def _framed_documents(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
         index=False
     ):
         value = job.values[begin : begin + size].tobytes()
-        head, tail = encode_head_and_tail(size, key=key, label=label, feature=job.schema.feature)
+        head, tail = encode_head_and_tail(size, key=key, label=label, feature=job.schema.input.name)
         yield frame(head, value, tail)
 
 
@@ -218,7 +222,9 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
                     f"{uri} (example {example_id}) has other contents than at ingest;"
                     " run `dvc repro`"
                 )
-            head, tail = encode_head_and_tail(len(value), key=key, label=label)
+            head, tail = encode_head_and_tail(
+                len(value), key=key, label=label, feature=job.schema.input.name
+            )
             yield frame(head, value, tail)
 
 

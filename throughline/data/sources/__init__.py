@@ -1,9 +1,9 @@
-"""One file per kind of input. Each finds what is there and says it in one of five forms:
-`ImageFiles`, `StoredImages`, `Texts`, `Arrays`, `Series`.
+"""One file per kind of input. Each finds what is there and says it in one of four forms: `Files`,
+`Texts`, `Arrays`, `Series`.
 
-Sources only look; `tasks.ingest` examines every example, rejects what is unusable and writes the
-manifest. A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a
-line in `throughline/settings/source_kinds.py`.
+Sources only look; ingest examines every example, rejects what is unusable and writes the manifest.
+A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a line in
+`throughline/settings/source_kinds.py`; of files in class folders the line alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from throughline.data.sources import (
     arrays,
     fashion_mnist,
-    image_folder,
+    file_folder,
     image_table,
     table,
     text_folder,
@@ -24,12 +24,10 @@ from throughline.data.sources import (
 from throughline.data.sources.base import (
     Arrays,
     ColumnReading,
-    ImageFile,
-    ImageFiles,
+    ExampleFile,
+    Files,
     Rejected,
     Series,
-    StoredImage,
-    StoredImages,
     Texts,
 )
 from throughline.settings import DataSettings
@@ -38,12 +36,10 @@ __all__ = [
     "SCANNERS",
     "Arrays",
     "ColumnReading",
-    "ImageFile",
-    "ImageFiles",
+    "ExampleFile",
+    "Files",
     "Rejected",
     "Series",
-    "StoredImage",
-    "StoredImages",
     "Texts",
     "scan",
 ]
@@ -51,7 +47,6 @@ __all__ = [
 SCANNERS = {
     "arrays": arrays.scan,
     "fashion_mnist": fashion_mnist.scan,
-    "image_folder": image_folder.scan,
     "image_table": image_table.scan,
     "table": table.scan,
     "text_folder": text_folder.scan,
@@ -63,11 +58,11 @@ SCANNERS = {
 }
 
 
-def scan(settings: DataSettings) -> ImageFiles | StoredImages | Texts | Arrays | Series:
+def scan(settings: DataSettings) -> Files | Texts | Arrays | Series:
     """Look at the source that `data` describes.
 
     Raises:
       DataNotFound: nothing is at `data.path`.
       UnreadableSource: what is there is not what `data.source` says.
     """
-    return SCANNERS[settings.source](settings)
+    return SCANNERS.get(settings.source, file_folder.scan)(settings)

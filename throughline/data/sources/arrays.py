@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import pixels_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.sources.base import Arrays
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
@@ -54,7 +55,7 @@ def scan(settings: DataSettings) -> Arrays:
         ids=[f"{number:08d}" for number in range(len(names))],
         splits=[None] * len(names),
         classes=[_class_name(value) for value in distinct],
-        schema=RecordSchema(payload="raw", shape=images.shape[1:], channels=images.shape[-1]),
+        schema=labeled(pixels_feature(images.shape[1:])),
     )
 
 

@@ -1,6 +1,4 @@
-"""The forms in which any source presents its examples: files, images within files, texts, arrays,
-or one long series.
-"""
+"""The forms in which any source presents its examples: files, texts, arrays, or one long series."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from throughline.data.shards.records import RecordSchema
+from throughline.plan.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,59 +20,38 @@ class Rejected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFile:
-    """An image that is in a file of its own, not yet examined. `split` is None unless the source
-    decides it.
+class ExampleFile:
+    """A file that is an example, not yet examined, or `size` bytes of one from byte `offset` on.
+    `split` is None unless the source decides it.
     """
 
     id: str
     path: Path
     label: str
     split: str | None = None
+    offset: int = -1
+    size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFiles:
-    """Image files below one root; none may lead outside it. `skipped` counts files of other kinds
-    by their suffix; `notes` counts what is worth knowing.
+class Files:
+    """Files below one root; none may lead outside it. `encoding` names what they hold.
+
+    `classes` are in the order of their numbers, where the source numbers them. `skipped` counts
+    files of other kinds by their suffix; `notes` counts what is worth knowing; `features` describes
+    what shards that others wrote hold, by name; `warnings` say what may not be meant.
     """
 
     root: Path
-    files: Sequence[ImageFile]
+    files: Sequence[ExampleFile]
+    encoding: str = "image"
+    classes: Sequence[str] | None = None
     rejected: Sequence[Rejected] = ()
     empty_classes: Sequence[str] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredImage:
-    """An encoded image within a file of many, not yet examined: `size` bytes from byte `offset` of
-    `path`.
-    """
-
-    id: str
-    path: Path
-    offset: int
-    size: int
-    label: str
-    split: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredImages:
-    """Images within shards below one root that others wrote, and the classes in the order of their
-    numbers.
-
-    `features` describes what the records hold, by name; `notes` counts what is worth knowing.
-    """
-
-    root: Path
-    images: Sequence[StoredImage]
-    classes: Sequence[str]
-    features: Mapping[str, str]
-    rejected: Sequence[Rejected] = ()
-    notes: Mapping[str, int] = field(default_factory=dict)
+    features: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +98,13 @@ class ColumnReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """Examples that are in one array: values (examples, *schema.shape) of schema.dtype.
+    """Examples that are in one array: values (examples, *shape) of the shape and dtype of the
+    schema's input.
 
     `labels` are class names, or numbers to predict (then `classes` is empty). `ids` and `splits`
     have one entry per example; a split of None is assigned by content. `features` and `notes` are
-    those of `StoredImages`. `readings` say how the columns of a table were read, `dialect` what of
-    its notation was detected.
+    those of `Files`. `readings` say how the columns of a table were read, `dialect` what of
+    its notation was detected, `warnings` what may not be meant.
     """
 
     values: np.ndarray
@@ -134,12 +112,13 @@ class Arrays:
     ids: Sequence[str]
     splits: Sequence[str | None]
     classes: Sequence[str]
-    schema: RecordSchema
+    schema: Schema
     rejected: Sequence[Rejected] = ()
     features: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +126,7 @@ class Series:
     """One long multivariate series in the order of time: values (time steps, columns) float32."""
 
     values: np.ndarray
-    schema: RecordSchema
+    schema: Schema
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
+    warnings: Sequence[str] = ()

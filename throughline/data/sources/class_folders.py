@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from throughline.data.sources.base import Rejected
+from throughline.data.sources.base import ExampleFile, Rejected
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -28,24 +28,12 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassFile:
-    """A file in the folder of its class, not yet looked into; `split` is None where its folder
-    names none.
-    """
-
-    id: str
-    path: Path
-    label: str
-    split: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClassFolders:
     """The files below a root, what cannot be listed, the class folders that hold none, and how many
     files of other kinds there are by suffix.
     """
 
-    files: Sequence[ClassFile]
+    files: Sequence[ExampleFile]
     rejected: Sequence[Rejected]
     empty: Sequence[str]
     skipped: Mapping[str, int]
@@ -89,7 +77,7 @@ def list_class_folders(
     )
 
 
-def has_splits(files: Sequence[ClassFile], settings: DataSettings, *, classes: bool) -> bool:
+def has_splits(files: Sequence[ExampleFile], settings: DataSettings, *, classes: bool) -> bool:
     """Whether the folders below the root are splits: as `data.folders` says, or if all of them are
     named so and hold class folders.
 
@@ -111,15 +99,16 @@ def has_splits(files: Sequence[ClassFile], settings: DataSettings, *, classes: b
         else f"{flat[0]} is named as a split and holds files without a class folder"
     )
     raise UnreadableSource(
-        f"{settings.path}: {why}. Set data.folders: classes if"
+        f"{settings.path}: {why}",
+        "set data.folders: classes if"
         f" {', '.join(tops[:_SHOWN])}{' …' if len(tops) > _SHOWN else ''} are classes, or splits if"
-        " they hold a folder per class for training, validation and test"
+        " they hold a folder per class for training, validation and test",
     )
 
 
 def divide_by_split(
-    files: Sequence[ClassFile], *, classes: bool
-) -> tuple[list[ClassFile], list[Rejected]]:
+    files: Sequence[ExampleFile], *, classes: bool
+) -> tuple[list[ExampleFile], list[Rejected]]:
     """Files with their split by the first folder and their class by those below it, and what is in
     no split's class folder.
 
@@ -145,7 +134,7 @@ class _Listing:
 
     def __init__(self, root: Path, suffixes: Collection[str], *, in_root: bool) -> None:
         self.root, self.suffixes, self.in_root = root, suffixes, in_root
-        self.files: list[ClassFile] = []
+        self.files: list[ExampleFile] = []
         self.rejected: list[Rejected] = []
         self.empty: list[str] = []
         self.skipped: Counter[str] = Counter()
@@ -200,7 +189,7 @@ class _Listing:
                 self._reject(folder / name, "the name is no UTF-8")
             else:
                 example_id = (folder / name).relative_to(self.root).as_posix()
-                self.files.append(ClassFile(id=example_id, path=folder / name, label=label))
+                self.files.append(ExampleFile(id=example_id, path=folder / name, label=label))
 
     def _unreadable(self, error: OSError) -> None:
         self._reject(Path(error.filename), f"folder cannot be read: {error.strerror}")

@@ -17,7 +17,7 @@ import pyarrow.compute
 
 from throughline.data.sources.base import ColumnReading
 from throughline.data.sources.number_text import is_number, looks_like_numbers, read_numbers
-from throughline.data.sources.tabular import TextTable
+from throughline.data.sources.tabular import Problems, TextTable
 from throughline.shared.errors import UnreadableSource
 
 Kind = Literal["number", "category", "label", "split", "time", "ignored", "empty"]
@@ -50,13 +50,8 @@ def describe_column(table: TextTable, name: str, kind: Kind) -> ColumnReading:
 
 
 def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
-    """The kind of every column but those `apart`, which have a purpose of their own.
-
-    Raises:
-      UnreadableSource: a column can only have been read by mistake; names the key to set.
-    """
+    """The kind of every column but those `apart`, which have a purpose of their own."""
     settings = table.settings
-    problems: dict[str, str] = {}
     kinds: dict[str, Kind] = {}
     for name in table.columns:
         if name in apart:
@@ -71,12 +66,33 @@ def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
             kinds[name] = guess_kind(table, name)
             # Where columns are listed, those that are not listed are left out.
             listed = settings.numeric if kinds[name] == "number" else settings.categorical
-            if listed:
-                kinds[name] = "ignored"
-            elif problem := find_problem(table, name, kinds[name]):
-                problems[name] = problem
-    refuse_columns(table, problems)
+            kinds[name] = "ignored" if listed else kinds[name]
     return kinds
+
+
+def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
+    """Refuse columns that can only have been read as their kind by mistake.
+
+    Raises:
+      UnreadableSource: names them and the keys to set.
+    """
+    settings, problems = table.settings, Problems(table.path)
+    chosen = {*settings.numeric, *settings.categorical, *settings.ignore}
+    for name in settings.numeric:
+        with problems.collect():
+            if name in kinds and guess_kind(table, name) == "category":
+                raise UnreadableSource(
+                    f"{table.path}: column {name}, of data.numeric, holds text",
+                    f"set data.categorical: [{name}, …] or data.ignore: [{name}]",
+                )
+    doubts = {
+        name: doubt
+        for name, kind in kinds.items()
+        if name not in chosen and kind != "ignored" and (doubt := find_problem(table, name, kind))
+    }
+    with problems.collect():
+        refuse_columns(table, doubts)
+    problems.refuse()
 
 
 def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) -> None:
@@ -160,7 +176,7 @@ def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "")
         return f"{shown} is missing"
     if is_number(table.columns[name].slice(row, 1), table.decimal_of(name))[0]:
         return f"{shown} exceeds the range of float32"
-    return f"{shown} is {cell[:40]!r}, no number (data.missing_values can say that it is missing)"
+    return f"{shown} is {cell[:40]!r}, no number"
 
 
 def _share(table: TextTable, name: str, pattern: str) -> float:

@@ -158,22 +158,21 @@ def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> 
         except UnicodeError as error:
             raise _wrong_encoding(path, settings, error) from error
         except csv.Error as error:
-            raise UnreadableSource(
-                f"{path}, line {start}: {_explain(str(error), reader.line_num - start)}"
-            ) from error
+            raise _explain(str(error), f"{path}, line {start}", reader.line_num - start) from error
         if cells:
             yield Record(cells=cells, line=start, text=lines.recent)
 
 
-def _explain(problem: str, more_lines: int) -> str:
+def _explain(problem: str, where: str, more_lines: int) -> UnreadableSource:
     """What the reader of the standard library means, and what to do."""
     goes_on = f" that goes on for {more_lines} more lines" if more_lines else ""
     if "expected after" in problem or "end of data" in problem:
-        return (
-            f"a quoted cell{goes_on} does not end as one; a stray quote? Set data.quoting: none if"
-            " quotes are ordinary characters here, or double it within a quoted cell"
+        return UnreadableSource(
+            f"{where}: a quoted cell{goes_on} does not end as one; a stray quote?",
+            "set data.quoting: none if quotes are ordinary characters here, or double it within a"
+            " quoted cell",
         )
-    return f"is not a readable table: {problem}"
+    return UnreadableSource(f"{where}: is not a readable table: {problem}")
 
 
 def refuse_joined_lines(record: Record, path: Path) -> None:
@@ -181,9 +180,9 @@ def refuse_joined_lines(record: Record, path: Path) -> None:
     if len(record.text) > 1:
         raise UnreadableSource(
             f"{path}, line {record.line}: a quoted cell goes on to line"
-            f" {record.line + len(record.text) - 1}; a stray quote would join these rows. Set"
-            " data.quoting: none if quotes are ordinary characters here, or multi_line if cells do"
-            " hold line breaks"
+            f" {record.line + len(record.text) - 1}; a stray quote would join these rows.",
+            "set data.quoting: none if quotes are ordinary characters here, or multi_line if cells"
+            " do hold line breaks",
         )
 
 
@@ -220,8 +219,8 @@ class FieldCount:
             shown = ", ".join(f"line {line} has {cells}" for line, cells in self._wrong)
             raise UnreadableSource(
                 f"{self._path}: {count:,} of {count + self._right:,} rows have other fields than"
-                f" the header's {len(self._header)}: {shown}. Quote cells that hold the delimiter,"
-                " or set data.delimiter"
+                f" the header's {len(self._header)}: {shown}. Quote cells that hold the delimiter",
+                "or set data.delimiter",
             )
         return ""
 
@@ -250,6 +249,6 @@ def _open(path: Path, settings: DataSettings, errors: str) -> TextIO:
 
 def _wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> UnreadableSource:
     return UnreadableSource(
-        f"{path} is not {settings.encoding}: {error}; set data.encoding, such as latin-1, cp1252 or"
-        " utf-16"
+        f"{path} is not {settings.encoding}: {error}",
+        "set data.encoding, such as latin-1, cp1252 or utf-16",
     )

@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from throughline.data.encodings.arrays import array_feature, pixels_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.shards.example_features import (
     Feature,
     FeatureKind,
@@ -27,9 +29,9 @@ from throughline.data.shards.example_features import (
     read_floats,
     read_integers,
 )
-from throughline.data.shards.records import RecordSchema
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame, record_offset
-from throughline.data.sources.base import Arrays, Rejected, StoredImage, StoredImages
+from throughline.data.sources.base import Arrays, ExampleFile, Files, Rejected
+from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import in_threads, progress
@@ -143,7 +145,7 @@ def _unpack(path: Path) -> str:
 
 def read_examples(
     root: Path, shards: Sequence[ExternalShard], layout: ExampleLayout
-) -> StoredImages | Arrays:
+) -> Files | Arrays:
     """Read all shards, which are below `root`, as the layout says.
 
     Raises:
@@ -172,9 +174,9 @@ def read_examples(
     notes = {"empty shard": empty} if empty else {}
     if layout.input.form == "encoded":
         images = [_stored_image(*entries[number], str(labels[number])) for number in usable]
-        return StoredImages(
+        return Files(
             root=root,
-            images=images,
+            files=images,
             classes=classes,
             features=layout.features,
             rejected=rejected,
@@ -190,20 +192,20 @@ def read_examples(
         ids=[_id(*entries[number]) for number in usable],
         splits=[entries[number][0].split for number in usable],
         classes=classes,
-        schema=RecordSchema(
-            payload="raw",
-            shape=shape,
-            channels=shape[-1] if dtype == "uint8" else 1,
-            dtype=dtype,
-            label="number" if layout.label.kind == "float" else "class",
-            columns=()
-            if dtype == "uint8"
-            else tuple(f"{layout.input.name}[{number}]" for number in range(shape[-1])),
-        ),
+        schema=_schema(shape, dtype, layout),
         rejected=rejected,
         features=layout.features,
         notes=notes,
     )
+
+
+def _schema(shape: tuple[int, ...], dtype: str, layout: ExampleLayout) -> Schema:
+    """Images, or vectors, whose numbers have no names of their own."""
+    label = "number" if layout.label.kind == "float" else "class"
+    if dtype == "uint8":
+        return labeled(pixels_feature(shape), label)
+    names = tuple(f"{layout.input.name}[{place}]" for place in range(shape[-1]))
+    return labeled(array_feature("numbers", shape, dtype, TableColumns(names=names)), label)
 
 
 def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
@@ -221,9 +223,9 @@ def _id(shard: ExternalShard, entry: _Entry) -> str:
     return f"{shard.name}/{entry.number:08d}"
 
 
-def _stored_image(shard: ExternalShard, entry: _Entry, label: str) -> StoredImage:
+def _stored_image(shard: ExternalShard, entry: _Entry, label: str) -> ExampleFile:
     start, stop = entry.place
-    return StoredImage(
+    return ExampleFile(
         id=_id(shard, entry),
         path=shard.path,
         offset=start,

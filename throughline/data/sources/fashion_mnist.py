@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import pixels_feature
+from throughline.data.encodings.labels import labeled
 from throughline.data.sources.base import Arrays
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -47,7 +48,7 @@ def scan(settings: DataSettings) -> Arrays:
         ids += [f"{split}/{number:05d}" for number in range(len(classes))]
         splits += ["test" if split == "test" else None] * len(classes)
     values = np.concatenate(images)
-    schema = RecordSchema(payload="raw", shape=values.shape[1:], channels=1)
+    schema = labeled(pixels_feature(values.shape[1:]))
     return Arrays(
         values=values, labels=labels, ids=ids, splits=splits, classes=CLASSES, schema=schema
     )

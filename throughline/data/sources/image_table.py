@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from throughline.data.sources.base import ImageFile, ImageFiles, Rejected
+from throughline.data.sources.base import ExampleFile, Files, Rejected
 from throughline.data.sources.tabular import check_columns, read_split, read_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-UNWATCHED = "of an image that DVC does not watch: data.path names the table, not the folder of both"
+UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder of both"
 
 
-def scan(settings: DataSettings) -> ImageFiles:
+def scan(settings: DataSettings) -> Files:
     """Read the table at or in `data.path`; an optional column `split` holds train, validation or
     test.
 
@@ -27,8 +27,7 @@ def scan(settings: DataSettings) -> ImageFiles:
     table = read_table(path, settings)
     check_columns(
         table,
-        [settings.path_column, settings.label_column],
-        keys="data.path_column and data.label_column",
+        {"data.path_column": [settings.path_column], "data.label_column": [settings.label_column]},
     )
     files, rejected = [], []
     names, labels = table.cells(settings.path_column), table.cells(settings.label_column)
@@ -43,10 +42,10 @@ def scan(settings: DataSettings) -> ImageFiles:
         elif problem is not None:
             rejected.append(Rejected(id=where, reason=problem))
         else:
-            files.append(ImageFile(id=name, path=path.parent / name, label=label, split=split))
+            files.append(ExampleFile(id=name, path=path.parent / name, label=label, split=split))
     watched = path != Path(settings.path)
-    notes = {} if watched else {UNWATCHED: len(files)}
-    return ImageFiles(root=path.parent, files=files, rejected=rejected, notes=notes)
+    warnings = [] if watched else [UNWATCHED]
+    return Files(root=path.parent, files=files, rejected=rejected, warnings=warnings)
 
 
 def _find_table(path: Path) -> Path:

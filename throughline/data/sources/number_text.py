@@ -86,18 +86,21 @@ def find_decimal(
         if used and _all_thousands(points, "."):
             raise UnreadableSource(
                 f"{path}: {_first_fraction(used, '.')} may be a fraction or have a thousands"
-                " separator; set data.decimal: '.' for a fraction, ',' for a separator"
+                " separator",
+                "set data.decimal: '.' for a fraction, ',' for a separator",
             )
         return "."
     if points:
         raise UnreadableSource(
             f"{path}: fractions are written both ways, {_first_fraction(commas, ',')} and"
-            f" {_first_fraction(points, '.')}; set data.decimal"
+            f" {_first_fraction(points, '.')}",
+            "set data.decimal",
         )
     if _all_thousands(commas, ","):
         raise UnreadableSource(
             f"{path}: {_first_fraction(commas, ',')} may be a fraction or have a thousands"
-            " separator; set data.decimal: ',' for a fraction, or remove the separators"
+            " separator",
+            "set data.decimal: ',' for a fraction, or remove the separators",
         )
     return ","
 

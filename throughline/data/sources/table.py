@@ -9,6 +9,7 @@ impossible value is rejected with its reason, and so is one with an empty cell, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from throughline.data.shards.records import Label, RecordSchema
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.labels import LabelKind, labeled
 from throughline.data.sources.base import Arrays, Rejected
 from throughline.data.sources.column_kinds import (
     FEW_CATEGORIES,
@@ -27,13 +29,22 @@ from throughline.data.sources.column_kinds import (
     explain_no_number,
     find_kinds,
     guess_kind,
+    refuse_mistaken,
 )
 from throughline.data.sources.number_text import have_fractions, looks_like_numbers, read_numbers
-from throughline.data.sources.tabular import TextTable, check_columns, read_split, read_table
+from throughline.data.sources.tabular import (
+    Problems,
+    TextTable,
+    check_columns,
+    read_split,
+    read_table,
+)
+from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
+MARK_MISSING = "data.missing_values can say that it is missing"
 EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
 EXAMPLES_PER_NUMBERED_CLASS = 10  # below, many whole numbers are rather values to predict
 
@@ -44,37 +55,38 @@ def scan(settings: DataSettings) -> Arrays:
     What the label is, a class or a number to predict, is what `data.label_kind` says, or else
     follows from its column.
     """
-    path = Path(settings.path)
-    table = read_table(path, settings)
-    check_columns(
-        table,
-        [settings.label_column, *settings.numeric, *settings.categorical, *settings.ignore],
-        keys="data.label_column, numeric, categorical or ignore",
-    )
+    table = read_table(Path(settings.path), settings)
+    problems, kind = Problems(table.path), "class"
+    with problems.collect():
+        check_columns(
+            table,
+            {
+                "data.label_column": [settings.label_column],
+                "data.numeric": settings.numeric,
+                "data.categorical": settings.categorical,
+                "data.ignore": settings.ignore,
+            },
+        )
+    with problems.collect():
+        _refuse_mistaken_features(table)
+    with problems.collect():
+        if settings.label_column in table.columns:
+            kind = _label_kind(table, settings)
+            if kind == "class" and settings.label_kind == "auto":
+                _refuse_double_spelling(table, settings.label_column)
+    problems.refuse()
     kinds = find_kinds(table, [settings.label_column, "split"])
     numeric = settings.numeric or _of_kind(kinds, "number")
     categorical = settings.categorical or _of_kind(kinds, "category")
-    if not numeric and not categorical:
-        raise UnreadableSource(
-            f"{path}: no column is left to learn from besides the label {settings.label_column};"
-            " set data.numeric or data.categorical"
-        )
-    _check_missing(table, numeric, categorical)
-    kind = _label_kind(table, settings)
-    if kind == "class" and settings.label_kind == "auto":
-        _refuse_double_spelling(table, settings.label_column)
-    schema = RecordSchema(
-        payload="raw",
-        shape=(len(numeric) + len(categorical),),
-        dtype="float32",
-        label=kind,
-        columns=(*numeric, *categorical),
+    columns = TableColumns(
+        names=(*numeric, *categorical),
         categories=tuple(_vocabulary(table, name) for name in categorical),
         decimal=table.decimal,
         # Not a number until the training split is known, of which they are the medians.
         medians={name: np.nan for name in numeric if settings.missing_in(name) == "median"},
     )
-    values, problems = code_rows(table, schema, hint=True)
+    schema = labeled(array_feature("numbers", (len(columns.names),), "float32", columns), kind)
+    values, problems = code_rows(table, columns, hint=True)
     splits = table.cells("split") if "split" in table.columns else [""] * len(table)
     named = [read_split(value) for value in splits]
     reasons = [
@@ -103,29 +115,30 @@ def scan(settings: DataSettings) -> Arrays:
             describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns
         ],
         dialect=table.describe_dialect(),
+        warnings=table.describe_nested(),
     )
 
 
 def code_rows(
-    table: TextTable, schema: RecordSchema, *, hint: bool = False
+    table: TextTable, columns: TableColumns, *, hint: bool = False
 ) -> tuple[np.ndarray, list[str | None]]:
     """Rows as (rows, columns) float32, the categories of the last columns as numbers; and why a row
     cannot be used, None where it can, with a `hint` at the key that would keep it.
     """
     reasons: list[str | None] = [None] * len(table)
-    values = np.zeros((len(table), len(schema.columns)), np.float64)
-    numeric = len(schema.columns) - len(schema.categories)
-    for place, name in enumerate(schema.columns):
+    values = np.zeros((len(table), len(columns.names)), np.float64)
+    numeric = columns.numeric
+    for place, name in enumerate(columns.names):
         cells, is_number = table.columns[name], place < numeric
         column = values[:, place]
         column[:] = (
             table.numbers(name)
             if is_number
-            else _code_categories(cells, schema.categories[place - numeric])
+            else _code_categories(cells, columns.categories[place - numeric])
         )
         bad, empty = ~np.isfinite(column), np.asarray(pc.equal(cells, ""), bool)
-        if name in schema.medians:
-            column[empty] = schema.medians[name]
+        if name in columns.medians:
+            column[empty] = columns.medians[name]
             bad &= ~empty
         way = "median" if is_number else "category"
         for row in np.flatnonzero(bad).tolist():
@@ -134,8 +147,9 @@ def code_rows(
                 if is_number or empty[row]
                 else f"{name} is {cells[row].as_py()!r}, a category that the training has not seen"
             )
-            keep = f" (data.missing can be {way} to keep the row)" if hint and empty[row] else ""
-            reasons[row] = reasons[row] or reason + keep
+            keep = f"data.missing can be {way} to keep the row" if empty[row] else MARK_MISSING
+            hinted = hint and (is_number or empty[row]) and np.isnan(column[row])
+            reasons[row] = reasons[row] or (f"{reason} ({keep})" if hinted else reason)
     return values.astype(np.float32), reasons
 
 
@@ -146,39 +160,62 @@ def fill_medians(source: Arrays, train: np.ndarray) -> Arrays:
     Raises:
       UnreadableSource: a column has no number there.
     """
+    value = source.schema.input
     values, medians, notes = source.values.copy(), {}, dict(source.notes)
-    for name in source.schema.medians:
-        column = values[:, source.schema.columns.index(name)]
+    for name in value.columns.medians:
+        column = values[:, value.columns.names.index(name)]
         empty = np.isnan(column)
         known = column[train][~empty[train]]
         if not len(known):
             raise UnreadableSource(
                 f"column {name} is empty in all rows of the training split, so it has no median"
-                f" there; set data.ignore: [{name}]"
+                " there",
+                f"set data.ignore: [{name}]",
             )
         medians[name] = float(np.median(known))
         column[empty] = medians[name]
         if empty.any():
             notes[f"{name} missing, {medians[name]:.7g} for it"] = int(empty.sum())
-    return replace(
-        source, values=values, schema=replace(source.schema, medians=medians), notes=notes
-    )
+    value = replace(value, columns=replace(value.columns, medians=medians))
+    schema = Schema(features=(value, *source.schema.features[1:]))
+    return replace(source, values=values, schema=schema, notes=notes)
 
 
-def _check_missing(table: TextTable, numeric: list[str], categorical: list[str]) -> None:
+def _refuse_mistaken_features(table: TextTable) -> None:
+    """Refuse a table whose columns cannot be meant as what they are read as, or that has none to
+    learn from.
+    """
+    settings, problems = table.settings, Problems(table.path)
+    kinds = find_kinds(table, [settings.label_column, "split"])
+    with problems.collect():
+        refuse_mistaken(table, kinds)
+    with problems.collect():
+        if not {"number", "category"} & {*kinds.values()}:
+            raise UnreadableSource(
+                f"{table.path}: no column is left to learn from besides the label"
+                f" {settings.label_column}",
+                "set data.numeric or data.categorical",
+            )
+    for name, way in settings.missing.items() if isinstance(settings.missing, dict) else ():
+        with problems.collect():
+            _check_missing(table, name, way, kinds)
+    problems.refuse()
+
+
+def _check_missing(table: TextTable, name: str, way: str, kinds: Mapping[str, Kind]) -> None:
     """Refuse what `data.missing` says of a column that it cannot hold of."""
-    named = table.settings.missing
-    for name, way in named.items() if isinstance(named, dict) else ():
-        if name not in (*numeric, *categorical):
-            hint = did_you_mean(name, [*numeric, *categorical])
-            raise UnreadableSource(
-                f"{table.path}: data.missing: no feature is named {name}; {hint}"
-            )
-        if way not in ("reject", "median" if name in numeric else "category"):
-            kind, other = ("numbers", "median") if name in numeric else ("categories", "category")
-            raise UnreadableSource(
-                f"{table.path}: column {name} holds {kind}; set data.missing: {{{name}: {other}}}"
-            )
+    features = {each: kind for each, kind in kinds.items() if kind in ("number", "category")}
+    if name not in features:
+        raise UnreadableSource(
+            f"{table.path}: data.missing: no feature is named {name}",
+            did_you_mean(name, [*features]),
+        )
+    other = "median" if features[name] == "number" else "category"
+    if way not in ("reject", other):
+        held = "numbers" if features[name] == "number" else "categories"
+        raise UnreadableSource(
+            f"{table.path}: column {name} holds {held}", f"set data.missing: {{{name}: {other}}}"
+        )
 
 
 def _code_categories(cells: pa.StringArray, vocabulary: tuple[str, ...]) -> np.ndarray:
@@ -198,7 +235,7 @@ def _vocabulary(table: TextTable, name: str) -> tuple[str, ...]:
     )
 
 
-def _judge_labels(table: TextTable, reasons: list[str | None], kind: Label) -> list[str | None]:
+def _judge_labels(table: TextTable, reasons: list[str | None], kind: LabelKind) -> list[str | None]:
     """Why a row cannot be used, by its label, or else by what `reasons` say of its features."""
     reasons = list(reasons)
     name = table.settings.label_column
@@ -212,34 +249,35 @@ def _judge_labels(table: TextTable, reasons: list[str | None], kind: Label) -> l
     return reasons
 
 
-def _label_kind(table: TextTable, settings: DataSettings) -> Label:
+def _label_kind(table: TextTable, settings: DataSettings) -> LabelKind:
     """A class is text, a boolean or one of few whole numbers. Fractions are numbers to predict, and
     so are whole numbers written with a decimal point where there are too many for classes.
 
     Raises:
-      UnreadableSource: many whole numbers may be either; or texts are as many as rows.
+      UnreadableSource: many whole numbers may be either; texts are as many as rows; or two
+        spellings would be two classes.
     """
     name = settings.label_column
     looks = guess_kind(table, name)
     shown = f"{table.path}: label column {name}"
     if settings.label_kind == "number" and looks == "category":
         raise UnreadableSource(
-            f"{shown} holds text, and data.label_kind: number needs numbers; set data.label_kind:"
-            " class, or name another data.label_column"
+            f"{shown} holds text, and data.label_kind: number needs numbers",
+            "set data.label_kind: class, or name another data.label_column",
         )
-    if settings.label_kind != "auto":
+    if settings.label_kind in ("class", "number"):
         return settings.label_kind
     if looks == "category" and looks_like_numbers(table.columns[name]):
         raise UnreadableSource(
-            f"{shown} {UNREAD_NUMBERS}, or set data.label_kind: class to make classes of them"
+            f"{shown} {UNREAD_NUMBERS}", "or set data.label_kind: class to make classes of them"
         )
     reading = describe_column(table, name, "label")
     rows = len(table) - reading.missing
     if looks == "category" or _is_truth(table, name):
         if reading.distinct > max(FEW_CATEGORIES, rows / 2):
             raise UnreadableSource(
-                f"{shown} has {reading.distinct:,} different texts in {rows:,} rows: no classes."
-                " Name another data.label_column, or set data.label_kind: class"
+                f"{shown} has {reading.distinct:,} different texts in {rows:,} rows: no classes",
+                "name another data.label_column, or set data.label_kind: class",
             )
         return "class"
     values = table.numbers(name)
@@ -252,8 +290,8 @@ def _label_kind(table: TextTable, settings: DataSettings) -> Label:
         return "number"
     if rows < EXAMPLES_PER_NUMBERED_CLASS * reading.distinct:
         raise UnreadableSource(
-            f"{shown} holds {reading.distinct:,} different whole numbers in {rows:,} rows: set"
-            " data.label_kind: number to predict them, or class if they number classes"
+            f"{shown} holds {reading.distinct:,} different whole numbers in {rows:,} rows",
+            "set data.label_kind: number to predict them, or class if they number classes",
         )
     return "class"
 
@@ -266,7 +304,8 @@ def _refuse_double_spelling(table: TextTable, name: str) -> None:
         if abs(value) < EXACT_IN_64 and spelled.setdefault(value, text) != text:
             raise UnreadableSource(
                 f"{table.path}: label column {name} holds {spelled[value]} and {text}, the same"
-                " value; write it alike, or set data.label_kind: class to keep them apart"
+                " value",
+                "write it alike, or set data.label_kind: class to keep them apart",
             )
 
 

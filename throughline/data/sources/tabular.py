@@ -4,7 +4,8 @@ has been seen. Not a source itself: tables, series and lists of images use it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +80,12 @@ class TextTable:
         comma = self.settings.decimal == "auto" and self.decimal == ","
         return [*self.notes, *(["numbers have decimal commas (data.decimal sets it)"] * comma)]
 
+    def describe_nested(self) -> list[str]:
+        """The columns that cannot be read at all."""
+        return [
+            f"column {name} is left out: its cells are {kind}" for name, kind in self.nested.items()
+        ]
+
     def numbers(self, name: str) -> np.ndarray:
         """A column as (rows,) float64; NaN where a cell is empty or no number, infinite where
         float32 cannot hold it.
@@ -98,8 +105,8 @@ def read_table(path: Path, settings: DataSettings, *, likely_decimal: str = "") 
     """
     if path.is_dir():
         raise UnreadableSource(
-            f"{path} is a folder; `data.path` must be one CSV or Parquet file"
-            + _join_parquet_hint(path)
+            f"{path} is a folder",
+            "`data.path` must be one CSV or Parquet file" + _join_parquet_hint(path),
         )
     if not path.is_file():
         raise DataNotFound(f"{path} does not exist; `data.path` must be a CSV or Parquet file")
@@ -114,27 +121,63 @@ def read_table(path: Path, settings: DataSettings, *, likely_decimal: str = "") 
     )
 
 
-def check_columns(table: TextTable, columns: Sequence[str], *, keys: str) -> None:
-    """Refuse a table that lacks a column; `keys` are the keys of params.yaml that name it."""
-    for column in columns:
-        if column in table.nested:
-            raise UnreadableSource(
-                f"{table.path}: the cells of column {column} are {table.nested[column]}, no single"
-                f" values; write them to columns of their own. Set {keys}."
-            )
-        if column not in table.columns:
-            known = list(table.columns)
-            named = (
-                did_you_mean(column, known)
-                if set(table.path.suffixes) & TABLES
-                else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
-            )
-            hint = (
-                " Its first line holds numbers, not names: add a line of names."
-                if known and not np.isnan(read_numbers(pa.array(known), ".")).any()
-                else ""
-            )
-            raise UnreadableSource(f"{table.path}: no column {column}; {named}{hint} Set {keys}.")
+class Problems:
+    """What is wrong with a table, collected so that all of it is said at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: list[UnreadableSource] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Go on after the block where it finds a problem."""
+        try:
+            yield
+        except UnreadableSource as error:
+            self._found += error.several or [error]
+
+    def refuse(self) -> None:
+        """Raise what has been found, if anything."""
+        found = list({str(error): error for error in self._found}.values())
+        if len(found) == 1:
+            raise found[0]
+        if found:
+            heading, start = f"{self._path}: {len(found)} problems:", f"{self._path}: "
+            texts = [str(error).removeprefix(start).replace("\n", "\n    ") for error in found]
+            listed = "\n".join([heading, *(f"  - {text}" for text in texts)])
+            raise UnreadableSource(listed, several=found)
+
+
+def check_columns(table: TextTable, columns: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a table that lacks columns; they stand by the key of params.yaml that names them."""
+    problems = Problems(table.path)
+    for key, names in columns.items():
+        for name in names:
+            with problems.collect():
+                _check_column(table, name, key)
+    problems.refuse()
+
+
+def _check_column(table: TextTable, column: str, key: str) -> None:
+    if column in table.nested:
+        raise UnreadableSource(
+            f"{table.path}: the cells of column {column} are {table.nested[column]}, no single"
+            " values; write them to columns of their own",
+            f"or set {key}",
+        )
+    if column not in table.columns:
+        known = list(table.columns)
+        named = (
+            did_you_mean(column, known)
+            if set(table.path.suffixes) & TABLES
+            else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
+        )
+        hint = (
+            " Its first line holds numbers, not names: add a line of names."
+            if known and not np.isnan(read_numbers(pa.array(known), ".")).any()
+            else ""
+        )
+        raise UnreadableSource(f"{table.path}: no column {column}; {named}{hint}", f"set {key}")
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
@@ -210,7 +253,6 @@ def _read_parquet(path: Path, settings: DataSettings) -> TextTable:
         columns=columns,
         lines=np.arange(1, table.num_rows + 1),
         settings=settings,
-        notes=[f"column {name} is left out: its cells are {kind}" for name, kind in nested.items()],
         nested=nested,
         floats=frozenset(
             name

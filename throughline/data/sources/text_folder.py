@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from throughline.data.encodings.texts import RejectedText, check_encoding, read_document
+from throughline.data.encodings.base import RejectedValue
+from throughline.data.encodings.texts import check_encoding, read_document
 from throughline.data.sources.base import Document, Rejected, Texts
 from throughline.data.sources.class_folders import ClassFolders, list_class_folders
 from throughline.data.sources.text_records import label_or_none
@@ -42,5 +43,5 @@ def _documents(
             content = read_document(file.path, root=root, max_bytes=settings.max_bytes)
             label = label_or_none(file.label, settings)
             yield Document(id=file.id, content=content, label=label, split=file.split)
-        except RejectedText as reason:
+        except RejectedValue as reason:
             yield Rejected(id=file.id, reason=str(reason))

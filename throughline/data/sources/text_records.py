@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from throughline.data.encodings.texts import RejectedText, check_size
+from throughline.data.encodings.base import RejectedValue
+from throughline.data.encodings.texts import check_size
 from throughline.data.sources.base import Document, Rejected
 from throughline.data.sources.tabular import read_split
 from throughline.settings import DataSettings
@@ -39,7 +40,7 @@ def read_fields(
         return Rejected(id=example_id, reason=problem)
     try:
         check_size(len(text.encode("utf-8", "surrogatepass")), settings.max_bytes)
-    except RejectedText as reason:
+    except RejectedValue as reason:
         return Rejected(id=example_id, reason=str(reason))
     return Document(id=example_id, content=text, label=name, split=split)
 

@@ -41,8 +41,8 @@ def scan(settings: DataSettings) -> Texts:
         return _scan_parquet(path, settings)
     if path.suffix not in CSV:
         raise UnreadableSource(
-            f"{path}: a table of texts is named .csv, .tsv or .parquet; for .jsonl and .txt set"
-            " `data.source: text_lines`"
+            f"{path}: a table of texts is named .csv, .tsv or .parquet",
+            "for .jsonl and .txt set `data.source: text_lines`",
         )
     return Texts(documents=_csv_rows(path, settings), total=_count_lines(path))
 
@@ -57,7 +57,7 @@ def check_fields(names: list[str], settings: DataSettings, *, where: str) -> Non
         wanted = getattr(settings, key)
         if wanted not in names:
             raise UnreadableSource(
-                f"{where}: no column {wanted}; {did_you_mean(wanted, names)} Set data.{key}."
+                f"{where}: no column {wanted}; {did_you_mean(wanted, names)}", f"set data.{key}"
             )
 
 
@@ -99,8 +99,9 @@ def _refuse_joined_rows(
         raise UnreadableSource(
             f"{path}, line {record.line}: a quoted text goes on to line"
             f" {record.line + len(record.text) - 1}, and line {line} in it reads as a row of its"
-            " own; a stray quote? Set data.quoting: none if quotes are ordinary characters here, or"
-            " multi_line if the text is meant so"
+            " own; a stray quote?",
+            "set data.quoting: none if quotes are ordinary characters here, or multi_line if the"
+            " text is meant so",
         )
 
 

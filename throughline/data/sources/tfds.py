@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from throughline.data.sources.base import Arrays, StoredImages
+from throughline.data.sources.base import Arrays, Files
 from throughline.data.sources.external_shards import (
     ExampleLayout,
     ExternalShard,
@@ -37,7 +37,7 @@ DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 READABLE = "Image, ClassLabel, Tensor, Scalar and Text"
 
 
-def scan(settings: DataSettings) -> StoredImages | Arrays:
+def scan(settings: DataSettings) -> Files | Arrays:
     """Read the dataset prepared in the folder `data.path`.
 
     Raises:

@@ -25,7 +25,7 @@ from throughline.data.shards.example_features import (
     read_integers,
 )
 from throughline.data.shards.tfrecord import read_frame
-from throughline.data.sources.base import Arrays, StoredImages
+from throughline.data.sources.base import Arrays, Files
 from throughline.data.sources.external_shards import (
     ExampleLayout,
     ExternalShard,
@@ -74,7 +74,7 @@ class FeatureSummary:
         return f"{self.kind} × {extent}"
 
 
-def scan(settings: DataSettings) -> StoredImages | Arrays:
+def scan(settings: DataSettings) -> Files | Arrays:
     """Read the shards below `data.path`.
 
     Raises:

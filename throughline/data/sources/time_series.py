@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from throughline.data.shards.records import RecordSchema
+from throughline.data.encodings.arrays import array_feature
 from throughline.data.sources.base import ColumnReading, Series
 from throughline.data.sources.column_kinds import (
     EXACT_INTEGER,
@@ -23,7 +23,8 @@ from throughline.data.sources.column_kinds import (
     guess_kind,
     refuse_columns,
 )
-from throughline.data.sources.tabular import TextTable, check_columns, read_table
+from throughline.data.sources.tabular import Problems, TextTable, check_columns, read_table
+from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -56,14 +57,8 @@ def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
             f"{path}: row {row + 1}, column {what}, and {len(bad) - 1} more values are no numbers,"
             " too; windows need every time step: fill the gaps or cut the series"
         )
-    schema = RecordSchema(
-        payload="series",
-        shape=(len(columns),),
-        dtype="float32",
-        label="none",
-        columns=tuple(columns),
-        decimal=table.decimal if table else ".",
-    )
+    names = TableColumns(names=tuple(columns), decimal=table.decimal if table else ".")
+    schema = Schema(features=(array_feature("series", (len(columns),), "float32", names),))
     readings = []
     if table:
         roles: dict[str, Kind] = {settings.time_column: "time", **dict.fromkeys(columns, "number")}
@@ -74,7 +69,8 @@ def scan(settings: DataSettings, *, likely_decimal: str = "") -> Series:
         values=stored,
         schema=schema,
         readings=readings,
-        dialect=[*table.describe_dialect(), *_name_left_out(readings, settings)] if table else (),
+        dialect=table.describe_dialect() if table else (),
+        warnings=[*table.describe_nested(), *_name_left_out(readings, settings)] if table else (),
     )
 
 
@@ -122,29 +118,37 @@ def _from_array(path: Path) -> tuple[np.ndarray, list[str]]:
 
 
 def _from_table(table: TextTable) -> tuple[np.ndarray, list[str]]:
-    path, settings = table.path, table.settings
+    settings = table.settings
     time = [settings.time_column] if settings.time_column else []
-    check_columns(
-        table,
-        [*time, *settings.numeric, *settings.ignore],
-        keys="data.time_column, numeric or ignore",
-    )
-    if time:
-        _check_time(table, settings.time_column)
-    columns = settings.numeric or [
+    problems = Problems(table.path)
+    named = {"time_column": time, "numeric": settings.numeric, "ignore": settings.ignore}
+    with problems.collect():
+        check_columns(table, {f"data.{key}": names for key, names in named.items()})
+    with problems.collect():
+        if settings.time_column in table.columns:
+            _check_time(table, settings.time_column)
+    columns = []
+    with problems.collect():
+        columns = _choose_columns(table)
+    problems.refuse()
+    return np.column_stack([table.numbers(name) for name in columns]), columns
+
+
+def _choose_columns(table: TextTable) -> list[str]:
+    settings = table.settings
+    if settings.numeric:
+        return settings.numeric
+    columns = [
         name
         for name in table.columns
-        if name not in [*time, *settings.ignore] and guess_kind(table, name) == "number"
+        if name not in [settings.time_column, *settings.ignore]
+        and guess_kind(table, name) == "number"
     ]
     if not columns:
-        raise UnreadableSource(f"{path}: no numeric column; set data.numeric")
-    problems = {
-        name: problem
-        for name in columns
-        if name not in settings.numeric and (problem := find_problem(table, name, "number"))
-    }
-    refuse_columns(table, problems, "data.time_column names the column of times")
-    return np.column_stack([table.numbers(name) for name in columns]), columns
+        raise UnreadableSource(f"{table.path}: no numeric column", "set data.numeric")
+    doubts = {name: doubt for name in columns if (doubt := find_problem(table, name, "number"))}
+    refuse_columns(table, doubts, "data.time_column names the column of times")
+    return columns
 
 
 def _check_time(table: TextTable, name: str) -> None:

@@ -24,7 +24,7 @@ def make_crop_fn(data: PreparedData, split: str, op: Op) -> CropFn:
 
     The arrays are those of the mapped files, so that nothing but the pixels in the boxes is read.
     """
-    column = data.column(data.shards.schema.feature)
+    column = data.input_column
     values = np.asarray(data.memmap(split, column.name))
     starts_and_shapes = (
         np.asarray(data.memmap(split, column.extent.name)) if column.ragged else None

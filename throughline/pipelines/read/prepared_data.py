@@ -67,6 +67,11 @@ class PreparedData:
         """One column of the snapshot."""
         return next(column for column in self.snapshot.columns if column.name == name)
 
+    @property
+    def input_column(self) -> Column:
+        """The column of the model's input."""
+        return self.column(self.shards.schema.input.name)
+
     def memmap(self, split: str, name: str) -> np.ndarray:
         """The values of one column of a split, memory-mapped."""
         return map_column(
@@ -75,7 +80,7 @@ class PreparedData:
 
     def tokens(self, split: str) -> int:
         """Tokens in all documents of a split."""
-        column = self.column(self.shards.schema.feature)
+        column = self.input_column
         return self.snapshot.splits[split].bytes(column) // np.dtype(column.dtype).itemsize
 
     def count_examples(self, split: str, window: Window | TokenWindow | None) -> int:
@@ -93,7 +98,7 @@ class PreparedData:
 
     @cached_property
     def _facts(self) -> DataFacts:
-        categories = tuple(len(names) for names in self.shards.schema.categories)
+        categories = tuple(len(names) for names in self.shards.schema.input.columns.categories)
         statistics = self.snapshot.statistics
         numeric = len(statistics.mean) - len(categories)
         return DataFacts(

@@ -31,7 +31,7 @@ Columns = Mapping[str, tf.Tensor]
 
 def sequence_lengths(data: PreparedData, split: str) -> np.ndarray:
     """Tokens of each sequence of a split: (examples,) int64."""
-    extent = data.column(data.shards.schema.feature).extent
+    extent = data.input_column.extent
     return np.asarray(data.memmap(split, extent.name))[:, 1]
 
 

@@ -75,12 +75,12 @@ class SnapshotReader:
         plan says that the split lives there.
         """
         if isinstance(self.gather.window, TokenWindow):
-            feature = self.data.shards.schema.feature
+            feature = self.data.shards.schema.input.name
             with tf.init_scope():
                 return {feature: map_variable(self.data, self.split, feature)}
         label = () if self.gather.window else ("label",)
         key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
-        names = (self.data.shards.schema.feature, *label, *key)
+        names = (self.data.shards.schema.input.name, *label, *key)
         sizes = [column.extent.name for column in map(self.data.column, names) if column.ragged]
         with tf.init_scope():  # outside of any function that is being traced
             variables = {
@@ -138,7 +138,7 @@ class SnapshotReader:
     def make_batch_fn(self) -> BatchFn:
         """The function from columns, a step (scalar) and its rows (batch,) to the batch."""
         gather, order, fetch = self.gather, self.order, self.make_fetch_fn()
-        feature = self.data.shards.schema.feature
+        feature = self.data.shards.schema.input.name
 
         def make_batch(columns: Columns, step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
             epoch = step // order.steps_per_epoch
@@ -187,7 +187,7 @@ class SnapshotReader:
 
     def _make_crop_fetch_fn(self) -> FetchFn:
         """A fetch that reads nothing of the images but the boxes that the first op crops."""
-        ops, column = self.gather.fetched_ops, self.data.column(self.data.shards.schema.feature)
+        ops, column = self.gather.fetched_ops, self.data.input_column
         crop = make_crop_fn(self.data, self.split, ops[0])
 
         def fetch(columns: Columns, rows: tf.Tensor, epoch: tf.Tensor) -> Element:
@@ -223,7 +223,9 @@ class SnapshotReader:
             value = tf.reshape(
                 tf.slice(columns[column.name], offset[:1], [tf.reduce_prod(offset[1:])]), offset[1:]
             )
-            value = tf.cast(value, self.data.shards.schema.dtype)  # tokens are stored narrower
+            value = tf.cast(
+                value, self.data.shards.schema.input.dtype
+            )  # tokens are stored narrower
             example[column.name] = tf.ensure_shape(value, column.shape)
         return example
 

@@ -90,8 +90,12 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
     records = (
         _read_shards(Read(source="shards"), data, split).batch(max(1, count)).get_single_element()
     )
-    ops: list[Op] = [Parse(feature=schema.feature, label=schema.label)]
-    ops += resolve_decode(data.preprocess[:1], schema) if schema.payload == "raw" else ()
+    ops: list[Op] = [Parse.of(schema)]
+    ops += (
+        resolve_decode(data.preprocess[:1], schema)
+        if schema.input.encoding.storage == "rows"
+        else ()
+    )
     element = apply_ops(ops, {"record": records}, seed=0, epoch=tf.constant(0, tf.int64))
     return tf.data.Dataset.from_tensor_slices(element, name="read")
 

@@ -20,7 +20,6 @@ from throughline.data.columns.index import (
     write_index,
 )
 from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.records import RecordSchema
 from throughline.data.shards.repair import (
     REPAIRED,
     Damage,
@@ -38,6 +37,7 @@ from throughline.pipelines.write.snapshot_writer import (
 )
 from throughline.pipelines.write.undecodable import find_undecodable
 from throughline.plan.ops import Op, Parse
+from throughline.plan.schema import Schema
 from throughline.plan.shapes import resolve_decode, stored_shape
 from throughline.settings import SnapshotSettings
 from throughline.shared.errors import CorruptShard
@@ -148,8 +148,8 @@ def _write_snapshot(
             folder=folder,
             shards_folder=shards_folder,
             columns=columns,
-            ops=(Parse(feature=schema.feature, label=schema.label), *resolve_decode(ops, schema)),
-            series=schema.payload == "series",
+            ops=(Parse.of(schema), *resolve_decode(ops, schema)),
+            schema=schema,
         )
         written = in_threads(
             lambda place: write_or_resume(context, *place),
@@ -179,21 +179,21 @@ def _write_snapshot(
 
 
 def _columns(
-    preprocess: Sequence[Op], schema: RecordSchema, tokens: PreparedTokenizer | None
+    preprocess: Sequence[Op], schema: Schema, tokens: PreparedTokenizer | None
 ) -> tuple[Column, ...]:
     """The columns of a split: the model's input and, where its size varies, its offsets; label and
     key.
     """
-    value = Column(
-        name=schema.feature,
-        dtype=tokens.dtype if tokens else schema.dtype,
+    value, target = schema.input, schema.target
+    stored = Column(
+        name=value.name,
+        dtype=tokens.dtype if tokens else value.dtype,
         shape=stored_shape(preprocess, schema),
     )
-    label = Column(name="label", dtype=schema.label_dtype, shape=())
     return (
-        value,
-        *((value.extent,) if value.ragged else ()),
-        *(() if schema.payload == "series" else (label,)),
+        stored,
+        *((stored.extent,) if stored.ragged else ()),
+        *((Column(name=target.name, dtype=target.dtype, shape=()),) if target else ()),
         Column(name="key", dtype="int64", shape=()),
     )
 
@@ -204,7 +204,7 @@ def _prepare_tokenizer(
     """The tokenizer of texts, fitted on the training split unless its file is given; None for other
     data.
     """
-    if shards.schema.payload != "text":
+    if not shards.schema.is_text:
         return None
     import tensorflow as tf
 
@@ -218,7 +218,7 @@ def _prepare_tokenizer(
         raise NotDecoded(
             f"{shards_folder}: the training split cannot be read: {error.message}",
             training[0].name,
-            (Parse(feature=shards.schema.feature, label=shards.schema.label),),
+            (Parse.of(shards.schema),),
         ) from error
     if prepared.unknown_share > UNKNOWN_SHARE:
         echo_problem(

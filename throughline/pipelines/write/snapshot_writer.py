@@ -26,6 +26,7 @@ from throughline.data.shards.index import Shard
 from throughline.data.shards.repair import shard_path
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Op
+from throughline.plan.schema import Schema
 from throughline.shared.errors import CorruptShard, ImpossiblePlan
 from throughline.shared.files import atomic_file, digest_blake3, read_json, write_json
 
@@ -44,14 +45,20 @@ class WriteContext:
     shards_folder: Path
     columns: Sequence[Column]
     ops: Sequence[Op]
-    series: bool
+    schema: Schema
+
+    @property
+    def value(self) -> Column:
+        """The column of the model's input."""
+        return next(one for one in self.columns if one.name == self.schema.input.name)
 
     @property
     def fixed_size_columns(self) -> Sequence[Column]:
-        """The columns that are written as their rows come: all but a ragged one, the first, and its
-        offsets.
-        """
-        return self.columns[2:] if self.columns[0].ragged else self.columns
+        """The columns that are written as their rows come: all but a ragged one and its offsets."""
+        ragged = {
+            name for one in self.columns if one.ragged for name in (one.name, one.extent.name)
+        }
+        return [one for one in self.columns if one.name not in ragged]
 
     def part_path(self, split: str, start: int) -> Path:
         """Where the values of a ragged column from row `start` on lie until those of all shards can
@@ -111,7 +118,7 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     chunks, parts, shapes, count = [], [], [], 0
     try:
         for values in _preprocessed(path, shard, context):
-            inputs = _as_stored(values[context.columns[0].name], context.columns[0])
+            inputs = _as_stored(values[context.value.name], context)
             chunk = write_rows(
                 context.folder,
                 shard.split,
@@ -123,7 +130,7 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
                 chunk = _write_part(context, shard, chunk, inputs)
                 shapes += [value.shape for value in inputs]
             chunks.append(chunk)
-            if shard.split == STATISTICS_OF and context.columns[0].name != "text":
+            if shard.split == STATISTICS_OF and not context.schema.is_text:
                 pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
                 parts.append(compute_moments(pixels))
             count += chunk.count
@@ -141,13 +148,14 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     return ShardRows(chunks=chunks, moments=parts, shapes=shapes)
 
 
-def _as_stored(inputs: Any, column: Column) -> Any:
+def _as_stored(inputs: Any, context: WriteContext) -> Any:
     """Inputs as the column holds them: tokens as narrow as they fit, all else as it is.
 
     Raises:
       ImpossiblePlan: the column would cut their values.
     """
-    if column.name == "text":
+    column = context.value
+    if context.schema.is_text:
         return [tokens.astype(column.dtype) for tokens in inputs]
     if (dtype := inputs[0].dtype) != column.dtype:
         raise ImpossiblePlan(
@@ -166,7 +174,7 @@ def _write_part(
     data = ragged.pack(values)
     with atomic_file(context.part_path(shard.split, chunk.start)) as temporary:
         temporary.write_bytes(data)
-    return replace(chunk, digests={context.columns[0].name: digest_blake3(data), **chunk.digests})
+    return replace(chunk, digests={context.value.name: digest_blake3(data), **chunk.digests})
 
 
 def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
@@ -175,9 +183,9 @@ def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]
     """
     chunks = [chunk for rows in written for chunk in rows.chunks]
     count = sum(chunk.count for chunk in chunks)
-    if not context.columns[0].ragged:
+    column = context.value
+    if not column.ragged:
         return SplitColumns(count=count, chunks=tuple(chunks))
-    column = context.columns[0]
     shapes = np.asarray([shape for rows in written for shape in rows.shapes], np.int64).reshape(
         -1, len(column.shape)
     )
@@ -212,15 +220,16 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
     records: tf.data.Dataset = tf.data.TFRecordDataset(
         str(path), compression_type="GZIP" if shard.compression == "gzip" else ""
     )
-    if context.series:
+    name = context.value.name
+    if context.schema.is_series:
         for block in records.map(run).as_numpy_iterator():
-            steps = np.arange(len(block["features"]), dtype=np.int64)
-            yield {"features": block["features"], "key": block["key"] + steps}
-    elif context.columns[0].ragged:
+            steps = np.arange(len(block[name]), dtype=np.int64)
+            yield {name: block[name], "key": block["key"] + steps}
+    elif context.value.ragged:
         examples = records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator()
-        yield from _batch_by_bytes(examples, context.columns[0].name)
+        yield from _batch_by_bytes(examples, name)
     else:
-        rows = max(1, ROWS_BYTES // context.columns[0].stride)
+        rows = max(1, ROWS_BYTES // context.value.stride)
         if all(op.takes != "example" for op in context.ops):
             yield from records.batch(rows).map(run).as_numpy_iterator()
         else:

@@ -97,7 +97,9 @@ def _texts(shards: Sequence[tuple[Path, str]], *, lower: bool = False) -> Iterat
         records: tf.data.Dataset = tf.data.TFRecordDataset(
             str(path), compression_type="GZIP" if compression == "gzip" else ""
         )
-        texts = records.map(lambda record: process_record((Parse(feature="text"),), record)["text"])
+        texts = records.map(
+            lambda record: process_record((Parse(dtypes=(("text", "string"),)),), record)["text"]
+        )
         texts = texts.map(lower_case) if lower else texts
         yield from texts.as_numpy_iterator()
 

@@ -1,0 +1,42 @@
+"""What a command is asked for, looked at before it imports Prefect, which takes seconds: its
+parameters, its configurations, and the table that it is to learn from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from flows.run.parameters import select_pipelines
+from flows.run.resolution import keep_resolved, resolve_command
+from flows.run.source_check import check_exists
+from throughline.config.table_check import check_table
+from throughline.shared.errors import report_user_errors
+
+
+def check_started_command() -> None:
+    """Check the command line of this process and keep the parameters for the flow. What cannot be
+    read of it here the command itself reports.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--pipeline", "--set", "--overlay"):
+        parser.add_argument(name, action="append", default=[])
+    parser.add_argument("--name")
+    with suppress(argparse.ArgumentError):
+        options, others = parser.parse_known_args(sys.argv[1:])
+        if "--help" not in others:
+            with report_user_errors():
+                _check(options, run="--show" not in others)
+
+
+def _check(options: argparse.Namespace, *, run: bool) -> None:
+    overlays = [Path(file) for file in options.overlay]
+    pipelines = select_pipelines(options.pipeline)
+    _, resolved = resolve_command(options.set, overlays, options.name, pipelines)
+    keep_resolved(resolved)
+    if run:
+        data = resolved.params.data
+        check_exists(Path.cwd(), data.path, fetched=data.fetch)
+        check_table(Path.cwd(), data, changed=resolved.changed)

@@ -1,0 +1,100 @@
+"""What encodings share: those whose values are files, each examined once, and reading a file that
+anybody may have put there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from abc import abstractmethod
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+from throughline.plan.schema import Encoding, Feature, Storage
+from throughline.settings import DataSettings
+
+
+class RejectedValue(Exception):
+    """The reason why something cannot be used as an example, in words for the list of rejects."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file below `root`, not yet examined, or `size` bytes of one from byte `offset` on."""
+
+    path: Path
+    root: Path
+    offset: int = -1
+    size: int = 0
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a file of many."""
+        return self.offset >= 0
+
+    def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
+        """The bytes of a regular file that leads nowhere else, or of the part of one. `check` gets
+        the open file, None for a part, and its size, and refuses what is not to be read.
+
+        Raises:
+          RejectedValue: the reason.
+        """
+        try:
+            if self.is_part:
+                check(None, self.size)
+                with self.path.open("rb") as file:
+                    return os.pread(file.fileno(), self.size, self.offset)
+            if not self.path.resolve().is_relative_to(self.root.resolve()):
+                raise RejectedValue("leads outside the data root")
+            # Neither a pipe nor what has just become one is opened waiting for its writer.
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            with os.fdopen(os.open(self.path, flags), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise RejectedValue("is no regular file")
+                check(file, status.st_size)
+                file.seek(0)
+                return file.read(status.st_size)
+        except RuntimeError as error:  # of Python 3.11 and 3.12
+            raise RejectedValue("cannot be read: a loop of links") from error
+        except OSError as error:
+            raise RejectedValue(f"cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileInfo:
+    """A usable file: which one is to be read, a converted copy or itself, the digest of its bytes,
+    and the shape of what it decodes to. `note` is worth knowing.
+    """
+
+    path: Path
+    bytes: int
+    digest: str
+    shape: tuple[int, ...]
+    note: str | None = None
+
+
+Inspect = Callable[[StoredFile, Path], FileInfo]
+
+
+class FileEncoding(Encoding):
+    """An encoding whose values are files, as people have them: known by their suffixes, each
+    examined by ingest, stored byte for byte and decoded later.
+    """
+
+    storage: ClassVar[Storage] = "files"
+    compressed: ClassVar[bool] = True
+    suffixes: ClassVar[frozenset[str]]
+
+    @abstractmethod
+    def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
+        """What examines a file, from any thread, as long as the block. It raises RejectedValue, and
+        writes what must be converted into the folder that it is given.
+        """
+
+    @abstractmethod
+    def describe(self, shapes: Collection[tuple[int, ...]]) -> Feature:
+        """The feature that files make which decode to these shapes."""

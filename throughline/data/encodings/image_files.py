@@ -1,0 +1,175 @@
+"""Examining one image file: can it be decoded, how large is it, and do TensorFlow's decoders give
+the right pixels?
+
+Files that they would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits, CMYK,
+EXIF orientation) are converted once to a plain 8-bit PNG, so that every later stage sees only JPEG
+and PNG that decode to what a person sees. About files that are not built as their standard says,
+TensorFlow's own decoder decides.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from throughline.data.encodings.base import FileInfo, Inspect, RejectedValue, StoredFile
+from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.structure import is_sound
+from throughline.settings import DataSettings
+from throughline.shared.files import atomic_file, digest_blake2b
+
+LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
+BESIDES_PIXELS = 4 << 20  # bytes of color profiles, thumbnails and other metadata
+STRIP = 256  # rows
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+_ORIENTATION = 0x0112
+_UPRIGHT = (None, 0, 1)
+_GREY_MODES = frozenset({"1", "L", "LA", "La"})
+_DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
+
+# The limit is `data.max_pixels`, checked from the header below; Pillow's own would warn instead.
+Image.MAX_IMAGE_PIXELS = None
+
+
+@contextmanager
+def open_inspector(settings: DataSettings) -> Iterator[Inspect]:
+    """What decodes images completely and makes sure that TensorFlow will see the same picture, from
+    any thread: Pillow decodes without the GIL, TensorFlow outside of this process.
+    """
+    with Decoder() as decoder:
+        yield lambda file, converted: inspect_image(
+            file, max_pixels=settings.max_pixels, converted=converted, decoder=decoder
+        )
+
+
+def inspect_image(
+    file: StoredFile, *, max_pixels: int, converted: Path, decoder: Decoder
+) -> FileInfo:
+    """Decode an image file completely and make sure that TensorFlow will see the same picture.
+
+    A conversion is written into the folder `converted`, named by the digest of the original. Memory
+    is bounded by `max_pixels`, since larger images are refused from their header, and files larger
+    than their pixels before they are read.
+
+    Raises:
+      RejectedValue: the reason, in words for the list of rejected examples.
+    """
+    data = file.read(lambda opened, size: _check_file(opened, size, max_pixels))
+    info = _inspect(data, file.path, max_pixels=max_pixels, converted=converted, decoder=decoder)
+    # The name of a file of many says nothing about its images.
+    return replace(info, note=None) if file.is_part else info
+
+
+def _inspect(
+    data: bytes, path: Path, *, max_pixels: int, converted: Path, decoder: Decoder
+) -> FileInfo:
+    """Decode the bytes of an image, of which `path` is the file."""
+    with _opened(io.BytesIO(data)) as image:
+        _check_pixels(image, max_pixels)
+        kind = image.format or "?"
+        image.load()
+        kept = _decodes_as_is(image)
+        upright = image if kept else _to_8_bit(image)
+        dark = image.mode in _DEEP_MODES and np.asarray(upright).max() <= 1
+    height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
+    problem = (
+        decoder.find_problem(data, height=height, width=width)
+        if kept and not is_sound(data)
+        else None
+    )
+    if problem:
+        raise RejectedValue(f"damaged image: {problem}")
+    named = path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
+    note = None if named else f"content is {kind}"
+    note = "16 bits, but no value above 255: black; save such images as 8 bits" if dark else note
+    if not kept:
+        path = converted / f"{digest_blake2b(data)}.png"
+        if not path.exists():
+            with atomic_file(path) as temporary:
+                upright.save(temporary, format="PNG", compress_level=1)
+        data = path.read_bytes()
+    return FileInfo(
+        path=path,
+        bytes=len(data),
+        digest=digest_blake2b(data),
+        shape=(height, width, channels),
+        note=note,
+    )
+
+
+def _check_file(file: BinaryIO | None, size: int, max_pixels: int) -> None:
+    """Refuse what is larger than an image of its size can be."""
+    if size == 0:
+        raise RejectedValue("empty file")
+    _check_bytes(size, max_pixels)
+    if file and size > BESIDES_PIXELS:
+        with _opened(file) as image:
+            _check_pixels(image, max_pixels)
+            _check_bytes(size, image.height * image.width)
+
+
+def _check_bytes(size: int, pixels: int) -> None:
+    if size > BESIDES_PIXELS + pixels * LARGEST_PIXEL:
+        raise RejectedValue(f"larger than an image of {pixels:,} pixels can be: {size:,} bytes")
+
+
+def _check_pixels(image: Image.Image, max_pixels: int) -> None:
+    if image.height * image.width > max_pixels:
+        raise RejectedValue(f"more pixels than data.max_pixels: {image.width}×{image.height}")
+
+
+@contextmanager
+def _opened(file: BinaryIO) -> Iterator[Image.Image]:
+    """An image to be examined; whatever Pillow says is wrong with it makes it unusable."""
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            yield image
+    except RejectedValue:
+        raise
+    except UnidentifiedImageError as error:
+        raise RejectedValue("not an image in JPEG, PNG, GIF, BMP or WebP format") from error
+    except Exception as error:  # parsers of hostile bytes raise anything
+        raise RejectedValue(f"damaged image: {error or type(error).__name__}") from error
+
+
+def _decodes_as_is(image: Image.Image) -> bool:
+    """Whether TensorFlow decodes the file to the upright 8-bit picture as it stands."""
+    deep = image.format == "PNG" and image.info.get("transparency") is not None
+    return (
+        image.format in ("JPEG", "PNG")
+        and image.mode in ("L", "RGB")
+        and not deep
+        and image.getexif().get(_ORIENTATION) in _UPRIGHT
+    )
+
+
+def _to_8_bit(image: Image.Image) -> Image.Image:
+    """Turn any mode into upright 8-bit grey or RGB; transparency is composited over white."""
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode in _DEEP_MODES:
+        return _narrowed(upright)
+    grey = upright.mode in _GREY_MODES
+    if upright.has_transparency_data:
+        white = Image.new("RGBA", upright.size, "white")
+        white.alpha_composite(upright.convert("RGBA"))
+        upright = white
+    return upright.convert("L" if grey else "RGB")
+
+
+def _narrowed(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits as 8 bits, whatever its values are, a strip after the other: whole numbers of
+    32 bits would take four times the memory.
+    """
+    narrow = Image.new("L", image.size)
+    for top in range(0, image.height, STRIP):
+        strip = (0, top, image.width, min(top + STRIP, image.height))
+        values = np.asarray(image.crop(strip)).astype(np.uint32)
+        narrow.paste(Image.fromarray(((values + 128) // 257).astype(np.uint8)), strip)
+    return narrow

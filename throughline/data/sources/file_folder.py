@@ -1,0 +1,31 @@
+"""Files in class folders, an example each: its folder's path below the root is its class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from throughline.data.encodings.base import FileEncoding
+from throughline.data.sources.base import Files
+from throughline.data.sources.class_folders import list_class_folders
+from throughline.plan.schema import find_encoding
+from throughline.settings import DataSettings
+from throughline.settings.source_kinds import SOURCES
+
+
+def scan(settings: DataSettings) -> Files:
+    """List the files of the source's encoding below `data.path`, and what cannot be listed.
+
+    Raises:
+      DataNotFound: there is no such folder, or no class folder with such a file in it.
+    """
+    encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
+    listed = list_class_folders(settings, encoding.suffixes, what=encoding.noun)
+    return Files(
+        root=Path(settings.path),
+        files=listed.files,
+        encoding=encoding.name,
+        rejected=listed.rejected,
+        empty_classes=listed.empty,
+        skipped=listed.skipped,
+    )

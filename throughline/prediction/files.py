@@ -1,0 +1,157 @@
+"""Files to predict, such as images: files, folders of them, tables with a column of their paths,
+and arrays of images. Files are examined and converted as ingest does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import numpy as np
+import tensorflow as tf
+
+from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
+from throughline.data.sources.base import Rejected
+from throughline.data.sources.class_folders import ClassFolders, list_class_folders
+from throughline.data.sources.tabular import TABLES, read_table
+from throughline.models.inference import TrainedModel
+from throughline.plan.schema import Schema, find_encoding
+from throughline.plan.shapes import ops_until_uniform
+from throughline.prediction.examples import Example, Examples, Wanted, as_arrays, in_batches
+from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
+from throughline.shared.limits import usable_cores
+from throughline.shared.progress import in_threads, note
+
+ARRAYS = frozenset({".npy", ".npz"})
+KINDS_SHOWN = 5  # of files that are no images
+FILES_AT_ONCE = 64  # examined together; their bytes are in memory
+
+
+def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
+    """The files at `path`, or the images of an array."""
+    if path.is_dir():
+        listed = list_files(path, trained.spec.data, _encoding(trained))
+        files = _examine([(str(file.path), file.path) for file in listed.files], path, trained)
+        unread = [replace(item, id=str(path / item.id)) for item in listed.rejected]
+        return replace(files, items=chain(files.items, unread), total=files.total + len(unread))
+    if path.suffix.lower() in ARRAYS:
+        return _read_arrays(path, trained)
+    if path.suffix.lower() in TABLES:
+        column = trained.spec.data.path_column
+        table = read_table(path, trained.spec.data)
+        if column not in table.columns:
+            noun = _encoding(trained).noun
+            raise UnreadableSource(f"{path} has no column {column}, which would name {noun}")
+        listed = table.cells(column)
+        return _examine([(name, path.parent / name) for name in listed], path.parent, trained)
+    return _examine([(str(path), path)], Path(path.absolute().anchor), trained)
+
+
+def _encoding(trained: TrainedModel) -> FileEncoding:
+    """What files are read as: the encoding of the training's, or images where those were arrays."""
+    encoding = trained.spec.schema.input.encoding
+    image = find_encoding("image")
+    return encoding if isinstance(encoding, FileEncoding) else cast("FileEncoding", image)
+
+
+def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> ClassFolders:
+    """Files of an encoding below a folder, listed as ingest does it; says what other files it
+    passes over.
+
+    Raises:
+      DataNotFound: there is none.
+    """
+    named = settings.model_copy(update={"path": str(folder), "folders": "classes"})
+    listed = list_class_folders(named, encoding.suffixes, what=encoding.noun, classes=False)
+    if others := listed.skipped:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in [*others.items()][:KINDS_SHOWN])
+        note(
+            f"{folder}: {sum(others.values())} files that are no {encoding.noun} passed over"
+            f" ({kinds})"
+        )
+    return listed
+
+
+def _examine(named: Sequence[tuple[str, Path]], root: Path, trained: TrainedModel) -> Examples:
+    """Files by their names, none of which may lead out of `root`."""
+
+    def examine(inspect: Inspect, folder: str, one: tuple[str, Path]) -> Example | Rejected:
+        name, path = one
+        # A folder of its own: equal files are converted at the same time, to equal names.
+        with TemporaryDirectory(dir=folder) as converted:
+            try:
+                info = inspect(StoredFile(path=path, root=root), Path(converted))
+                data = info.path.read_bytes()
+            except (RejectedValue, FileNotFoundError) as reason:
+                return Rejected(id=name, reason=str(reason))
+        problem = _find_misfit(info.shape, trained)
+        if problem:
+            return Rejected(id=name, reason=problem)
+        return Example(id=name, value=_as_stored(data, trained))
+
+    def items() -> Iterator[Example | Rejected]:
+        opened = _encoding(trained).open_inspector(trained.spec.data)
+        with TemporaryDirectory(prefix="throughline-") as folder, opened as inspect:
+            for some in in_batches(named, FILES_AT_ONCE):
+                one = partial(examine, inspect, folder)
+                yield from in_threads(one, some, workers=usable_cores())
+
+    return Examples(items=items(), total=len(named))
+
+
+def _find_misfit(shape: tuple[int, ...], trained: TrainedModel) -> str | None:
+    """Why the model cannot take a value of this shape; None where it can."""
+    feature = trained.spec.schema.input
+    in_files = feature.encoding.storage == "files"
+    if feature.encoding.modality == "images" and shape[-1] > feature.channels:
+        return "in color, and the model was trained on grey images; convert it to grey first"
+    variable = replace(feature, shape=(*(None for _ in feature.shape[:-1]), feature.channels))
+    schema = Schema(features=(variable,))
+    needed = feature.shape[:-1]
+    resized = in_files and ops_until_uniform(trained.ops, schema) is not None
+    if None in needed or resized or shape[:-1] == needed:
+        return None
+    sizes = ("×".join(map(str, reversed(size))) for size in (shape[:-1], needed))
+    return "{} pixels, and the model takes {}; resize it as the images of the training were".format(
+        *sizes
+    )
+
+
+def _as_stored(data: bytes, trained: TrainedModel) -> bytes | np.ndarray:
+    """The file itself, or its pixels where the training had arrays."""
+    feature = trained.spec.schema.input
+    if feature.encoding.storage == "files":
+        return data
+    image = tf.io.decode_image(data, channels=feature.channels, expand_animations=False)
+    return image.numpy()
+
+
+def _read_arrays(path: Path, trained: TrainedModel) -> Examples:
+    """Images in an array (examples, *shape) uint8."""
+    feature, name = trained.spec.schema.input, trained.spec.data.features
+    try:
+        values = as_arrays(path, name)
+    except (KeyError, OSError, ValueError, EOFError) as error:
+        raise UnreadableSource(f"{path}: no array {name} can be read ({error})") from error
+    shape, rows = feature.shape, feature.encoding.storage == "rows"
+    if values.ndim == len(shape) and shape[-1] == 1:
+        values = values[..., None]
+    if not rows or values.shape[1:] != shape or values.dtype != feature.dtype:
+        takes = f"(examples, {', '.join(map(str, shape))})" if rows else "files"
+        raise UnreadableSource(
+            f"{path} has dtype {values.dtype} and shape {values.shape}; the model takes"
+            f" {feature.dtype} of {takes}"
+        )
+    return Examples(
+        items=(
+            Example(id=f"{path}[{number}]", value=np.asarray(values[number]))
+            for number in range(len(values))
+        ),
+        total=len(values),
+    )

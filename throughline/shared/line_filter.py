@@ -1,0 +1,19 @@
+"""Copy standard input to standard output without the lines that begin as an expression says:
+`python line_filter.py EXPRESSION`. Run as a file, without the package, so that it starts at once.
+"""
+
+import re
+import sys
+
+
+def copy_lines(expression: str) -> None:
+    """Copy each line as soon as it is there."""
+    unwanted = re.compile(expression.encode())
+    for line in sys.stdin.buffer:
+        if not unwanted.match(line):
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    copy_lines(sys.argv[1])
