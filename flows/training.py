@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from prefect import flow
+from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
 
 from flows.orchestration import cli
 from flows.orchestration.artifacts import report_failure, show_training
@@ -19,7 +20,7 @@ from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
 from flows.run.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from throughline.reporting.comparing import compare_one
 from throughline.results.comparison import Comparison
-from throughline.results.profiling import COMPUTE_BOUND, UNDECIDED, ProfileResult
+from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
 from throughline.shared.layout import Layout, from_here
 

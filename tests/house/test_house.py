@@ -15,12 +15,12 @@ from ruamel.yaml import YAML
 
 from throughline.shared.code_identity import project_files
 from throughline.shared.libraries import LIBRARIES
-from throughline.shared.program import SUPPORTING, stage_modules
+from throughline.shared.program import ROOTS, SUPPORTING, stage_modules
 
 ROOT = Path(__file__).parents[2]
 CODE = sorted(
     path
-    for package in ("throughline", "tasks", "flows", "benchmarks")
+    for package in ("throughline", "tasks", "flows", "benchmarks", "whowaits/src/whowaits")
     for path in ROOT.glob(f"{package}/**/*.py")
 )
 STAGES = (
@@ -39,6 +39,7 @@ MOST_ARGUMENTS = 6
 
 # A module may import its own layer's row and every row above it.
 LAYERS = (
+    ("whowaits",),
     ("throughline.shared",),
     ("throughline.settings", "throughline.results"),
     ("throughline.plan",),
@@ -61,7 +62,9 @@ LAYERS = (
     ("flows.orchestration",),
     ("flows",),
 )
+OURS = ("throughline", "tasks", "flows")
 FLOWS_MAY_IMPORT = (
+    "whowaits.verdict",
     "flows",
     "tasks.identities",
     *(
@@ -109,7 +112,8 @@ PACKAGES = {
 
 def name_of(path: Path) -> str:
     """Dotted module name of a file."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return name.removeprefix("whowaits.src.")
 
 
 def imports_of(path: Path) -> set[str]:
@@ -129,12 +133,13 @@ def imports_of(path: Path) -> set[str]:
                 )
                 for alias in node.names
             }
-    return {name for name in found if name.split(".")[0] in ("throughline", "tasks", "flows")}
+    return {name for name in found if name.split(".")[0] in (*OURS, "whowaits")}
 
 
 def file_of(module: str) -> Path | None:
     """File of one of our modules, or None."""
-    stem = ROOT.joinpath(*module.split("."))
+    root = ROOT / "whowaits" / "src" if module.startswith("whowaits") else ROOT
+    stem = root.joinpath(*module.split("."))
     return next(
         (path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.exists()), None
     )
@@ -204,7 +209,11 @@ def packages_of(path: Path) -> set[str]:
     """Top-level packages that a file imports, lazily or not."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    names |= {
+        node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    }
     return {name.partition(".")[0] for name in names}
 
 
@@ -217,7 +226,7 @@ def test_every_library_that_is_imported_is_declared():
         for item in one
         if isinstance(item, str)
     }
-    ours = {"throughline", "tasks", "flows", "infra", "benchmarks", "tests"}
+    ours = {*OURS, "whowaits", "infra", "benchmarks", "tests"}
     imported = {
         package
         for path in [*CODE, *ROOT.glob("infra/**/*.py")]
@@ -274,14 +283,16 @@ def test_a_stage_depends_on_its_identity_and_on_no_module(stage):
 
 def test_identities_depend_on_all_of_the_program():
     stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert {"params.yaml", "tasks", "throughline", "uv.lock"} <= set(stages["identities"]["deps"])
+    assert {"params.yaml", "tasks", "throughline", "uv.lock", "whowaits/src/whowaits"} <= set(
+        stages["identities"]["deps"]
+    )
 
 
 @pytest.mark.parametrize("stage", [stage for stage in LIBRARIES if stage != "fetch"])
 def test_the_libraries_of_a_stage_are_those_that_its_modules_import(stage):
     nodes = [
         node
-        for path in project_files(*stage_modules(stage), roots=[ROOT], without=SUPPORTING).values()
+        for path in project_files(*stage_modules(stage), roots=ROOTS, without=SUPPORTING).values()
         for node in ast.walk(ast.parse(path.read_text()))
     ]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -338,12 +349,12 @@ def test_every_module_is_named_by_a_test():
     lists = {"mutations.py", Path(__file__).name}  # they name modules without testing them
     texts = [path.read_text() for path in ROOT.glob("tests/**/*.py") if path.name not in lists]
     tests = "\n".join(texts)
-    named = set(re.findall(r"(?:throughline|tasks|flows|infra)(?:\.\w+)+", tests))
+    named = set(re.findall(r"(?:throughline|tasks|flows|infra|whowaits)(?:\.\w+)+", tests))
     for parent, names in re.findall(r"^from ([\w.]+) import (\([^)]*\)|.*)", tests, re.MULTILINE):
         named |= {f"{parent}.{name}" for name in re.findall(r"\w+", names)}
     modules = {
         name_of(path)
-        for package in ("throughline", "tasks", "flows", "infra")
+        for package in ("throughline", "tasks", "flows", "infra", "whowaits/src/whowaits")
         for path in ROOT.glob(f"{package}/**/*.py")
         if path.stem != "__init__" and path.relative_to(ROOT).as_posix() not in tests
     }

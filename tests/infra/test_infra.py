@@ -319,11 +319,17 @@ def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
     context = {
         path for path in exclude_paths(str(tmp_path), patterns) if (tmp_path / path).is_file()
     }
-    needed = {name for name in tracked if re.fullmatch(r"(throughline|tasks|flows)/.*\.py", name)}
+    needed = {
+        name
+        for name in tracked
+        if re.fullmatch(r"(throughline|tasks|flows|whowaits/src)/.*\.py", name)
+    }
     needed |= {
         "LICENSE",
         "pyproject.toml",
         "uv.lock",
+        "whowaits/README.md",
+        "whowaits/pyproject.toml",
         "flows/orchestration/job-template.json",
         "infra/store.py",
         "infra/mlflow-auth.ini",

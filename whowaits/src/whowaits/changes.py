@@ -5,11 +5,18 @@ A dataset serializes to a graph of one node per transformation. A change replace
 one: calls in parallel, several files at once, a prefetch at the end, a cache. A cache is tried on
 `CACHED_STEPS` steps' worth of elements, which are then repeated: it delivers them as fast as one
 that holds everything, and is filled in no time.
+
+Each change says what it does to the training: nothing (`SAME`), other orders (`ORDER`), or that
+what was drawn or made again in every epoch is made once (`DRAWN_ONCE`). A cache never comes after
+what composes examples again in each epoch: pairs of shuffled datasets, batches of shuffled
+examples, ops that draw.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +26,25 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gen_experimental_dataset_ops
 
+from .advice import DRAWN_ONCE, ORDER, SAME
+
 AUTOTUNE = "tf.data.AUTOTUNE"
 CACHED_STEPS = 16
 IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
 WORKING = ("Map", "Interleave", "Generator", "TFRecord", "TextLine", "FixedLengthRecord")
 # A cache would keep what these are to deliver otherwise in each epoch, or deliver without end.
-NOT_KEPT = ("Repeat", "Random", "Sample", "DirectedInterleave")
+NOT_KEPT = ("Repeat", "Random", "Sample", "DirectedInterleave", "SampleFromDatasets")
+COMPOSING = ("Batch", "Zip", "Window", "GroupBy")  # after a shuffle: otherwise in each epoch
+PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
+EVERYTHING_PCT = 99.9
+# Ops that keep a state, and still give the same for the same input; functions are looked into.
+HARMLESS = (
+    "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
+    "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",
+)  # fmt: skip
+_DRAWING = re.compile(
+    "Random|Multinomial|Normal|Sampler|SampleDistorted|Gamma|Poisson|Bernoulli|Binomial|Dropout"
+)
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
 _VERSION = re.compile(r"(V\d+)?$")
 
@@ -33,15 +53,21 @@ Node = Any
 Graph = Any
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class InputChange:
     """A change in words, and the dataset with it; `keeps`: what a cache would hold, "" where there
-    is none.
+    is none. `meaning` is what it does to the training, `says` that in words, and `share` the part
+    of a second epoch's elements that a first one had [%], where a cache would make it 100.
     """
 
     text: str
-    dataset: tf.data.Dataset
+    dataset: Any
     keeps: str = ""
+    meaning: str = SAME
+    says: str = ""
+    kept_bytes: float = 0.0
+    kind: str = ""  #: of the transformation that is changed: map, batch, …
+    number: int = 0  #: which one of those, from the dataset's end
 
 
 def propose_changes(dataset: tf.data.Dataset, *, batch: int) -> list[InputChange]:
@@ -65,10 +91,19 @@ def propose_changes(dataset: tf.data.Dataset, *, batch: int) -> list[InputChange
     for node in draft.chain:
         if draft.generates(node):
             continue
-        for text, edit in _edits(node):
+        for text, edit in _edits(node, reads_files=draft.reads_files(node)):
             edited = tf.compat.v1.GraphDef.FromString(_bytes(graph))
             edit(edited, next(other for other in edited.node if other.name == node.name))
-            changes.append(draft.change(f"{_title(node)}: {text}{ahead}", edited))
+            meaning, says = draft.meaning(node)
+            changes.append(
+                draft.change(
+                    f"{draft.title(node)}: {text}{ahead}",
+                    edited,
+                    meaning=meaning,
+                    says=says,
+                    **draft.position(node),
+                )
+            )
     return [*changes, *draft.cache(batch, ahead)]
 
 
@@ -87,11 +122,71 @@ class _Draft:
         passing = (_kind(node) for node in self.chain)
         return next((kind for kind in passing if kind not in IDLE), "") == "Prefetch"
 
-    def change(self, text: str, graph: Graph, keeps: str = "") -> InputChange:
+    def change(self, text: str, graph: Graph, **facts: Any) -> InputChange:
         """A rewritten graph, with a prefetch at its end where there was none."""
         if not self.prefetches_last():
             _insert(graph, _result(graph), "PrefetchDataset", [_constant(graph, -1)])
-        return InputChange(text=text, dataset=_as_dataset(graph, self._spec), keeps=keeps)
+        return InputChange(text=text, dataset=_as_dataset(graph, self._spec), **facts)
+
+    def meaning(self, node: Node) -> tuple[str, str]:
+        """What parallel calls of a node do to the training, and that in words."""
+        if self.runs_python(node):
+            return ORDER, "its Python code is called from several threads at once"
+        if self._draws(node):
+            return ORDER, "random draws fall on other examples"
+        if self.reads_files(node) and node.op == "FlatMapDataset":
+            return ORDER, "examples of several files are interleaved"
+        return SAME, ""
+
+    def reads_files(self, node: Node) -> bool:
+        """Whether it is a TFRecordDataset over several files, which tf.data makes a flat_map."""
+        return _kind(node) == "FlatMap" and "TFRecordDataset" in {
+            _VERSION.sub("", op) for op in self._ops(node)
+        }
+
+    def runs_python(self, node: Node) -> bool:
+        """Whether a node's functions, or those they call, run in Python."""
+        return any(op.endswith("PyFunc") for op in self._ops(node))
+
+    def title(self, node: Node) -> str:
+        """A transformation as its user calls it."""
+        if self.generates(node):
+            return "from_generator"
+        return "TFRecordDataset" if self.reads_files(node) else _title(node)
+
+    def position(self, node: Node) -> dict[str, Any]:
+        """The kind of a transformation, and which one of that kind it is."""
+        alike = [other for other in self.chain if _plain_kind(other) == _plain_kind(node)]
+        return {
+            "kind": _plain_kind(node),
+            "number": next(number for number, other in enumerate(alike) if other is node),
+        }
+
+    def share_that_comes_again(self, node: Node, batched: bool) -> float:
+        """Of the elements of a node in a second pass, those that a first one had [%], with the
+        shuffles before it left out: less than all where something draws.
+        """
+        graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
+        by_name = {each.name: each for each in graph.node}
+        source = self._without_shuffles(graph, by_name, node.name)
+        count = PROVEN_ELEMENTS if batched else PROVEN_EXAMPLES
+        elements = _as_dataset(_ending_at(graph, source), _spec_of(node)).take(count)
+        first, second = (Counter(map(_digest, elements)) for _ in range(2))
+        return 100 * sum((first & second).values()) / max(1, sum(second.values()))
+
+    def _without_shuffles(self, graph: Graph, nodes: dict[str, Node], last: str) -> str:
+        """Leave shuffles out of a graph; returns the name of the node that ends it."""
+        shuffles = {name: node.input[0] for name, node in nodes.items() if "Shuffle" in node.op}
+
+        def source(name: str) -> str:
+            while name in shuffles:
+                name = shuffles[name]
+            return name
+
+        for node in graph.node:
+            for number, name in enumerate(node.input):
+                node.input[number] = source(name)
+        return source(last)
 
     def cache(self, batch: int, ahead: str) -> Iterator[InputChange]:
         """A cache after the last transformation of which all epochs get the same, if anything works
@@ -102,25 +197,49 @@ class _Draft:
             kinds = [_kind(other) for other in above]
             if any(kind in NOT_KEPT for kind in kinds) or any(map(self._draws, above)):
                 continue
-            if _kind(node) in ("Prefetch", *IDLE):
+            if _kind(node) in ("Prefetch", *IDLE) or self._composes(above):
                 continue
             uncached = kinds[: kinds.index("Cache")] if "Cache" in kinds else kinds
             if not any(word in kind for kind in uncached for word in WORKING):
                 return
             batched = not any("Batch" in _kind(other) for other in self._below(node))
-            graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
-            count = CACHED_STEPS * (1 if batched else batch)
-            take = _insert(graph, node.name, "TakeDataset", [_constant(graph, count)])
-            cache = _insert(graph, take, "CacheDataset", [_constant(graph, "")])
-            _insert(graph, cache, "RepeatDataset", [_constant(graph, -1)])
-            order = "" if not any("Shuffle" in kind for kind in kinds) else ".shuffle(…)"
-            title = "from_generator" if self.generates(node) else _title(node)
-            text = f"{title}: .cache(){order} after it{ahead}"
-            same = ""
-            if any(op.endswith("PyFunc") for other in above for op in self._ops(other)):
-                same = ", if what Python makes is the same in every epoch"
-            yield self.change(text, graph, f"{self._size(node)}{same}")
+            yield self._cache_after(node, above, ahead, batch=1 if batched else batch)
             return
+
+    def _composes(self, above: list[Node]) -> bool:
+        """Whether what comes after a shuffle among these composes examples: pairs or batches."""
+        return any(
+            any(word in _kind(node) for word in COMPOSING)
+            and any("Shuffle" in _kind(other) for other in self._upstream(node))
+            for node in above
+        )
+
+    def _cache_after(self, node: Node, above: list[Node], ahead: str, *, batch: int) -> InputChange:
+        graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
+        take = _insert(graph, node.name, "TakeDataset", [_constant(graph, CACHED_STEPS * batch)])
+        cache = _insert(graph, take, "CacheDataset", [_constant(graph, "")])
+        _insert(graph, cache, "RepeatDataset", [_constant(graph, -1)])
+        order = ".shuffle(…)" if any("Shuffle" in _kind(other) for other in above) else ""
+        keeps, kept_bytes = self._size(node)
+        share = self.share_that_comes_again(node, batched=batch == 1)
+        meaning, says = (
+            (ORDER, "examples are shuffled after they are made") if order else (SAME, "")
+        )
+        if any(map(self.runs_python, above)) or share < EVERYTHING_PCT:
+            meaning, says = (
+                DRAWN_ONCE,
+                f"what is made again in each epoch is made once: {share:.0f} % of an epoch's"
+                " elements had been in the one before, now all would",
+            )
+        return self.change(
+            f"{self.title(node)}: .cache(){order} after it{ahead}",
+            graph,
+            keeps=keeps,
+            kept_bytes=kept_bytes,
+            meaning=meaning,
+            says=says,
+            **self.position(node),
+        )
 
     def generates(self, node: Node) -> bool:
         """Whether it is a generator of Python's, which tf.data wraps into a flat_map."""
@@ -144,8 +263,8 @@ class _Draft:
         )
 
     def _draws(self, node: Node) -> bool:
-        """Whether a node's functions, or those they call, draw at random."""
-        return any("Random" in op or "Multinomial" in op for op in self._ops(node))
+        """Whether a node's functions, or those they call, draw at random, or keep a state."""
+        return any(map(_may_draw, self._ops(node) - self._functions.keys()))
 
     def _ops(self, node: Node) -> set[str]:
         """All ops of a node's functions and of those they call."""
@@ -164,31 +283,58 @@ class _Draft:
         """Those that are functions of this graph."""
         return names & self._functions.keys()
 
-    def _size(self, node: Node) -> str:
-        """Of all elements that a node delivers, in words."""
+    def _size(self, node: Node) -> tuple[str, float]:
+        """Of all elements that a node delivers, in words and in bytes, of which 0 is not known."""
         graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
-        next(other for other in graph.node if other.op == "_Retval").input[0] = node.name
-        shapes, dtypes = (node.attr[key].list for key in ("output_shapes", "output_types"))
-        spec = tuple(
-            tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
-            for shape, dtype in zip(shapes.shape, dtypes.type, strict=True)
-        )
-        elements = _as_dataset(graph, spec)
-        mib = sum(_bytes_of(part) for part in tf.nest.flatten(next(iter(elements)))) / 2**20
+        elements = _as_dataset(_ending_at(graph, node.name), _spec_of(node))
+        size = sum(_bytes_of(part) for part in tf.nest.flatten(next(iter(elements))))
         count = int(elements.cardinality())
         if count < 0:
-            return f"{mib:,.2f} MiB per element, whose number is not known"
-        return f"{count * mib:,.0f} MiB"
+            return f"{size / 2**20:,.2f} MiB per element, whose number is not known", 0.0
+        return f"{count * size / 2**20:,.0f} MiB", float(count * size)
 
 
-def _edits(node: Node) -> Iterator[tuple[str, Callable[[Graph, Node], None]]]:
+def _ending_at(graph: Graph, name: str) -> Graph:
+    next(other for other in graph.node if other.op == "_Retval").input[0] = name
+    return graph
+
+
+def _spec_of(node: Node) -> Any:
+    shapes, dtypes = (node.attr[key].list for key in ("output_shapes", "output_types"))
+    return tuple(
+        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
+        for shape, dtype in zip(shapes.shape, dtypes.type)
+    )
+
+
+def _may_draw(op: str) -> bool:
+    """Whether an op draws, or keeps a state of which nothing is known."""
+    if _DRAWING.search(op):
+        return True
+    definition: Any = op_def_registry.get(op)
+    stateful = definition is not None and definition.is_stateful
+    return stateful and "Dataset" not in op and not any(name in op for name in HARMLESS)
+
+
+def _digest(element: Any) -> bytes:
+    """Of an element's content."""
+    digest = hashlib.sha256()
+    for part in tf.nest.flatten(element):
+        array = part.numpy()
+        digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return digest.digest()
+
+
+def _edits(node: Node, *, reads_files: bool) -> Iterator[tuple[str, Callable[[Graph, Node], None]]]:
     """What may be done in parallel about a node."""
     kind = _kind(node)
     if node.op == "MapDataset":
         yield f"num_parallel_calls={AUTOTUNE}", _parallel_map
     elif node.op == "BatchDatasetV2":
         yield f"num_parallel_calls={AUTOTUNE}", _parallel_batch
-    elif kind in ("Interleave", "FlatMap"):
+    elif reads_files:
+        yield f"num_parallel_reads={AUTOTUNE}", _parallel_interleave
+    elif kind == "Interleave":
         yield f"interleave(…, num_parallel_calls={AUTOTUNE})", _parallel_interleave
 
 
@@ -285,9 +431,14 @@ def _kind(node: Node) -> str:
 
 
 def _title(node: Node) -> str:
-    """A transformation as its user calls it, with the function that it was given."""
+    """A transformation with the function that it was given."""
     name = _TRACED_FUNCTION.match(node.attr["f"].func.name) if "f" in node.attr else None
+    called = _plain_kind(node)
+    return f"{called}({name[1]})" if name and name[1] != "lambda" else called
+
+
+def _plain_kind(node: Node) -> str:
+    """map, batch, … whether in parallel or not."""
     kind = {"ParallelMap": "Map", "ParallelBatch": "Batch", "ParallelInterleave": "Interleave"}
     called = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(_kind(node), _kind(node))).lower()
-    called = called.replace("t_f_record", "TFRecordDataset")
-    return f"{called}({name[1]})" if name and name[1] != "lambda" else called
+    return called.replace("t_f_record", "TFRecordDataset")

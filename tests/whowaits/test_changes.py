@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from throughline.diagnosis.dataset_changes import CACHED_STEPS, propose_changes
+from whowaits.advice import DRAWN_ONCE, ORDER
+from whowaits.changes import CACHED_STEPS, propose_changes
 
 COUNT, BATCH = 24, 4
 AHEAD = "; end with .prefetch(tf.data.AUTOTUNE)"
@@ -51,7 +53,7 @@ def ordered(dataset):
         ),
         (
             lambda: numbers().shuffle(9).map(double, 2).batch(BATCH).prefetch(1),
-            [f"batch: {PARALLEL}", "batch: .cache().shuffle(…) after it"],
+            [f"batch: {PARALLEL}", "map(double): .cache().shuffle(…) after it"],
         ),
         (
             lambda: numbers().map(double, 2).map(jitter, 2).batch(BATCH, num_parallel_calls=2),
@@ -94,7 +96,7 @@ def test_what_a_dataset_leaves_open(dataset, expected):
 def test_what_is_changed_delivers_the_same_examples():
     dataset = numbers().flat_map(tf.data.Dataset.from_tensors).map(double).batch(BATCH)
     changes = propose_changes(dataset, batch=BATCH)
-    assert len(changes) == 5
+    assert len(changes) == 4
     for change in changes:
         elements = change.dataset.take(COUNT // BATCH)
         assert ordered(elements) == list(range(0, 2 * COUNT, 2)), change.text
@@ -108,9 +110,97 @@ def test_a_cache_is_tried_on_some_steps_and_says_what_all_of_them_take():
     assert cache.keeps == "2,000 MiB"
 
 
-def test_what_python_makes_may_differ_from_epoch_to_epoch():
+def test_what_python_makes_again_in_each_epoch_is_never_the_same():
+    drawn = np.random.default_rng(0)
+
     def make(number):
+        return tf.ensure_shape(
+            tf.numpy_function(lambda n: n + drawn.integers(1000), [number], tf.int64), ()
+        )
+
+    def keep(number):
         return tf.ensure_shape(tf.numpy_function(lambda n: n, [number], tf.int64), ())
 
-    *_, cache = propose_changes(numbers().map(make).batch(BATCH), batch=BATCH)
-    assert cache.keeps == "0 MiB, if what Python makes is the same in every epoch"
+    for function, share in ((make, range(50)), (keep, (100,))):
+        *_, cache = propose_changes(numbers().map(function).batch(BATCH), batch=BATCH)
+        assert cache.meaning == DRAWN_ONCE
+        (said,) = re.findall(
+            r"(\d+) % of an epoch's elements had been in the one before", cache.says
+        )
+        assert int(said) in share
+        parallel = next(
+            each
+            for each in propose_changes(numbers().map(function).batch(BATCH), batch=BATCH)
+            if each.kind == "map"
+        )
+        assert parallel.meaning == ORDER
+
+
+def crop(number):
+    box = tf.image.sample_distorted_bounding_box(
+        (9, 9, 1), tf.zeros((1, 0, 4)), use_image_if_no_bounding_boxes=True
+    )
+    return number + tf.cast(box.begin[0], tf.int64)
+
+
+def noise(number):
+    return number + tf.cast(tf.random.truncated_normal(()), tf.int64)
+
+
+def table(number):
+    return LOOKUP.lookup(number)
+
+
+LOOKUP = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(
+        tf.range(COUNT, dtype=tf.int64), tf.range(COUNT, dtype=tf.int64)
+    ),
+    -1,
+)
+
+
+def numbered(dataset):
+    return dataset.map(double, 2).batch(BATCH, num_parallel_calls=2).prefetch(1)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "caches"),
+    [
+        (lambda: numbered(numbers().map(crop, 2)), []),
+        (lambda: numbered(numbers().map(noise, 2)), []),
+        (lambda: numbered(numbers().map(table, 2)), ["batch: .cache() after it"]),
+        (
+            lambda: numbered(
+                tf.data.Dataset.zip((numbers().shuffle(24), numbers())).map(lambda a, b: a + b, 2)
+            ),
+            [],
+        ),
+        (lambda: numbered(numbers().shuffle(24)), ["map(double): .cache().shuffle(…) after it"]),
+        (
+            lambda: (
+                numbers().shuffle(24).batch(2).map(double, 2).unbatch().batch(BATCH).prefetch(1)
+            ),
+            [],
+        ),
+    ],
+    ids=["crop", "noise", "table", "pairs", "shuffled batches", "composed"],
+)
+def test_a_cache_never_freezes_what_an_epoch_draws_or_composes_again(dataset, caches):
+    assert [text for text in texts_of(dataset()) if "cache" in text] == caches
+
+
+def test_files_read_one_after_the_other_are_named_as_the_user_wrote_them(tmp_path):
+    for number in range(3):
+        with tf.io.TFRecordWriter(str(tmp_path / f"{number}.tfrecord")) as writer:
+            writer.write(bytes([number]))
+    files = sorted(map(str, tmp_path.glob("*.tfrecord")))
+    dataset = tf.data.TFRecordDataset(files).batch(1, num_parallel_calls=2).prefetch(1)
+    change = propose_changes(dataset, batch=1)[0]
+    assert change.text == "TFRecordDataset: num_parallel_reads=tf.data.AUTOTUNE"
+    assert change.meaning == ORDER
+    flat = (
+        numbers()
+        .flat_map(lambda n: tf.data.Dataset.from_tensors(n))
+        .batch(BATCH, num_parallel_calls=2)
+    )
+    assert not [text for text in texts_of(flat.prefetch(1)) if "interleave" in text]
