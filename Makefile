@@ -22,7 +22,7 @@ export PATH := $(BIN):$(PATH)
 .PHONY: setup demo ui stack quick test test-all check bench mutations fuzz audit
 setup: .venv/.ready$(GPU)
 
-.venv/.ready$(GPU): pyproject.toml uv.lock
+.venv/.ready$(GPU): pyproject.toml whowaits/pyproject.toml uv.lock
 	@test -x $(BIN)/python || { echo "setup 1/3: making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; }
 	@test -x $(BIN)/uv || { echo "setup 2/3: installing uv $(UV)"; $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV); }
 	@echo "setup 3/3: installing $$(grep -c '^name = ' uv.lock) locked packages, about 3 GB on disk; a minute or several, by the network"

@@ -58,7 +58,7 @@ def epochs(
     models = build_models_for(params, data)
     model = make_step_model(models, params.train, Feed.of(pipeline, params.train))
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    recorder = Recorder(RunKey(data_set="overhead", pipeline="snapshot", data_digest=""))
+    recorder = Recorder(RunKey(dataset="overhead", pipeline="snapshot", data_digest=""))
     progress = CheckpointCallback(
         pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder
     )

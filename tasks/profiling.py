@@ -17,6 +17,7 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
+from whowaits.verdict import UNDECIDED
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
@@ -43,7 +44,6 @@ from throughline.reporting.plots import plot_steps, plot_timelines
 from throughline.results.build import BuildResult, InputThroughput, SequenceBatches
 from throughline.results.profiling import (
     METRICS_FILE,
-    UNDECIDED,
     Breakdown,
     Diagnosis,
     ProfileResult,

@@ -37,7 +37,7 @@ def read_sources(root: Path) -> dict[Path, str]:
     """The text of every file in which faults are planted."""
     return {
         path: path.read_text()
-        for folder in ("throughline", "tasks", "flows")
+        for folder in ("throughline", "tasks", "flows", "whowaits")
         for path in sorted((root / folder).rglob("*.py"))
     }
 
@@ -103,7 +103,9 @@ def run_tests(
         *tests,
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = {**os.environ, "PATH": path}
+    # What is installed of whowaits is the checkout's own, not the copy's.
+    copied = str(root / "whowaits" / "src")
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": copied}
     # A process group of its own, so that what hangs is ended with all it has started.
     process = subprocess.Popen(
         command,

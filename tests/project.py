@@ -23,6 +23,7 @@ CODE = (
     "throughline",
     "tasks",
     "flows",
+    "whowaits",
     "dvc.yaml",
     "prefect.yaml",
     "worker.yaml",

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from throughline.measurement import steady_state
-from throughline.measurement.steady_state import StepClock, measure_steady_state, median_interval
+from throughline.measurement.steady_state import StepClock, measure_steady_state
 
 GRAIN_S = 1e-5  # what taking a prepared batch costs
 
@@ -152,11 +152,6 @@ def test_what_no_time_is_left_for_is_undecided_and_says_how_long_it_would_take()
     assert state.suggested_seconds > 2
     low, high = state.stall_interval_pct
     assert low <= 5 <= high + 0.5, "the truth lies between the two sides"
-
-
-def test_the_interval_of_a_median_leaves_a_disturbed_round_out():
-    assert median_interval([5, 1, 2, 3, 4, 6, 90]) == (2, 6)
-    assert median_interval([3, 1, 2]) == (1, 3)
 
 
 def test_the_worked_examples_are_true():

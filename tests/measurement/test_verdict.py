@@ -5,6 +5,7 @@ contradict it.
 from __future__ import annotations
 
 import pytest
+from whowaits.verdict import decide
 
 from throughline.measurement.steady_state import Round, SteadyState, TimedBlock
 from throughline.measurement.verdict import (
@@ -12,7 +13,6 @@ from throughline.measurement.verdict import (
     Stall,
     Verdict,
     cross_check_from,
-    decide_verdict,
     judge,
 )
 from throughline.results.train import TrainThroughput
@@ -81,7 +81,7 @@ def test_epochs_within_the_drift_or_of_the_same_verdict_contradict_nothing(low):
     measured = stall(70, 66, 74) if low > 20 else stall(0, 0, 2)
     assert judge(
         measured, CrossCheck(low_pct=low, high_pct=low, step_ms=1.0), on_accelerator=False
-    ).name == decide_verdict(measured.pct, on_accelerator=False)
+    ).name == decide(measured.pct, on_accelerator=False)
 
 
 def state(model_ms, train_ms, prepared):

@@ -14,9 +14,9 @@ from throughline.assembly.inputs import (
 )
 from throughline.config.params import Params
 from throughline.config.params_checks import find_monitor_problem
+from throughline.measurement.baseline import describe_held_out, describe_next_tokens
 from throughline.measurement.gpus import used_gpus, visible_gpus
 from throughline.measurement.hardware import UsageMonitor
-from throughline.measurement.held_out import describe_held_out, describe_next_tokens
 from throughline.models.builders import Models, Target
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData

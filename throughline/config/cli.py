@@ -16,7 +16,7 @@ from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.errors import MissingInput, did_you_mean, report_user_errors
 from throughline.shared.files import clear_leftovers
-from throughline.shared.garbage import collect_garbage_as_usual
+from throughline.shared.gc_pause import collect_garbage_as_usual
 from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout
 from throughline.shared.libraries import check_versions
 from throughline.shared.progress import without_tensorflow_chatter

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
+
 from throughline.diagnosis.cost_model import (
     ModelStepCost,
     OpCost,
@@ -21,7 +23,7 @@ from throughline.diagnosis.cost_model import (
 )
 from throughline.diagnosis.facts import WORTH_PCT, Facts
 from throughline.diagnosis.rules import RULES, Effort, Rule
-from throughline.measurement.verdict import COMPUTE_BOUND, UNDECIDED, judge
+from throughline.measurement.verdict import judge
 from throughline.plan.plan import Plan, make_plan
 from throughline.results.profiling import GOOD_UTILIZATION_PCT, Diagnosis, Finding
 from throughline.settings import PipelineConfig

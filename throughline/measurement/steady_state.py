@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from whowaits.blocks import median_interval
+
 WARM_UP_STEPS = 3  # before a block, or a trace, that are not timed
 MIN_STEPS, MAX_STEPS = 8, 2048  # of a block
 # The least duration of a block, so that the clock's and the scheduler's grain do not matter.
@@ -42,7 +44,6 @@ IDLE_WAIT_FRACTION = 0.25  # part of the time allowed that the input may take to
 # Full buffers last for 1 / stall steps per batch that is ready.
 MIN_STALL, MAX_WARM_UP_STEPS = 0.05, 40
 CLEAR_DROP = 3  # batches by which a level must change to be more than what is in flight
-TRIMMING_ROUNDS = 7  # enough rounds for an interval that a single disturbed one cannot widen
 
 StepFunction = Callable[[], object]  # one train step; returns when its loss is known on the host
 # From which blocks the steady state is read; undecided where the two kinds disagree.
@@ -212,18 +213,6 @@ class SteadyState:
             for block in blocks
             for step in getattr(each, block).steps_ms
         ]
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval of the median from the order of the values: the extremes are left out where there
-    are at least seven.
-
-    For nine independent values it covers the median with a probability of 96 %, whatever their
-    distribution; for five, none of them left out, 94 %.
-    """
-    ascending = sorted(values)
-    spare = 1 if len(ascending) >= TRIMMING_ROUNDS else 0
-    return ascending[spare], ascending[-1 - spare]
 
 
 @dataclass

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from whowaits.verdict import (
+    COMPUTE_BOUND_BELOW_PCT,
+    INPUT_BOUND_FROM_PCT,
+    MARGIN_PCT,
+    UNDECIDED,
+    decide,
+)
+
 from throughline.measurement.steady_state import SteadyState
-from throughline.results.profiling import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, UNDECIDED
 from throughline.results.train import TrainThroughput
 
-COMPUTE_BOUND_BELOW_PCT = {"accelerator": 5.0, "shared cores": 15.0}
-INPUT_BOUND_FROM_PCT = 20.0
-MARGIN_PCT = 5.0  # points by which an interval may reach across a threshold
 DRIFT_PCT = 10.0  # points that two measurements of the same training, minutes apart, may differ by
 
 
@@ -67,18 +71,6 @@ class Verdict:
     fix: str = ""
 
 
-def decide_verdict(stall_pct: float, *, on_accelerator: bool) -> str:
-    """The verdict that belongs to a stall."""
-    least = COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"]
-    return (
-        COMPUTE_BOUND
-        if stall_pct < least
-        else INPUT_BOUND
-        if stall_pct >= INPUT_BOUND_FROM_PCT
-        else SLIGHTLY_BOUND
-    )
-
-
 def cross_check_from(
     state: SteadyState, trained: TrainThroughput | None, *, batch_size: float, steps: int
 ) -> CrossCheck | None:
@@ -123,10 +115,10 @@ def judge(stall: Stall, cross_check: CrossCheck | None, *, on_accelerator: bool)
         )
         cause = f"the stall lies anywhere from {span}{sides}, on both sides of {across[0]:.0f} %"
         return Verdict(name=UNDECIDED, cause=cause, fix=f"measure longer: {seconds}")
-    name = decide_verdict(stall.pct, on_accelerator=on_accelerator)
+    name = decide(stall.pct, on_accelerator=on_accelerator)
     if (
         cross_check is not None
-        and decide_verdict(_within_drift(stall, cross_check), on_accelerator=on_accelerator) != name
+        and decide(_within_drift(stall, cross_check), on_accelerator=on_accelerator) != name
     ):
         cause = (
             f"the epochs of this training took {cross_check.step_ms:.2f} ms a step, a stall of"

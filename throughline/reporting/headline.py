@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
+
 from throughline.reporting.ranking import (
     find_baseline,
     find_best,
@@ -19,7 +21,6 @@ from throughline.reporting.ranking import (
     stderr_of_difference,
 )
 from throughline.results.comparison import MeasuredRow
-from throughline.results.profiling import COMPUTE_BOUND, UNDECIDED
 from throughline.results.train import SIGNIFICANT_STDERRS
 
 # Two configurations whose ratio may be 1 are as fast as each other, unless its interval is so wide,

@@ -12,12 +12,6 @@ from throughline.results.base import ResultFile
 from throughline.results.build import BuildResult
 from throughline.results.train import TrainResult, train_metrics
 
-COMPUTE_BOUND, SLIGHTLY_BOUND, INPUT_BOUND, UNDECIDED = (
-    "compute-bound",
-    "slightly input-bound",
-    "input-bound",
-    "undecided",
-)
 # In the step name that TensorFlow gives iterators that the plan did not name.
 AUTOMATIC = "Dataset:"
 METRICS_FILE = "metrics.json"

@@ -154,12 +154,6 @@ class InvalidCode(UserError):
     """A module of your own is not Python."""
 
 
-class UnmeasurableTraining(UserError):
-    """What `python -m tasks.stall` is to measure is not there, is no dataset, or does not train by
-    `model.fit`.
-    """
-
-
 class StageFailed(UserError):
     """A stage that a flow runs ended with a non-zero exit code. The message is the reason that the
     stage gave, or the last lines that it wrote.

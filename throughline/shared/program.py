@@ -15,6 +15,7 @@ from throughline.shared.code_identity import HERE, code_digest
 from throughline.shared.files import digest_json
 from throughline.shared.libraries import LIBRARIES, installed_versions
 
+ROOTS = (HERE, HERE / "whowaits" / "src")  # what a stage measures with is a package of its own
 # Of stages that do not have the name of their module, or whose command line decides more.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "build": ("tasks.build", "throughline.shared.allocator"),
@@ -30,7 +31,7 @@ SUPPORTING = (
         for module in (
             "code_identity",
             "errors",
-            "garbage",
+            "gc_pause",
             "layout",
             "libraries",
             "program",
@@ -40,6 +41,7 @@ SUPPORTING = (
         )
     ),
     "throughline.tracking",
+    "whowaits.within",  # what the command does by itself
 )
 
 
@@ -52,7 +54,7 @@ def digest_code(stage: str, *further: str) -> str:
     """Digest of the code of a stage, by its name in dvc.yaml, and of `further` modules, such as
     one's own, with all they import.
     """
-    program = code_digest(*stage_modules(stage), roots=[HERE], without=SUPPORTING)
+    program = code_digest(*stage_modules(stage), roots=ROOTS, without=SUPPORTING)
     return digest_json([program, code_digest(*further)]) if further else program
 
 

@@ -1,0 +1,371 @@
+"""params.yaml is checked as a whole before anything runs: every problem at once, each with its
+path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tasks.identities import resolve_settings
+from throughline.config.params import check, load_params
+from throughline.config.params_checks import model_names
+from throughline.config.params_file import apply_overrides
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
+from throughline.plan.augmentations import ResizedCenterCrop
+from throughline.plan.ops import Flip, Op, Resize
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import InvalidParams
+
+ROOT = Path(__file__).parents[2]
+
+
+def document(**changes):
+    """A minimal valid document with changes given as dotted keys (dots written as __)."""
+    base = {
+        "data": {"source": "image_folder", "path": "photos"},
+        "preprocess": ["decode"],
+        "pipelines": {"naive": {"read": "shards"}},
+    }
+    apply_overrides(base, [f"{key.replace('__', '.')}={value}" for key, value in changes.items()])
+    return base
+
+
+def problems(**changes):
+    with pytest.raises(InvalidParams) as caught:
+        check(document(**changes))
+    return "\n".join(caught.value.problems)
+
+
+def test_decode_goes_without_saying():
+    assert check(document(preprocess="[]")) == check(document())
+    resized = "{resize: {height: 8, width: 9}}"
+    with_it = check(document(preprocess=f"[decode, {resized}]"))
+    assert check(document(preprocess=f"[{resized}]")) == with_it
+
+
+def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
+    from flows.run.parameters import Changes
+    from flows.run.resolution import resolve
+
+    assert [*load_params(ROOT / "params.yaml").pipelines] == [
+        "naive",
+        "map_parallel",
+        "vectorized",
+        "optimized",
+    ]
+    monkeypatch.chdir(ROOT)
+    for overlay in (
+        *(ROOT / "infra" / "demo").glob("*.yaml"),
+        ROOT / "infra" / "presets" / "images.yaml",
+    ):
+        assert resolve(ROOT, Changes(preset=str(overlay.relative_to(ROOT)))).params
+
+
+def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(
+    monkeypatch,
+):
+    from flows.run.parameters import Changes
+    from flows.run.resolution import resolve
+
+    monkeypatch.chdir(ROOT)
+    changes = Changes(
+        preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=7
+    )
+    params = resolve(ROOT, changes).params
+    assert list(params.pipelines) == ["naive", "vectorized", "optimized"], (
+        "those of the preset alone"
+    )
+    assert (params.pipelines["naive"].prefetch, params.train.epochs) == (3, 7)
+
+
+def test_all_problems_are_told_together():
+    found = problems(
+        data__sorce="x",
+        data__label="y",
+        data__source="image_foldr",
+        batch_size=0,
+        train__epochs="two",
+        pipelines__naive__prefetc=1,
+        preprocess="[decode, {resize: {heigth: 3, width: 4}}, {random_crop: {width: 3}}]",
+    )
+    for expected in (
+        "params.yaml: data.sorce is not a field; did you mean source?",
+        "data.source: found image_foldr, which is not a kind of input; did you mean image_folder?",
+        "params.yaml: batch_size: input should be greater than or equal to 1; found 0",
+        "params.yaml: train.epochs: input should be a valid integer",
+        "params.yaml: pipelines.naive.prefetc is not a field; did you mean prefetch?",
+        "data.label is not a field; did you mean labels or label_column or label_kind?",
+        "params.yaml: preprocess[1].resize.heigth is not an argument; did you mean height?",
+        "params.yaml: preprocess[2].random_crop.height is missing",
+    ):
+        assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"pipelines__naive__cache": "{after: resize}"},
+            "pipelines.naive.cache.after: resize is not one of the preprocess ops (decode)",
+        ),
+        (
+            {"pipelines__naive__shuffle": "{kind: global}"},
+            "pipelines.naive.shuffle.kind: a global permutation needs random access",
+        ),
+        (
+            {"pipelines__naive": "{read: snapshot}"},
+            "pipelines.naive.shuffle.kind: a snapshot can be permuted as a whole",
+        ),
+        (
+            {"pipelines__naive": "{read: snapshot, shuffle: {kind: none}, vectorize: true}"},
+            "pipelines.naive.vectorize: reading a snapshot always",
+        ),
+        (
+            {"pipelines__naive": "{read: files, interleave: {cycle_length: 2}}"},
+            "pipelines.naive.interleave: only shards can be interleaved",
+        ),
+        ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
+        ({"augment": "[{resize: {height: 3, width: 3}}]"}, "augment: resize is deterministic"),
+        (
+            {"preprocess": "[{resize: {height: 3, width: 3}}, decode]"},
+            "preprocess: `decode` comes first, once, or is left out",
+        ),
+        (
+            {"preprocess": "[decode, resise]"},
+            "preprocess[1]: resise is not an op; did you mean resize?",
+        ),
+        (
+            {"model__name": "mobilenetv2"},
+            "model.name: mobilenetv2 is not a model; did you mean MobileNetV2?",
+        ),
+        (
+            {"model__name": "nowhere.at_all:build"},
+            "model.name: module nowhere.at_all cannot be found",
+        ),
+        (
+            {"pipelines__my-config": "{read: shards}"},
+            "pipelines.my-config: names are Python identifiers",
+        ),
+        ({"data__split": "{validation: 0.5, test: 0.5}"}, "leave nothing to train on"),
+        ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
+        (
+            {"pipelines__naive__map": "{parallel: fast}"},
+            "expected none, auto, cores or a whole number from 1; found 'fast'",
+        ),
+        (
+            {"pipelines__naive__map": "{parallel: 0}"},
+            "expected none, auto, cores or a whole number from 1; found 0",
+        ),
+        (
+            {"pipelines__naive__map": "{parallel: true}"},
+            "expected none, auto, cores or a whole number from 1; found True",
+        ),
+        (
+            {"window__stride": 2},
+            "window.stride: the source image_folder is no time series, which alone is cut",
+        ),
+        (
+            {"window__targets": "[load]"},
+            "window.targets: the source image_folder is no time series",
+        ),
+        (
+            {"data__path": "s3://bucket/photos"},
+            "data.path: s3://bucket/photos is an address; data is read from this machine",
+        ),
+        (
+            {"data__path": "data/raw/mine"},
+            "data.path: data/raw/mine is in data/raw, which is for what data.fetch gets",
+        ),
+        (
+            {"augment": "[flip]", "pipelines__naive__cache": "{after: flip}"},
+            "flip is random; cached, every epoch would repeat",
+        ),
+    ],
+)
+def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, expected):
+    assert expected in problems(**change)
+
+
+def test_reading_files_is_refused_for_arrays():
+    assert "the source arrays has no image files" in problems(
+        data__source="arrays", pipelines__naive="{read: files}"
+    )
+
+
+def test_ops_are_parsed_with_their_arguments():
+    params = check(
+        document(preprocess="[decode, {resize: {height: 8, width: 9}}]", augment="[flip]")
+    )
+    assert params.preprocess[1] == Resize(height=8, width=9)
+    assert params.augment == (Flip(),)
+
+
+def test_a_missing_or_broken_file_is_reported(tmp_path):
+    with pytest.raises(InvalidParams, match="does not exist"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("a: [1,")
+    with pytest.raises(InvalidParams, match="not valid YAML"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("a: 1\na: 2\n")
+    with pytest.raises(InvalidParams, match="duplicate key"):
+        load_params(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "now"),
+    [
+        ("finish=[rescale]", "finish is now called postprocess"),
+        ("measure.max_seconds=2", "measure.max_seconds is now called measure.input_max_seconds"),
+        ("measure.passes=2", "measure.passes is now called measure.input_passes"),
+        ("pipelines.naive.finish=device", "pipelines.naive.finish is now called postprocess_on"),
+        ("pipelines.naive.place=device", "pipelines.naive.place is now called snapshot_on"),
+        ("pipelines.naive.decode.scale=2", "pipelines.naive.decode.scale is now called ratio"),
+        ("pipelines.naive.rewrites=true", "pipelines.naive.rewrites is now called graph_rewrites"),
+        (
+            "pipelines.naive.sample={kind: balanced}",
+            "pipelines.naive.sample is now called sampling: uniform, balanced, or {class: weight}",
+        ),
+    ],
+)
+def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(override, now):
+    changed = document()
+    apply_overrides(changed, [override])
+    with pytest.raises(InvalidParams, match=re.escape(now)):
+        check(changed)
+
+
+@pytest.mark.parametrize("sampling", ["often", 3, {"a": -1}, {"a": "much"}])
+def test_sampling_is_a_word_or_weights(sampling):
+    changed = document()
+    changed["pipelines"]["naive"]["sampling"] = sampling
+    with pytest.raises(InvalidParams) as refused:
+        check(changed)
+    assert str(refused.value).count("pipelines.naive.sampling") == 1, refused.value
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "=3", "data.path.deeper=1"])
+def test_malformed_overrides_are_refused(override):
+    with pytest.raises(InvalidParams):
+        check_overrides = document()
+        apply_overrides(check_overrides, [override])
+
+
+def test_keras_applications_are_known_without_importing_keras():
+    assert {"small_cnn", "mlp", "ResNet50", "MobileNetV2"} <= set(model_names())
+
+
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [
+        ("image_folder", "small_cnn"),
+        ("table", "mlp"),
+        ("time_series", "mlp"),
+        ("text_lines", "text_classifier"),
+    ],
+)
+def test_the_model_fits_the_data_unless_it_is_named(source, model):
+    changed = {
+        "data": {"source": source, "path": "x"},
+        "pipelines": {"naive": {"shuffle": {"kind": "none"}}},
+        "model": {"options": {"width": 8}},
+    }
+    if source == "text_lines":
+        changed["preprocess"] = [{"tokenize": {"kind": "bytes"}}]
+    found = check(changed).model
+    assert (found.name, found.options) == (model, {"width": 8})
+
+
+def test_a_model_of_images_is_refused_for_a_table_before_anything_runs():
+    changed = {
+        "data": {"source": "table", "path": "x"},
+        "pipelines": {"naive": {}},
+        "model": {"name": "ResNet50"},
+    }
+    refused = "ResNet50 takes images, the source has numbers; use auto"
+    with pytest.raises(InvalidParams, match=refused):
+        check(changed)
+
+
+@pytest.mark.parametrize(
+    ("data", "monitor", "said"),
+    [
+        (
+            "image_folder",
+            "val_acuracy",
+            "val_loss, val_accuracy, loss, accuracy; did you mean val_accuracy?",
+        ),
+        ("image_folder", "acc", "training, which has val_loss, val_accuracy, loss, accuracy"),
+        ("image_folder", "val_mae", "has val_loss, val_accuracy, loss, accuracy"),
+        ("time_series", "val_accuracy", "has val_loss, val_mae, loss, mae"),
+        ("table", "val_auc", "has val_loss, val_accuracy, val_mae, loss, accuracy, mae"),
+        ("table", "val_mae", None),
+        ("image_folder", "accuracy", None),
+    ],
+)
+def test_early_stopping_watches_a_metric_there_is(data, monitor, said):
+    stopping = {"train__early_stopping": f"{{monitor: {monitor}}}", "data__source": data}
+    if said is None:
+        assert check(document(**stopping))
+    else:
+        assert said in problems(**stopping)
+    own = {**stopping, "train__metrics": "[auto, {mean: {name: acc}}]"}
+    assert check(document(**own)), "which is asked before the first step"
+
+
+def test_every_field_of_a_configuration_has_a_description():
+    assert all(
+        field.description or name in ("map", "shuffle", "decode")
+        for name, field in PipelineConfig.model_fields.items()
+    )
+
+
+def test_the_imagenet_recipe_trains_on_random_rectangles_and_evaluates_the_center(monkeypatch):
+    from flows.run.parameters import Changes
+    from flows.run.resolution import resolve
+
+    monkeypatch.chdir(ROOT)
+    params = resolve(ROOT, Changes(preset="infra/demo/imagenet.yaml")).params
+    photos = labeled(image_feature())
+
+    def plan(augment: Sequence[Op], name: str) -> str:
+        spec = InputSpec(
+            schema=photos,
+            preprocess=params.preprocess,
+            augment=augment,
+            postprocess=params.postprocess,
+            batch_size=params.batch_size,
+        )
+        return str(make_plan(params.pipelines[name], spec))
+
+    center = [steady for op in params.augment if (steady := op.in_evaluation())]
+    assert center == [ResizedCenterCrop(height=224, width=224, shorter=256)]
+    assert "map:load+decode+resize+random_resized_crop+flip+standardize → batch[64]" in plan(
+        params.augment, "naive"
+    )
+    gather, crop = "gather:snapshot[global shuffle,64]+", "fetched[cores] → prefetch[2] ⇒ device"
+    assert plan(params.augment, "optimized") == (
+        f"{gather}random_resized_crop fetched+flip {crop}:standardize"
+    )
+    assert plan(center, "optimized") == f"{gather}resized_center_crop {crop}:standardize"
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "postprocess"),
+    [
+        ("image_folder", "small_cnn", ["rescale"]),
+        ("fashion_mnist", "mlp", ["rescale"]),
+        ("text_folder", "text_classifier", []),
+    ],
+)
+def test_what_is_chosen_by_default_is_resolved_in_what_dvc_compares(source, model, postprocess):
+    """So that stages run again once `auto` means another model, or the default other ops."""
+    document = {"data": {"source": source, "path": "x"}, "pipelines": {"a": {"read": "shards"}}}
+    values = resolve_settings(document)
+    assert (values["model"]["name"], values["postprocess"]) == (model, postprocess)

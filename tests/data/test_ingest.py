@@ -1,0 +1,336 @@
+"""Ingest looks at everything once: what is unusable is listed with its reason, what is usable
+decodes to what a person sees.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+import tensorflow as tf
+from conftest import data_settings, picture, read_reasons
+from PIL import Image
+from project import SMALL, run_stages, write_params
+
+from throughline.data.ingest import ingest
+from throughline.data.manifest import read_manifest
+from throughline.shared.errors import (
+    DataNotFound,
+    MissingInput,
+    TooManyRejects,
+    UnreadableSource,
+    UnusableDataset,
+)
+from throughline.shared.layout import STORE_HOME, WORKSPACES, Layout
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of ten good photos each."""
+    for number in range(20):
+        path = tmp_path / "in" / ("a", "b")[number % 2] / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    return tmp_path / "in"
+
+
+def company(folder):
+    """Enough other photos that both splits get some."""
+    for number in range(30):
+        picture(1000 + number).save(folder / f"c{number}.png")
+
+
+def huge_png(path, side=10_000):
+    """A PNG whose header promises 100 megapixels."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(side * 3 + 1) * 50)
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
+
+
+def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
+    (folder / "a" / "zero.jpg").write_bytes(b"")
+    (folder / "a" / "text.png").write_text("not a picture")
+    (folder / "a" / "cut.jpg").write_bytes((folder / "a" / "00.jpg").read_bytes()[:300])
+    (folder / "b" / "copy.jpg").write_bytes((folder / "a" / "00.jpg").read_bytes())
+    (folder / "loose.jpg").write_bytes((folder / "a" / "02.jpg").read_bytes())
+    outside = tmp_path / "outside.jpg"
+    picture(99).save(outside)
+    (folder / "a" / "link.jpg").symlink_to(outside)
+    huge_png(folder / "b" / "huge.png")
+    (folder / "empty").mkdir()
+    before = psutil.Process().memory_info().rss
+    manifest = ingest(data_settings(folder), tmp_path / "manifest")
+    assert psutil.Process().memory_info().rss - before < 100e6
+    found = read_reasons(manifest)
+    assert found["a/zero.jpg"] == "empty file"
+    assert found["a/text.png"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
+    assert found["a/cut.jpg"].startswith("damaged image")
+    assert found["b/copy.jpg"] == "duplicate of a/00.jpg, there labeled a"
+    assert found["loose.jpg"] == "is outside any class folder"
+    assert found["a/link.jpg"] == "leads outside the data root"
+    assert found["b/huge.png"] == "more pixels than data.max_pixels: 10000×10000"
+    assert len(manifest.examples) == 20
+    assert manifest.stats["empty_classes"] == ["empty"]
+    assert manifest.stats["rejected"] == len(found) == 7
+
+
+def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
+    ingest(data_settings(folder), tmp_path / "manifest")
+    (folder / "a" / "zero.jpg").write_bytes(b"")
+    with pytest.raises(
+        TooManyRejects, match=r"1 of 21 examples are unusable, 4.8%.*allows 1.0%"
+    ) as caught:
+        ingest(data_settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
+    assert "\n  1 × empty file, such as a/zero.jpg\n" in str(caught.value)
+    with pytest.raises(TooManyRejects):
+        ingest(data_settings(folder, max_reject_fraction=0.04), tmp_path / "manifest")
+    assert len(read_manifest(tmp_path / "manifest").examples) == 20
+
+
+def test_the_list_of_rejects_opens_from_where_one_stands(folder, tmp_path, monkeypatch):
+    """In the project, although the run works in a worktree of its own."""
+    worktree = tmp_path / "project" / WORKSPACES / "short"
+    worktree.mkdir(parents=True)
+    monkeypatch.setenv(STORE_HOME, str(tmp_path / "project"))
+    monkeypatch.chdir(worktree)
+    (folder / "a" / "zero.jpg").write_bytes(b"")
+    with pytest.raises(TooManyRejects) as caught:
+        ingest(data_settings(folder, max_reject_fraction=0.01), Layout().manifest)
+    named = re.search(r"all of them: (\S+)", str(caught.value))
+    assert named and not Path(named[1]).is_absolute()
+    assert "zero.jpg" in (tmp_path / "project" / named[1]).read_text()
+
+
+def test_rejects_are_counted_by_kind(folder, tmp_path):
+    for number in range(3):
+        Image.new("L", (400 + number, 400)).save(folder / "a" / f"large-{number}.png")
+    with pytest.raises(TooManyRejects) as caught:
+        ingest(
+            data_settings(folder, max_reject_fraction=0.01, max_pixels=159_999),
+            tmp_path / "manifest",
+        )
+    kind = "3 × more pixels than data.max_pixels, such as a/large-0.png (400×400)"
+    assert f"\n  {kind}\n" in str(caught.value)
+
+
+MODES = {  # that Pillow can write to a file of the format
+    ".png": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    ".jpg": ("1", "L", "RGB", "CMYK"),
+    ".gif": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    ".bmp": ("1", "L", "P", "RGB", "RGBA"),
+    ".webp": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"),
+}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode"), [(suffix, mode) for suffix, modes in MODES.items() for mode in modes]
+)
+def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suffix):
+    original = picture(3, mode="L" if mode == "I;16" else "RGBA" if mode == "RGBA" else "RGB")
+    image = original.convert("I;16") if mode == "I;16" else original.convert(mode)
+    folder = tmp_path / "in" / "a"
+    folder.mkdir(parents=True)
+    (tmp_path / "in" / "b").mkdir()
+    company(tmp_path / "in" / "b")
+    image.save(folder / f"x{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
+    with Image.open(folder / f"x{suffix}") as saved:
+        expected = np.asarray(saved.convert("RGB" if saved.mode != "I;16" else "I"), np.int64)
+    manifest = ingest(
+        data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+    )
+    uri = manifest.examples.set_index("id").loc[f"a/x{suffix}", "uri"]
+    seen = (
+        tf.io.decode_image(tf.io.read_file(uri), channels=3, expand_animations=False)
+        .numpy()
+        .astype(np.int64)
+    )
+    if expected.ndim == 2:  # 16 bits
+        expected = np.repeat(np.round(expected / 257)[..., None], 3, axis=2)
+    assert seen.shape == expected.shape
+    assert np.abs(seen - expected).max() <= (3 if suffix == ".jpg" else 1)
+
+
+def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
+    """A frame without light stays black: its scale is that of its neighbors."""
+    steps = np.arange(64, dtype=np.uint16).reshape(8, 8)
+    for name, values in {
+        "a/bright": steps * 1040,
+        "a/dark": steps * 4,
+        "b/other": steps * 99,
+    }.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(tmp_path / "in" / f"{name}.png")
+    company(tmp_path / "in" / "b")
+    manifest = ingest(
+        data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+    )
+    uris = manifest.examples.set_index("id")["uri"]
+    for name, factor in {"a/bright.png": 1040, "a/dark.png": 4}.items():
+        with Image.open(uris[name]) as image:
+            np.testing.assert_array_equal(np.asarray(image), np.round(steps * (factor / 257)))
+    note = "16 bits, but no value above 255: black; save such images as 8 bits"
+    assert manifest.stats["notes"][note] == 1
+
+
+def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "in" / "a" / "clear.png")
+    turned = picture(5, size=(40, 20))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "in" / "b" / "turned.jpg", exif=exif, quality=95)
+    company(tmp_path / "in" / "b")
+    manifest = ingest(
+        data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+    )
+    uris = manifest.examples.set_index("id")["uri"]
+    with Image.open(uris["a/clear.png"]) as image:
+        assert image.mode == "RGB"
+        assert np.asarray(image).min() == 255
+    assert tf.io.decode_image(tf.io.read_file(uris["b/turned.jpg"])).shape == (40, 20, 3)
+
+
+def test_a_single_class_is_refused(tmp_path):
+    (tmp_path / "in" / "only").mkdir(parents=True)
+    for number in range(4):
+        picture(number).save(tmp_path / "in" / "only" / f"{number}.jpg")
+    with pytest.raises(UnusableDataset, match="single class, only"):
+        ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
+
+
+def test_an_empty_validation_split_is_refused(folder, tmp_path):
+    with pytest.raises(
+        UnusableDataset, match="none of the 20 examples fell into the validation split"
+    ):
+        ingest(data_settings(folder, split={"validation": 0, "test": 0}), tmp_path / "manifest")
+
+
+def test_baseline_copies_win_over_training_copies(folder, tmp_path):
+    (folder / "b" / "test.jpg").write_bytes((folder / "b" / "01.jpg").read_bytes())
+    rows = [
+        {"path": str(path.relative_to(folder)), "label": path.parent.name}
+        for path in sorted(folder.rglob("*.jpg"))
+    ]
+    table = pd.DataFrame(rows).assign(
+        split=lambda frame: ["test" if "test" in path else None for path in frame["path"]]
+    )
+    table.to_csv(folder / "table.csv", index=False)
+    manifest = ingest(data_settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
+    assert read_reasons(manifest) == {"b/01.jpg": "duplicate of b/test.jpg"}
+    tested = manifest.examples[manifest.examples["split"] == "test"]
+    assert tested["id"].tolist() == ["b/test.jpg"], (
+        "where the source names a test split, nothing else is dealt to it"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_may_lack_labels_or_files_and_stays_inside_its_folder(folder, tmp_path, suffix):
+    picture(50).save(tmp_path / "secret.jpg")
+    rows = [
+        {"file": f"{('a', 'b')[number % 2]}/{number:02d}.jpg", "class": ("a", "b")[number % 2]}
+        for number in range(20)
+    ]
+    rows += [
+        {"file": "a/00.jpg", "class": None},
+        {"file": None, "class": "a"},
+        {"file": "gone.jpg", "class": "a"},
+        {"file": "../secret.jpg", "class": "b"},
+    ]
+    table = folder / f"table{suffix}"
+    frame = pd.DataFrame(rows)
+    frame.to_csv(table, index=False) if suffix == ".csv" else frame.to_parquet(table)
+    manifest = ingest(
+        data_settings(table, "image_table", path_column="file", label_column="class"),
+        tmp_path / "manifest",
+    )
+    found = read_reasons(manifest)
+    assert found["row 21: a/00.jpg"] == "label missing"
+    assert found["row 22"] == "path missing"
+    assert found["gone.jpg"].startswith("cannot be read: No such file")
+    assert found["../secret.jpg"] == "leads outside the data root"
+    with pytest.raises(UnreadableSource, match="no column labl; did you mean label"):
+        ingest(
+            data_settings(
+                folder / "t2.csv" if (folder / "t2.csv").write_text("path,label\n") else "",
+                "image_table",
+                label_column="labl",
+            ),
+            tmp_path / "m2",
+        )
+
+
+@pytest.mark.integration
+def test_a_class_that_is_not_trained_on_is_said(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    (tmp_path / "source").mkdir()
+    np.savez(
+        tmp_path / "source" / "data.npz",
+        x=draw.integers(0, 256, (81, 12, 10), np.uint8),
+        y=["cat", "dog"] * 40 + ["rare"],
+    )
+    for seed in range(10):
+        split = {"validation": 0.3, "test": 0.3, "seed": seed}
+        write_params(tmp_path, {**SMALL, "data": {**SMALL["data"], "split": split}})
+        run_stages(tmp_path, "ingest")
+        balance = read_manifest(tmp_path / "data" / "manifest").stats["class_balance"]
+        said = "no example in the training split: class rare" in capsys.readouterr().out
+        assert said == ("rare" not in balance["train"])
+        if said:
+            return
+    pytest.fail("no seed puts the one example elsewhere")
+
+
+def test_arrays_are_never_unpickled_and_are_checked(tmp_path):
+    np.savez(tmp_path / "evil.npz", x=np.array([{"a": 1}], dtype=object), y=np.arange(1))
+    with pytest.raises(UnreadableSource, match="pickled arrays are refused"):
+        ingest(data_settings(tmp_path / "evil.npz", "arrays"), tmp_path / "manifest")
+    np.savez(tmp_path / "float.npz", x=np.zeros((4, 3, 3)), y=np.arange(4))
+    with pytest.raises(UnreadableSource, match="dtype float64"):
+        ingest(data_settings(tmp_path / "float.npz", "arrays"), tmp_path / "manifest")
+    np.savez(tmp_path / "short.npz", x=np.zeros((4, 3, 3), np.uint8), y=np.arange(3))
+    with pytest.raises(UnreadableSource, match="one class per image"):
+        ingest(data_settings(tmp_path / "short.npz", "arrays"), tmp_path / "manifest")
+    with pytest.raises(UnreadableSource, match="no array z; known: x, y"):
+        ingest(data_settings(tmp_path / "short.npz", "arrays", features="z"), tmp_path / "manifest")
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04nonsense")
+    with pytest.raises(UnreadableSource):
+        ingest(data_settings(tmp_path / "broken.npz", "arrays"), tmp_path / "manifest")
+
+
+@pytest.mark.parametrize("source", ["image_folder", "image_table", "arrays", "fashion_mnist"])
+def test_a_missing_source_is_reported(tmp_path, source):
+    with pytest.raises(DataNotFound):
+        ingest(data_settings(tmp_path / "nowhere", source), tmp_path / "manifest")
+    with pytest.raises(MissingInput, match="dvc repro ingest"):
+        read_manifest(tmp_path / "manifest")
+
+
+def test_splits_do_not_move_when_data_is_added(folder, tmp_path):
+    before = ingest(data_settings(folder), tmp_path / "one").examples.set_index("id")["split"]
+    for number in range(100, 130):
+        picture(number).save(folder / "a" / f"{number}.jpg")
+    after = ingest(data_settings(folder), tmp_path / "two").examples.set_index("id")["split"]
+    assert after[before.index].equals(before)
+
+
+def test_the_digest_follows_content_only(folder, tmp_path):
+    one = ingest(data_settings(folder), tmp_path / "one")
+    two = ingest(data_settings(folder), tmp_path / "two")
+    assert one.digest == two.digest
+    picture(77).save(folder / "a" / "00.jpg")
+    assert ingest(data_settings(folder), tmp_path / "three").digest != one.digest

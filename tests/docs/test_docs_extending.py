@@ -1,0 +1,214 @@
+"""The examples of docs/extending.md, put into a copy of the project, do there what they say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from project import ROOT
+
+PAGE = ROOT / "docs" / "extending.md"
+MOST_LINES = 15  # of code per example; imports, docstrings and tests apart
+MOST_OF_ENCODING = 40
+FILES = (
+    "tests/house/test_extension_points.py",
+    "tests/diagnosis/test_diagnose.py",
+    "tests/pipelines/test_dataset.py",
+    "tests/plan/test_examples.py",
+    "tests/kernels/test_ops.py",
+    "tests/plan/test_plan.py",
+)
+WORDS = (
+    "extension", "examples.py", "posterize", "has_a_case", "deep", "read_ahead", "calls",
+)  # fmt: skip
+# Tests of the copy in which the examples are used: a part of their ids.
+USES = (
+    "test_every_source_has_its_file_its_scanner_and_its_facts",
+    "test_npy_files_become_classes",
+    "test_sounds_are_the_same_from_shards_as_from_the_snapshot",
+    "test_every_op_has_a_kernel[posterize]",
+    "test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set[Posterize(bits=3)]",
+    "test_every_preset_is_described",
+    "test_shapes_dtypes_and_cardinality_are_known[prefetch_deep]",
+    "test_every_step_has_a_text_a_key_a_builder_and_a_cost[ReadAhead]",
+    "test_every_field_changes_the_plan[read_ahead-8]",
+    "test_any_epoch_of_a_stream_can_be_started_from[read_ahead]",
+    "test_every_rule_holds_where_its_fault_is[deep_prefetch-",
+    "test_every_rule_has_a_case",
+    "-8 calls share 2 threads]",
+    "test_reading_ahead_overlaps_with_the_step",
+)
+# The examples of what is no table of tests already.
+MORE = """
+import wave
+
+import numpy as np
+from facts import PHOTO_COSTS
+from test_plan import plan_of
+
+from throughline.data.ingest import ingest
+from throughline.data.shards.records import example_key
+from throughline.data.shards.writing import shard
+from throughline.diagnosis.cost_model import estimate_load
+from throughline.measurement.equality import digest_examples
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import open_prepared_data
+from throughline.pipelines.write.snapshot import snapshot
+from throughline.plan.ops import Decode, Op
+from throughline.plan.plan import make_plan, set_storage_order
+from throughline.plan.spec import InputSpec
+from throughline.settings import DataSettings, PipelineConfig, ShardSettings
+
+
+def test_npy_files_become_classes(tmp_path):
+    for name in ("cat", "dog"):
+        images = np.random.default_rng(len(name)).integers(0, 256, (40, 6, 5), np.uint8)
+        np.save(tmp_path / f"{name}.npy", images + np.uint8(name == "dog"))
+    settings = DataSettings(source="npy_classes", path=str(tmp_path))
+    manifest = ingest(settings, tmp_path / "manifest")
+    assert manifest.classes == ("cat", "dog")
+    assert manifest.schema.input.shape == (6, 5, 1)
+    assert len(manifest.examples) == 80
+
+
+class Beginning(Op):
+    name = "beginning"
+    takes = "example"
+    works_on = ("sounds",)
+
+    def shape(self, before):
+        return (100, 1)
+
+    def compute(self, element, draw):
+        return {**element, "sound": element["sound"][:100]}
+
+
+def test_sounds_are_the_same_from_shards_as_from_the_snapshot(tmp_path):
+    written = {}
+    for number in range(40):
+        samples = np.random.default_rng(number).integers(-32768, 32768, 150 + number, np.int16)
+        path = tmp_path / "wav" / ("high" if number % 2 else "low") / f"{number}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with wave.open(str(path), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(samples.tobytes())
+        written[example_key(f"{path.parent.name}/{path.name}")] = samples
+    (tmp_path / "wav" / "low" / "broken.wav").write_bytes(b"RIFF")
+    settings = DataSettings(
+        source="sound_folder", path=str(tmp_path / "wav"), max_reject_fraction=0.1
+    )
+    manifest = ingest(settings, tmp_path / "manifest")
+    assert list(manifest.rejected["id"]) == ["low/broken.wav"]
+    index = shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=2))
+    snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=[Decode()])
+    data = open_prepared_data(
+        manifest=tmp_path / "manifest",
+        shards=tmp_path / "shards",
+        snapshot=tmp_path / "snapshot",
+        preprocess=[Decode()],
+    )
+    spec = InputSpec(
+        schema=index.schema,
+        preprocess=(Decode(),),
+        augment=(Beginning(),),
+        postprocess=(),
+        batch_size=8,
+    )
+    digests = set()
+    for read in ("shards", "snapshot", "files"):
+        config = set_storage_order(PipelineConfig(read=read))
+        plan = make_plan(config, spec)
+        pipeline = InputPipeline(plan=plan, data=data, split="train", seed=0, with_keys=True)
+        digests.add(digest_examples(pipeline).digest)
+        for batch in pipeline.dataset().as_numpy_iterator():
+            for key, sound in zip(batch["key"].tolist(), batch["sound"], strict=True):
+                assert sound[:, 0].tolist() == written[key][:100].tolist()
+    assert len(digests) == 1
+
+
+def test_reading_ahead_overlaps_with_the_step():
+    plain, ahead = (estimate_load(plan_of(read_ahead=n), PHOTO_COSTS, cores=4) for n in (0, 9))
+    assert ahead.work_ms == plain.work_ms and ahead.serial_ms < plain.serial_ms
+"""
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Language and content of the code blocks."""
+    return re.findall(r"```(python|diff)\n(.*?)```", text, re.DOTALL)
+
+
+def apply(root: Path, language: str, block: str) -> None:
+    """Put a block into the tree: a new file, the end of a file, or lines between others."""
+    if language == "python":
+        head, code = block.split("\n", 1)
+        path = root / head.removeprefix("# ")
+        path.write_text(f"{path.read_text()}\n\n{code}" if path.exists() else code)
+        return
+    for change in re.split(r"^--- ", block, flags=re.MULTILINE)[1:]:
+        name, hunks = change.split("\n", 1)
+        text = (root / name).read_text()
+        for hunk in hunks.split("@@\n"):
+            lines = hunk.splitlines(keepends=True)
+            before = "".join(line[1:] for line in lines if not line.startswith("+"))
+            assert text.count(before) == 1, f"{name} has not these lines once:\n{before}"
+            text = text.replace(before, "".join(line[1:] for line in lines))
+        (root / name).write_text(text)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory) -> Path:
+    """A copy of the project with all examples in it."""
+    root = tmp_path_factory.mktemp("extended")
+    for name in ("throughline", "tasks", "flows", "benchmarks", "tests", "infra", "docs"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "params.yaml"):
+        shutil.copy(ROOT / name, root / name)
+    for language, block in blocks(PAGE.read_text()):
+        apply(root, language, block)
+    return root
+
+
+def python(root: Path, *arguments: str) -> str:
+    """Run Python in the copy."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_is_short():
+    counted = re.compile(r"(?!from |import |\s*\"\"\"|\s+\w+,$)\s*\S")
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        lines = []
+        for language, block in blocks(section):
+            if language == "python":
+                lines += block.splitlines()[1:]
+                continue
+            for change in re.split(r"^--- ", block, flags=re.MULTILINE)[1:]:
+                added = [line[1:] for line in change.splitlines() if line.startswith("+")]
+                lines += [] if change.startswith("tests/") else added
+        code = [line for line in lines if counted.match(line)]
+        most = MOST_OF_ENCODING if section.startswith("An encoding") else MOST_LINES
+        assert 0 < len(code) <= most, "\n".join(code)
+
+
+def test_the_examples_keep_the_style(extended):
+    python(extended, "-m", "ruff", "check", "throughline", "tests")
+    python(extended, "-m", "ruff", "format", "--check", "throughline", "tests")
+
+
+@pytest.mark.slow
+def test_every_example_is_used_by_a_test_of_the_copy(extended):
+    (extended / "tests" / "plan" / "test_examples.py").write_text(MORE)
+    python(extended, "infra/reference.py")
+    passed = python(extended, "-m", "pytest", "-rp", *FILES, "-k", " or ".join(WORDS))
+    assert not [use for use in USES if use not in passed], passed
+    assert "| `posterize` |" in (extended / "docs" / "configurations.md").read_text()
+    assert "| `deep_prefetch` |" in (extended / "docs" / "diagnosis.md").read_text()

@@ -1,0 +1,195 @@
+"""Boxes are drawn as the field draws them, each of its own, and cut out pixel by pixel; of a
+snapshot nothing but them is read.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_pipelines import CONFIGS, pipeline, prepare_snapshots
+
+from throughline.kernels import pixels
+from throughline.kernels.crop_windows import draw_crop_windows
+from throughline.kernels.cropping import draw_crops
+from throughline.kernels.kernels import compute
+from throughline.kernels.randomness import RandomStream
+from throughline.pipelines.read.cropped_rows import make_crop_fn
+from throughline.plan.augmentations import RandomResizedCrop, ResizedCenterCrop
+from throughline.plan.ops import CenterCrop, Flip, Op, RandomCrop, Resize
+
+KEYS = np.arange(20_000, dtype=np.int64) * 7919
+CROP = RandomResizedCrop(height=8, width=8)
+
+
+def draw(epoch: int = 1, op: str = "op") -> RandomStream:
+    return RandomStream(seed=3, epoch=tf.constant(epoch, tf.int64), salts=(op, 0))
+
+
+def boxes(op: Op, size: tuple[int, int], keys: np.ndarray = KEYS, **changes) -> np.ndarray:
+    return draw_crop_windows(op, tf.constant(size), tf.constant(keys), draw(**changes)).numpy()
+
+
+def as_torchvision_draws(size: tuple[int, int], op: RandomResizedCrop, count: int) -> np.ndarray:
+    """Heights and widths (count, 2) by its recipe, written once more, with Python's generator."""
+    source, (tall, wide), sizes = random.Random(0), size, []
+    for _ in range(count):
+        for _ in range(10):
+            area = tall * wide * source.uniform(*op.scale)
+            ratio = math.exp(source.uniform(*map(math.log, op.ratio)))
+            width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < width <= wide and 0 < height <= tall:
+                break
+        else:
+            width = min(wide, round(tall * op.ratio[1]))
+            height = min(tall, round(wide / op.ratio[0]))
+        sizes.append((height, width))
+    return np.asarray(sizes)
+
+
+@pytest.mark.parametrize("size", [(256, 256), (375, 500), (500, 200)])
+@pytest.mark.parametrize("op", [CROP, RandomResizedCrop(height=8, width=8, scale=(0.5, 0.9))])
+def test_rectangles_have_the_sizes_that_torchvision_gives_them(op, size):
+    drawn = boxes(op, size)[:, 2:]
+    expected = as_torchvision_draws(size, op, len(drawn))
+    for mine, theirs in ((drawn, expected), (np.log(drawn), np.log(expected))):
+        np.testing.assert_allclose(mine.mean(axis=0), theirs.mean(axis=0), rtol=0.015)
+        np.testing.assert_allclose(mine.std(axis=0), theirs.std(axis=0), rtol=0.04)
+        correlations = [np.corrcoef(sides.T)[0, 1] for sides in (mine, theirs)]
+        assert abs(correlations[0] - correlations[1]) < 0.04
+
+
+@pytest.mark.parametrize("size", [(256, 256), (30, 40), (1, 1), (3, 900), (900, 3)])
+def test_rectangles_lie_within_their_image(size):
+    top, left, height, width = boxes(CROP, size).T
+    assert min(top.min(), left.min()) >= 0 and min(height.min(), width.min()) >= 1
+    assert (top + height).max() <= size[0] and (left + width).max() <= size[1]
+
+
+def test_where_none_fits_the_largest_central_one_is_taken():
+    whole = RandomResizedCrop(height=8, width=8, scale=(1.0, 1.0))
+    assert (boxes(whole, (100, 1000)) == (0, 433, 100, 133)).all()
+    assert (boxes(whole, (1000, 90)) == (440, 0, 120, 90)).all()
+
+
+def test_place_area_and_aspect_are_independent_of_each_other_and_of_the_neighbor():
+    op = RandomResizedCrop(height=8, width=8, scale=(0.1, 0.4))  # which nearly always fits
+    drawn, other = (_shares(boxes(op, (2000, 2000), epoch=epoch)) for epoch in (1, 2))
+    columns = np.vstack([drawn[:, 1:], drawn[:, :-1], other[:, 1:]])
+    off_diagonal = np.corrcoef(columns) - np.eye(len(columns))
+    assert abs(off_diagonal).max() < 4 / math.sqrt(len(KEYS))
+    for share in drawn[:2]:
+        counts = np.histogram(share, bins=10, range=(0, 1))[0]
+        assert counts.min() > 0.9 * len(KEYS) / 10
+
+
+def _shares(drawn: np.ndarray) -> np.ndarray:
+    """Place from top and left as shares of the room there is, area, and logarithm of the aspect."""
+    top, left, height, width = drawn.T.astype(float)
+    places = [top / (2000 - height), left / (2000 - width)]
+    return np.stack([*places, height * width, np.log(width / height)])
+
+
+def test_a_crop_of_a_smaller_image_has_the_smaller_border_first():
+    crop = CenterCrop(height=8, width=9)
+    assert boxes(crop, (5, 4), KEYS[:1]).tolist() == [[-1, -2, 8, 9]]
+    assert boxes(crop, (11, 12), KEYS[:1]).tolist() == [[1, 1, 8, 9]]
+
+
+@pytest.mark.parametrize(
+    "op", [CROP, RandomCrop(height=20, width=30), CenterCrop(height=20, width=51)], ids=repr
+)
+def test_an_example_alone_gets_the_box_that_it_has_in_a_batch(op):
+    sizes = np.random.default_rng(0).integers(10, 300, (64, 2), np.int32)
+    together = draw_crop_windows(op, tf.constant(sizes), tf.constant(KEYS[:64]), draw()).numpy()
+    traced = tf.function(lambda size, key: draw_crop_windows(op, size, key, draw()))
+    for size, key, box in zip(sizes, KEYS[:64], together, strict=True):
+        assert (
+            draw_crop_windows(op, tf.constant(size), tf.constant(key), draw()).numpy() == box
+        ).all()
+        assert (traced(tf.constant(size), tf.constant(key)).numpy() == box).all()
+
+
+def test_the_center_is_that_of_resizing_and_then_cropping():
+    op = RandomResizedCrop(height=224, width=224).in_evaluation()
+    assert op == ResizedCenterCrop(height=224, width=224, shorter=256)
+    assert boxes(op, (256, 256), KEYS[:1]).tolist() == [[16, 16, 224, 224]]
+    assert boxes(op, (256, 401), KEYS[:1]).tolist() == [[16, 88, 224, 224]]
+    assert boxes(op, (768, 512), KEYS[:1]).tolist() == [[160, 32, 448, 448]]
+    assert boxes(op, (100, 100), KEYS[:1]).tolist() == [[6, 6, 88, 88]], "87.5"
+    wave = np.sin(np.arange(512)[:, None, None] / 40 + np.arange(640)[None, :, None] / 70)
+    image = {"image": tf.constant(np.uint8(127 + 120 * wave)), "key": tf.constant(1, tf.int64)}
+    whole = compute(Resize(shorter=256, antialias=True), image, draw())
+    assert whole["image"].shape == (256, 320, 1)
+    expected = compute(CenterCrop(height=224, width=224), whole, draw())["image"].numpy()
+    crop = compute(op, image, draw())["image"].numpy()
+    assert abs(crop.astype(int) - expected).max() <= 2
+
+
+def test_pixels_are_copied_averaged_or_interpolated_and_mirrored():
+    image = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    out = np.empty((1, 2, 2, 3), np.uint8)
+    pixels.crop([image], np.asarray([[1, 2, 2, 2, 0]]), out)
+    np.testing.assert_array_equal(out[0], image[1:3, 2:4])
+    pixels.crop([image], np.asarray([[1, 2, 2, 2, 1]]), out)
+    np.testing.assert_array_equal(out[0], image[1:3, 3:1:-1])
+    pixels.crop([image], np.asarray([[-1, 5, 2, 2, 0]]), out)
+    np.testing.assert_array_equal(out[0], [[[0] * 3] * 2, [[15, 16, 17], [0] * 3]])
+    means = image.reshape(2, 2, 3, 2, 3).astype(float).mean(axis=(1, 3))
+    pixels.crop([image], np.asarray([[0, 2, 4, 4, 1]]), out, method="area")
+    assert abs(out[0] - means[:, :0:-1]).max() <= 0.5
+    flat = np.full((5, 7, 1), 93, np.uint8)
+    wide = np.empty((1, 31, 2, 1), np.uint8)
+    pixels.crop([flat], np.asarray([[1, 1, 3, 5, 0]]), wide)
+    assert (wide == 93).all()
+
+
+def test_memory_for_results_is_such_that_tensorflow_takes_it_as_it_is():
+    for shape in ((3, 5, 7, 3), (1, 1, 1, 1), (64, 224, 224, 3)):
+        images = pixels.empty_images(shape)
+        assert images.shape == shape and images.ctypes.data % pixels.ALIGNMENT == 0
+        assert images.flags.c_contiguous
+
+
+@pytest.fixture(scope="module")
+def stored(arrays):
+    return prepare_snapshots({"arrays": arrays})
+
+
+def test_rows_of_a_snapshot_are_cut_as_they_are_stored(stored):
+    data = stored["arrays"]
+    images, rows = data.memmap("train", "image"), np.asarray([5, 0, 5, 17])
+    crop = make_crop_fn(data, "train", RandomCrop(height=3, width=2))
+    found = crop(tf.constant(rows), tf.constant([[1, 2, 3, 2, 0]] * 3 + [[7, 1, 3, 2, 1]]))
+    expected = [*(images[row, 1:4, 2:4] for row in rows[:3]), images[17, 7:10, 2:0:-1]]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_two_flips_are_drawn_apart_and_undo_each_other():
+    streams = [draw(op=name) for name in ("crop", "one", "other")]
+    ops = (RandomCrop(height=2, width=2), Flip(), Flip())
+    keys = tf.constant(KEYS[:200])
+    flipped = draw_crops(ops, tf.constant((9, 9)), keys, streams).numpy()[:, 4]
+    each = [
+        draw_crops(ops[:2], tf.constant((9, 9)), keys, [streams[0], stream]).numpy()[:, 4]
+        for stream in streams[1:]
+    ]
+    assert (flipped == (each[0] ^ each[1])).all() and 0 < flipped.mean() < 1
+
+
+def test_a_box_that_is_drawn_is_the_one_that_is_fetched(stored):
+    """The pixels of an epoch, from the boxes of its keys."""
+    op = RandomCrop(height=6, width=5)
+    pipe = pipeline(stored, augment=(op,), postprocess=(), with_keys=True, **CONFIGS["snapshot"])
+    images, keys = (stored["arrays"].memmap("train", name) for name in ("image", "key"))
+    stream = RandomStream(seed=3, epoch=tf.constant(0, tf.int64), salts=("random_crop", 0))
+    batch = next(pipe.dataset().as_numpy_iterator())
+    drawn = draw_crop_windows(op, tf.constant(images.shape[1:3]), tf.constant(batch["key"]), stream)
+    for key, image, (top, left, height, width) in zip(
+        batch["key"], batch["image"], drawn.numpy(), strict=True
+    ):
+        whole = images[np.flatnonzero(keys == key)[0]]
+        np.testing.assert_array_equal(image, whole[top : top + height, left : left + width])

@@ -1,0 +1,253 @@
+"""Literal values of everything that is drawn or digested: a change of these changes every later
+run, and is to be seen in a commit.
+
+PreparedData data and results depend on them. Whoever changes one on purpose changes the literal,
+the op's version where it has one, and the changelog.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from throughline.data.shards.index import read_shard_index
+from throughline.data.shards.records import example_key
+from throughline.kernels.crop_windows import draw_crop_windows
+from throughline.kernels.host_kernels import draw_changes, draw_sigma
+from throughline.kernels.randomness import RandomStream, mix64
+from throughline.measurement.equality import digest_examples
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.order.samplers import (
+    CIPHER_FROM,
+    index_by_class,
+    permute,
+    sample_by_class,
+    swap_or_not,
+    window_shuffle,
+)
+from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
+from throughline.pipelines.write.snapshot import snapshot
+from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
+from throughline.plan.ops import Brightness, Decode, Flip, Op, RandomCrop
+from throughline.plan.plan import make_plan
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
+from throughline.shared.files import digest_blake2b, digest_blake3, digest_file, digest_json
+
+GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
+
+
+def positions(count: int) -> tf.Tensor:
+    return tf.range(count, dtype=tf.int64)
+
+
+def epoch(number: int) -> tf.Tensor:
+    return tf.constant(number, tf.int64)
+
+
+def test_a_global_permutation_of_a_small_split():
+    assert permute(positions(12), count=12, seed=5, epoch=epoch(3)).numpy().tolist() == [
+        0,
+        3,
+        2,
+        8,
+        7,
+        10,
+        9,
+        6,
+        5,
+        4,
+        1,
+        11,
+    ]
+
+
+def test_a_global_permutation_of_a_large_split():
+    first = permute(positions(8), count=CIPHER_FROM, seed=5, epoch=epoch(3))
+    assert first.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
+
+
+def test_the_cipher_for_small_domains_by_its_key():
+    rows = swap_or_not(positions(12), tf.constant(12, tf.int64), tf.constant(1234567, tf.uint64))
+    assert rows.numpy().tolist() == [4, 9, 0, 2, 7, 1, 5, 6, 11, 3, 10, 8]
+
+
+def test_a_shuffle_within_windows():
+    rows = window_shuffle(positions(24), count=24, window=8, seed=5, epoch=tf.fill([24], epoch(3)))
+    assert rows.numpy().tolist() == [
+        *(8, 4, 3, 5, 13, 17, 10, 11),
+        *(19, 15, 7, 2, 21, 23, 9, 0),
+        *(22, 1, 14, 18, 20, 12, 6, 16),
+    ]
+
+
+def test_draws_by_class():
+    index = index_by_class(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
+    rows = sample_by_class(positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None])
+    assert rows.numpy().tolist() == [[9, 9, 9, 8, 5, 6, 1, 7, 0, 8]]
+
+
+def test_scattered_bits():
+    assert mix64(tf.constant([0, 1, 2**64 - 1], tf.uint64)).numpy().tolist() == [
+        0,
+        6238072747940578789,
+        13029008266876403067,
+    ]
+
+
+def test_uniform_numbers_of_examples():
+    drawn = RandomStream(seed=5, epoch=epoch(3)).uniform(tf.constant([0, 1, 2, 2**62], tf.int64))
+    assert drawn.numpy().tolist() == [
+        0.8414360880851746,
+        0.4774209260940552,
+        0.33511388301849365,
+        0.04179924726486206,
+    ]
+
+
+def test_several_numbers_of_an_example():
+    drawn = RandomStream(seed=5, epoch=epoch(3)).uniform_vector(tf.constant([0, 1], tf.int64), 3)
+    assert drawn.numpy().tolist() == [
+        [0.34871208667755127, 0.9748150706291199, 0.4948852062225342],
+        [0.44024789333343506, 0.3590603470802307, 0.23737221956253052],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "boxes"),
+    [
+        (
+            RandomCrop(height=20, width=24),
+            [[236, 9, 20, 24], [134, 271, 20, 24], [94, 229, 20, 24], [11, 272, 20, 24]],
+        ),
+        (
+            RandomResizedCrop(height=8, width=8),
+            [[55, 39, 229, 210], [5, 158, 269, 216], [57, 40, 235, 221], [34, 7, 218, 200]],
+        ),
+    ],
+    ids=["random_crop", "random_resized_crop"],
+)
+def test_the_boxes_of_random_crops(op, boxes):
+    keys, stream = tf.constant([0, 1, 2, 2**62], tf.int64), RandomStream(seed=5, epoch=epoch(3))
+    assert draw_crop_windows(op, tf.constant((300, 400)), keys, stream).numpy().tolist() == boxes
+
+
+def test_who_is_blurred_and_which_changes_randaugment_makes():
+    keys, stream = tf.constant([0, 1, 2, 2**62], tf.int64), RandomStream(seed=5, epoch=epoch(3))
+    assert draw_sigma(Blur(), keys, stream).numpy().round(4).tolist() == pytest.approx(
+        [0.0, 1.4677, 1.2589, 1.4742]
+    )
+    changes = draw_changes(RandAugment(), keys, stream).numpy().tolist()
+    assert changes == [[[4, 13], [1, 0]], [[6, 5], [1, 0]], [[5, 4], [1, 0]], [[4, 2], [1, 0]]]
+
+
+def test_identities():
+    assert example_key("train/cat/000.jpg") == 2232826047724114548
+    assert digest_blake2b(b"ab", b"c") == "4826ed043ab3cdec576d8541fa5d5a80"
+    assert digest_json({"b": [1, None], "a": 1.5}) == "117096492d1a1f23b2a8f293ecc6a332"
+
+
+def test_content_digests(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc")
+    assert digest_blake3(b"abc") == "6437b3ac38465133ffb63b75273a8db5"
+    assert digest_file(tmp_path / "file") == digest_blake3(b"abc")
+
+
+@pytest.fixture(scope="module")
+def stored(arrays, tmp_path_factory) -> PreparedData:
+    """Two hundred grey images with their snapshot."""
+    folder = tmp_path_factory.mktemp("pinned")
+    snapshot(read_shard_index(arrays / "shards"), arrays / "shards", folder, preprocess=(Decode(),))
+    return open_prepared_data(
+        manifest=arrays / "manifest",
+        shards=arrays / "shards",
+        snapshot=folder,
+        preprocess=(Decode(),),
+    )
+
+
+def pipeline(stored: PreparedData, *, augment: tuple[Op, ...] = (), **config) -> InputPipeline:
+    spec = InputSpec(
+        schema=stored.shards.schema,
+        preprocess=(Decode(),),
+        augment=augment,
+        postprocess=(),
+        batch_size=8,
+    )
+    return InputPipeline(
+        plan=make_plan(PipelineConfig(**config), spec),
+        data=stored,
+        split="train",
+        seed=5,
+        with_keys=True,
+    )
+
+
+def rows_of(stored: PreparedData, keys: np.ndarray) -> list[int]:
+    """The rows of the snapshot that hold the examples with these keys."""
+    return [stored.memmap("train", "key").tolist().index(key) for key in keys]
+
+
+def first_batch(pipe: InputPipeline) -> dict[str, np.ndarray]:
+    return {
+        name: value.numpy()
+        for name, value in next(
+            iter(pipe.dataset(first_step=pipe.steps_per_epoch, epochs=2))
+        ).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [
+        (GLOBAL, [91, 5, 68, 104, 92, 86, 83, 26]),
+        (GLOBAL | {"sampling": "balanced"}, [34, 112, 75, 104, 35, 15, 6, 85]),
+        (
+            {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
+            [119, 14, 32, 54, 41, 23, 113, 70],
+        ),
+        (
+            {"read": "shards", "shuffle": {"kind": "none"}, "sampling": "balanced"},
+            [7, 2, 3, 14, 9, 4, 8, 20],
+        ),
+        ({"read": "shards", "shuffle": {"kind": "buffer", "size": 1}}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (
+            {"read": "shards", "shuffle": {"kind": "buffer", "size": 32}},
+            [22, 17, 24, 7, 12, 0, 32, 29],
+        ),
+    ],
+    ids=["global", "balanced", "window", "balanced stream", "mixed shards", "buffer"],
+)
+def test_the_order_of_the_second_epoch(stored, config, rows):
+    assert rows_of(stored, first_batch(pipeline(stored, **config))["key"]) == rows
+
+
+@pytest.mark.parametrize("config", [GLOBAL, {"read": "shards"}], ids=["gathered", "streamed"])
+def test_which_images_are_flipped(stored, config):
+    pipe = pipeline(stored, augment=(Flip(),), **config)
+    images = stored.memmap("train", "image")
+    flipped = {}
+    for batch in pipe.dataset().as_numpy_iterator():
+        for row, image in zip(rows_of(stored, batch["key"]), batch["image"], strict=True):
+            flipped[row] = int(np.array_equal(image, images[row, :, ::-1]))
+            assert flipped[row] or np.array_equal(image, images[row])
+    assert "".join(str(flipped[row]) for row in range(32)) == "10111111100001010010101111011110"
+
+
+def test_how_bright_images_become(stored):
+    batch = first_batch(pipeline(stored, augment=(Flip(), Brightness(delta=0.5)), **GLOBAL))
+    assert batch["image"].mean(axis=(1, 2, 3)).round(3).tolist() == [
+        36.133,
+        146.4,
+        145.158,
+        202.95,
+        185.717,
+        111.283,
+        161.525,
+        100.175,
+    ]
+
+
+def test_the_digest_of_a_split(stored):
+    assert digest_examples(pipeline(stored, **GLOBAL)).digest == "6331f61e582f339cd805a965505fea94"

@@ -1,0 +1,403 @@
+"""Plans are right by construction: printable, pure, and quick to make for any configuration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from throughline.data.encodings.arrays import array_feature, pixels_feature
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.texts import text_feature
+from throughline.plan.ops import (
+    CenterCrop,
+    Decode,
+    Flip,
+    Load,
+    Mixup,
+    OneHot,
+    RandomCrop,
+    Rescale,
+    Resize,
+)
+from throughline.plan.plan import make_plan, set_storage_order
+from throughline.plan.schema import Schema
+from throughline.plan.shapes import output_shape
+from throughline.plan.spec import InputSpec
+from throughline.plan.steps import Batch, Cache, Shuffle, Window
+from throughline.plan.text_ops import Tokenize
+from throughline.settings import BatchSettings, PipelineConfig
+from throughline.shared.errors import ImpossiblePlan
+
+JPEG = labeled(image_feature())
+RAW = labeled(pixels_feature((28, 28, 1)))
+SPEC = {
+    "preprocess": (Decode(), Resize(height=8, width=8)),
+    "augment": (Flip(),),
+    "postprocess": (Rescale(),),
+    "batch_size": 32,
+}
+
+
+def plan_of(schema=JPEG, preprocess=None, ops=(), **config):
+    return make_plan(
+        PipelineConfig(**config),
+        InputSpec(
+            schema=schema,
+            **{**SPEC, **({"preprocess": preprocess} if preprocess else {}), **dict(ops)},
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"shuffle": {"kind": "none"}},
+            "read:shards → map:parse+decode+resize+flip+rescale → batch[32]",
+        ),
+        (
+            {"read": "files"},
+            "read:files → shuffle[auto] → map:load+decode+resize+flip+rescale → batch[32]",
+        ),
+        (
+            {"cache": {"after": "resize"}, "prefetch": 2},
+            (
+                "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] →"
+                " map:flip+rescale → batch[32] → prefetch[2]"
+            ),
+        ),
+        (
+            {"vectorize": True},
+            (
+                "read:shuffled shards → shuffle[auto] → map:parse+decode+resize → batch[32] →"
+                " map:flip+rescale"
+            ),
+        ),
+        (
+            {
+                "read": "snapshot",
+                "shuffle": {"kind": "global"},
+                "postprocess_on": "device",
+                "prefetch": "auto",
+            },
+            "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale",
+        ),
+        (
+            {"interleave": {"cycle_length": 3, "parallel": "cores"}, "shuffle": {"kind": "none"}},
+            "read:shards[3×16,cores] → map:parse+decode+resize+flip+rescale → batch[32]",
+        ),
+    ],
+)
+def test_plans_print_what_they_do_in_order(config, expected):
+    assert str(plan_of(**config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "size", "expected", "streamed"),
+    [
+        (
+            (Decode(), Resize(height=256, width=256)),
+            224,
+            "+random_crop fetched+flip fetched",
+            "map:parse+decode+resize+random_crop → batch[32] → map:flip+rescale",
+        ),
+        (
+            (Decode(), Resize(height=32, width=32)),
+            28,
+            "+random_crop fetched+flip fetched",
+            "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale",
+        ),
+        (
+            (Decode(),),
+            28,
+            "+random_crop fetched+flip fetched",
+            "map:parse+decode+random_crop → batch[32] → map:flip+rescale",
+        ),
+    ],
+    ids=["large", "small", "unlike"],
+)
+def test_a_fetch_crops_and_flips_and_a_stream_crops_one_by_one_where_that_is_needed_or_cheaper(
+    preprocess, size, expected, streamed
+):
+    ops = {"augment": (RandomCrop(height=size, width=size), Flip())}
+    gathered = plan_of(
+        preprocess=preprocess,
+        ops=ops,
+        read="snapshot",
+        shuffle={"kind": "global"},
+        postprocess_on="device",
+    )
+    assert str(gathered) == f"gather:snapshot[global shuffle,32]{expected} ⇒ device:rescale"
+    assert (
+        str(plan_of(preprocess=preprocess, ops=ops, vectorize=True))
+        == f"read:shuffled shards → shuffle[auto] → {streamed}"
+    )
+
+
+def test_mixing_ops_see_batches_without_being_told():
+    plan = plan_of(ops={"augment": (Flip(), Mixup())})
+    assert (
+        str(plan)
+        == "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] →"
+        " map:mixup+rescale"
+    )
+
+
+def test_vectors_of_labels_are_made_on_the_host_wherever_the_rest_is_finished():
+    plan = plan_of(
+        ops={"postprocess": (Rescale(), OneHot())},
+        postprocess_on="device",
+        shuffle={"kind": "none"},
+    )
+    assert (
+        str(plan)
+        == "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale"
+    )
+
+
+def test_a_fused_crop_takes_the_place_of_decode_and_crop():
+    plan = plan_of(
+        preprocess=(Decode(), CenterCrop(height=8, width=8)),
+        decode={"crop": "fused"},
+        shuffle={"kind": "none"},
+    )
+    assert str(plan) == "read:shards → map:parse+decode+flip+rescale → batch[32]"
+
+
+def test_classes_are_drawn_as_soon_as_labels_are_known():
+    plan = plan_of(sampling="balanced")
+    assert (
+        str(plan) == "read:shuffled shards → map:parse → sample:balanced → shuffle[auto] →"
+        " map:decode+resize+flip+rescale → batch[32]"
+    )
+
+
+def test_raw_pixels_are_parsed_and_decoded_in_whole_batches():
+    plan = plan_of(schema=RAW, preprocess=(Decode(),), vectorize=True)
+    assert (
+        str(plan)
+        == "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"
+    )
+
+
+def test_files_of_a_series_are_read_in_the_order_of_time():
+    series = Schema(features=(array_feature("series", (3,), "float32"),))
+    plan = plan_of(
+        schema=series,
+        ops={
+            "preprocess": (Decode(),),
+            "augment": (),
+            "window": Window(length=2, horizon=1, stride=2, targets=(1,)),
+        },
+        shuffle={"kind": "buffer"},
+    )
+    assert str(plan).startswith("read:shards → "), str(plan)
+    assert "shuffle[auto]" in str(plan), "of windows, once they are made"
+
+
+def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
+    for after in ("decode", "resize"):
+        steps = plan_of(cache={"after": after}).steps
+        place = {type(step): index for index, step in enumerate(steps)}
+        assert place[Cache] < place[Shuffle] < place[Batch]
+        assert not any(
+            op.random for step in steps[: place[Cache]] for op in getattr(step, "ops", ())
+        )
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"cache": {"after": "flip"}}, "every epoch would repeat the first one's draws"),
+        ({"cache": {"after": "nothing"}}, "is not one of the preprocess ops"),
+        ({"read": "snapshot", "cache": {}}, "already the stored result"),
+        ({"read": "snapshot", "vectorize": True}, "whole batches"),
+        ({"read": "snapshot", "shuffle": {"kind": "buffer"}}, "permuted as a whole"),
+        (
+            {"read": "snapshot", "shuffle": {"kind": "none"}, "decode": {"ratio": 2}},
+            "decoded already",
+        ),
+        ({"shuffle": {"kind": "global"}}, "needs random access"),
+        ({"shuffle": {"kind": "window"}}, "needs random access"),
+        (
+            {"read": "indexed_shards", "shuffle": {"kind": "buffer"}},
+            "indexed shards can be permuted as a whole",
+        ),
+        (
+            {"read": "indexed_shards", "shuffle": {"kind": "global"}, "cache": {}},
+            "would keep the order of the first epoch",
+        ),
+        (
+            {"read": "indexed_shards", "shuffle": {"kind": "global"}, "service": {}},
+            "cannot be sent to a worker",
+        ),
+        (
+            {"read": "indexed_shards", "shuffle": {"kind": "none"}, "sampling": "balanced"},
+            "use `global`",
+        ),
+        ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
+        ({"decode": {"ratio": 2, "crop": "fused"}}, "choose one"),
+        ({"sampling": {}}, "need at least one class"),
+        ({"read": "snapshot", "shuffle": {"kind": "none"}, "sampling": "balanced"}, "use `global`"),
+        ({"snapshot_on": "device"}, "only a snapshot can live on the device"),
+        (
+            {
+                "read": "snapshot",
+                "shuffle": {"kind": "global"},
+                "snapshot_on": "device",
+                "prefetch": 2,
+            },
+            "nothing to prepare ahead",
+        ),
+        (
+            {"read": "snapshot", "shuffle": {"kind": "global"}, "service": {}},
+            "would be sent to every worker",
+        ),
+        ({"service": {}, "cache": {}}, "fill a cache that is never read"),
+        ({"service": {}, "sampling": "balanced"}, "one stream over all examples"),
+    ],
+)
+def test_refusals_carry_their_reason(config, reason):
+    with pytest.raises(ImpossiblePlan, match=reason):
+        plan_of(**config)
+
+
+def test_ops_are_refused_where_they_cannot_work():
+    with pytest.raises(ImpossiblePlan, match="must come before mixup"):
+        plan_of(ops={"augment": (Mixup(), Load(feature="image"))})
+    with pytest.raises(ImpossiblePlan, match="flip cannot run on the device"):
+        plan_of(ops={"postprocess": (Flip(),)}, postprocess_on="device")
+    with pytest.raises(ImpossiblePlan, match="would cut something else"):
+        plan_of(preprocess=(Decode(), CenterCrop(height=8, width=8)), decode={"ratio": 2})
+    with pytest.raises(ImpossiblePlan, match="images differ in size"):
+        output_shape((Decode(),), JPEG)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("read", "files"), ("interleave", {"cycle_length": 2}), ("map", {"parallel": 3}),
+        ("vectorize", True), ("cache", {"after": "resize"}),
+        ("shuffle", {"kind": "none"}), ("prefetch", 4), ("deterministic", False),
+        ("postprocess_on", "device"), ("graph_rewrites", True),
+        ("threads", 3),
+        ("decode", {"ratio": 2}), ("sampling", "balanced"), ("service", {"workers": 3}),
+    ],
+)  # fmt: skip
+def test_every_field_changes_the_plan(field, value):
+    assert plan_of(**{field: value}) != plan_of()
+    assert field in PipelineConfig.model_fields
+
+
+@pytest.mark.parametrize(
+    ("config", "tuned"),
+    [
+        ({}, False),
+        ({"prefetch": 2}, False),
+        ({"prefetch": "auto"}, True),
+        ({"map": {"parallel": "auto"}}, True),
+        ({"graph_rewrites": True}, True),
+    ],
+)
+def test_nothing_is_left_to_autotune_unless_a_field_says_so(config, tuned):
+    """Its thread costs up to an epoch's time when an iterator ends: see docs/performance.md."""
+    assert plan_of(**config).autotunes is tuned
+
+
+def test_where_the_snapshot_lives_changes_the_plan():
+    mapped = {"read": "snapshot", "shuffle": {"kind": "global"}}
+    assert plan_of(**mapped, snapshot_on="device") != plan_of(**mapped)
+
+
+def test_every_field_is_in_the_test_above():
+    tested = {case[0] for case in test_every_field_changes_the_plan.pytestmark[0].args[1]}
+    assert tested | {"snapshot_on", "batch"} == set(PipelineConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"batch": {"pad_to": [64, 128]}, "shuffle": {"kind": "none"}},
+            "read:shards → map:parse+tokenize → bucket_batch[32 to 64|128]",
+        ),
+        (
+            {"batch": {"tokens": 4096}, "prefetch": 2},
+            (
+                "read:shuffled shards → shuffle[auto] → map:parse+tokenize →"
+                " bucket_batch[4096 tokens to auto] → prefetch[2]"
+            ),
+        ),
+        (
+            {"batch": {"pack": 512}, "read": "snapshot", "shuffle": {"kind": "global"}},
+            "gather:snapshot[global shuffle,32 rows of 512]",
+        ),
+    ],
+)
+def test_batches_of_text_by_length_are_part_of_the_plan(config, expected):
+    assert str(text_plan(**config)) == expected
+
+
+def text_plan(**config):
+    schema = labeled(text_feature())
+    spec = InputSpec(
+        schema=schema,
+        preprocess=(Decode(), Tokenize(kind="bytes")),
+        augment=(),
+        postprocess=(),
+        batch_size=32,
+    )
+    return make_plan(PipelineConfig(**config), spec)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"batch": {}}, "batch: needs `pad_to"),
+        ({"batch": {"pack": 512, "tokens": 8192}}, "packed rows have one length"),
+        ({"batch": {"pack": 512}}, "`read: shards` does not know; use `read: snapshot`"),
+        ({"batch": {"tokens": 512}, "vectorize": True}, "vectorize: lengths are known after"),
+        ({"batch": {"tokens": 512}, "sampling": "balanced"}, "draw every example once"),
+        (
+            {"batch": {"tokens": 512}, "read": "snapshot", "shuffle": {"kind": "window"}},
+            "permuted as a whole; use `global`",
+        ),
+    ],
+)
+def test_batches_by_length_that_cannot_be_are_refused_with_what_to_do(config, reason):
+    with pytest.raises(ImpossiblePlan, match=reason):
+        text_plan(**config)
+
+
+def test_images_are_not_batched_by_length():
+    with pytest.raises(ImpossiblePlan, match="batch: only text differs in length"):
+        plan_of(batch={"pad_to": "auto"})
+
+
+@pytest.mark.parametrize("boundaries", [[128, 64], [64, 64], [0, 4], [], "long", [1.5]])
+def test_boundaries_that_do_not_increase_are_refused(boundaries):
+    with pytest.raises(ValueError, match="expected auto or increasing lengths"):
+        BatchSettings(pad_to=boundaries)
+
+
+def test_evaluation_keeps_storage_order():
+    assert "shuffle" not in str(
+        make_plan(set_storage_order(PipelineConfig()), InputSpec(schema=JPEG, **SPEC))
+    )
+
+
+def test_planning_needs_no_tensorflow():
+    imported = "throughline.plan.plan, throughline.config.params"
+    code = f"import sys, {imported}; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ops_of_images_are_refused_for_examples_that_turn_out_to_be_vectors():
+    vectors = labeled(array_feature("numbers", (6,), "float32"))
+    with pytest.raises(ImpossiblePlan, match="augment: flip works on images, not on numbers"):
+        plan_of(schema=vectors, preprocess=(Decode(),), ops={"postprocess": ()})
+    fitting = {"augment": (), "postprocess": ()}
+    assert "decode" in str(plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting))

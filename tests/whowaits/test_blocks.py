@@ -1,0 +1,133 @@
+"""Whose time is measured when, with a clock and an input of our own: `whowaits.blocks`."""
+
+from __future__ import annotations
+
+import pytest
+from whowaits.blocks import Block, Step, Timing, median_interval
+
+
+class Machine:
+    """A clock, and a training on it whose input and model take known times."""
+
+    def __init__(self, *, input_s, model_s, epoch=1000, seconds=40.0, active=True):
+        self.time, self.epoch, self.taken = 0.0, epoch, 0
+        self.input_s, self.model_s = input_s, model_s
+        self.ready = 0.0  # seconds of the input's work that lie prepared
+        self.timing = Timing(seconds, active=active, now=lambda: self.time)
+
+    def pass_time(self, seconds):
+        self.time += seconds
+
+    def take(self):
+        self.taken += 1
+        waited = max(0.0, self.input_s - self.ready)
+        self.ready = max(0.0, self.ready - self.input_s)
+        self.pass_time(waited)
+        return waited
+
+    def work(self, seconds):
+        self.ready = min(2 * self.input_s, self.ready + seconds)  # two batches are prepared
+        self.pass_time(seconds)
+
+    def step(self):
+        """One call of the training, as an adapter makes it."""
+        timing = self.timing
+        timing.begin()
+        while timing.task not in ("train", "done"):
+            if timing.task == "drain":
+                while self.take() < self.input_s / 20:
+                    pass
+                timing.drained()
+            elif timing.task == "collect":
+                for _ in range(8):
+                    self.take()
+                timing.collected(8)
+            else:
+                self.work(self.model_s)
+                timing.ran_alone(self.model_s)
+        if timing.task == "done":
+            return
+        opens = self.taken % self.epoch == 0
+        waited = self.take()
+        self.work(self.model_s)
+        epoch = (self.taken - 1) // self.epoch
+        timing.trained(Step(waited, self.model_s, 0.0, epoch=epoch, opens_epoch=opens))
+
+    def run(self, most=100_000):
+        for _ in range(most):
+            self.step()
+            if self.timing.task == "done":
+                return self.timing
+        raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize(
+    ("input_s", "model_s", "stall"), [(0.04, 0.01, 75), (0.01, 0.04, 0), (0.05, 0.04, 20)]
+)
+def test_the_stall_is_what_a_step_takes_beyond_the_model(input_s, model_s, stall):
+    timing = Machine(input_s=input_s, model_s=model_s).run()
+    assert [each.stall_pct for each in timing.rounds[1:]] == pytest.approx(
+        [stall] * (len(timing.rounds) - 1), abs=1
+    )
+    assert timing.elapsed_s < timing.seconds
+
+
+def test_what_lies_prepared_when_a_training_block_begins_does_not_count():
+    machine = Machine(input_s=0.04, model_s=0.01)
+    timing = machine.run()
+    for each in timing.rounds[1:]:
+        assert each.training.waited_pct == pytest.approx(75, abs=1)
+
+
+@pytest.mark.parametrize("model_s", [3.0, 0.8])
+def test_slow_steps_end_in_time_with_what_is_known(model_s):
+    timing = Machine(input_s=0.1, model_s=model_s).run()
+    assert timing.elapsed_s < 40 + 10 * model_s
+    assert timing.rounds and timing.rounds[-1].stall_pct == pytest.approx(0, abs=1)
+
+
+def test_a_passive_timing_takes_no_batches_and_ends_with_the_time():
+    machine = Machine(input_s=0.03, model_s=0.01, active=False, seconds=10)
+    timing = machine.run()
+    assert not timing.rounds
+    assert timing.passive.waited_pct == pytest.approx(67, abs=1)
+    assert timing.seen == machine.taken
+
+
+def test_the_first_epoch_is_left_out_of_the_steady_state_and_its_gap_counted():
+    timing = Machine(input_s=0.03, model_s=0.01, epoch=90).run()
+    assert not timing.passive.first_epoch
+    assert all(not each.training.first_epoch for each in timing.steady)
+    assert timing.epochs[1].gaps == 1
+
+
+def test_an_input_that_ends_while_batches_are_collected_goes_on_with_the_next_epoch():
+    timing = Timing(40.0, task="collect")
+    timing.begin()
+    timing.collected(0)
+    assert timing.task == "collect"
+    timing.trained(Step(0.01, 0.01))
+    assert timing.task == "collect" and timing.seen == 1
+
+
+def test_first_seconds_are_announced_once():
+    machine, said = Machine(input_s=0.03, model_s=0.01, active=False, seconds=9), []
+    machine.timing.on_first_seconds = lambda: said.append(machine.time)
+    machine.run()
+    assert len(said) == 1 and said[0] < 5
+
+
+def test_a_block_shares_out_what_its_steps_took():
+    block = Block()
+    block.add(Step(0.03, 0.01, 0.0, opens_epoch=True))
+    block.add(Step(0.01, 0.01, 0.02, epoch=1))
+    assert block.step_ms == pytest.approx(40)
+    assert block.waited_pct == pytest.approx(50)
+    assert (block.gaps, block.gaps_s, block.first_epoch) == (1, 0.03, False)
+
+
+@pytest.mark.parametrize(
+    ("values", "interval"), [([1, 2, 3], (1, 3)), ([9, 1, 2, 3, 4, 5, 0], (1, 5))]
+)
+def test_an_interval_leaves_the_extremes_out_where_there_are_enough(values, interval):
+    assert median_interval(values) == interval

@@ -1,0 +1,206 @@
+"""What a dataset leaves open, and that a dataset with a change in it delivers the same examples."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from whowaits.advice import DRAWN_ONCE, ORDER
+from whowaits.changes import CACHED_STEPS, propose_changes
+
+COUNT, BATCH = 24, 4
+AHEAD = "; end with .prefetch(tf.data.AUTOTUNE)"
+PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
+
+
+def double(number):
+    return number * 2
+
+
+def jitter(number):
+    return number + tf.random.uniform((), 0, 3, tf.int64)
+
+
+def count_up():
+    yield from range(COUNT)
+
+
+def numbers():
+    return tf.data.Dataset.range(COUNT)
+
+
+def texts_of(dataset):
+    return [change.text for change in propose_changes(dataset, batch=BATCH)]
+
+
+def ordered(dataset):
+    return sorted(np.concatenate([batch.numpy() for batch in dataset]).tolist())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        (
+            lambda: numbers().map(double).batch(BATCH),
+            [
+                AHEAD.removeprefix("; "),
+                f"batch: {PARALLEL}{AHEAD}",
+                f"map(double): {PARALLEL}{AHEAD}",
+                f"batch: .cache() after it{AHEAD}",
+            ],
+        ),
+        (
+            lambda: numbers().shuffle(9).map(double, 2).batch(BATCH).prefetch(1),
+            [f"batch: {PARALLEL}", "map(double): .cache().shuffle(…) after it"],
+        ),
+        (
+            lambda: numbers().map(double, 2).map(jitter, 2).batch(BATCH, num_parallel_calls=2),
+            [AHEAD.removeprefix("; "), f"map(double): .cache() after it{AHEAD}"],
+        ),
+        (
+            lambda: numbers().map(double, 2).cache().map(jitter, 2).batch(BATCH).prefetch(1),
+            [f"batch: {PARALLEL}"],
+        ),
+        (
+            lambda: numbers().map(double, 2).repeat().batch(BATCH).prefetch(1),
+            [f"batch: {PARALLEL}", "map(double): .cache() after it"],
+        ),
+        (
+            lambda: (
+                tf.data.Dataset.from_generator(
+                    count_up, output_signature=tf.TensorSpec((), tf.int64)
+                )
+                .batch(BATCH, num_parallel_calls=2)
+                .prefetch(1)
+            ),
+            ["batch: .cache() after it"],
+        ),
+        (
+            lambda: (
+                numbers()
+                .interleave(lambda number: tf.data.Dataset.from_tensors(number))
+                .batch(BATCH, num_parallel_calls=2)
+                .prefetch(1)
+            ),
+            [f"interleave: interleave(…, {PARALLEL})", "batch: .cache() after it"],
+        ),
+    ],
+    ids=["plain", "shuffled", "random", "cached", "endless", "generator", "interleaved"],
+)
+def test_what_a_dataset_leaves_open(dataset, expected):
+    assert texts_of(dataset()) == expected
+
+
+def test_what_is_changed_delivers_the_same_examples():
+    dataset = numbers().flat_map(tf.data.Dataset.from_tensors).map(double).batch(BATCH)
+    changes = propose_changes(dataset, batch=BATCH)
+    assert len(changes) == 4
+    for change in changes:
+        elements = change.dataset.take(COUNT // BATCH)
+        assert ordered(elements) == list(range(0, 2 * COUNT, 2)), change.text
+
+
+def test_a_cache_is_tried_on_some_steps_and_says_what_all_of_them_take():
+    dataset = tf.data.Dataset.range(1000).map(lambda n: tf.fill((256, 1024), n)).batch(BATCH)
+    *_, cache = propose_changes(dataset.map(lambda n: n + 1), batch=BATCH)
+    firsts = [int(batch[0, 0, 0]) for batch in cache.dataset.take(2 * CACHED_STEPS)]
+    assert firsts == [1 + BATCH * step for step in range(CACHED_STEPS)] * 2
+    assert cache.keeps == "2,000 MiB"
+
+
+def test_what_python_makes_again_in_each_epoch_is_never_the_same():
+    drawn = np.random.default_rng(0)
+
+    def make(number):
+        return tf.ensure_shape(
+            tf.numpy_function(lambda n: n + drawn.integers(1000), [number], tf.int64), ()
+        )
+
+    def keep(number):
+        return tf.ensure_shape(tf.numpy_function(lambda n: n, [number], tf.int64), ())
+
+    for function, share in ((make, range(50)), (keep, (100,))):
+        *_, cache = propose_changes(numbers().map(function).batch(BATCH), batch=BATCH)
+        assert cache.meaning == DRAWN_ONCE
+        (said,) = re.findall(
+            r"(\d+) % of an epoch's elements had been in the one before", cache.says
+        )
+        assert int(said) in share
+        parallel = next(
+            each
+            for each in propose_changes(numbers().map(function).batch(BATCH), batch=BATCH)
+            if each.kind == "map"
+        )
+        assert parallel.meaning == ORDER
+
+
+def crop(number):
+    box = tf.image.sample_distorted_bounding_box(
+        (9, 9, 1), tf.zeros((1, 0, 4)), use_image_if_no_bounding_boxes=True
+    )
+    return number + tf.cast(box.begin[0], tf.int64)
+
+
+def noise(number):
+    return number + tf.cast(tf.random.truncated_normal(()), tf.int64)
+
+
+def table(number):
+    return LOOKUP.lookup(number)
+
+
+LOOKUP = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(
+        tf.range(COUNT, dtype=tf.int64), tf.range(COUNT, dtype=tf.int64)
+    ),
+    -1,
+)
+
+
+def numbered(dataset):
+    return dataset.map(double, 2).batch(BATCH, num_parallel_calls=2).prefetch(1)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "caches"),
+    [
+        (lambda: numbered(numbers().map(crop, 2)), []),
+        (lambda: numbered(numbers().map(noise, 2)), []),
+        (lambda: numbered(numbers().map(table, 2)), ["batch: .cache() after it"]),
+        (
+            lambda: numbered(
+                tf.data.Dataset.zip((numbers().shuffle(24), numbers())).map(lambda a, b: a + b, 2)
+            ),
+            [],
+        ),
+        (lambda: numbered(numbers().shuffle(24)), ["map(double): .cache().shuffle(…) after it"]),
+        (
+            lambda: (
+                numbers().shuffle(24).batch(2).map(double, 2).unbatch().batch(BATCH).prefetch(1)
+            ),
+            [],
+        ),
+    ],
+    ids=["crop", "noise", "table", "pairs", "shuffled batches", "composed"],
+)
+def test_a_cache_never_freezes_what_an_epoch_draws_or_composes_again(dataset, caches):
+    assert [text for text in texts_of(dataset()) if "cache" in text] == caches
+
+
+def test_files_read_one_after_the_other_are_named_as_the_user_wrote_them(tmp_path):
+    for number in range(3):
+        with tf.io.TFRecordWriter(str(tmp_path / f"{number}.tfrecord")) as writer:
+            writer.write(bytes([number]))
+    files = sorted(map(str, tmp_path.glob("*.tfrecord")))
+    dataset = tf.data.TFRecordDataset(files).batch(1, num_parallel_calls=2).prefetch(1)
+    change = propose_changes(dataset, batch=1)[0]
+    assert change.text == "TFRecordDataset: num_parallel_reads=tf.data.AUTOTUNE"
+    assert change.meaning == ORDER
+    flat = (
+        numbers()
+        .flat_map(lambda n: tf.data.Dataset.from_tensors(n))
+        .batch(BATCH, num_parallel_calls=2)
+    )
+    assert not [text for text in texts_of(flat.prefetch(1)) if "interleave" in text]

@@ -1,0 +1,234 @@
+"""Trainings of every kind that Keras on TensorFlow has, each a script under the command, unchanged:
+`whowaits.fits`, `whowaits.timed_function`, `whowaits.feeds`, `whowaits.waits`,
+`whowaits.tensorflow_hooks`, `whowaits.within`.
+
+`whowaits.torch_hooks`, JAX and tf_keras are in benchmarks/whowaits.py, since this environment has
+none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+MODEL = """
+import sys, time
+import keras, numpy as np, tensorflow as tf
+
+def make(width=64, **options):
+    layers = [keras.Input((64,)), keras.layers.Dense(width, "relu"), keras.layers.Dense(2)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+    return model
+
+def wait(number):
+    time.sleep(0.005)
+    return np.zeros(64, np.float32)
+
+def load(number):
+    x = tf.numpy_function(wait, [number], tf.float32)
+    return tf.ensure_shape(x, (64,)), tf.constant(0)
+
+x, y = np.zeros((640, 64), "float32"), np.zeros(640, "int32")
+waiting = tf.data.Dataset.range(400).map(load).batch(8)
+"""
+
+
+TWO_DEVICES = """
+import tensorflow as tf
+two = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+"""
+
+
+def measure(folder, code, *arguments, seconds=6, model=MODEL, tries=()):
+    """The report on a script, and what the command printed."""
+    arguments = (*arguments, *(() if tries else ("--no-try",)))
+    script = folder / "train.py"
+    script.write_text(model + code)
+    done = subprocess.run(
+        [sys.executable, "-m", "whowaits", "--python", sys.executable, "--json",
+         "--seconds", str(seconds), *arguments, str(script)],
+        capture_output=True, text=True, check=False, timeout=150, cwd=folder,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    assert "something here failed" not in done.stderr, done.stderr
+    return json.loads(done.stdout), done
+
+
+def test_fit_by_position_next_to_a_module_named_tasks(tmp_path):
+    (tmp_path / "tasks.py").write_text("epochs = 3\n")
+    code = "import tasks\nmake().fit(waiting, None, None, tasks.epochs, 0)\nprint('trained')"
+    report, done = measure(tmp_path, code, "--fail-if", "stall > 20")
+    assert report["verdict"] == "input-bound" and report["stall_pct"] > 60, report
+    assert report["stall_low_pct"] <= report["stall_pct"] <= report["stall_high_pct"]
+    assert report["training"].startswith("model.fit at train.py:")
+    assert report["step_ms"] > 40 and report["model_ms"] < report["step_ms"]
+    assert report["examples"] == 8 and report["rounds"] >= 1
+    assert done.returncode == 3 and "trained" not in done.stderr
+
+
+@pytest.mark.slow
+def test_changes_are_tried_and_named_by_the_line_that_they_are_made_in(tmp_path):
+    code = """
+def flip(x, y):
+    return tf.random.shuffle(x), y
+
+data = tf.data.Dataset.range(400)
+data = data.map(load)
+data = data.map(flip).batch(8)
+make().fit(data, epochs=3, verbose=0)
+"""
+    report, done = measure(tmp_path, code, tries=True)
+    gains = {each["text"].partition(";")[0]: each for each in report["changes"]}
+    line = MODEL.count("\n") + code[: code.index("data.map(load)")].count("\n") + 1
+    parallel = gains["map(load): num_parallel_calls=tf.data.AUTOTUNE"]
+    assert parallel["gain"] > 1.5 and parallel["where"] == f"train.py:{line}", report
+    assert "Python code is called from several threads" in parallel["says"]
+    cache = gains["map(load): .cache() after it"]
+    assert cache["gain"] > 1.5 and cache["meaning"] == "drawn less often"
+    assert "batch: .cache() after it" not in gains, "the shuffled pixels would be frozen"
+    assert "something here failed" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_pydataset_with_workers_does_not_hang(tmp_path, processes):
+    code = f"""
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 20
+    def __getitem__(self, number):
+        time.sleep(0.06)
+        return x[:32], y[:32]
+
+if __name__ == "__main__":
+    make().fit(Batches(workers=2, use_multiprocessing={processes}), epochs=3, verbose=0)
+"""
+    report, _ = measure(tmp_path, code)
+    assert report["verdict"] == "input-bound" and report["rounds"], report
+
+
+@pytest.mark.slow
+def test_a_generator_and_arrays(tmp_path):
+    code = """
+def batches():
+    while True:
+        time.sleep(0.03)
+        yield x[:32], y[:32]
+
+make().fit(batches(), steps_per_epoch=30, epochs=2, verbose=0)
+"""
+    report, _ = measure(tmp_path, code)
+    assert report["verdict"] == "input-bound" and report["examples"] == 32, report
+    code = "make(4096).fit(x, y, batch_size=320, validation_data=(x, y), epochs=2, verbose=0)"
+    report, _ = measure(tmp_path, code)
+    assert report["examples"] == 320 and report["model_ms"], report
+
+
+LOOP = """
+model, optimizer = make(), keras.optimizers.SGD()
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+@tf.function
+def step(x, y):
+    with tf.GradientTape() as tape:
+        value = loss(y, model(x))
+    gradients = tape.gradient(value, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+for epoch in range(30):
+    for number, (x, y) in enumerate(waiting):
+        step(x, y)
+    for x, y in waiting.take(2):
+        model(x)
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_with_a_gradient_tape(tmp_path):
+    report, _ = measure(tmp_path, LOOP)
+    assert report["training"].startswith("the loop at train.py:3"), report
+    assert report["verdict"] == "input-bound" and report["rounds"], report
+
+
+@pytest.mark.slow
+def test_the_training_that_is_asked_for_and_the_function_as_compiled(tmp_path):
+    code = """
+make().fit(x[:64], y[:64], verbose=0)
+model = make(steps_per_execution=4)
+model.fit(waiting.repeat(), steps_per_epoch=40, epochs=2, verbose=0)
+"""
+    report, _ = measure(tmp_path, code, "--training", "2", seconds=9)
+    assert report["verdict"] == "input-bound" and report["step_ms"] > 100, report
+    assert any("steps_per_execution=4" in note for note in report["notes"])
+    assert any("training 2 of 2" in note for note in report["notes"])
+
+
+@pytest.mark.slow
+def test_two_devices_are_timed_as_they_are(tmp_path):
+    code = """
+x = np.zeros((640, 64), np.float32), np.zeros(640, np.int32)
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = make()
+model.fit(*x, epochs=3, verbose=0)
+"""
+    report, _ = measure(tmp_path, code, model=TWO_DEVICES + MODEL.partition("\nx, y =")[0])
+    assert report["model_ms"] is None and report["waited_pct"] > 0, report
+    assert report["reason"].endswith("the model alone is not timed on 2 replicas") or (
+        report["verdict"] == "input-bound" and report["stall_high_pct"] is None
+    )
+
+
+@pytest.mark.slow
+def test_a_schedule_that_knows_its_epochs_does_not_fail_the_measurement(tmp_path):
+    code = """
+rates = [0.1] * 60
+schedule = keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch])
+make().fit(x[:64], y[:64], epochs=60, verbose=0, callbacks=[schedule])
+"""
+    report, done = measure(tmp_path, code, seconds=12)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert any("IndexError" in note for note in report["notes"]), report
+
+
+@pytest.mark.slow
+def test_keep_lets_the_script_train_on_and_a_callback_reports(tmp_path):
+    code = """
+import whowaits
+make().fit(waiting, epochs=2, verbose=0)
+print("trained")
+with whowaits.watch() as seen:
+    make().fit(x, y, epochs=2, verbose=0)
+assert seen.report.waited_pct > 0, seen.report
+model = make()
+model.fit(waiting, verbose=0)
+model.fit(waiting, verbose=0, callbacks=[whowaits.Callback()])
+"""
+    report, done = measure(tmp_path, code, "--keep")
+    assert "trained" in done.stderr and done.returncode == 0, done
+    assert report["stall_high_pct"] is None and report["stall_low_pct"] > 60
+    assert "fit: input-bound, stall at least" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_end_is_not_waited_for(tmp_path):
+    code = """
+import whowaits.timed_function
+whowaits.timed_function.STEP_S = 1.0
+
+def batches():
+    for _ in range(40):
+        yield x[:32], y[:32]
+    time.sleep(100)
+
+make().fit(batches(), epochs=2, verbose=0)
+"""
+    report, _ = measure(tmp_path, code)
+    (note,) = [note for note in report["notes"] if "no step ended" in note]
+    assert note.startswith("no step ended in 1 s; the script stands at train.py:"), report

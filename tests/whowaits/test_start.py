@@ -1,0 +1,178 @@
+"""How a script is started: `whowaits.cli`, `whowaits.start`, `whowaits.running`,
+`whowaits.__main__`; what it sees is what `python SCRIPT` shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from whowaits.cli import find_interpreter
+
+from whowaits import machine
+
+ROOT = Path(__file__).parents[2]
+NOTHING = "it ended without a training that can be seen"
+
+
+def whowaits(*arguments, **options):
+    """The command, ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "whowaits", "--python", sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        **options,
+    )
+
+
+SEES = """
+import json, os, sys, multiprocessing, sibling
+print(json.dumps([
+    sys.argv, __name__, __file__, sys.path, sibling.name, sorted(vars(sys.modules["__main__"])),
+    [name for name in ("numpy", "keras", "tensorflow", "torch") if name in sys.modules],
+    {key: value for key, value in os.environ.items() if key not in ("_", "PYTHONPATH")},
+]))
+"""
+
+
+def test_a_script_sees_what_it_sees_without(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SEES)
+    (tmp_path / "sibling.py").write_text("name = 'mine'\n")
+    (tmp_path / "report.py").write_text("raise RuntimeError('a sibling that nobody asked for')\n")
+    done = whowaits(script, "--rows", 5, "-x")
+    alone = subprocess.run(
+        [sys.executable, str(script), "--rows", "5", "-x"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    shown, _, report = done.stdout.partition("\n")
+    assert json.loads(shown) == json.loads(alone.stdout), done.stderr
+    assert report.startswith(f"{script}: undecided\n") and NOTHING in report
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "said"),
+    [
+        ("raise ValueError('its own')", 1, "ValueError: its own"),
+        ("import sys; sys.exit(7)", 7, ""),
+        ("import sys; sys.exit('a message')", 1, "a message"),
+        ("import no_such_module", 1, "--python names another"),
+        ("def f(:", 1, "SyntaxError"),
+        ("print(input())", 2, ""),
+        ("import os\nif os.fork() == 0:\n    os._exit(5)\nos.wait()", 2, ""),
+    ],
+)
+def test_a_script_ends_as_it_would(tmp_path, code, exit_code, said):
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    done = whowaits(script, input="given\n")
+    assert done.returncode == exit_code, done
+    assert said in done.stderr
+    assert ("given" in done.stdout) == ("input" in code)
+    if "its own" in code:
+        frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]
+        assert len(frames) == 1 and "train.py" in frames[0], done.stderr
+
+
+def test_json_has_the_standard_output_for_itself(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import os\nprint('from Python')\nos.system('echo from a child')\n")
+    done = whowaits("--json", script)
+    assert json.loads(done.stdout)["verdict"] == "undecided"
+    assert "from Python" in done.stderr and "from a child" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nowhere.py"], "there is no file nowhere.py"),
+        (["--fail-if", "stall", "nowhere.py"], "is not METRIC OPERATOR NUMBER"),
+        (["--python", "/nowhere/python", __file__], "/nowhere/python is no interpreter"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(arguments, reason):
+    done = whowaits(*arguments)
+    assert done.returncode == 2 and reason in done.stderr
+
+
+def test_a_condition_on_nothing_is_not_decided(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    assert whowaits("--fail-if", "stall > 20", script).returncode == 4
+
+
+def test_an_interrupt_ends_with_what_is_known(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "whowaits", "--python", sys.executable, str(script)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout and process.stdout.readline() == "begun\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and "it was interrupted" in shown
+
+
+def make_interpreter(folder):
+    path = folder / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_interpreter_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    on_path = make_interpreter(tmp_path / "system")
+    monkeypatch.setenv("PATH", str(Path(on_path).parent))
+    monkeypatch.setattr("whowaits.cli.TRAINING_LIBRARIES", ())
+    assert find_interpreter() == on_path
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "system"))  # as `uvx` makes it
+    assert find_interpreter() == sys.executable
+    local = make_interpreter(tmp_path / ".venv")
+    assert find_interpreter() == local
+    active = make_interpreter(tmp_path / "active")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
+    assert find_interpreter() == active
+    assert find_interpreter(on_path) == on_path
+    assert find_interpreter("/nowhere/python") is None
+
+
+def test_what_others_take_of_the_cores_is_counted_and_named():
+    others = machine.OtherPrograms()
+    own = machine.own_cpu_s()
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.5)
+        assert machine.own_cpu_s() - own > 0.1, "children count as ours"
+        assert not machine.wait_until_idle(0.3)
+    finally:
+        busy.kill()
+        busy.wait()
+    share, who = others.read()
+    assert 0 <= share <= 100 and who
+    assert machine.usable_cores() >= 1
+    assert (machine.memory_left_bytes() or 1) > 0
+
+
+def test_the_name_of_before_says_the_new_one_and_runs_it(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('ran')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.stall", "--python", sys.executable, str(script)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    said, ran, *_ = done.stdout.splitlines()
+    assert said == f"python -m tasks.stall is now: whowaits --python {sys.executable} {script}"
+    assert ran == "ran" and done.returncode == 2

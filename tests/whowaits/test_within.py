@@ -1,0 +1,47 @@
+"""What notebooks and programs use: `whowaits.within`."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from whowaits.within import register_magic
+
+import whowaits
+
+
+class Shell:
+    """As much of IPython as a cell magic needs."""
+
+    def __init__(self):
+        self.magics, self.cells = {}, []
+
+    def register_magic_function(self, function, magic_kind):
+        self.magics[magic_kind, function.__name__] = function
+
+    def run_cell(self, cell):
+        self.cells.append(cell)
+        return self
+
+    def raise_error(self):
+        self.cells.append("raised")
+
+
+@pytest.fixture(autouse=True)
+def _restored_import(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+
+
+def test_a_cell_is_run_and_said_what_it_lacks(capsys):
+    shell = Shell()
+    register_magic(shell)
+    shell.magics["cell", "whowaits"]("", "1 + 1")
+    assert shell.cells == ["1 + 1", "raised"]
+    assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
+
+
+def test_an_error_within_is_the_programs_own(capsys):
+    with pytest.raises(ValueError, match="its own"), whowaits.watch("my block") as seen:
+        raise ValueError("its own")
+    assert seen.report.verdict == "undecided"
+    assert capsys.readouterr().out.startswith("my block: undecided\n")

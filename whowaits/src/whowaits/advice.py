@@ -1,0 +1,52 @@
+"""What was tried, and what of that can be advised: only what has been seen to gain, and leaves the
+training as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# What a change does to the training: nothing, other orders, or less drawn at random.
+SAME, ORDER, DRAWN_ONCE = "same", "order", "drawn less often"
+WORTH = 1.1  # the least that a gain must be for a change to be named first
+ALIKE = 0.9  # of the best gain: then the change that alters least is named first
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A change, and by what factor it made the training faster; where that factor lies."""
+
+    text: str
+    meaning: str
+    says: str
+    keeps: str
+    where: str
+    gain: float
+    low: float
+    high: float
+    fits_memory: bool = True
+
+    @property
+    def may_be_first(self) -> bool:
+        """Whether it can be followed blindly."""
+        return self.low >= WORTH and self.meaning != DRAWN_ONCE and self.fits_memory
+
+    def __str__(self) -> str:
+        notes = [f"it keeps {self.keeps}"] if self.keeps else []
+        if not self.fits_memory:
+            notes.append("more than there is memory for")
+        notes += [self.says] if self.says else []
+        noted = f" ({'; '.join(notes)})" if notes else ""
+        at = f"{self.where}: " if self.where else ""
+        return f"{self.gain:.2f} × ({self.low:.2f} to {self.high:.2f}) {at}{self.text}{noted}"
+
+
+def find_first(tried: Sequence[Tried]) -> Tried | None:
+    """What to change first: of those that may be followed blindly and gain about the same, one that
+    keeps nothing in memory and leaves the order alone.
+    """
+    safe = [each for each in tried if each.may_be_first]
+    most = max((each.gain for each in safe), default=0.0)
+    alike = [each for each in safe if each.gain >= ALIKE * most]
+    return min(alike, key=lambda each: (each.meaning == ORDER, bool(each.keeps)), default=None)

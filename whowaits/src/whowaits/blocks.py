@@ -1,0 +1,281 @@
+"""When a training is timed as it is, and when its model alone on batches from memory: the order of
+blocks, and what each of them took. A clock and arithmetic; what a step and a batch are is known to
+those that report steps here (`fits.py`, `loops.py`).
+
+First the training runs as it is. Then come rounds: the input is drained, so that nothing lies
+prepared that it could not keep up with; training is timed from there; the batches that come next
+are kept, and the model is timed alone on those. What a round compares is one after the other, so a
+machine that changes its pace hits both.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+WARM_UP_STEPS = 3  # in which graphs are traced and compiled
+PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # as it is, before anything is tried
+AFTER_PAUSE = 2  # times as long as the compilation: so long what lay prepared may last
+TRAINING_S, ALONE_S = 1.5, 0.8
+DISCARDED_S = 1.0  # of a training block that starts on empty buffers: they fill again
+MIN_STEPS = 3
+SLOW_S = 1.0  # a step of such a length is a block by itself
+MIN_ROUNDS, MAX_ROUNDS = 3, 7
+PRECISE_PCT = 2.0  # half an interval of the stall that more rounds would not better by much
+REST_S = 1.0  # to wait for the input to come to rest before the model is timed alone
+TRIMMING_ROUNDS = 7  # enough for an interval that a single disturbed one cannot widen
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Interval of the median from the order of the values: the extremes are left out where there
+    are at least seven.
+
+    For nine independent values it covers the median with a probability of 96 %, whatever their
+    distribution; for five, none of them left out, 94 %.
+    """
+    ascending = sorted(values)
+    spare = 1 if len(ascending) >= TRIMMING_ROUNDS else 0
+    return ascending[spare], ascending[-1 - spare]
+
+
+@dataclass
+class Block:
+    """Steps in a row, and what they took [s]: waiting for batches, at work, and between the two
+    calls of a training function; `gaps_s` is the part of the waits that came first in an epoch.
+    """
+
+    steps: int = 0
+    wait_s: float = 0.0
+    work_s: float = 0.0
+    between_s: float = 0.0
+    gaps: int = 0
+    gaps_s: float = 0.0
+    first_epoch: bool = True
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.wait_s + self.work_s + self.between_s
+
+    @property
+    def step_ms(self) -> float:
+        """Of a step, with its share of the gaps between epochs."""
+        return 1e3 * self.total_s / self.steps if self.steps else math.nan
+
+    @property
+    def waited_pct(self) -> float:
+        """Share of the time that was spent on waiting for batches."""
+        return 100 * self.wait_s / self.total_s if self.total_s else 0.0
+
+    def add(self, step: Step) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.wait_s += step.wait_s
+        self.work_s += step.work_s
+        self.between_s += step.between_s
+        if step.opens_epoch:
+            self.gaps += 1
+            self.gaps_s += step.wait_s
+        self.first_epoch = self.first_epoch and step.epoch == 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step took [s], and in which epoch it was."""
+
+    wait_s: float
+    work_s: float
+    between_s: float = 0.0
+    epoch: int = 0
+    opens_epoch: bool = False
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.wait_s + self.work_s + self.between_s
+
+
+@dataclass(frozen=True)
+class Round:
+    """Training, and the model alone on the batches that came next; `rested`: the input did nothing
+    meanwhile.
+    """
+
+    training: Block
+    alone: Block
+    rested: bool
+
+    @property
+    def model_ms(self) -> float:
+        """A step of the model, with what the program does between two of them."""
+        return self.alone.step_ms + 1e3 * self.training.between_s / self.training.steps
+
+    @property
+    def stall_pct(self) -> float:
+        """The time of a step beyond the model's own [% of the step]; negative where the model alone
+        was slower.
+        """
+        return 100 * (1 - self.model_ms / self.training.step_ms)
+
+
+@dataclass
+class Timing:
+    """A training under the clock: what was seen, and what is to be done next.
+
+    `task` is "train" (as it is), "drain" and "collect" (take batches and train on none), "alone"
+    (train on what was collected) or "done". `active` lets it leave "train"; `settle` waits for a
+    device that works after its call has returned.
+    """
+
+    seconds: float
+    active: bool = True
+    settle: Callable[[], object] = lambda: None
+    rest: Callable[[float], bool] = lambda _: True
+    now: Callable[[], float] = time.perf_counter
+    task: str = "train"
+    rounds: list[Round] = field(default_factory=list)
+    epochs: list[Block] = field(default_factory=list)
+    passive: Block = field(default_factory=Block)
+    started: float | None = None  #: when the first step began
+    seen: int = 0
+    on_first_seconds: Callable[[], object] = lambda: None
+    _pause_s: float = 0.0
+    _announced: bool = False
+    _block: Block = field(default_factory=Block)
+    _block_began: float = 0.0
+    _discarded: int = 0  # steps since then that do not count
+    _training: Block | None = None
+    _rested: bool = True
+    _alone: Block = field(default_factory=Block)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the first step began."""
+        return 0.0 if self.started is None else self.now() - self.started
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is."""
+        return self.elapsed_s >= self.seconds
+
+    def begin(self) -> None:
+        """The first step begins."""
+        if self.started is None:
+            self.started = self.now()
+
+    def trained(self, step: Step) -> None:
+        """A step of the training as it is has ended."""
+        self.seen += 1
+        while len(self.epochs) <= step.epoch:
+            self.epochs.append(Block())
+        if self.seen <= WARM_UP_STEPS:
+            self._pause_s = max(self._pause_s, step.total_s)
+            self._block_began = self.now()
+            return
+        self.epochs[step.epoch].add(step)
+        if self.task != "train":  # waits for an epoch that has batches to collect
+            return
+        if self.rounds:
+            self._time_round(step)
+        else:
+            self._time_passively(step)
+
+    def _time_passively(self, step: Step) -> None:
+        if self.passive.first_epoch and self.passive.steps and step.epoch > 0:
+            # What the first epoch does (fill a cache, read files for the first time) is done once.
+            self.passive, self._block_began = Block(), self.now()
+        self.passive.add(step)
+        enough_s = min(PASSIVE_MAX_S, max(PASSIVE_S, AFTER_PAUSE * self._pause_s))
+        enough_s = min(enough_s, self.seconds / 3)
+        if self.now() - self._block_began >= enough_s and self.passive.steps >= MIN_STEPS:
+            if not self._announced:
+                self._announced = True
+                self.on_first_seconds()
+            if self.active:
+                self._training = self.passive
+                self._next("collect")
+        if self.over and self.task == "train":
+            self._finish()
+
+    def _time_round(self, step: Step) -> None:
+        slow = step.total_s >= SLOW_S
+        self._discarded += 1
+        discards = DISCARDED_S if not slow else 0.0
+        if self._discarded == 1 or self.now() - step.total_s - self._block_began < discards:
+            return
+        block = self._block
+        block.add(step)
+        least = 1 if slow else MIN_STEPS
+        if (block.total_s >= TRAINING_S and block.steps >= least) or self.over:
+            began = self.now()
+            self.settle()
+            block.work_s += self.now() - began
+            self._training = block
+            self._next("collect")
+
+    def drained(self) -> None:
+        """Nothing lies prepared any more."""
+        self._next("train")
+
+    def collected(self, batches: int) -> None:
+        """So many batches lie in memory; none: the input has ended, and goes on with the next
+        epoch.
+        """
+        if not batches:
+            if self.over:
+                self._finish()
+            return
+        self._rested = self.rest(min(REST_S, self.seconds / 10))
+        self._alone = Block()
+        self.settle()
+        self._next("alone")
+
+    def ran_alone(self, seconds: float, *, warm_up: bool = False) -> None:
+        """A step on a batch from memory has ended."""
+        if warm_up:
+            return
+        self._alone.steps += 1
+        self._alone.work_s += seconds
+        least = 1 if seconds >= SLOW_S else MIN_STEPS
+        if self._alone.work_s < ALONE_S or self._alone.steps < least:
+            return
+        began = self.now()
+        self.settle()
+        self._alone.work_s += self.now() - began
+        if self._training is not None:
+            self.rounds.append(Round(self._training, self._alone, self._rested))
+        self._training = None
+        if self.over or self._enough():
+            self._finish()
+        else:
+            self._next("drain")
+
+    def _enough(self) -> bool:
+        stalls = [each.stall_pct for each in self.rounds]
+        if len(stalls) < MIN_ROUNDS:
+            return False
+        low, high = median_interval(stalls)
+        return len(stalls) >= MAX_ROUNDS or (high - low) / 2 <= PRECISE_PCT
+
+    def _next(self, task: str) -> None:
+        self.task, self._block, self._block_began = task, Block(), self.now()
+        self._discarded = 0
+
+    def _finish(self) -> None:
+        self.task = "done"
+
+    @property
+    def steady(self) -> list[Round]:
+        """The rounds that count: those after the first epoch, where there are enough."""
+        later = [each for each in self.rounds if not each.training.first_epoch]
+        return later if len(later) >= min(MIN_ROUNDS, len(self.rounds)) else self.rounds
+
+    @property
+    def step_ms(self) -> float:
+        """A step in the steady state: median of the rounds, else as it was seen."""
+        if not self.rounds:
+            return self.passive.step_ms
+        return statistics.median(each.training.step_ms for each in self.steady)

@@ -1,0 +1,444 @@
+"""What may be changed about anybody's tf.data dataset, as rewrites of its graph, so that a change
+can be tried where the dataset is at hand and the script that makes it stays as it is.
+
+A dataset serializes to a graph of one node per transformation. A change replaces a node or inserts
+one: calls in parallel, several files at once, a prefetch at the end, a cache. A cache is tried on
+`CACHED_STEPS` steps' worth of elements, which are then repeated: it delivers them as fast as one
+that holds everything, and is filled in no time.
+
+Each change says what it does to the training: nothing (`SAME`), other orders (`ORDER`), or that
+what was drawn or made again in every epoch is made once (`DRAWN_ONCE`). A cache never comes after
+what composes examples again in each epoch: pairs of shuffled datasets, batches of shuffled
+examples, ops that draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops import gen_experimental_dataset_ops
+
+from .advice import DRAWN_ONCE, ORDER, SAME
+
+AUTOTUNE = "tf.data.AUTOTUNE"
+CACHED_STEPS = 16
+IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
+WORKING = ("Map", "Interleave", "Generator", "TFRecord", "TextLine", "FixedLengthRecord")
+# A cache would keep what these are to deliver otherwise in each epoch, or deliver without end.
+NOT_KEPT = ("Repeat", "Random", "Sample", "DirectedInterleave", "SampleFromDatasets")
+COMPOSING = ("Batch", "Zip", "Window", "GroupBy")  # after a shuffle: otherwise in each epoch
+PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
+EVERYTHING_PCT = 99.9
+# Ops that keep a state, and still give the same for the same input; functions are looked into.
+HARMLESS = (
+    "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
+    "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",
+)  # fmt: skip
+_DRAWING = re.compile(
+    "Random|Multinomial|Normal|Sampler|SampleDistorted|Gamma|Poisson|Bernoulli|Binomial|Dropout"
+)
+_TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
+_VERSION = re.compile(r"(V\d+)?$")
+
+# Messages of node_def.proto and graph.proto, whose classes have no types.
+Node = Any
+Graph = Any
+
+
+@dataclass(frozen=True)
+class InputChange:
+    """A change in words, and the dataset with it; `keeps`: what a cache would hold, "" where there
+    is none. `meaning` is what it does to the training, `says` that in words, and `share` the part
+    of a second epoch's elements that a first one had [%], where a cache would make it 100.
+    """
+
+    text: str
+    dataset: Any
+    keeps: str = ""
+    meaning: str = SAME
+    says: str = ""
+    kept_bytes: float = 0.0
+    kind: str = ""  #: of the transformation that is changed: map, batch, …
+    number: int = 0  #: which one of those, from the dataset's end
+
+
+def propose_changes(dataset: tf.data.Dataset, *, batch: int) -> list[InputChange]:
+    """The changes that this dataset leaves open, each by itself; a prefetch at the end comes with
+    every one. `batch` is the examples in a batch.
+
+    Raises:
+      tf.errors.OpError, ValueError: the dataset cannot be serialized, such as one that holds more
+        than 2 GB of arrays.
+    """
+    graph = tf.compat.v1.GraphDef.FromString(
+        dataset._as_serialized_graph(allow_stateful=True).numpy()
+    )
+    draft = _Draft(graph, dataset.element_spec)
+    ahead = "" if draft.prefetches_last() else f"; end with .prefetch({AUTOTUNE})"
+    changes = []
+    if ahead:
+        changes.append(
+            draft.change(ahead.removeprefix("; "), tf.compat.v1.GraphDef.FromString(_bytes(graph)))
+        )
+    for node in draft.chain:
+        if draft.generates(node):
+            continue
+        for text, edit in _edits(node, reads_files=draft.reads_files(node)):
+            edited = tf.compat.v1.GraphDef.FromString(_bytes(graph))
+            edit(edited, next(other for other in edited.node if other.name == node.name))
+            meaning, says = draft.meaning(node)
+            changes.append(
+                draft.change(
+                    f"{draft.title(node)}: {text}{ahead}",
+                    edited,
+                    meaning=meaning,
+                    says=says,
+                    **draft.position(node),
+                )
+            )
+    return [*changes, *draft.cache(batch, ahead)]
+
+
+class _Draft:
+    """A dataset's graph, and how a rewritten one becomes a dataset of the same elements."""
+
+    def __init__(self, graph: Graph, element_spec: object) -> None:
+        self._graph, self._spec = graph, element_spec
+        self._nodes = {node.name: node for node in graph.node}
+        self._functions = {item.signature.name: item for item in graph.library.function}
+        #: transformations, the consumer's first
+        self.chain = list(self._upstream(self._nodes[_result(graph)]))
+
+    def prefetches_last(self) -> bool:
+        """Whether batches are made ahead of the step: nothing that works comes after a prefetch."""
+        passing = (_kind(node) for node in self.chain)
+        return next((kind for kind in passing if kind not in IDLE), "") == "Prefetch"
+
+    def change(self, text: str, graph: Graph, **facts: Any) -> InputChange:
+        """A rewritten graph, with a prefetch at its end where there was none."""
+        if not self.prefetches_last():
+            _insert(graph, _result(graph), "PrefetchDataset", [_constant(graph, -1)])
+        return InputChange(text=text, dataset=_as_dataset(graph, self._spec), **facts)
+
+    def meaning(self, node: Node) -> tuple[str, str]:
+        """What parallel calls of a node do to the training, and that in words."""
+        if self.runs_python(node):
+            return ORDER, "its Python code is called from several threads at once"
+        if self._draws(node):
+            return ORDER, "random draws fall on other examples"
+        if self.reads_files(node) and node.op == "FlatMapDataset":
+            return ORDER, "examples of several files are interleaved"
+        return SAME, ""
+
+    def reads_files(self, node: Node) -> bool:
+        """Whether it is a TFRecordDataset over several files, which tf.data makes a flat_map."""
+        return _kind(node) == "FlatMap" and "TFRecordDataset" in {
+            _VERSION.sub("", op) for op in self._ops(node)
+        }
+
+    def runs_python(self, node: Node) -> bool:
+        """Whether a node's functions, or those they call, run in Python."""
+        return any(op.endswith("PyFunc") for op in self._ops(node))
+
+    def title(self, node: Node) -> str:
+        """A transformation as its user calls it."""
+        if self.generates(node):
+            return "from_generator"
+        return "TFRecordDataset" if self.reads_files(node) else _title(node)
+
+    def position(self, node: Node) -> dict[str, Any]:
+        """The kind of a transformation, and which one of that kind it is."""
+        alike = [other for other in self.chain if _plain_kind(other) == _plain_kind(node)]
+        return {
+            "kind": _plain_kind(node),
+            "number": next(number for number, other in enumerate(alike) if other is node),
+        }
+
+    def share_that_comes_again(self, node: Node, batched: bool) -> float:
+        """Of the elements of a node in a second pass, those that a first one had [%], with the
+        shuffles before it left out: less than all where something draws.
+        """
+        graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
+        by_name = {each.name: each for each in graph.node}
+        source = self._without_shuffles(graph, by_name, node.name)
+        count = PROVEN_ELEMENTS if batched else PROVEN_EXAMPLES
+        elements = _as_dataset(_ending_at(graph, source), _spec_of(node)).take(count)
+        first, second = (Counter(map(_digest, elements)) for _ in range(2))
+        return 100 * sum((first & second).values()) / max(1, sum(second.values()))
+
+    def _without_shuffles(self, graph: Graph, nodes: dict[str, Node], last: str) -> str:
+        """Leave shuffles out of a graph; returns the name of the node that ends it."""
+        shuffles = {name: node.input[0] for name, node in nodes.items() if "Shuffle" in node.op}
+
+        def source(name: str) -> str:
+            while name in shuffles:
+                name = shuffles[name]
+            return name
+
+        for node in graph.node:
+            for number, name in enumerate(node.input):
+                node.input[number] = source(name)
+        return source(last)
+
+    def cache(self, batch: int, ahead: str) -> Iterator[InputChange]:
+        """A cache after the last transformation of which all epochs get the same, if anything works
+        before it that is not cached yet.
+        """
+        for node in self.chain:
+            above = list(self._upstream(node))
+            kinds = [_kind(other) for other in above]
+            if any(kind in NOT_KEPT for kind in kinds) or any(map(self._draws, above)):
+                continue
+            if _kind(node) in ("Prefetch", *IDLE) or self._composes(above):
+                continue
+            uncached = kinds[: kinds.index("Cache")] if "Cache" in kinds else kinds
+            if not any(word in kind for kind in uncached for word in WORKING):
+                return
+            batched = not any("Batch" in _kind(other) for other in self._below(node))
+            yield self._cache_after(node, above, ahead, batch=1 if batched else batch)
+            return
+
+    def _composes(self, above: list[Node]) -> bool:
+        """Whether what comes after a shuffle among these composes examples: pairs or batches."""
+        return any(
+            any(word in _kind(node) for word in COMPOSING)
+            and any("Shuffle" in _kind(other) for other in self._upstream(node))
+            for node in above
+        )
+
+    def _cache_after(self, node: Node, above: list[Node], ahead: str, *, batch: int) -> InputChange:
+        graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
+        take = _insert(graph, node.name, "TakeDataset", [_constant(graph, CACHED_STEPS * batch)])
+        cache = _insert(graph, take, "CacheDataset", [_constant(graph, "")])
+        _insert(graph, cache, "RepeatDataset", [_constant(graph, -1)])
+        order = ".shuffle(…)" if any("Shuffle" in _kind(other) for other in above) else ""
+        keeps, kept_bytes = self._size(node)
+        share = self.share_that_comes_again(node, batched=batch == 1)
+        meaning, says = (
+            (ORDER, "examples are shuffled after they are made") if order else (SAME, "")
+        )
+        if any(map(self.runs_python, above)) or share < EVERYTHING_PCT:
+            meaning, says = (
+                DRAWN_ONCE,
+                f"what is made again in each epoch is made once: {share:.0f} % of an epoch's"
+                " elements had been in the one before, now all would",
+            )
+        return self.change(
+            f"{self.title(node)}: .cache(){order} after it{ahead}",
+            graph,
+            keeps=keeps,
+            kept_bytes=kept_bytes,
+            meaning=meaning,
+            says=says,
+            **self.position(node),
+        )
+
+    def generates(self, node: Node) -> bool:
+        """Whether it is a generator of Python's, which tf.data wraps into a flat_map."""
+        return "GeneratorDataset" in self._ops(node)
+
+    def _upstream(self, node: Node) -> Iterator[Node]:
+        """A node and those that it takes its elements from."""
+        if _is_dataset(node):
+            yield node
+        for name in node.input:
+            source = self._nodes[name.lstrip("^").partition(":")[0]]
+            if _is_dataset(source):
+                yield from self._upstream(source)
+
+    def _below(self, node: Node) -> Iterator[Node]:
+        """Those that take their elements from a node."""
+        return (
+            other
+            for other in self.chain
+            if other is not node and any(each is node for each in self._upstream(other))
+        )
+
+    def _draws(self, node: Node) -> bool:
+        """Whether a node's functions, or those they call, draw at random, or keep a state."""
+        return any(map(_may_draw, self._ops(node) - self._functions.keys()))
+
+    def _ops(self, node: Node) -> set[str]:
+        """All ops of a node's functions and of those they call."""
+        pending = self._known(_called(node))
+        seen: set[str] = set()
+        found: set[str] = set()
+        while pending:
+            name = pending.pop()
+            seen.add(name)
+            for inner in self._functions[name].node_def:
+                found.add(inner.op)
+                pending |= self._known({inner.op, *_called(inner)}) - seen
+        return found
+
+    def _known(self, names: set[str]) -> set[str]:
+        """Those that are functions of this graph."""
+        return names & self._functions.keys()
+
+    def _size(self, node: Node) -> tuple[str, float]:
+        """Of all elements that a node delivers, in words and in bytes, of which 0 is not known."""
+        graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
+        elements = _as_dataset(_ending_at(graph, node.name), _spec_of(node))
+        size = sum(_bytes_of(part) for part in tf.nest.flatten(next(iter(elements))))
+        count = int(elements.cardinality())
+        if count < 0:
+            return f"{size / 2**20:,.2f} MiB per element, whose number is not known", 0.0
+        return f"{count * size / 2**20:,.0f} MiB", float(count * size)
+
+
+def _ending_at(graph: Graph, name: str) -> Graph:
+    next(other for other in graph.node if other.op == "_Retval").input[0] = name
+    return graph
+
+
+def _spec_of(node: Node) -> Any:
+    shapes, dtypes = (node.attr[key].list for key in ("output_shapes", "output_types"))
+    return tuple(
+        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
+        for shape, dtype in zip(shapes.shape, dtypes.type)
+    )
+
+
+def _may_draw(op: str) -> bool:
+    """Whether an op draws, or keeps a state of which nothing is known."""
+    if _DRAWING.search(op):
+        return True
+    definition: Any = op_def_registry.get(op)
+    stateful = definition is not None and definition.is_stateful
+    return stateful and "Dataset" not in op and not any(name in op for name in HARMLESS)
+
+
+def _digest(element: Any) -> bytes:
+    """Of an element's content."""
+    digest = hashlib.sha256()
+    for part in tf.nest.flatten(element):
+        array = part.numpy()
+        digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return digest.digest()
+
+
+def _edits(node: Node, *, reads_files: bool) -> Iterator[tuple[str, Callable[[Graph, Node], None]]]:
+    """What may be done in parallel about a node."""
+    kind = _kind(node)
+    if node.op == "MapDataset":
+        yield f"num_parallel_calls={AUTOTUNE}", _parallel_map
+    elif node.op == "BatchDatasetV2":
+        yield f"num_parallel_calls={AUTOTUNE}", _parallel_batch
+    elif reads_files:
+        yield f"num_parallel_reads={AUTOTUNE}", _parallel_interleave
+    elif kind == "Interleave":
+        yield f"interleave(…, num_parallel_calls={AUTOTUNE})", _parallel_interleave
+
+
+def _parallel_map(graph: Graph, node: Node) -> None:
+    _become(node, "ParallelMapDatasetV2")
+    node.input.append(_constant(graph, -1))
+
+
+def _parallel_batch(graph: Graph, node: Node) -> None:
+    source, size, drop = node.input
+    _become(node, "ParallelBatchDataset")
+    node.input[:] = [source, size, _constant(graph, -1), drop]
+
+
+def _parallel_interleave(graph: Graph, node: Node) -> None:
+    flat = node.op == "FlatMapDataset"
+    inputs = list(node.input) if flat else list(node.input)[:-2]
+    sizes = [_constant(graph, -1), _constant(graph, 1)] if flat else list(node.input)[-2:]
+    automatic = [_constant(graph, -1) for _ in range(3)]
+    _become(node, "ParallelInterleaveDatasetV4")
+    node.input[:] = [*inputs, *sizes, *automatic]
+
+
+def _become(node: Node, op: str) -> None:
+    """Make a node another op, without attributes that this one has not."""
+    node.op = op
+    definition: Any = op_def_registry.get(op)
+    known = {attribute.name for attribute in definition.attr}
+    for name in [name for name in node.attr if name not in known]:
+        del node.attr[name]
+    node.attr["deterministic"].s = b"true"
+
+
+def _insert(graph: Graph, after: str, op: str, inputs: list[str]) -> str:
+    """Put a transformation between a node and those that read it; returns its name."""
+    source = next(node for node in graph.node if node.name == after)
+    if source.op == "_Retval":
+        raise ValueError(after)
+    name = f"changed/{len(graph.node)}"
+    for node in graph.node:
+        for number, other in enumerate(node.input):
+            if other == after:
+                node.input[number] = name
+    added = graph.node.add(name=name, op=op, input=[after, *inputs])
+    for key in ("output_types", "output_shapes"):
+        if key in source.attr:
+            added.attr[key].CopyFrom(source.attr[key])
+        else:
+            added.attr[key].CopyFrom(source.attr["T" + key])
+    return name
+
+
+def _constant(graph: Graph, value: int | str) -> str:
+    name = f"changed/{len(graph.node)}"
+    proto = tf.make_tensor_proto(value, tf.string if isinstance(value, str) else tf.int64)
+    added = graph.node.add(name=name, op="Const")
+    added.attr["value"].tensor.CopyFrom(proto)
+    added.attr["dtype"].type = proto.dtype
+    return name
+
+
+def _as_dataset(graph: Graph, spec: object) -> tf.data.Dataset:
+    variant = gen_experimental_dataset_ops.dataset_from_graph(_bytes(graph))
+    return dataset_ops.from_variant(variant, spec)
+
+
+def _bytes(graph: Graph) -> bytes:
+    return graph.SerializeToString()
+
+
+def _bytes_of(part: tf.Tensor) -> int:
+    if part.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(part)))
+    return int(tf.size(part)) * part.dtype.size
+
+
+def _called(node: Node) -> set[str]:
+    """Names of the functions that a node is given."""
+    return {value.func.name for value in node.attr.values() if value.HasField("func")}
+
+
+def _result(graph: Graph) -> str:
+    """Name of the last transformation."""
+    return next(node for node in graph.node if node.op == "_Retval").input[0]
+
+
+def _is_dataset(node: Node) -> bool:
+    return "Dataset" in node.op and node.op != "DatasetFromGraph"
+
+
+def _kind(node: Node) -> str:
+    """Map, Batch, Prefetch, …: an op's name without "Dataset" and version."""
+    return _VERSION.sub("", node.op).replace("Dataset", "").removesuffix("V")
+
+
+def _title(node: Node) -> str:
+    """A transformation with the function that it was given."""
+    name = _TRACED_FUNCTION.match(node.attr["f"].func.name) if "f" in node.attr else None
+    called = _plain_kind(node)
+    return f"{called}({name[1]})" if name and name[1] != "lambda" else called
+
+
+def _plain_kind(node: Node) -> str:
+    """map, batch, … whether in parallel or not."""
+    kind = {"ParallelMap": "Map", "ParallelBatch": "Batch", "ParallelInterleave": "Interleave"}
+    called = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(_kind(node), _kind(node))).lower()
+    return called.replace("t_f_record", "TFRecordDataset")

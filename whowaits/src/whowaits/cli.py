@@ -1,0 +1,115 @@
+"""`whowaits train.py`: starts a script with the user's interpreter, unchanged."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .compare import NotAReport, compare
+from .fail_if import Condition, InvalidCondition
+from .version import __version__
+
+EXIT_USAGE = 2
+TRAINING_LIBRARIES = ("keras", "tf_keras", "tensorflow", "torch")
+EXITS = """exit codes: 0 measured, or the script's own where it failed; 2 nothing could be measured;
+3 a condition of --fail-if is met; 4 it is not decided; 130 interrupted"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Say whether a training script waits for its input. `whowaits compare A.json B.json` shows
+    two reports next to each other.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["compare"] and not Path("compare").is_file():
+        return _compare(given[1:])
+    parser = argparse.ArgumentParser(prog="whowaits", description=main.__doc__, epilog=EXITS)
+    parser.add_argument("--version", action="version", version=f"whowaits {__version__}")
+    parser.add_argument("--python", metavar="FILE", help="the interpreter that trains")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="to measure for, from the first step on [s]"
+    )
+    parser.add_argument(
+        "--training",
+        type=int,
+        default=1,
+        metavar="N",
+        help="measure the Nth training of the script",
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="only watch, and let the script train to its end"
+    )
+    parser.add_argument(
+        "--no-try", dest="tries", action="store_false", help="do not try changes of the dataset"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else there")
+    parser.add_argument(
+        "--fail-if", action="append", default=[], metavar="'stall > 20'", help="for CI"
+    )
+    parser.add_argument("script", help="a Python file that trains")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    options = parser.parse_args(given)
+    try:
+        for text in options.fail_if:
+            Condition.parse(text)
+    except InvalidCondition as error:
+        return _refuse(str(error))
+    if not Path(options.script).is_file():
+        return _refuse(f"there is no file {options.script}")
+    interpreter = find_interpreter(options.python)
+    if interpreter is None:
+        return _refuse(f"{options.python or 'python'} is no interpreter that can be run")
+    asked = {
+        "script": options.script,
+        "seconds": options.seconds,
+        "training": options.training,
+        "keep": options.keep,
+        "tries": options.tries,
+        "as_json": options.json,
+        "fail_if": options.fail_if,
+    }
+    start = str(Path(__file__).with_name("start.py"))
+    command = [interpreter, start, json.dumps(asked), *options.arguments]
+    if os.name == "posix":
+        sys.stdout.flush()
+        os.execv(interpreter, command)
+    return subprocess.call(command)
+
+
+def find_interpreter(given: str | None = None) -> str | None:
+    """The user's Python: `--python`, the active virtual environment, ./.venv, the one that this
+    command is installed in if it can train, the one on PATH.
+    """
+    if given is not None:
+        return shutil.which(given)
+    folder = "Scripts" if os.name == "nt" else "bin"
+    for environment in (os.environ.get("VIRTUAL_ENV"), ".venv"):
+        found = shutil.which("python", path=str(Path(environment, folder))) if environment else None
+        if found:
+            return str(Path(found).absolute())
+    if any(importlib.util.find_spec(name) for name in TRAINING_LIBRARIES):
+        return sys.executable
+    own = Path(sys.prefix, folder)  # `uvx` puts it on PATH, without anything to train with
+    others = [each for each in os.get_exec_path() if Path(each) != own]
+    path = os.pathsep.join(others)
+    return shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
+
+
+def _compare(files: list[str]) -> int:
+    if len(files) != len(("before", "after")):
+        return _refuse("compare takes two files: whowaits compare A.json B.json")
+    try:
+        print("\n".join(compare(*map(Path, files))))  # noqa: T201
+    except NotAReport as error:
+        return _refuse(str(error))
+    return 0
+
+
+def _refuse(reason: str) -> int:
+    print(f"whowaits: {reason}", file=sys.stderr)  # noqa: T201
+    return EXIT_USAGE

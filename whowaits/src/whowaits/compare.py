@@ -1,0 +1,73 @@
+"""`whowaits compare BEFORE.json AFTER.json`: two reports next to each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROWS = (
+    ("verdict", "verdict", ""),
+    ("stall", "stall_pct", "%"),
+    ("a step", "step_ms", "ms"),
+    ("the model alone", "model_ms", "ms"),
+    ("in `next`", "waited_pct", "%"),
+    ("first batch of an epoch", "gap_ms", "ms"),
+    ("others took of the cores", "others_pct", "%"),
+)
+DRIFT = 1.1  # by which the model alone may differ between two runs on the same machine
+
+
+class NotAReport(ValueError):
+    """A file that is no report of this command."""
+
+
+def compare(before: Path, after: Path) -> list[str]:
+    """The figures of two reports, and what can be said of their difference.
+
+    Raises:
+      NotAReport: a file is missing or holds something else.
+    """
+    first, second = _read(before), _read(after)
+    lines = [f"{'':<26}{before.name:>22}{after.name:>22}"]
+    lines += [
+        f"{title:<26}{_cell(first, key, unit)}{_cell(second, key, unit)}"
+        for title, key, unit in ROWS
+    ]
+    return [*lines, _conclude(first, second)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise NotAReport(f"{path}: {error}") from error
+    if not isinstance(report, dict) or not {"verdict", "stall_pct", "step_ms"} <= report.keys():
+        raise NotAReport(f"{path} is no report; `whowaits --json train.py > {path.name}` makes one")
+    return report
+
+
+def _cell(report: dict[str, Any], key: str, unit: str) -> str:
+    value = report.get(key)
+    if value is None:
+        return f"{'not known':>22}"
+    return f"{value if isinstance(value, str) else f'{value:,.2f} {unit}':>22}"
+
+
+def _conclude(first: dict[str, Any], second: dict[str, Any]) -> str:
+    """Whether the second is faster, where the model alone shows that the machine was the same."""
+    if first.get("examples") != second.get("examples"):
+        return "their batches differ in size, so their steps do not compare"
+    before, after = first.get("model_ms"), second.get("model_ms")
+    if not before or not after:
+        return "the model alone was not timed in both, so the machine may have changed"
+    drift = after / before
+    if not 1 / DRIFT <= drift <= DRIFT:
+        return (
+            f"the model alone takes {drift:.2f} times as long, so the model or the machine has"
+            " changed, and not the input alone"
+        )
+    factor = first["step_ms"] / second["step_ms"]
+    if 1 / DRIFT <= factor <= DRIFT:
+        return f"their steps differ by less than two runs do ({factor:.2f} ×)"
+    return f"the second is {factor:.2f} times as fast, with a model that is as fast as before"

@@ -1,0 +1,178 @@
+"""How a train function of Keras gets its batches, by backend; and how it is given batches from
+memory instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+from .batches import MAX_DRAIN, MAX_DRAIN_S, BatchesTaken, keep_batches
+from .waits import Waits
+
+ENDS = ("OutOfRangeError", "StopIteration")
+MAX_KEPT = 16  # batches of a DataLoader
+
+
+class Feed:
+    """How a train function gets its batches: what differs between the backends."""
+
+    waits_between_calls = False
+
+    def __init__(self, function: Callable[..., Any], waits: Waits) -> None:
+        self._function, self._waits = function, waits
+        self._result: Any = None
+
+    def prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return arguments
+
+    def train(self, arguments: tuple[Any, ...]) -> Any:
+        self._result = self._function(*arguments)
+        return self._result
+
+    def settle(self) -> None:
+        """Wait until the device has done what was asked of it."""
+        wait_for(self._result)
+
+    def examples(self, arguments: tuple[Any, ...]) -> int | None:
+        return None
+
+    def drain(self, arguments: tuple[Any, ...], *, most_s: float) -> None:
+        """Take batches until one has to be waited for."""
+        began = perf_counter()
+        for _ in range(MAX_DRAIN):
+            asked = perf_counter()
+            if not self._take(arguments[-1]) or perf_counter() - asked > most_s:
+                return
+            if perf_counter() - began > MAX_DRAIN_S:
+                return
+
+    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken | None:
+        """Batches that come next."""
+        return keep_batches(lambda: self._take(arguments[-1]))
+
+    def memory(self, taken: BatchesTaken) -> Any:
+        return itertools.cycle(taken.batches)
+
+    def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
+        """A step of the model on a batch from memory."""
+        self.train((*arguments[:-1], memory))
+
+    def _take(self, iterator: Iterator[Any]) -> Any:
+        """The next batch, None at the end."""
+        try:
+            return (next(iterator),)
+        except Exception as error:
+            if type(error).__name__ in ENDS:
+                return None
+            raise
+
+
+class TensorFlowFeed(Feed):
+    """The function takes its batches from an iterator of tf.data, inside of its graph."""
+
+    def memory(self, taken: BatchesTaken) -> Any:
+        """An iterator over the batches, again and again, that looks to a graph like the one of the
+        training.
+        """
+        tf = sys.modules["tensorflow"]
+        dataset = tf.data.Dataset.from_tensors(taken.batches[0])
+        for batch in taken.batches[1:]:
+            dataset = dataset.concatenate(tf.data.Dataset.from_tensors(batch))
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        iterator = iter(dataset.cache().repeat().with_options(options))
+        for name in ("_element_spec", "_flat_output_types", "_flat_output_shapes"):
+            if hasattr(taken.iterator, name):
+                setattr(iterator, name, getattr(taken.iterator, name))
+        for _ in taken.batches:  # a cache serves when it is full
+            next(iterator)
+        return iterator
+
+    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken | None:
+        taken = super().collect(arguments)
+        return taken and taken.of(arguments[-1])
+
+
+class JaxFeed(Feed):
+    """The function takes a state and an iterator of Python, and returns the next state."""
+
+    def prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        *state, iterator = arguments
+        return (*state, _TimedIterator(iterator, self._waits))
+
+    def memory(self, taken: BatchesTaken) -> Any:
+        self._state: Any = None
+        return super().memory(taken)
+
+    def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
+        if self._state is None:  # a step donates its state: that of the training stays its own
+            jax = sys.modules["jax"]
+            self._state = jax.tree_util.tree_map(jax.numpy.copy, arguments[0])
+        _, self._state = self.train((self._state, memory))
+
+
+class TorchFeed(Feed):
+    """Keras takes the batches from its DataLoader before it calls the function with them."""
+
+    waits_between_calls = True
+
+    def __init__(self, function: Callable[..., Any], waits: Waits) -> None:
+        super().__init__(function, waits)
+        self._kept: list[Any] = []
+
+    def train(self, arguments: tuple[Any, ...]) -> Any:
+        if len(self._kept) < MAX_KEPT:
+            self._kept.append(arguments[-1])
+        return super().train(arguments)
+
+    def settle(self) -> None:
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def drain(self, arguments: tuple[Any, ...], *, most_s: float) -> None:
+        self._kept = []
+
+    def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken | None:
+        return BatchesTaken(self._kept) if self._kept else None
+
+    def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
+        self._function(*arguments[:-1], next(memory))
+
+
+class _TimedIterator:
+    """Counts how long its batches are waited for."""
+
+    def __init__(self, iterator: Any, waits: Waits) -> None:
+        self._iterator, self._waits = iter(iterator), waits
+
+    def __iter__(self) -> _TimedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        began = perf_counter()
+        try:
+            return next(self._iterator)
+        finally:
+            self._waits.add(perf_counter() - began)
+
+
+def wait_for(result: Any) -> None:
+    """Wait for the values of a step: nested in dictionaries, lists and tuples."""
+    if isinstance(result, dict):
+        result = list(result.values())
+    if isinstance(result, (list, tuple)):
+        for part in result:
+            wait_for(part)
+    elif hasattr(result, "block_until_ready"):
+        result.block_until_ready()
+    elif hasattr(result, "numpy"):
+        result.numpy()
+
+
+FEEDS = {"tensorflow": TensorFlowFeed, "jax": JaxFeed, "torch": TorchFeed}

@@ -1,0 +1,225 @@
+"""`fit` of Keras (of every backend) and of tf_keras under the clock: a callback puts a timed
+function in the place of the model's train function while a `fit` lasts.
+
+`timed_function.py` has that function; here is what a `fit` is given and what it trains on.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from typing import Any
+
+from .session import FIRST_STEP_S, STEP_S, Session, Training, find_caller
+from .timed_function import TimedFunction
+from .waits import Waits
+
+MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
+REFUSED = ("TPUStrategy", "ParameterServerStrategy")  # of which nothing here is known to be true
+ON_SEVERAL_HOSTS = "MultiWorkerMirroredStrategy"
+
+
+class FitWatch:
+    """Times every `fit` of a process."""
+
+    def __init__(self, session: Session, waits: Waits) -> None:
+        self.session, self.waits = session, waits
+        self.active = False  #: whether a `fit` is running
+        self._made: set[int] = set()  # train functions, by their id
+
+    def patch(self, keras: Any) -> None:
+        """Time every `fit` of a Keras that has been imported."""
+        owner = next((each for each in keras.Model.__mro__ if "fit" in vars(each)), None)
+        if owner is None or getattr(owner.fit, "whowaits", False):
+            return
+        original = owner.fit
+        signature = inspect.signature(original)
+        watch = self
+
+        @functools.wraps(original)
+        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch.active or not watch.session.here:
+                return original(model, *args, **kwargs)
+            try:
+                bound = signature.bind(model, *args, **kwargs)
+                watch._begin(keras, model, bound)
+            except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
+                watch.session.fail(error)
+                return original(model, *args, **kwargs)
+            watch.active = True
+            try:
+                with warnings.catch_warnings():
+                    if not watch.session.options.keep:  # what is taken here is missing there
+                        warnings.filterwarnings("ignore", "Your input ran out of data")
+                    return original(*bound.args, **bound.kwargs)
+            finally:
+                watch.active = False
+                watch.session.beat(expects=None)
+
+        setattr(fit, "whowaits", True)  # noqa: B010 - a function with an attribute
+        owner.fit = fit
+
+    def make_train_function(self, model: Any) -> None:
+        """Make a train function again that was made before its waits were timed."""
+        if id(model.train_function) not in self._made:
+            model.train_function = None
+            model.make_train_function(force=True)
+            self._made.add(id(model.train_function))
+
+    def _begin(self, keras: Any, model: Any, bound: inspect.BoundArguments) -> None:
+        """Open a training, and have its callback called."""
+        facts = _describe(keras, model)
+        training = self.session.open(f"model.fit at {find_caller(sys._getframe(1))}", **facts)
+        training.dataset = _dataset_of(bound.arguments)
+        callback = _Clock.of(keras, self.session, self)
+        callback.training = training
+        given = bound.arguments.get("callbacks")
+        if given is not None and not isinstance(given, (list, tuple)) and hasattr(given, "append"):
+            given.append(callback)
+        else:
+            given = [] if given is None else given
+            listed = list(given) if isinstance(given, (list, tuple)) else [given]
+            bound.arguments["callbacks"] = [*listed, callback]
+        if training.timing.active:
+            training.epochs = bound.arguments.get("epochs", 1)
+            bound.arguments["epochs"] = max(training.epochs, MAX_EPOCHS)
+        self.session.beat(expects=FIRST_STEP_S)
+
+
+def _dataset_of(arguments: dict[str, Any]) -> Any:
+    """What `fit` trains on, if it is a dataset of tf.data as it is."""
+    x, tf = arguments.get("x"), sys.modules.get("tensorflow")
+    if tf is None or not isinstance(x, tf.data.Dataset) or arguments.get("class_weight"):
+        return None
+    return x
+
+
+def _describe(keras: Any, model: Any) -> dict[str, Any]:
+    """On what a model is trained."""
+    backend = _backend(keras)
+    facts: dict[str, Any] = {"backend": backend}
+    if backend == "tensorflow":
+        tf = sys.modules["tensorflow"]
+        strategy = getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
+        kind, replicas = type(strategy).__name__, strategy.num_replicas_in_sync
+        facts["on_accelerator"] = bool(tf.config.list_physical_devices("GPU"))
+        facts["synchronous"] = not facts["on_accelerator"]
+        steps = _steps_per_execution(model)
+        if steps > 1:
+            facts["synchronous"] = False  # takes the next batch while it works on one
+            facts["notes"] = [f"steps_per_execution={steps}: a step here is so many"]
+        if kind.startswith(REFUSED):
+            facts["passive_because"] = f"a {kind} is not timed but as it is"
+        elif replicas > 1 or kind.startswith(ON_SEVERAL_HOSTS):
+            facts["passive_because"] = f"the model alone is not timed on {replicas} replicas"
+    elif backend == "jax":
+        devices = sys.modules["jax"].default_backend()
+        facts["on_accelerator"], facts["synchronous"] = devices != "cpu", False
+    elif backend == "torch":
+        torch = sys.modules["torch"]
+        facts["on_accelerator"] = bool(torch.cuda.is_available())
+        facts["synchronous"] = not facts["on_accelerator"]
+    else:
+        facts["passive_because"] = f"the backend {backend} is not known"
+    return facts
+
+
+def _backend(keras: Any) -> str:
+    """Of Keras 3; tf_keras has TensorFlow's."""
+    name = keras.backend.backend() if hasattr(keras.backend, "backend") else "tensorflow"
+    return name if keras.__name__ == "keras" else "tensorflow"
+
+
+def _steps_per_execution(model: Any) -> int:
+    steps = getattr(model, "steps_per_execution", None)
+    if steps is None:  # tf_keras
+        steps = getattr(model, "_steps_per_execution", None)
+    return 1 if steps is None else int(steps if isinstance(steps, int) else steps.numpy())
+
+
+class _Clock:
+    """What the callback does that times the `fit` to which it is given; `of` makes it one of the
+    user's Keras.
+    """
+
+    model: Any
+    timed: TimedFunction | None = None
+
+    @classmethod
+    def of(cls, keras: Any, session: Session, watch: FitWatch) -> Any:
+        """A callback of this Keras."""
+        made: Any = type(cls.__name__, (cls, keras.callbacks.Callback), {})()
+        made.keras, made.session, made.watch, made.training = keras, session, watch, None
+        return made
+
+    keras: Any
+    session: Session
+    watch: FitWatch
+    training: Training | None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Put the timed function in the place of the model's own."""
+        try:
+            self.begin()
+        except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
+            self.session.fail(error)
+
+    def begin(self) -> None:
+        """Time from now on."""
+        if self.training is None:
+            return
+        if self.training.backend == "tensorflow":
+            self.watch.waits.start(sys.modules["tensorflow"])
+            self.watch.make_train_function(self.model)
+        self.original = self.model.train_function
+        self.timed = TimedFunction(self.original, self.session, self.training, self.watch.waits)
+        self.model.train_function = self.timed
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The next step is an epoch's first."""
+        if self.timed:
+            self.timed.open_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """End the training where the input has ended for good."""
+        self.session.beat(expects=STEP_S)
+        if self.timed and self.timed.is_starved:
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """A validation takes as long as it takes."""
+        self.session.beat(expects=None)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """The training goes on."""
+        self.session.beat(expects=STEP_S)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Give the model its own function back."""
+        if self.timed:
+            self.model.train_function = self.original
+
+
+class _ReportingClock(_Clock):
+    """The same for one `fit` by itself, with a report at its end."""
+
+    def begin(self) -> None:
+        """Time from now on, unless the command or a `watch` does."""
+        if not self.watch.active:
+            self.training = self.session.open("model.fit", **_describe(self.keras, self.model))
+            super().begin()
+            self.watch.active = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Print what was seen."""
+        super().on_train_end(logs)
+        if self.timed:
+            self.watch.active = False
+            self.session.print_report()
+
+
+def make_reporting_callback(keras: Any, session: Session, watch: FitWatch) -> Any:
+    """A callback that times the `fit` to which it is given, and prints what it saw at its end."""
+    return _ReportingClock.of(keras, session, watch)

@@ -1,0 +1,74 @@
+"""Acting on a module once it has been imported, without importing it: the script decides what is
+imported, when, and under which environment variables.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+Action = Callable[[ModuleType], object]
+
+
+class ImportWatch(importlib.abc.MetaPathFinder):
+    """Calls an action with a module as soon as that has been executed; at once where it has been
+    imported already.
+    """
+
+    def __init__(self, report: Callable[[Exception], object]) -> None:
+        self._report = report
+        self._actions: dict[str, list[Action]] = {}
+
+    def install(self) -> None:
+        """Watch imports from now on."""
+        sys.meta_path.insert(0, self)
+
+    def on_import(self, name: str, action: Action) -> None:
+        """Have `action` called with the module of that name."""
+        module = sys.modules.get(name)
+        spec = getattr(module, "__spec__", None)
+        if module is not None and not getattr(spec, "_initializing", False):
+            self._act(action, module)
+        else:
+            self._actions.setdefault(name, []).append(action)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec that the others find, whose loader calls the actions."""
+        if fullname not in self._actions:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                self._watch_loader(spec.loader, fullname)
+                return spec
+        return None
+
+    def _watch_loader(self, loader: Any, name: str) -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            for action in self._actions.pop(name, []):
+                self._act(action, module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader without a dictionary: what it loads is not watched
+            return
+
+    def _act(self, action: Action, module: ModuleType) -> None:
+        try:
+            action(module)
+        except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
+            self._report(error)

@@ -1,0 +1,200 @@
+"""Training loops of the script's own making under the clock: `for batch in …`, where a step lasts
+from one `next` to the next one.
+
+A loop is a training if it takes gradients or its optimizer steps; others (validation, a look at the
+data) are not timed. To time the model alone, `next` gives batches that lie in memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from .batches import MAX_DRAIN, MAX_DRAIN_S, count_examples, drained_s, keep_batches
+from .blocks import Step
+from .session import FIRST_STEP_S, STEP_S, Session, Training
+
+
+@dataclass
+class Source:
+    """What a loop takes its batches from: how it is known again in the next epoch, what it is
+    called, and how one of its batches is copied, if it can be kept.
+    """
+
+    key: Hashable
+    name: Callable[[], str]
+    facts: Callable[[], dict[str, Any]]
+    copy: Callable[[Any], Any] = copy.deepcopy
+    settle: Callable[[], object] = lambda: None
+
+
+@dataclass
+class _Loop:
+    source: Source
+    training: Training | None = None
+    iterator: Callable[[], Any] | None = None  #: gives that of this epoch
+    handed: float | None = None  #: when its last batch was given to the script
+    wait_s: float = 0.0  # for that batch
+    marks: int = 0  # gradients taken until then
+    others: int = 0  # batches that other loops took within the step
+    others_wait_s: float = 0.0
+    epoch: int = 0
+    opens: bool = True
+    exhausted: bool = False
+    memory: Any = None
+    from_memory: bool = False
+    warm_up: int = 0
+    batches: int = 0
+
+
+@dataclass
+class LoopWatch:
+    """Times every loop of a process. `mark` is called when gradients are taken."""
+
+    session: Session
+    marks: int = 0
+    _loops: dict[Hashable, _Loop] = field(default_factory=dict)
+
+    def mark(self, *_: Any) -> None:
+        """The innermost loop is a training."""
+        self.marks += 1
+
+    def pull(
+        self, source: Source, iterator: Any, take: Callable[[], Any], *, opening_s: float = 0.0
+    ) -> Any:
+        """A loop's next batch; `opening_s`: how long it took to make its iterator."""
+        loop = self._loops.setdefault(source.key, _Loop(source))
+        entered = perf_counter()
+        if loop.handed is not None:
+            self._end_step(loop, entered)
+        if loop.iterator is None or loop.iterator() is not iterator:
+            loop.epoch += int(loop.batches > 0)
+            loop.iterator, loop.opens, loop.exhausted = _refer_to(iterator), True, False
+        training = loop.training
+        if training is not None:
+            self.session.check(training)
+            self.session.beat(expects=STEP_S if training.timing.seen else FIRST_STEP_S)
+            if training.timing.task != "train":
+                batch = self._between_steps(loop, training, take)
+                if batch is not None:
+                    return batch[0]
+        if loop.exhausted:
+            loop.iterator = None
+            raise StopIteration
+        return self._hand_out(loop, take, opening_s)
+
+    def _hand_out(self, loop: _Loop, take: Callable[[], Any], opening_s: float) -> Any:
+        began = perf_counter() - opening_s
+        try:
+            batch = take()
+        except StopIteration:
+            loop.iterator = None
+            if loop.training is not None:
+                self.session.beat(expects=None)
+            raise
+        finally:
+            now = perf_counter()
+            for other in self._loops.values():
+                if other is not loop and other.handed is not None:
+                    other.others += 1
+                    other.others_wait_s += now - began
+        if loop.training is not None and loop.training.examples is None:
+            loop.training.examples = count_examples(batch)
+        loop.batches += 1
+        loop.marks, loop.wait_s, loop.from_memory = self.marks, now - began, False
+        loop.others, loop.others_wait_s, loop.handed = 0, 0.0, perf_counter()
+        return batch
+
+    def _end_step(self, loop: _Loop, now: float) -> None:
+        """The script is done with the batch that it was given."""
+        work_s, loop.handed = now - (loop.handed or now), None
+        if loop.training is None:
+            if self.marks == loop.marks or loop.others > 1:
+                return
+            loop.training = self._open(loop)
+        timing = loop.training.timing
+        if loop.others > 1:  # a validation within the step
+            return
+        if loop.others and not loop.training.passive_because:
+            timing.active, timing.task = False, "train"
+            loop.training.passive_because = "a step takes batches of several datasets"
+        work_s = max(0.0, work_s - loop.others_wait_s)
+        if loop.from_memory:
+            timing.ran_alone(work_s, warm_up=loop.warm_up > 0)
+            loop.warm_up -= 1
+            return
+        timing.begin()
+        timing.trained(
+            Step(
+                wait_s=loop.wait_s + loop.others_wait_s,
+                work_s=work_s,
+                epoch=loop.epoch,
+                opens_epoch=loop.opens,
+            )
+        )
+        loop.opens = False
+
+    def _open(self, loop: _Loop) -> Training:
+        training = self.session.open(loop.source.name(), **loop.source.facts())
+        training.timing.settle = loop.source.settle
+        training.timing.begin()
+        return training
+
+    def _between_steps(
+        self, loop: _Loop, training: Training, take: Callable[[], Any]
+    ) -> tuple[Any] | None:
+        """Do what the timing asks for; returns a batch from memory, None for the next real one."""
+        timing = training.timing
+        if timing.task == "drain":
+            if not loop.exhausted:
+                self._drain(loop, take, timing.step_ms)
+            timing.drained()
+            return None
+        if timing.task == "collect":
+            if loop.exhausted:
+                return None
+            taken = keep_batches(lambda: self._take(loop, take)).batches
+            if not taken:
+                timing.collected(0)
+                return None
+            training.examples = count_examples(taken[0])
+            loop.memory, loop.warm_up = itertools.cycle(taken), 2
+            timing.collected(len(taken))
+        if timing.task == "alone":
+            batch = loop.source.copy(next(loop.memory))
+            loop.from_memory, loop.others, loop.others_wait_s = True, 0, 0.0
+            loop.handed = perf_counter()
+            return (batch,)
+        self.session.check(training)
+        return None
+
+    def _drain(self, loop: _Loop, take: Callable[[], Any], step_ms: float) -> None:
+        """Take batches until one has to be waited for."""
+        most, began = drained_s(step_ms), perf_counter()
+        for _ in range(MAX_DRAIN):
+            asked = perf_counter()
+            if self._take(loop, take) is None or perf_counter() - asked > most:
+                return
+            if perf_counter() - began > MAX_DRAIN_S:
+                return
+
+    def _take(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
+        """The next batch, None at the end."""
+        try:
+            return (take(),)
+        except StopIteration:
+            loop.exhausted = True
+            return None
+
+
+def _refer_to(iterator: Any) -> Callable[[], Any]:
+    """A reference that does not keep an iterator, with its threads and processes, alive."""
+    try:
+        return weakref.ref(iterator)
+    except TypeError:
+        return lambda: iterator

@@ -1,0 +1,173 @@
+"""What was found, as one value: text for people and JSON for programs come from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .advice import ORDER, SAME, Tried, find_first
+from .blocks import Block, Timing
+from .verdict import UNDECIDED, Conditions, Verdict
+
+MEANINGS = {
+    SAME: "the same examples in the same order",
+    ORDER: "the same examples in another order",
+}
+WORTH_SAYING = 3  # steps that the gap between epochs is as long as
+SLOWER_FIRST_EPOCH = 1.3  # times a later epoch's step: then it is said
+
+
+@dataclass(frozen=True)
+class Report:
+    """A training, the verdict on it, and its figures; None where one was not measured.
+
+    A stall of which `stall_high_pct` is None is at least `stall_low_pct`. `waited_pct` is the share
+    of the time that the training stood in `next`; `gap_ms` how long the first batch of an epoch
+    was waited for.
+    """
+
+    script: str
+    training: str  #: what trains: "model.fit at train.py:41"
+    verdict: str
+    reason: str = ""
+    stall_pct: float | None = None
+    stall_low_pct: float | None = None
+    stall_high_pct: float | None = None
+    step_ms: float | None = None
+    model_ms: float | None = None
+    waited_pct: float | None = None
+    examples: int | None = None  #: in a batch
+    gap_ms: float | None = None
+    steps_per_epoch: int | None = None
+    first_epoch_step_ms: float | None = None
+    later_epochs_step_ms: float | None = None
+    steps: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+    backend: str = ""
+    others_pct: float | None = None
+    others: str = ""
+    notes: tuple[str, ...] = ()
+    changes: tuple[Tried, ...] = ()
+    version: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """As text."""
+        notes = (f"  {note}" for note in self.notes)
+        return [self._headline(), *self._details(), *self._advice(), *notes]
+
+    def _headline(self) -> str:
+        text = f"{self.script}: {self.verdict}"
+        if self.stall_pct is None:
+            return text
+        if self.stall_high_pct is None:
+            return f"{text}, stall at least {self.stall_low_pct:.0f} %"
+        span = f"{self.stall_low_pct:.0f} to {self.stall_high_pct:.0f} %"
+        return f"{text}, stall {self.stall_pct:.0f} % ({span})"
+
+    def _details(self) -> Iterator[str]:
+        if self.training:
+            yield f"  {self.training}{f', {self.backend}' if self.backend else ''}"
+        if self.step_ms is not None:
+            what = f"a step of {self.examples} examples" if self.examples else "a step"
+            alone = "" if self.model_ms is None else f", the model alone {self.model_ms:.2f} ms"
+            waited = "" if self.waited_pct is None else f"; {self.waited_pct:.0f} % of it in `next`"
+            yield f"  {what} takes {self.step_ms:.2f} ms{waited}{alone}"
+        if self.first_epoch_step_ms is not None and self.later_epochs_step_ms is not None:
+            first, later = self.first_epoch_step_ms, self.later_epochs_step_ms
+            if first >= SLOWER_FIRST_EPOCH * later:
+                yield (
+                    f"  the first epoch took {first:.2f} ms a step, later ones {later:.2f} ms;"
+                    " the verdict is on the later ones"
+                )
+        if (
+            self.gap_ms is not None
+            and self.step_ms is not None
+            and self.gap_ms >= WORTH_SAYING * self.step_ms
+        ):
+            yield f"  the first batch of each epoch was waited for {self.gap_ms:.0f} ms"
+        if self.reason:
+            yield f"  {self.reason}"
+
+    def _advice(self) -> Iterator[str]:
+        if not self.changes:
+            return
+        first = find_first(self.changes)
+        if first is None:
+            yield "  of what was tried, nothing can be advised blindly:"
+        else:
+            at = f"{first.where}: " if first.where else ""
+            yield f"  change first: {at}{first.text}"
+            span = f"{first.low:.2f} to {first.high:.2f}"
+            yield f"    gains {first.gain:.2f} × ({span}); {MEANINGS[first.meaning]}"
+            yield "  tried, each by itself:"
+        for each in self.changes:
+            yield f"    {each}"
+
+    @property
+    def json(self) -> str:
+        """As JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False)
+
+
+def make_report(
+    timing: Timing, conditions: Conditions, verdict: Verdict, **facts: object
+) -> Report:
+    """What was measured of a training; `facts` are fields of the report that are known besides."""
+    stall = verdict.stall
+    blocks = [each.training for each in timing.steady] or [timing.passive]
+    first, later = _epoch_times(timing.epochs)
+    gaps = [block for block in timing.epochs[1:] if block.gaps]
+    return Report(
+        verdict=verdict.name,
+        reason=verdict.reason,
+        stall_pct=_known(stall.pct) if stall else None,
+        stall_low_pct=_known(stall.low) if stall else None,
+        stall_high_pct=_known(stall.high) if stall else None,
+        step_ms=_known(timing.step_ms),
+        model_ms=_known(statistics.median(each.model_ms for each in timing.steady))
+        if timing.rounds
+        else None,
+        waited_pct=_known(statistics.median(block.waited_pct for block in blocks))
+        if blocks[0].steps
+        else None,
+        gap_ms=_known(1e3 * statistics.median(block.gaps_s / block.gaps for block in gaps))
+        if gaps
+        else None,
+        first_epoch_step_ms=first,
+        later_epochs_step_ms=later,
+        steps=timing.seen,
+        rounds=len(timing.steady),
+        seconds=round(timing.elapsed_s, 1),
+        others_pct=round(conditions.others_pct, 1),
+        others=conditions.others,
+        **facts,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _epoch_times(epochs: list[Block]) -> tuple[float | None, float | None]:
+    """A step in the first epoch and in later ones [ms]."""
+    later = Block()
+    for block in epochs[1:]:
+        later.steps += block.steps
+        later.wait_s, later.work_s = later.wait_s + block.wait_s, later.work_s + block.work_s
+        later.between_s += block.between_s
+    if not later.steps or not epochs[0].steps:
+        return None, None
+    return _known(epochs[0].step_ms), _known(later.step_ms)
+
+
+def undecided(script: str, reason: str, **facts: object) -> Report:
+    """A report that nothing could be measured, and why."""
+    given = {"training": "", **facts}
+    return Report(script=script, verdict=UNDECIDED, reason=reason, **given)  # pyright: ignore
+
+
+def _known(value: float) -> float | None:
+    """None in place of a value that is not a number."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,132 @@
+"""A script within this process, watched from its first line to its end."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import tensorflow_hooks, torch_hooks
+from .fail_if import Condition
+from .fits import FitWatch
+from .imports import ImportWatch
+from .loops import LoopWatch
+from .session import Options, Session, leave
+from .waits import Waits
+
+INTERRUPTED = 130
+
+
+def run(given: dict[str, Any], arguments: list[str]) -> None:
+    """Run a script with its arguments, print what was found, and end the process."""
+    given["fail_if"] = tuple(Condition.parse(text) for text in given["fail_if"])
+    options = Options(**given)
+    session = Session(options, _make_writer(as_json=options.as_json))
+    observe(session)
+    session.watch()
+    leave(_run_script(session, arguments))
+
+
+_observers: list[Any] = []  # what was installed in this process, once
+
+
+def observe(session: Session) -> FitWatch:
+    """Watch the trainings of this process for a session, in the place of an earlier one."""
+    if not _observers:
+        imports, waits = ImportWatch(lambda error: fits.session.fail(error)), Waits()
+        fits, loops = FitWatch(session, waits), LoopWatch(session)
+        imports.install()
+        tensorflow_hooks.install(imports, fits, loops, waits)
+        torch_hooks.install(imports, fits, loops, waits)
+        for name in ("keras", "tf_keras"):
+            imports.on_import(name, fits.patch)
+        _observers.extend((fits, loops))
+    for observer in _observers:
+        observer.session = session
+    return _observers[0]
+
+
+def _make_writer(*, as_json: bool) -> Callable[[str], object]:
+    """Writes a report to the standard output; JSON has it for itself: what the script prints goes
+    to the standard error then.
+    """
+    if not as_json:
+        return lambda text: os.write(1, text.encode())
+    output = os.dup(1)
+    os.dup2(2, 1)
+    return lambda text: os.write(output, text.encode())
+
+
+def _run_script(session: Session, arguments: list[str]) -> int:
+    """Run it as `__main__`; returns the exit code."""
+    code = 0
+    try:
+        _execute(session.options.script, arguments)
+    except BaseException as error:  # noqa: BLE001 - whatever ends it
+        if session.ended is None and session.repeats and isinstance(error, Exception):
+            # A schedule with so many steps and no more, for one.
+            what = f"ended by what the script does about more steps than it meant: {error!r}"
+            _flush()
+            return session.print_report(what)
+        if session.ended is None:
+            code = _exit_code(error)
+    _flush()
+    if session.ended is not None:
+        return session.print_report()
+    if code == INTERRUPTED:
+        session.print_report("it was interrupted")
+        return code
+    found = session.print_report(f"the script ended with exit code {code}" if code else "")
+    return code or found
+
+
+def _execute(script: str, arguments: list[str]) -> None:
+    path = Path(script)
+    sys.argv = [script, *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = str(path.resolve().parent)
+    code = compile(path.read_bytes(), script, "exec", dont_inherit=True)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(
+        __file__=script, __builtins__=builtins, __loader__=None, __spec__=None, __cached__=None
+    )
+    module.__dict__.setdefault("__annotations__", {})
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _exit_code(error: BaseException) -> int:
+    """What Python would do about an exception that nobody caught."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)  # noqa: T201
+        return 1
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, ModuleNotFoundError):
+        print(f"whowaits: run with {sys.executable}; --python names another", file=sys.stderr)  # noqa: T201
+    trace = error.__traceback__
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == OURS:
+        trace = trace.tb_next
+    if sys.excepthook is sys.__excepthook__:
+        traceback.print_exception(type(error), error, trace)
+    else:
+        sys.excepthook(type(error), error, trace)
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            continue
+
+
+OURS = Path(__file__).parent

@@ -1,0 +1,280 @@
+"""One run of a script: its trainings, when it ends, and what is printed then, whatever happens.
+
+Every wait has an end: a thread watches that steps come, and ends the script with what is known
+where none does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import machine
+from .blocks import Timing
+from .fail_if import Condition
+from .report import Report, make_report, undecided
+from .verdict import COMPUTE_BOUND, Conditions, judge
+from .version import __version__
+
+FIRST_STEP_S, STEP_S = 60.0, 30.0  # that a step may take: the first compiles
+VERDICT_S, TRIALS_S = 60.0, 115.0  # from the first step: what is known then is printed
+AFTER_END_S = 5.0  # that a script may take to clean up
+STILL_S = 30.0  # without a training before that is said
+EXIT_UNMEASURED = 2
+
+
+class Ended(BaseException):
+    """Ends the script where its training has been measured; no `except Exception` stops that."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for. `keep`: the script trains on, and is timed as it is; `training` is the
+    number of the training to measure, from 1.
+    """
+
+    script: str = ""
+    seconds: float = 40.0
+    keep: bool = False
+    tries: bool = True  #: changes of the dataset
+    training: int = 1
+    as_json: bool = False
+    fail_if: tuple[Condition, ...] = ()
+
+
+@dataclass
+class Training:
+    """A training that was seen: what it is, its timing, and the conditions of that."""
+
+    name: str
+    timing: Timing
+    backend: str = ""
+    on_accelerator: bool = False
+    synchronous: bool = True
+    passive_because: str = ""
+    examples: int | None = None
+    steps_per_epoch: int | None = None
+    epochs: float = math.inf  #: that the script trains for
+    notes: list[str] = field(default_factory=list)
+    dataset: Any = None  #: what `fit` was given, if it is one of tf.data
+    changes: list[Any] = field(default_factory=list)  # trials.Tried
+    conditions: Conditions | None = None
+    others: machine.OtherPrograms = field(default_factory=machine.OtherPrograms)
+
+    def freeze_conditions(self) -> Conditions:
+        """The conditions until now, which are those of the timing."""
+        if self.conditions is None:
+            others_pct, others = self.others.read()
+            self.conditions = Conditions(
+                on_accelerator=self.on_accelerator,
+                synchronous=self.synchronous,
+                others_pct=others_pct,
+                others=others,
+                passive_because=self.passive_because,
+            )
+        return self.conditions
+
+    @property
+    def may_gain(self) -> bool:
+        """Whether another input could make it faster."""
+        verdict = judge(self.timing, self.freeze_conditions())
+        return verdict.stall is not None and verdict.name != COMPUTE_BOUND
+
+    def report(self, script: str) -> Report:
+        """What is known so far."""
+        conditions = self.freeze_conditions()
+        return make_report(
+            self.timing,
+            conditions,
+            judge(self.timing, conditions),
+            script=script,
+            training=self.name,
+            backend=self.backend,
+            examples=self.examples,
+            steps_per_epoch=self.steps_per_epoch,
+            notes=tuple(self.notes),
+            changes=tuple(self.changes),
+            version=__version__,
+        )
+
+
+class Session:
+    """The trainings of a run, and its end."""
+
+    def __init__(self, options: Options, write: Callable[[str], object]) -> None:
+        self.options, self._write = options, write
+        self.trainings: list[Training] = []
+        self.ended: float | None = None
+        self.trying = False  #: whether changes are tried, after the verdict
+        self.pid = os.getpid()
+        self._beat = self._started = time.perf_counter()
+        self._expects: float | None = None  # the seconds in which the next step must end
+        self._reported = threading.Lock()
+        self._failures: set[str] = set()
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process and the thread that is measured."""
+        return os.getpid() == self.pid and threading.current_thread() is threading.main_thread()
+
+    def close(self) -> None:
+        """Look at nothing from now on."""
+        self.pid = -1
+
+    def open(self, name: str, **facts: Any) -> Training:
+        """A training begins. It is measured actively where it is the one asked for."""
+        chosen = len(self.trainings) + 1 == self.options.training
+        timing = Timing(self.options.seconds, active=chosen and not self.options.keep)
+        timing.rest = machine.wait_until_idle
+        training = Training(name, timing, **facts)
+        timing.on_first_seconds = lambda: self.say(
+            f"{name}: after {timing.elapsed_s:.0f} s it has stood in `next` for"
+            f" {timing.passive.waited_pct:.0f} % of its time"
+            + ("" if self.options.keep else "; now the model alone is timed")
+        )
+        if training.passive_because:
+            timing.active = False
+        self.trainings.append(training)
+        return training
+
+    def beat(self, *, expects: float | None = STEP_S) -> None:
+        """Something happened; the next thing must within `expects` seconds, None: whenever."""
+        self._beat, self._expects = time.perf_counter(), expects
+        if self.ended is not None:
+            raise Ended
+
+    def end(self) -> None:
+        """End the script: it has been measured."""
+        self.ended = time.perf_counter()
+        raise Ended
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a training has been given more batches and epochs than the script meant."""
+        return any(
+            each.timing.active and (each.timing.rounds or len(each.timing.epochs) >= each.epochs)
+            for each in self.trainings
+        )
+
+    def check(self, training: Training) -> None:
+        """End the script where its training has been measured."""
+        if training.timing.task == "done":
+            if self.options.keep:
+                training.timing.task = "train"
+            else:
+                self.end()
+
+    def say(self, text: str) -> None:
+        """A line about what is going on, for people."""
+        print(f"whowaits: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours failed; the script goes on. Said once."""
+        where = traceback.extract_tb(error.__traceback__)[-1:]
+        place = f" ({Path(where[0].filename).name}:{where[0].lineno})" if where else ""
+        text = f"{type(error).__name__}: {error}{place}"
+        if text not in self._failures:
+            self._failures.add(text)
+            self.say(f"something here failed, so the script is only watched: {text}")
+
+    def make_report(self, reason: str = "") -> Report:
+        """What is known of the training that was measured best; `reason`: why no more."""
+        script = self.options.script
+        if not self.trainings:
+            return undecided(script, reason or NOTHING_SEEN, version=__version__)
+        best = max(self.trainings, key=lambda each: (len(each.timing.rounds), each.timing.seen))
+        if reason:
+            best.notes.append(reason)
+        number = self.trainings.index(best) + 1
+        if len(self.trainings) > 1:
+            best.notes.append(
+                f"this is training {number} of {len(self.trainings)} that were seen; --training N"
+                " measures another one"
+            )
+        return best.report(script)
+
+    def print_report(self, reason: str = "") -> int:
+        """Print what is known, once; returns the exit code."""
+        if not self._reported.acquire(blocking=False):
+            return 0
+        report = self.make_report(reason)
+        self._write(report.json + "\n" if self.options.as_json else "\n".join(report.lines) + "\n")
+        codes = [condition.exit_code(report) for condition in self.options.fail_if]
+        if codes:
+            return max(codes, key=(0, 4, 3).index)
+        return 0 if self.trainings else EXIT_UNMEASURED
+
+    def watch(self) -> None:
+        """Begin to watch that steps come."""
+        threading.Thread(target=self._watch, name="whowaits", daemon=True).start()
+
+    def _watch(self) -> None:
+        said = False
+        while True:
+            time.sleep(0.25)
+            now = time.perf_counter()
+            if self.ended is not None:
+                if now - self.ended > AFTER_END_S:
+                    leave(self.print_report())
+                continue
+            if not self.trainings and not said and now - self._started > STILL_S:
+                said = True
+                self.say(f"no training has begun in {STILL_S:.0f} s; waiting for one")
+            if self.options.keep:
+                continue
+            if self._expects is not None and now - self._beat > self._expects:
+                leave(self.print_report(f"no step ended in {self._expects:.0f} s{_place()}"))
+            most = TRIALS_S if self.trying else VERDICT_S
+            if any(each.timing.elapsed_s > most for each in self.measured):
+                leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
+
+    @property
+    def measured(self) -> list[Training]:
+        """The training that is to be measured, if it has begun."""
+        return self.trainings[self.options.training - 1 : self.options.training]
+
+
+NOTHING_SEEN = (
+    "it ended without a training that can be seen: `fit` of Keras, a loop over a tf.data dataset"
+    " with a GradientTape, or a loop over a PyTorch DataLoader with an optimizer"
+)
+
+
+def leave(code: int) -> None:
+    """End this process at once."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _place() -> str:
+    """Where the main thread stands, by the innermost line that is of no installed package."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    where = find_caller(frame)
+    return f"; the script stands at {where}" if where else ""
+
+
+def find_caller(frame: Any) -> str:
+    """FILE:LINE of the innermost frame that is neither ours nor of an installed package."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        others = name.startswith((OURS, STANDARD, "<frozen"))
+        if not others and not INSTALLED.intersection(Path(name).parts):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+OURS = str(Path(__file__).parent)
+STANDARD = str(Path(os.__file__).parent)
+INSTALLED = frozenset(("site-packages", "dist-packages"))

@@ -1,0 +1,111 @@
+"""Where TensorFlow's iterators give a batch: for Keras' train functions, and for the script's own
+loops with a GradientTape.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .fits import FitWatch
+from .imports import ImportWatch
+from .loops import LoopWatch, Source
+from .session import find_caller
+from .waits import Waits
+
+
+def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
+    """Watch TensorFlow once it has been imported."""
+    hooks = _Hooks(fits, loops, waits)
+    imports.on_import("tensorflow.python.data.ops.iterator_ops", hooks.patch_iterators)
+    imports.on_import("tensorflow.python.data.ops.dataset_ops", hooks.patch_datasets)
+    imports.on_import("tensorflow.python.distribute.input_lib", hooks.patch_distributed)
+    imports.on_import("tensorflow.python.eager.backprop", hooks.patch_gradients)
+
+
+class _Hooks:
+    def __init__(self, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
+        self._fits, self._loops, self._waits = fits, loops, waits
+
+    def patch_iterators(self, module: Any) -> None:
+        for name in ("__next__", "get_next", "get_next_as_optional"):
+            self._patch(module.OwnedIterator, name)
+
+    def patch_datasets(self, module: Any) -> None:
+        """Have every dataset know the line of the script that made it."""
+        original = module.DatasetV2.__init__
+
+        @functools.wraps(original)
+        def initialize(dataset: Any, *args: Any, **kwargs: Any) -> None:
+            original(dataset, *args, **kwargs)
+            dataset.whowaits_at = find_caller(sys._getframe(1))
+
+        module.DatasetV2.__init__ = initialize
+
+    def patch_distributed(self, module: Any) -> None:
+        for name in ("__next__", "get_next", "get_next_as_optional"):
+            self._patch(module.DistributedIteratorBase, name)
+
+    def patch_gradients(self, module: Any) -> None:
+        original = module.GradientTape.gradient
+        loops, fits = self._loops, self._fits
+
+        @functools.wraps(original)
+        def gradient(tape: Any, *args: Any, **kwargs: Any) -> Any:
+            if not fits.active:
+                loops.mark()
+            return original(tape, *args, **kwargs)
+
+        module.GradientTape.gradient = gradient
+
+    def _patch(self, owner: Any, name: str) -> None:
+        original = vars(owner).get(name)
+        if original is None:
+            return
+        hooks = self
+
+        @functools.wraps(original)
+        def take(iterator: Any, *args: Any) -> Any:
+            if hooks._fits.active:
+                if threading.current_thread() is not threading.main_thread():
+                    return original(iterator, *args)
+                return hooks._waits.time(lambda: original(iterator, *args))
+            return hooks._take(iterator, lambda: original(iterator, *args))
+
+        setattr(owner, name, take)
+
+    def _take(self, iterator: Any, take: Callable[[], Any]) -> Any:
+        """A batch for a loop of the script's own, if it is one."""
+        tf = sys.modules["tensorflow"]
+        session = self._loops.session
+        if not session.here or not hasattr(tf, "executing_eagerly"):
+            return take()
+        if not tf.executing_eagerly():
+            return take()
+        where = find_caller(sys._getframe(2))
+        if not where:  # none of the script's own: Keras' evaluate, predict, adapt
+            return take()
+        owned = type(iterator).__name__ == "OwnedIterator"
+        source = Source(
+            key=where,
+            name=lambda: f"the loop at {where}",
+            facts=lambda: _facts(tf, owned=owned),
+            copy=lambda batch: batch,  # tensors do not change
+            settle=getattr(tf.test.experimental, "sync_devices", lambda: None),
+        )
+        return self._loops.pull(source, iterator, take)
+
+
+def _facts(tf: Any, *, owned: bool) -> dict[str, Any]:
+    accelerator = bool(tf.config.list_physical_devices("GPU"))
+    facts: dict[str, Any] = {
+        "backend": "tensorflow",
+        "on_accelerator": accelerator,
+        "synchronous": not accelerator,
+    }
+    if not owned:
+        facts["passive_because"] = "the model alone is not timed under a distribution strategy"
+    return facts

@@ -1,0 +1,178 @@
+"""What a change of its dataset gains a `fit`: each is tried on the training itself, in alternation
+with the dataset as it is, epoch after epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+from .advice import WORTH, Tried
+from .batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
+from .blocks import median_interval
+from .changes import InputChange, propose_changes
+from .machine import memory_left_bytes
+
+WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
+MORE_ROUNDS = 3  # of the best, so that it does not owe it to chance
+FEW, FEW_FACTOR = 3, 1.15  # fewer pairs: the interval is wider by this factor to each side
+MEMORY_FRACTION = 0.5  # of what is left, that a cache may take
+ENDS = ("OutOfRangeError", "StopIteration")
+
+
+class Trials:
+    """Trains on datasets in alternation. `beat` is called before whatever may take long; nothing
+    begins that would not end before `deadline`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        dataset: Any,
+        *,
+        step_ms: float,
+        deadline: float,
+        beat: Callable[[], object],
+    ) -> None:
+        self._function, self._dataset, self._beat = function, dataset, beat
+        self._step_s, self._deadline = step_ms / 1e3, deadline
+
+    def run(self, *, examples: int) -> Iterator[list[Tried]]:
+        """Try every change that the dataset leaves open, then the best one again; yields what is
+        known so far.
+        """
+        changes = propose_changes(self._dataset, batch=examples)
+        self._beat()
+        as_it_is = _Epochs(self._function, self._dataset)
+        feeds = [_Epochs(self._function, change.dataset) for change in changes]
+        factors: list[list[float]] = [[] for _ in changes]
+        before = self._rate(as_it_is)
+        for number, feed in enumerate(feeds):
+            if not self._has_time(2):
+                break
+            before = self._pair(as_it_is, feed, before, factors[number])
+            yield self._summarize(changes, factors)
+        best = max(range(len(changes)), key=lambda each: _middle(factors[each]), default=None)
+        for _ in range(MORE_ROUNDS):
+            if best is None or _middle(factors[best]) < WORTH or not self._has_time(2):
+                break
+            before = self._pair(as_it_is, feeds[best], before, factors[best])
+            yield self._summarize(changes, factors)
+
+    def _pair(self, as_it_is: _Epochs, feed: _Epochs, before: float, factors: list[float]) -> float:
+        """Time a changed dataset, and the dataset as it is after that."""
+        changed, after = self._rate(feed), self._rate(as_it_is)
+        factors.append(changed / statistics.fmean((before, after)))
+        return after
+
+    def _has_time(self, blocks: int) -> bool:
+        each = max(WARM_UP_S + BLOCK_S, MAX_DRAIN_S / 2 + (MIN_STEPS + 1) * self._step_s)
+        return perf_counter() + blocks * each < self._deadline
+
+    def _rate(self, feed: _Epochs) -> float:
+        """Steps per second, after what lay prepared is used up."""
+        feed.drain(drained_s(1e3 * self._step_s))
+        began = perf_counter()
+        while True:
+            self._beat()
+            feed.step()
+            if perf_counter() - began >= WARM_UP_S:
+                break
+        began, steps = perf_counter(), 0
+        while perf_counter() - began < BLOCK_S or steps < MIN_STEPS:
+            self._beat()
+            feed.step()
+            steps += 1
+        return steps / (perf_counter() - began)
+
+    def _summarize(
+        self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
+    ) -> list[Tried]:
+        left = memory_left_bytes() or math.inf
+        tried = []
+        for change, measured in zip(changes, factors):
+            if not measured:
+                continue
+            low, high = median_interval(measured)
+            if len(measured) < FEW:
+                low, high = low / FEW_FACTOR, high * FEW_FACTOR
+            tried.append(
+                Tried(
+                    text=change.text,
+                    meaning=change.meaning,
+                    says=change.says,
+                    keeps=change.keeps,
+                    where=locate(self._dataset, change.kind, change.number),
+                    gain=statistics.median(measured),
+                    low=low,
+                    high=high,
+                    fits_memory=change.kept_bytes <= MEMORY_FRACTION * left,
+                )
+            )
+        return sorted(tried, key=lambda each: -each.gain)
+
+
+def locate(dataset: Any, kind: str, number: int) -> str:
+    """FILE:LINE where the script makes a transformation; "" where that was not seen."""
+    if not kind:
+        return getattr(dataset, "whowaits_at", "")
+    places = [
+        getattr(each, "whowaits_at", "") for each in _upstream(dataset) if _kind(each) == kind
+    ]
+    return places[number] if number < len(places) else ""
+
+
+def _upstream(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for source in dataset._inputs():
+        yield from _upstream(source)
+
+
+def _kind(dataset: Any) -> str:
+    """flat_map of a _FlatMapDataset, map of a _ParallelMapDataset."""
+    name = type(dataset).__name__.strip("_").partition("Dataset")[0].replace("Parallel", "")
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
+
+
+def _middle(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+# The process ends without destroying an iterator: one over a repeated cache may wait for ever then.
+_NEVER_DESTROYED: list[_Epochs] = []
+
+
+class _Epochs:
+    """A training on a dataset, epoch after epoch."""
+
+    def __init__(self, function: Callable[[Any], Any], dataset: Any) -> None:
+        self._function, self._dataset = function, dataset
+        self._iterator = iter(dataset)
+        _NEVER_DESTROYED.append(self)
+
+    def step(self) -> None:
+        """Train on the next batch."""
+        for _ in range(2):
+            try:
+                self._function(self._iterator)
+                return
+            except Exception as error:
+                if type(error).__name__ not in ENDS:
+                    raise
+                self._open()
+
+    def _open(self) -> None:
+        self._iterator = iter(self._dataset)
+
+    def drain(self, most_s: float) -> None:
+        """Take batches until one has to be waited for."""
+        began = perf_counter()
+        for _ in range(MAX_DRAIN):
+            asked = perf_counter()
+            if next(self._iterator, None) is None:
+                self._open()
+            if perf_counter() - asked > most_s or perf_counter() - began > MAX_DRAIN_S:
+                return

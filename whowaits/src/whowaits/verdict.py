@@ -1,0 +1,153 @@
+"""Whether a training waits for its input: a verdict that is given only where the measurement bears
+it, and else says by name what is missing.
+
+Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the
+lower one is 15 %, since two runs of the same step differ by up to 10 % there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+from .blocks import Timing, median_interval
+
+INPUT_BOUND, SLIGHTLY_BOUND, COMPUTE_BOUND = "input-bound", "slightly input-bound", "compute-bound"
+UNDECIDED = "undecided"
+COMPUTE_BOUND_BELOW_PCT = {"accelerator": 5.0, "shared cores": 15.0}
+INPUT_BOUND_FROM_PCT = 20.0
+MARGIN_PCT = 5.0  # points by which an interval may reach across a threshold
+FEW_ROUNDS, FEW_ROUNDS_PCT = 3, 10.0  # with fewer, an interval is wider by so much to each side
+CONTRADICTION_PCT = 10.0  # by which the model alone may be slower than the training with it
+DISTURBED_PCT, DISTURBED_MARGIN_PCT = 20.0, 10.0  # of the cores taken by others; and the distance
+LEAST_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which a training was timed: on what, whether its calls return when the device is done,
+    and what other programs took of the cores meanwhile.
+    """
+
+    on_accelerator: bool = False
+    synchronous: bool = True
+    others_pct: float = 0.0
+    others: str = ""
+    passive_because: str = ""  #: why the model was not timed alone
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Share of a step [%] that the model does not need, and where it lies."""
+
+    pct: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict, the stall where one was measured, and why it is undecided."""
+
+    name: str
+    stall: Stall | None = None
+    reason: str = ""
+
+
+def decide(stall_pct: float, *, on_accelerator: bool) -> str:
+    """The verdict that belongs to a stall."""
+    if stall_pct >= INPUT_BOUND_FROM_PCT:
+        return INPUT_BOUND
+    least = COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"]
+    return COMPUTE_BOUND if stall_pct < least else SLIGHTLY_BOUND
+
+
+def judge(timing: Timing, conditions: Conditions) -> Verdict:
+    """Give the verdict, or say why none can be given."""
+    if timing.passive.steps + len(timing.rounds) < LEAST_STEPS and not timing.rounds:
+        return Verdict(
+            UNDECIDED,
+            reason=f"only {timing.seen} steps were seen, of which the first compile",
+        )
+    if not timing.rounds:
+        return _judge_passively(timing, conditions)
+    stalls = [each.stall_pct for each in timing.steady]
+    middle, (low, high) = statistics.median(stalls), median_interval(stalls)
+    if middle < -CONTRADICTION_PCT:
+        model = statistics.median(each.model_ms for each in timing.steady)
+        return Verdict(
+            UNDECIDED,
+            reason=f"the measurement failed: the model alone took {model:.2f} ms a step, longer"
+            f" than the training with it, {timing.step_ms:.2f} ms",
+        )
+    if len(stalls) < FEW_ROUNDS:
+        low, high = low - FEW_ROUNDS_PCT, high + FEW_ROUNDS_PCT
+    if conditions.synchronous:  # while it stands still for a batch, it does nothing else
+        waited = min(each.training.waited_pct for each in timing.steady)
+        low, middle = max(low, min(waited, high)), max(middle, min(waited, high))
+    stall = Stall(*(min(100.0, max(0.0, value)) for value in (middle, low, high)))
+    restless = sum(not each.rested for each in timing.steady)
+    if 2 * restless > len(stalls) and stall.pct < INPUT_BOUND_FROM_PCT:
+        return Verdict(
+            UNDECIDED,
+            stall,
+            "the input did not come to rest while the model was timed alone, so it slowed the"
+            " model then, too",
+        )
+    return _within_thresholds(stall, conditions)
+
+
+def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
+    """From the waits alone, which are the least that an input costs where the training stands still
+    meanwhile, and the most where the device works on.
+    """
+    if not timing.passive.wait_s:  # even a batch that is ready takes microseconds
+        return Verdict(UNDECIDED, reason="where it takes its batches was not seen")
+    waited = timing.passive.waited_pct
+    why = f"; {conditions.passive_because}" if conditions.passive_because else ""
+    if conditions.synchronous and not conditions.on_accelerator:
+        stall = Stall(waited, waited, math.nan)
+        disturbed = conditions.others_pct >= DISTURBED_PCT
+        if waited >= INPUT_BOUND_FROM_PCT + (DISTURBED_MARGIN_PCT if disturbed else 0.0):
+            return Verdict(INPUT_BOUND, stall)
+        if waited >= INPUT_BOUND_FROM_PCT:
+            return Verdict(UNDECIDED, stall, _disturbance(conditions))
+        return Verdict(
+            UNDECIDED,
+            stall,
+            f"it stands still for its input {waited:.0f} % of the time; how much the input slows"
+            f" the model on the cores that they share was not seen{why}",
+        )
+    stall = Stall(waited, 0.0, waited)
+    if decide(waited, on_accelerator=True) == COMPUTE_BOUND:
+        return Verdict(COMPUTE_BOUND, stall)
+    return Verdict(
+        UNDECIDED,
+        stall,
+        f"the program waits for its input {waited:.0f} % of the time, in which the device may have"
+        f" worked on{why}",
+    )
+
+
+def _within_thresholds(stall: Stall, conditions: Conditions) -> Verdict:
+    least = COMPUTE_BOUND_BELOW_PCT["accelerator" if conditions.on_accelerator else "shared cores"]
+    disturbed = conditions.others_pct >= DISTURBED_PCT
+    for threshold in (least, INPUT_BOUND_FROM_PCT):
+        margin = -DISTURBED_MARGIN_PCT if disturbed else MARGIN_PCT
+        below, above = stall.low < threshold - margin, stall.high > threshold + margin
+        if not (below and above):
+            continue
+        if disturbed:
+            reason = _disturbance(conditions)
+        else:
+            reason = (
+                f"the stall lies anywhere from {stall.low:.0f} to {stall.high:.0f} %, on both"
+                f" sides of {threshold:.0f} %"
+            )
+        return Verdict(UNDECIDED, stall, reason)
+    return Verdict(decide(stall.pct, on_accelerator=conditions.on_accelerator), stall)
+
+
+def _disturbance(conditions: Conditions) -> str:
+    return f"{conditions.others} took {conditions.others_pct:.0f} % of the cores meanwhile"

@@ -1,0 +1,81 @@
+"""How long a step of TensorFlow stands still for its batch, also where it takes the batch inside of
+a graph.
+
+Keras' train function takes its batches inside of a `tf.function`. While that is traced, two reads
+of the clock are put around the op that takes a batch, and their difference is added to a variable
+on the host; what the step computes stays as it is. Eager code is timed by Python's clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+
+class Waits:
+    """Seconds in which batches were waited for, within `measuring` and since `take` was called."""
+
+    def __init__(self) -> None:
+        self._python_s = 0.0
+        self._handle: Any = None
+        self._taken = 0.0
+        self._tf: Any = None
+        self._inside = threading.local()
+
+    def start(self, tf: Any) -> None:
+        """Make the variable that graphs add to."""
+        if self._handle is None:
+            self._tf = tf
+            with tf.init_scope(), tf.device("/CPU:0"):
+                self._handle = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float64, shape=[], shared_name="whowaits_waited"
+                )
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._handle, value=tf.constant(0.0, tf.float64)
+                )
+
+    def add(self, seconds: float) -> None:
+        """Count a wait that Python saw."""
+        self._python_s += seconds
+
+    def take(self) -> float:
+        """Seconds since this was asked last."""
+        seconds, self._python_s = self._python_s, 0.0
+        if self._handle is not None:
+            total = float(
+                self._tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._tf.float64)
+            )
+            seconds, self._taken = seconds + total - self._taken, total
+        return seconds
+
+    def time(self, take_batch: Callable[[], Any]) -> Any:
+        """Take a batch, eagerly or into a graph, and count how long that takes."""
+        if getattr(self._inside, "depth", 0):
+            return take_batch()
+        self._inside.depth = 1
+        try:
+            return self._time(take_batch)
+        finally:
+            self._inside.depth = 0
+
+    def _time(self, take_batch: Callable[[], Any]) -> Any:
+        tf = self._tf
+        if tf is not None and not tf.executing_eagerly():
+            return self._time_in_graph(tf, take_batch)
+        began = perf_counter()
+        try:
+            return take_batch()
+        finally:
+            self._python_s += perf_counter() - began
+
+    def _time_in_graph(self, tf: Any, take_batch: Callable[[], Any]) -> Any:
+        with tf.device("/CPU:0"):
+            before = tf.timestamp()
+        with tf.control_dependencies([before]):
+            batch = take_batch()
+        tensors = tf.nest.flatten(batch, expand_composites=True)
+        with tf.control_dependencies(tensors), tf.device("/CPU:0"):
+            tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=tf.timestamp() - before)
+        return batch

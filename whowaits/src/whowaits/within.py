@@ -1,0 +1,60 @@
+"""Timing trainings within a program that is running, as they are: nothing is ended or repeated."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from . import fits
+from .report import Report
+from .running import observe
+from .session import Options, Session
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+
+
+class Watch:
+    """Context manager that times the trainings within; `report` is what it saw of the last."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.report: Report | None = None
+
+    def __enter__(self) -> Watch:
+        self._session = Session(Options(script=self._name, keep=True, seconds=1e9), _write)
+        self._observer = observe(self._session)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.report = self._session.make_report()
+        _write("\n".join(self.report.lines) + "\n")
+        self._session.close()
+
+
+def make_callback(keras: Any = None) -> Any:
+    """A callback of the Keras that is given, or imported."""
+    found = keras or sys.modules.get("keras") or sys.modules.get("tf_keras")
+    if found is None:
+        raise ImportError("import keras or tf_keras first, or give it: whowaits.Callback(keras)")
+    session = Session(Options(script="fit", keep=True, seconds=1e9), _write)
+    observer = observe(session)
+    session.close()  # only the one `fit` is timed
+    return fits.make_reporting_callback(found, session, observer)
+
+
+def register_magic(shell: Any) -> None:
+    """Make `%%whowaits` known to IPython."""
+
+    def whowaits(line: str, cell: str) -> None:
+        with Watch(line or "this cell"):
+            shell.run_cell(cell).raise_error()
+
+    shell.register_magic_function(whowaits, magic_kind="cell")
