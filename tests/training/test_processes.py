@@ -151,6 +151,7 @@ def test_losses_of_200_steps_are_those_of_one_process_and_weights_equal_in_all(t
         assert_close(histories[count], histories[1])
 
 
+@pytest.mark.slow
 def test_batches_are_normalized_as_a_whole_also_within_nested_models(trainings):
     histories = {}
     for count in (1, 2):
@@ -161,6 +162,7 @@ def test_batches_are_normalized_as_a_whole_also_within_nested_models(trainings):
         assert one == pytest.approx(other, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_with_another_number_of_processes(trainings):
     trainings.write(processes=1, epochs=4, checkpoint_every="1 steps")
     trainings.train()
@@ -191,12 +193,23 @@ def undisturbed(trainings):
     ("fault", "code", "said"),
     [
         ("SIGKILL 1 11", 2, "process 1 of 2 was killed by SIGKILL"),
-        ("SIGKILL 0 11", 2, "process 0 of 2 was killed by SIGKILL"),
-        ("SIGSTOP 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
-        ("raise 1 11", 2, "process 1: RuntimeError: a bug of one's own"),
+        pytest.param(
+            "SIGKILL 0 11", 2, "process 0 of 2 was killed by SIGKILL", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "SIGSTOP 1 11",
+            LOST_ANOTHER,
+            "process 0 of 2 has lost process 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "raise 1 11", 2, "process 1: RuntimeError: a bug of one's own", marks=pytest.mark.slow
+        ),
         pytest.param("raise 0 11", 1, "RuntimeError: a bug of one's own", marks=pytest.mark.slow),
-        ("leave 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
-        ("sleep 1 11", None, "has waited 4 s for step"),
+        pytest.param(
+            "leave 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1", marks=pytest.mark.slow
+        ),
+        pytest.param("sleep 1 11", None, "has waited 4 s for step", marks=pytest.mark.slow),
     ],
 )
 def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(
@@ -212,6 +225,7 @@ def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(
     assert (trainings.seen()["weights"], trainings.rows) == undisturbed, "bit for bit"
 
 
+@pytest.mark.slow
 def test_dropout_is_repeatable_and_differs_between_processes(trainings):
     seen = []
     for count in (1, 2, 2):

@@ -224,10 +224,12 @@ def explain_losses(worker: TrainingWorker) -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         lines = str(error).splitlines()
-        named = [line for line in lines if "Collective" in line]
+        named = [line for line in lines if "Collective ops" in line]
         if not named and not isinstance(error, LOST):
             raise
         tasks = {int(number) for number in re.findall(r"task:(\d+)", str(error))} - {worker.index}
+        others = set(range(worker.count)) - {worker.index}
+        tasks = tasks or (others if len(others) == 1 else tasks)
         which = ", ".join(f"process {number}" for number in sorted(tasks)) or "another process"
         raise ProcessLost(
             f"{worker} has lost {which}: {(named or lines)[0][:LONGEST_REASON]}\nThe same command"
