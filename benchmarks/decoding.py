@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 from throughline.data.encodings.base import FileInfo, RejectedValue, StoredFile
-from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_files import inspect_image
 
 MAX_PIXELS = 1_000_000

@@ -38,9 +38,9 @@ def epochs(
     from throughline.tracking.recorder import Recorder, RunKey
     from throughline.training.checkpoint_store import CheckpointStore
     from throughline.training.checkpoints import CheckpointCallback
-    from throughline.training.fit import Schedule, fit
+    from throughline.training.fit import Schedule, SplitEvaluation, fit
+    from throughline.training.step_function import StepFunction
     from throughline.training.step_model import Feed, make_step_model
-    from throughline.training.train_function import TrainFunction
 
     config = {
         "read": "snapshot",
@@ -58,11 +58,12 @@ def epochs(
     models = build_models_for(params, data)
     model = make_step_model(models, params.train, Feed.of(pipeline, params.train))
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    recorder = Recorder(RunKey(data_set="overhead", pipeline="snapshot", data_digest=""))
+    recorder = Recorder(RunKey(dataset="overhead", pipeline="snapshot", data_digest=""))
     progress = CheckpointCallback(
         pipeline, CheckpointStore(folder / "checkpoint", {}), params.train, recorder
     )
-    train_function = TrainFunction(model)
+    train_function = StepFunction(model)
+    evaluation = SplitEvaluation(model, validation.dataset(), validation.steps_per_epoch)
     schedule = Schedule(steps_per_epoch=pipeline.steps_per_epoch, epochs=1)
 
     def epoch(callbacks: list) -> float:
@@ -71,7 +72,7 @@ def epochs(
             train_function,
             pipeline.dataset(),
             schedule,
-            validation=validation.dataset(),
+            evaluation=evaluation,
             callbacks=callbacks,
         )
         return time.perf_counter() - begun

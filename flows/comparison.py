@@ -11,29 +11,15 @@ from typing import Annotated
 import typer
 from prefect import flow, get_run_logger
 
+from flows.orchestration import cli
 from flows.orchestration.artifacts import (
     link_to_report,
     report_failure,
     show_comparison,
     to_markdown,
 )
-from flows.orchestration.cli import (
-    DebugOption,
-    MeasureAgainOption,
-    NameOption,
-    OverlayOption,
-    RunOptions,
-    SetOption,
-    ShowOption,
-    VerboseOption,
-    compose_measure_again,
-    flow_command,
-    print_comparison,
-    run_command,
-)
 from flows.orchestration.flow_run import Run, start_run
 from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
-from flows.orchestration.terminal import Detail
 from flows.run.parameters import (
     OWN_PIPELINES,
     UNCHANGED,
@@ -146,26 +132,27 @@ def command(  # noqa: PLR0913 - the options of a command line
     pipeline: Annotated[
         list[str] | None, typer.Option("--pipeline", help="only this configuration; repeatable")
     ] = None,
-    set_: SetOption = None,
-    overlay: OverlayOption = None,
-    show: ShowOption = False,
-    name: NameOption = None,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
+    set_: cli.SetOption = None,
+    overlay: cli.OverlayOption = None,
+    show: cli.ShowOption = False,
+    name: cli.NameOption = None,
+    verbose: cli.VerboseOption = False,
+    debug: cli.DebugOption = False,
     promote: Annotated[
         bool, typer.Option("--promote", help="let a run with changes choose MLflow's champion, too")
     ] = False,
-    measure_again: MeasureAgainOption = None,
+    measure_again: cli.MeasureAgainOption = None,
 ) -> None:
     """Run every configuration of params.yaml (or those given) through all stages, then write
     report/index.html.
     """
     selected = select_pipelines(pipeline or [])
-    detail = Detail.of(verbose=verbose, debug=debug)
-    with flow_command(
+    with cli.flow_command(
         "comparison",
         selected,
-        RunOptions(set_=set_, overlay=overlay, name=name, detail=detail, show=show),
+        cli.RunOptions(
+            set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
+        ),
     ) as changes:
         report = comparison(
             pipelines=selected,
@@ -178,10 +165,12 @@ def command(  # noqa: PLR0913 - the options of a command line
             compared = Comparison.read(report)
             where = [f"The page about it: {from_here(report / 'index.html')}"]
             if compared.measure_again:
-                again = compose_measure_again("comparison", sys.argv[1:], compared.measure_again)
+                again = cli.compose_measure_again(
+                    "comparison", sys.argv[1:], compared.measure_again
+                )
                 where = [again, *where]
-            print_comparison(compared, "\n".join(where))
+            cli.print_comparison(compared, "\n".join(where))
 
 
 if __name__ == "__main__":
-    run_command(command)
+    cli.run_command(command)

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.orchestration import cli
 from flows.orchestration.artifacts import report_failure
-from flows.orchestration.cli import (
-    DebugOption,
-    NameOption,
-    OverlayOption,
-    RunOptions,
-    SetOption,
-    ShowOption,
-    VerboseOption,
-    flow_command,
-    run_command,
-)
 from flows.orchestration.flow_run import start_run
 from flows.orchestration.stages import PREPARATION
-from flows.orchestration.terminal import Detail
 from flows.run.parameters import UNCHANGED, Changes, RunName
 
 
@@ -45,22 +34,23 @@ def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
 
 
 def command(
-    set_: SetOption = None,
-    overlay: OverlayOption = None,
-    show: ShowOption = False,
-    name: NameOption = None,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
+    set_: cli.SetOption = None,
+    overlay: cli.OverlayOption = None,
+    show: cli.ShowOption = False,
+    name: cli.NameOption = None,
+    verbose: cli.VerboseOption = False,
+    debug: cli.DebugOption = False,
 ) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
-    detail = Detail.of(verbose=verbose, debug=debug)
-    with flow_command(
+    with cli.flow_command(
         "prepare-data",
         [],
-        RunOptions(set_=set_, overlay=overlay, name=name, detail=detail, show=show),
+        cli.RunOptions(
+            set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
+        ),
     ) as changes:
         prepare_data(changes=changes, name=name or "")
 
 
 if __name__ == "__main__":
-    run_command(command)
+    cli.run_command(command)

@@ -13,25 +13,10 @@ import typer
 from prefect import flow
 from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
 
+from flows.orchestration import cli
 from flows.orchestration.artifacts import report_failure, show_training
-from flows.orchestration.cli import (
-    DebugOption,
-    JsonOption,
-    MeasureAgainOption,
-    NameOption,
-    OverlayOption,
-    RunOptions,
-    SetOption,
-    ShowOption,
-    VerboseOption,
-    compose_measure_again,
-    flow_command,
-    print_comparison,
-    run_command,
-)
 from flows.orchestration.flow_run import start_run
 from flows.orchestration.stages import MEASURED, PREPARATION, list_profiles
-from flows.orchestration.terminal import Detail
 from flows.run.parameters import DEFAULT_PIPELINE, UNCHANGED, Changes, Pipeline, RunName
 from throughline.reporting.comparing import compare_one
 from throughline.results.comparison import Comparison
@@ -112,11 +97,11 @@ def command(  # noqa: PLR0913 - the options of a command line
     pipeline: Annotated[
         str, typer.Option("--pipeline", help="a key of `pipelines:` in params.yaml")
     ],
-    set_: SetOption = None,
-    overlay: OverlayOption = None,
-    show: ShowOption = False,
-    name: NameOption = None,
-    measure_again: MeasureAgainOption = None,
+    set_: cli.SetOption = None,
+    overlay: cli.OverlayOption = None,
+    show: cli.ShowOption = False,
+    name: cli.NameOption = None,
+    measure_again: cli.MeasureAgainOption = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -124,16 +109,17 @@ def command(  # noqa: PLR0913 - the options of a command line
             help="measure where time goes, or only train, and wait for no other run",
         ),
     ] = True,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
-    json_: JsonOption = False,
+    verbose: cli.VerboseOption = False,
+    debug: cli.DebugOption = False,
+    json_: cli.JsonOption = False,
 ) -> None:
     """Run one configuration through all stages."""
-    detail = Detail.of(verbose=verbose, debug=debug)
-    with flow_command(
+    with cli.flow_command(
         "training",
         [pipeline],
-        RunOptions(set_=set_, overlay=overlay, name=name, detail=detail, show=show),
+        cli.RunOptions(
+            set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
+        ),
     ) as changes:
         result = training(
             pipeline=pipeline,
@@ -154,14 +140,14 @@ def command(  # noqa: PLR0913 - the options of a command line
             (row,) = result.compared.configurations
             where = [f"To change first: {row.fix}"] if row.verdict != COMPUTE_BOUND else []
             if row.disturbed_by or row.verdict == UNDECIDED:
-                where += [compose_measure_again("training", sys.argv[1:], [pipeline])]
+                where += [cli.compose_measure_again("training", sys.argv[1:], [pipeline])]
             where += [
                 f"The page about it: {from_here(result.report / 'index.html')}"
                 if result.report
                 else f"Its files: {from_here(result.folder)}"
             ]
-            print_comparison(result.compared, "\n".join(where))
+            cli.print_comparison(result.compared, "\n".join(where))
 
 
 if __name__ == "__main__":
-    run_command(command)
+    cli.run_command(command)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("throughline", "tasks", "flows")
+FURTHER = ("whowaits", "tests", "benchmarks", "infra")
 WIDE = 100
 
 
@@ -97,7 +98,7 @@ def main() -> None:
     console = Console(width=WIDE - 2)
     console.print(table)
     console.print(f"\n{sum(counts.values())} modules, {total:,} lines, {wide} wider than {WIDE}")
-    others = {folder: count_lines(ROOT / folder) for folder in ("tests", "benchmarks", "infra")}
+    others = {folder: count_lines(ROOT / folder) for folder in FURTHER}
     shown = ", ".join(f"{folder} {count:,}" for folder, count in others.items())
     console.print(f"further lines: {shown}; in all {total + sum(others.values()):,}")
     for label, found in (("functions", longest), ("files", files)):

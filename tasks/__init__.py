@@ -6,7 +6,7 @@ already run it; without one its parameters are checked before its libraries are 
 does not search for garbage while they are.
 """
 
-from throughline.shared.garbage import pause_garbage_collection
+from throughline.shared.gc_pause import pause_garbage_collection
 from throughline.shared.stage_client import HEAVY_STAGES, find_started_module, hand_over
 
 if _stage := find_started_module("tasks", HEAVY_STAGES):

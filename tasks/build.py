@@ -21,6 +21,7 @@ from throughline.assembly.inputs import (
     open_input_service,
     open_inputs,
 )
+from throughline.assembly.processes import measure_one_process
 from throughline.config.cli import pipeline_stage_cli
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples, measure_difference
@@ -149,7 +150,7 @@ def main() -> None:
         pipeline_stage_cli(main) as context,
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
-        params, name = context.params, context.name
+        params, name = measure_one_process(context.params), context.name
         data = open_inputs(params, Layout())
         training = open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address

@@ -41,7 +41,7 @@ def fetch(name: str, out: Path) -> str:
     with resumable_folder(target, key=digest_json([name, digest_program("fetch")])) as folder:
         origin = "nothing to fetch" if name == "none" else FETCHERS[name](folder)
         # Only what decides bytes: where they came from differs between machines.
-        write_json(folder / ORIGIN, {"data_set": name, "files": _digests(folder)})
+        write_json(folder / ORIGIN, {"dataset": name, "files": _digests(folder)})
         _check_replaceable(target, folder)
     return origin
 

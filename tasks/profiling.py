@@ -21,6 +21,7 @@ from whowaits.verdict import UNDECIDED
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
+from throughline.assembly.processes import measure_one_process
 from throughline.config.cli import StageContext, add_run_option, pipeline_stage_cli
 from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
 from throughline.diagnosis.diagnose import Ceilings, diagnose
@@ -106,7 +107,7 @@ def profile(
         breakdown = break_down(events)
         cross_check = cross_check_from(
             state,
-            trained and trained.throughput,
+            trained.throughput if trained and trained.processes == 1 else None,
             batch_size=pipeline.examples_per_step,
             steps=pipeline.steps_per_epoch,
         )
@@ -391,6 +392,7 @@ def main() -> None:
         pipeline_stage_cli(main, declare_options) as context,
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
+        context = replace(context, params=measure_one_process(context.params))
         params, name, options = context.params, context.name, context.options
         condition = parse_threshold(options.fail_if) if options.fail_if else None
         keras.utils.set_random_seed(params.train.seed)

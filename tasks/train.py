@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 from throughline.assembly.evaluation import complete_metrics, write_evaluation
-from throughline.assembly.fingerprint import layer_modules, training_fingerprint
+from throughline.assembly.fingerprint import NO_PART, layer_modules, training_fingerprint
 from throughline.assembly.inference import inference_ops, make_inference_spec
 from throughline.assembly.inputs import (
     explain_read_errors,
     make_series_window,
     open_input_service,
     open_inputs,
+    training_worker,
 )
 from throughline.assembly.model import build_models_for
+from throughline.assembly.processes import check_processes, name_gpus
 from throughline.assembly.training import configure_process, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import Params
@@ -28,7 +31,7 @@ from throughline.models.builders import Models
 from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.plan.training_workers import training_worker_from_tf_config
+from throughline.plan.training_workers import list_addresses
 from throughline.results.build import BuildResult
 from throughline.results.evaluation import Evaluation
 from throughline.results.train import (
@@ -38,14 +41,15 @@ from throughline.results.train import (
     train_metrics,
     write_history,
 )
-from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.layout import MODEL_FILE, Layout
 from throughline.shared.progress import echo, echo_problem, echo_result
 from throughline.tracking.experiments import make_run_key
 from throughline.tracking.recorder import Recorder
 from throughline.training.checkpoint_store import CheckpointStore
-from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback
+from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback, NoLog
 from throughline.training.compiling import describe_own_compile
+from throughline.training.processes import run_one_of_several, run_processes
+from throughline.training.replicas import join
 
 LEAST_STEPS = 3  # in an epoch; below, the batches are about as large as the split
 
@@ -53,14 +57,18 @@ LEAST_STEPS = 3  # in an epoch; below, the batches are about as large as the spl
 def log_inputs(
     recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline
 ) -> None:
-    """Log the resolved configuration, the dataset and, where it is so, the absence of a GPU."""
+    """Log the resolved configuration, the dataset and, where it is so, the absence of a GPU.
+
+    What an interrupted training may go on with otherwise, MLflow's parameters never change, is a
+    tag.
+    """
     config = params.pipelines[name].model_dump()
     ops = {
         section: [op.identity for op in getattr(params, section)]
         for section in ("preprocess", "augment", "postprocess")
     }
     sections = {
-        section: getattr(params, section).model_dump()
+        section: getattr(params, section).model_dump(exclude=NO_PART)
         for section in ("data", "shard", "model", "train")
     }
     recorder.log_params(
@@ -73,6 +81,8 @@ def log_inputs(
         }
     )
     recorder.log_params({"machine": describe_machine()})
+    worker = pipeline.worker
+    recorder.set_tags({"processes": str(worker.count), "batch_multiple": str(worker.multiple)})
     recorder.log_input(params.data.source, data_digest)
 
 
@@ -151,18 +161,31 @@ def main() -> None:
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name = context.params, context.name
-        if (workers := training_worker_from_tf_config(os.environ).count) > 1:
-            raise ImpossiblePlan(
-                f"TF_CONFIG names {workers} workers; this stage is a single one, which would see"
-                " its slice of each batch alone: unset TF_CONFIG, or train with a loop of your own"
-                " (docs/training.md, several workers)"
-            )
-        configure_process(params.train)
+        worker, addresses = training_worker(params), list_addresses(os.environ)
+        gpus = len(visible_gpus()[0])
+        check_processes(params, name, worker, gpus=gpus)
+        if worker.count > 1 and len(addresses) != worker.count:
+            command = [sys.executable, "-m", "tasks.train", "--pipeline", name]
+            return run_processes(command, worker.count, gpus=name_gpus(os.environ, gpus))
+        replicas = join(worker, addresses, params.train)
+        configure_process(params.train, worker)
         out, data = Layout().results(name), open_inputs(params, Layout())
         pipelines = open_split_pipelines(params, name, data, address=address)
-        models = build_models_for(params, data)
-        checkpoint_folder = out / CHECKPOINT_FOLDER
-        store = CheckpointStore(checkpoint_folder, training_fingerprint(params, name, data))
+        with replicas.scope():
+            models = build_models_for(params, data)
+        checkpoint_folder, fingerprint = (
+            out / CHECKPOINT_FOLDER,
+            training_fingerprint(params, name, data),
+        )
+        replicas.check_same(
+            {**fingerprint, "batch_multiple": worker.multiple},
+            remedy="all hosts need the same parameters, code, data and versions",
+        )
+        store = CheckpointStore(checkpoint_folder, fingerprint)
+        if not replicas.is_chief:
+            checkpoints = CheckpointCallback(pipelines.train, store, params.train, NoLog())
+            train(models, pipelines, checkpoints, settings=params.train, replicas=replicas)
+            return replicas.wait_for_chief()
         run_key = make_run_key(
             Layout().manifest,
             params.data.path,
@@ -193,6 +216,7 @@ def main() -> None:
                 CheckpointCallback(pipelines.train, store, params.train, recorder),
                 settings=params.train,
                 targets=window.targets if window else None,
+                replicas=replicas,
             )
             result = complete_metrics(training.result, models, params, data)
             save_trained_model(
@@ -224,7 +248,9 @@ def main() -> None:
         echo_result(summarize(result, stopped=stopped))
         for target, error in evaluation.mae_by_target.items():
             echo(f"  {evaluation.split} mae of {target}: {error:.4g}")
+        replicas.wait_for_chief()
+    return None
 
 
 if __name__ == "__main__":
-    main()
+    run_one_of_several(main)

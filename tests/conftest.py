@@ -25,6 +25,7 @@ from trainings import layout  # noqa: F401 - a fixture
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from throughline.data.ingest import ingest
+from throughline.data.manifest import Manifest
 from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings, SplitSettings
 
@@ -35,6 +36,17 @@ def picture(seed: int, *, size: tuple[int, int] = (40, 30), mode: str = "RGB") -
     """A smooth random picture: photo-like enough for JPEG, different for each seed."""
     small = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).convert(mode)
+
+
+def data_settings(path: Path, source: str = "image_folder", **changes: object) -> DataSettings:
+    """Settings of small data, much of which may be rejected."""
+    usual = {"source": source, "path": str(path), "max_reject_fraction": 0.9, "split": SPLIT}
+    return DataSettings(**{**usual, **changes})
+
+
+def read_reasons(manifest: Manifest) -> dict[str, str]:
+    """Why examples were rejected, by their ids."""
+    return dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
 
 
 @pytest.fixture(scope="session")
@@ -181,3 +193,20 @@ def _op_determinism_ends_with_its_test() -> Iterator[None]:
         from tensorflow.python.framework import config
 
         config.disable_op_determinism()
+
+
+@pytest.fixture(scope="module")
+def stored(arrays, photos):
+    """Both datasets with their snapshots, for tests/pipelines/."""
+    from small_pipelines import prepare_snapshots
+
+    return prepare_snapshots({"arrays": arrays, "photos": photos})
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    """Address of a tf.data service with two workers."""
+    from throughline.pipelines.service import run_local_service
+
+    with run_local_service(2) as address:
+        yield address

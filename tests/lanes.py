@@ -15,8 +15,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Files whose tests share a server that takes long to start, by the fixture that is it.
 SHARING = {
-    "stack": ("tests/attacks/test_ui.py", "tests/test_browser.py", "tests/flows/test_ui_stack.py"),
-    "local": ("tests/test_local_stack.py",),
+    "stack": (
+        "tests/attacks/test_ui.py",
+        "tests/flows/test_browser.py",
+        "tests/flows/test_ui_stack.py",
+    ),
+    "local": ("tests/infra/test_local_stack.py",),
 }
 _FIRST = (*SHARING, "slow", "integration")
 

@@ -1,5 +1,5 @@
 """Planted faults, as tests/mutations.yaml lists them; `tests.mutation_testing` plants them, and
-`tests/test_mutations.py` names those that do not apply.
+`tests/house/test_mutations.py` names those that do not apply.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
         open_split_pipelines(params, pipeline, data, address=""),
         build_models_for(params, data),
     )
-    recorder = Recorder(RunKey(data_set="arrays", pipeline=pipeline, data_digest="d"))
+    recorder = Recorder(RunKey(dataset="arrays", pipeline=pipeline, data_digest="d"))
     recorder.sent = False  # no store is needed here
     store = CheckpointStore(folder, training_fingerprint(params, pipeline, data))
     progress = Stopping(pipelines.train, store, params.train, recorder)

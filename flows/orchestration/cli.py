@@ -22,7 +22,7 @@ from flows.servers.temporary_server import prefect_server
 from throughline.reporting.table import TIED_NOTE, comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.shared.errors import UserError
-from throughline.shared.garbage import collect_garbage_as_usual
+from throughline.shared.gc_pause import collect_garbage_as_usual
 
 SetOption = Annotated[
     list[str] | None,
@@ -139,8 +139,9 @@ class RunOptions:
     set_: list[str] | None
     overlay: list[Path] | None
     name: str | None
-    detail: Detail
     show: bool = False
+    verbose: bool = False
+    debug: bool = False
 
 
 @contextmanager
@@ -151,7 +152,8 @@ def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> It
     """
     configure_logging()
     project = Path.cwd()
-    shown = show_on_terminal(flow, project, detail=options.detail)
+    detail = Detail.of(verbose=options.verbose, debug=options.debug)
+    shown = show_on_terminal(flow, project, detail=detail)
     resolved = resolved_changes(options.set_, options.overlay, options.name, pipelines)
     if options.show:
         with shown, resolved as changes:

@@ -14,7 +14,6 @@ import os
 import pwd
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,12 +125,6 @@ def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
 
     It says nothing about what its holder does; the kernel says which process that is.
     """
-    if sys.platform != "linux":  # no abstract addresses: per user
-        with hold(
-            Path.home() / ".throughline-measuring.lock", "a measured stage", on_wait
-        ) as descriptor:
-            yield descriptor
-        return
     waiting = False
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:

@@ -30,7 +30,7 @@ from typing import Any
 from flows.run.dvc_calls import dvc_environment
 from flows.run.processes import supervised
 from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
-from throughline.shared.garbage import collect_garbage_as_usual
+from throughline.shared.gc_pause import collect_garbage_as_usual
 from throughline.shared.scratch import Scratch
 from throughline.shared.stage_client import HEAVY_STAGES, REFUSED, STAGE_SERVER, STREAMS
 

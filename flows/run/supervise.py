@@ -130,8 +130,6 @@ def end_children(child: int, code: int | None, grace_s: float) -> int:
         time.sleep(POLL_S)
         ended = reap(child)
         code = ended if code is None else code
-    if sys.platform != "linux":
-        signal_group(child, signal.SIGKILL)  # without subreapers its group is all that is known
     return 128 + signal.SIGTERM if code is None else code
 
 
@@ -145,28 +143,21 @@ def _terminate(process: int) -> None:
             os.killpg(group, signal.SIGTERM)
 
 
-def signal_group(group: int, number: signal.Signals) -> None:
-    """Send a signal to a process group that may be gone already."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
 def _children() -> list[int]:
     try:
         return [
             int(word)
             for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         ]
-    except FileNotFoundError:  # not Linux, or a kernel without this file
+    except FileNotFoundError:  # a kernel without this file
         import psutil  # imported here: it takes longer than all the rest
 
         return [process.pid for process in psutil.Process().children()]
 
 
 def prctl(option: int, value: int) -> None:
-    """Set a property of this process, where the system has such properties."""
-    with contextlib.suppress(AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    """Set a property of this process."""
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import pytest
 from conftest import picture
 
 from benchmarks.decoding import compare
-from throughline.data.encodings import decoder as module
-from throughline.data.encodings.decoder import Decoder
-from throughline.data.encodings.structure import is_sound
+from throughline.data.encodings import decode_probe as module
+from throughline.data.encodings.decode_probe import Decoder
+from throughline.data.encodings.image_soundness import is_sound
 from throughline.data.ingest import ingest
 from throughline.settings import DataSettings
 

@@ -5,28 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import SPLIT, picture
+from conftest import data_settings, picture, read_reasons
 
 from throughline.data import ingest as stage
 from throughline.data.ingest import ingest
-from throughline.settings import DataSettings
 from throughline.shared.errors import UnusableDataset
-
-
-def settings(path, source, **changes):
-    return DataSettings(
-        **{
-            "source": source,
-            "path": str(path),
-            "max_reject_fraction": 0.9,
-            "split": SPLIT,
-            **changes,
-        }
-    )
-
-
-def reasons(manifest):
-    return dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
 
 
 @pytest.fixture
@@ -45,7 +28,9 @@ def images(tmp_path):
 
 def listed(rows, folder, **changes):
     pd.DataFrame(rows).to_csv(folder / "table.csv", index=False)
-    return ingest(settings(folder / "table.csv", "image_table", **changes), folder / "manifest")
+    return ingest(
+        data_settings(folder / "table.csv", "image_table", **changes), folder / "manifest"
+    )
 
 
 # What is listed besides, and how the second mention of the example is rejected, with `duplicates:
@@ -75,7 +60,7 @@ def test_an_image_listed_twice_is_one_example_and_stays_held_out(
 ):
     row, reason = TWICE[case]
     manifest = listed([*images, row], tmp_path, duplicates=duplicates)
-    assert reasons(manifest) == {row["path"]: reason}
+    assert read_reasons(manifest) == {row["path"]: reason}
     assert len(manifest.examples) == 24 and manifest.examples["key"].is_unique
     splits = manifest.examples.groupby("digest")["split"].nunique()
     assert splits.max() == 1
@@ -96,8 +81,8 @@ def test_an_unknown_split_is_rejected_with_its_name(images, tmp_path, source, sp
     (frame if source == "image_table" else frame.drop(columns="path")).to_csv(
         tmp_path / "table.csv", index=False
     )
-    manifest = ingest(settings(tmp_path / "table.csv", source), tmp_path / "manifest")
-    assert reasons(manifest) == {
+    manifest = ingest(data_settings(tmp_path / "table.csv", source), tmp_path / "manifest")
+    assert read_reasons(manifest) == {
         (
             "row 23: 22.png" if source == "image_table" else "row 23"
         ): f"split {split} is not one of train, validation, test"
@@ -120,8 +105,10 @@ def test_a_label_that_is_no_finite_number_is_rejected(tmp_path, kind, label, rea
     pd.DataFrame({"size": np.arange(61) / 7, "label": labels}).to_csv(
         tmp_path / "table.csv", index=False
     )
-    manifest = ingest(settings(tmp_path / "table.csv", "table"), tmp_path / "manifest")
-    assert list(reasons(manifest)) == ["row 61"] and reasons(manifest)["row 61"].startswith(reason)
+    manifest = ingest(data_settings(tmp_path / "table.csv", "table"), tmp_path / "manifest")
+    assert list(read_reasons(manifest)) == ["row 61"] and read_reasons(manifest)[
+        "row 61"
+    ].startswith(reason)
     assert (
         manifest.schema.target.encoding.name == kind
         and np.isfinite(manifest.examples["label"].to_numpy(float)).all()

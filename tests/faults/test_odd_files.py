@@ -16,16 +16,16 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-from conftest import SPLIT, picture
+from conftest import data_settings, picture, read_reasons
 from PIL import Image
 
 from throughline.data.encodings.base import StoredFile
-from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_files import inspect_image
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
-from throughline.settings import DataSettings, ShardSettings
+from throughline.settings import ShardSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
 GOOD = 40
@@ -162,22 +162,6 @@ def root(tmp_path):
     return tmp_path / "in"
 
 
-def settings(path, source="image_folder", **changes):
-    return DataSettings(
-        **{
-            "source": source,
-            "path": str(path),
-            "max_reject_fraction": 0.5,
-            "split": SPLIT,
-            **changes,
-        }
-    )
-
-
-def reasons(manifest):
-    return dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
-
-
 @pytest.mark.parametrize(
     ("happens", "identity", "reason"), CASES, ids=[case[0].__name__ for case in CASES]
 )
@@ -187,24 +171,24 @@ def test_one_odd_file_is_rejected_with_its_reason_and_the_others_are_used(
     happens(root)
     process, started = psutil.Process(), time.monotonic()
     before = process.memory_info().rss
-    ingest(settings(root), tmp_path / "manifest")
+    ingest(data_settings(root), tmp_path / "manifest")
     assert time.monotonic() - started < 30
     assert process.memory_info().rss - before < 300e6
     manifest = read_manifest(tmp_path / "manifest")
     assert len(manifest.examples) == GOOD and manifest.classes == ("a", "b")
-    assert list(reasons(manifest)) == ([identity] if identity else [])
-    assert identity is None or reasons(manifest)[identity].startswith(reason)
+    assert list(read_reasons(manifest)) == ([identity] if identity else [])
+    assert identity is None or read_reasons(manifest)[identity].startswith(reason)
 
 
 def test_a_linked_class_folder_whose_target_is_not_listed_otherwise_is_a_class(root, tmp_path):
     (root / ".store").mkdir()
     (root / ".store" / "x.png").write_bytes(encoded("PNG"))
     (root / "c").symlink_to(root / ".store")
-    manifest = ingest(settings(root), tmp_path / "manifest")
+    manifest = ingest(data_settings(root), tmp_path / "manifest")
     assert (
         manifest.classes == ("a", "b", "c")
         and "c/x.png" in set(manifest.examples["id"])
-        and not reasons(manifest)
+        and not read_reasons(manifest)
     )
 
 
@@ -215,8 +199,8 @@ def test_what_a_table_lists_may_be_as_odd(root, tmp_path, path):
         {"path": path, "label": "a"}
     ]
     pd.DataFrame(rows).to_csv(root / "table.csv", index=False)
-    manifest = ingest(settings(root / "table.csv", "image_table"), tmp_path / "manifest")
-    assert list(reasons(manifest)) == [path] and len(manifest.examples) == GOOD
+    manifest = ingest(data_settings(root / "table.csv", "image_table"), tmp_path / "manifest")
+    assert list(read_reasons(manifest)) == [path] and len(manifest.examples) == GOOD
 
 
 def test_sixteen_bits_take_a_bounded_multiple_of_their_pixels(tmp_path):
@@ -277,7 +261,7 @@ def peak_of(work: Callable[[], object]) -> float:
 def test_classes_of_arrays_are_names_on_one_line(tmp_path, labels):
     values = np.random.default_rng(0).integers(0, 256, (40, 3, 3), np.uint8)
     np.savez(tmp_path / "x.npz", x=values, y=np.tile(labels, 10))
-    manifest = ingest(settings(tmp_path / "x.npz", "arrays"), tmp_path / "manifest")
+    manifest = ingest(data_settings(tmp_path / "x.npz", "arrays"), tmp_path / "manifest")
     assert all(len(name.splitlines()) == 1 and name.encode() for name in manifest.classes)
 
 
@@ -286,11 +270,11 @@ def test_a_single_array_is_told_from_an_archive(tmp_path):
     with pytest.raises(
         UnreadableSource, match=r"x\.npy holds a single array; `data.path` is an \.npz file"
     ):
-        ingest(settings(tmp_path / "x.npy", "arrays"), tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "x.npy", "arrays"), tmp_path / "manifest")
 
 
 def test_other_contents_of_the_same_size_are_noticed_before_they_are_stored(root, tmp_path):
-    ingest(settings(root), tmp_path / "manifest")
+    ingest(data_settings(root), tmp_path / "manifest")
     manifest = replace(read_manifest(tmp_path / "manifest"), folder=tmp_path / "manifest")
     path = root / "a" / "00.png"
     data = bytearray(path.read_bytes())

@@ -18,7 +18,6 @@ from flows.orchestration.cli import (
     flow_command,
 )
 from flows.orchestration.stages import list_profiles
-from flows.orchestration.terminal import Detail
 from flows.run.resolution import resolve, resolved_changes
 from throughline.config.params_file import read_yaml
 from throughline.shared.errors import (
@@ -115,7 +114,6 @@ def test_what_a_run_would_have_is_shown_and_nothing_runs(project, capsys):
                 set_=["train.epochs=9"],
                 overlay=None,
                 name=None,
-                detail=Detail.RESULTS,
                 show=True,
             ),
         ),

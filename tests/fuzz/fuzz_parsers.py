@@ -32,7 +32,7 @@ import throughline  # noqa: F401 - sets the environment before TensorFlow is imp
 from throughline.config.params import load_params
 from throughline.data.columns.index import read_index
 from throughline.data.encodings.base import RejectedValue, StoredFile
-from throughline.data.encodings.decoder import Decoder
+from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_files import inspect_image
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 import tensorflow as tf
-from small_pipelines import CONFIGS, PREPROCESS, pipeline, prepare_snapshots
+from small_pipelines import CONFIGS, PREPROCESS, pipeline
 
 from throughline.assembly.inputs import explain_read_errors
 from throughline.data.columns.index import map_column
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.pipelines.service import run_local_service
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode
 from throughline.settings import SnapshotSettings
@@ -23,19 +22,6 @@ from throughline.shared.errors import CorruptShard
 pytestmark = pytest.mark.integration
 
 SKIP = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.3)
-
-
-@pytest.fixture(scope="module")
-def stored(arrays, photos):
-    """Both datasets with their snapshots."""
-    return prepare_snapshots({"arrays": arrays, "photos": photos})
-
-
-@pytest.fixture(scope="module")
-def service():
-    """Address of a tf.data service with two workers."""
-    with run_local_service(2) as address:
-        yield address
 
 
 def test_a_shard_with_fewer_examples_than_the_index_says_is_refused(arrays, tmp_path):

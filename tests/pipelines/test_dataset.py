@@ -18,13 +18,11 @@ from small_pipelines import (
     PREPROCESS,
     batches,
     pipeline,
-    prepare_snapshots,
     same,
 )
 
 from throughline.measurement.equality import digest_examples, measure_difference
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.pipelines.service import run_local_service
 from throughline.plan.augmentations import RandomResizedCrop
 from throughline.plan.ops import Brightness, Cutout, Flip, Op, RandomCrop, Resize
 from throughline.plan.plan import make_plan
@@ -37,19 +35,6 @@ CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
 QUICK = ("naive", "vectorized", "optimized")  # what `make quick` looks at
 # Streams that open the next epoch ahead.
 AHEAD = ["vectorized", "cache_memory", "cache_disk", "tf_snapshot", "unordered", "service"]
-
-
-@pytest.fixture(scope="module")
-def stored(arrays, photos):
-    """Both datasets with their snapshots."""
-    return prepare_snapshots({"arrays": arrays, "photos": photos})
-
-
-@pytest.fixture(scope="module")
-def service():
-    """Address of a tf.data service with two workers."""
-    with run_local_service(2) as address:
-        yield address
 
 
 def test_some_configurations_deliver_the_same_examples(stored):

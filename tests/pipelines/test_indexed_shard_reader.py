@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from lanes import mostly
-from small_pipelines import PRESETS, batches, pipeline, prepare_snapshots, same
+from small_pipelines import PRESETS, batches, pipeline, same
 
 from throughline.assembly.inputs import explain_read_errors
 from throughline.measurement.draws import check_epoch
@@ -34,12 +34,6 @@ CONFIGS = {
     "ahead": {"vectorize": True, "prefetch": 2},
     "rewritten": {"graph_rewrites": True, "map": {"parallel": "auto"}},
 }
-
-
-@pytest.fixture(scope="module")
-def stored(arrays, photos):
-    """Both datasets with their snapshots."""
-    return prepare_snapshots({"arrays": arrays, "photos": photos})
 
 
 def indexed(stored, kind="arrays", shuffle=GLOBAL, **more):

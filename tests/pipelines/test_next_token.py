@@ -22,9 +22,9 @@ from throughline.data.shards.index import read_shard_index
 from throughline.data.sources import scan
 from throughline.kernels import text_kernels
 from throughline.kernels.randomness import RandomStream
+from throughline.measurement.baseline import describe_next_tokens
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples
-from throughline.measurement.held_out import describe_next_tokens
 from throughline.models.builders import Target
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.text_ops import EndDocument

@@ -96,6 +96,25 @@ def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training():
     assert servers() == []
 
 
+@pytest.mark.parametrize("policy", ["DYNAMIC", "FILE_OR_DATA"])
+def test_a_dispatcher_that_dies_in_mid_epoch_goes_on_from_its_journal(
+    policy, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with run_local_service(2) as address:
+        batches = numbers(address, getattr(service.ShardingPolicy, policy), files=40)
+        seen = []
+        for number, batch in enumerate(batches.as_numpy_iterator()):
+            seen += batch.tolist()
+            if number == 10:
+                next(one for one in servers() if "dispatcher" in one.cmdline()).kill()
+        assert sorted(seen) == list(range(2000)), "every row once"
+        # What has died is there again, for the next epoch.
+        assert sorted(np.concatenate(list(batches.as_numpy_iterator()))) == list(range(2000))
+        assert len(servers()) == 3
+    assert servers() == []
+
+
 @pytest.mark.parametrize("address", ["grpc://127.0.0.1:9", "127.0.0.1", "grpc://127.0.0.1:port"])
 def test_a_service_that_is_not_there_is_named_at_once(address):
     with pytest.raises(ServiceFailed, match=f"no tf.data service at {address}"):

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from small_pipelines import PREPROCESS, prepare_snapshots
+from small_pipelines import PREPROCESS
 
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import Decode, Op, Resize
 from throughline.shared.errors import ImpossiblePlan, StaleSnapshot
-
-
-@pytest.fixture(scope="module")
-def stored(arrays, photos):
-    """Both datasets with their snapshots."""
-    return prepare_snapshots({"arrays": arrays, "photos": photos})
 
 
 def test_a_snapshot_of_other_preprocessing_is_never_read(stored, photos):

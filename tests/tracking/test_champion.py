@@ -19,7 +19,7 @@ from throughline.config.params import check
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.ingest import ingest
 from throughline.data.shards.index import read_shard_index
-from throughline.measurement.held_out import describe_held_out, standard_error
+from throughline.measurement.baseline import describe_held_out, standard_error
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.schema import Schema, TableColumns
 from throughline.results.base import to_json
@@ -102,7 +102,7 @@ def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_
 
 def test_an_experiment_s_sketch_takes_no_room_in_the_list_of_experiments(store):
     """A tag that the UI hides; one of an earlier version is known, and moved there."""
-    key = RunKey(data_set="photos", pipeline="naive", data_digest="d", sketch=["ab", "cd"])
+    key = RunKey(dataset="photos", pipeline="naive", data_digest="d", sketch=["ab", "cd"])
     experiment, client = get_experiment_id(key), mlflow.MlflowClient()
     client.set_experiment_tag(experiment, "data.sketch", json.dumps(key.sketch))
     client.delete_experiment_tag(experiment, SKETCH_TAG)
@@ -112,7 +112,7 @@ def test_an_experiment_s_sketch_takes_no_room_in_the_list_of_experiments(store):
 
 
 def test_a_run_with_changes_is_named_by_its_name_and_configuration(store, monkeypatch):
-    key, names = RunKey(data_set="photos", pipeline="naive", data_digest="d"), []
+    key, names = RunKey(dataset="photos", pipeline="naive", data_digest="d"), []
     for variables in ({}, {"DVC_EXP_NAME": "short"}):
         for variable, value in variables.items():
             monkeypatch.setenv(variable, value)
@@ -221,7 +221,7 @@ def test_a_score_survives_its_tags():
 
 
 DATA = RunKey(
-    data_set="photos",
+    dataset="photos",
     pipeline="comparison",
     data_digest="0123456789",
     sketch=tuple(f"{number:016x}" for number in range(128)),

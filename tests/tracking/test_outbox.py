@@ -8,7 +8,7 @@ from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remov
 
 
 def unsent(pipeline: str, *calls) -> PendingRun:
-    run_key = RunKey(data_set="photos", pipeline=pipeline, data_digest="d", sketch=["1f", "a0"])
+    run_key = RunKey(dataset="photos", pipeline=pipeline, data_digest="d", sketch=["1f", "a0"])
     return PendingRun(run_key=run_key, run_id=None, status="FINISHED", tags={}, calls=calls)
 
 

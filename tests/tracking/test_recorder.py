@@ -76,7 +76,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(tmp_path, monkeypatch
         [keras.Input((4,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)]
     )
     network.save(passing / "model.keras")
-    recorder = Recorder(RunKey(data_set="lost", pipeline="naive", data_digest="d"))
+    recorder = Recorder(RunKey(dataset="lost", pipeline="naive", data_digest="d"))
     alive = ExitStack()
     alive.enter_context(server(tmp_path, port))
     with recorder:
@@ -137,7 +137,7 @@ from throughline.tracking.recorder import Recorder
 import os
 os.environ[STORE_HOME] = sys.argv[1]
 import mlflow
-with Recorder(RunKey(data_set="lost", pipeline="naive", data_digest="d")) as recorder:
+with Recorder(RunKey(dataset="lost", pipeline="naive", data_digest="d")) as recorder:
     shutil.rmtree(sys.argv[1])
     recorder.log_metrics({"train/loss": 1.0}, step=0)
 print("sent", recorder.sent, "active", mlflow.active_run())

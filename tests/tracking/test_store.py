@@ -22,10 +22,10 @@ from throughline.shared.layout import STORE_HOME
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey
 from throughline.tracking.store import hide_password, is_refusal, make_absolute, reason, use_store
 
-KEY = RunKey(data_set="sent", pipeline="naive", data_digest="d")
+KEY = RunKey(dataset="sent", pipeline="naive", data_digest="d")
 RECORD = """
 from throughline.tracking.recorder import Recorder, RunKey
-with Recorder(RunKey(data_set="sent", pipeline="naive", data_digest="d")) as recorder:
+with Recorder(RunKey(dataset="sent", pipeline="naive", data_digest="d")) as recorder:
     recorder.log_metrics({"train/loss": 1.0}, step=0)
 """
 

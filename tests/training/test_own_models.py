@@ -133,7 +133,7 @@ def logged(run_id):
 def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_training(
     own, store, tmp_path, capsys
 ):
-    recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
     module, model = own(OWN["plain"][0])
     save_model(model, tmp_path / "model.keras")
     with recorder:
@@ -165,7 +165,7 @@ def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_
 
 @pytest.mark.slow
 def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_path, capsys):
-    recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
     module, model = own(OWN["lambda"][0])
     save_model(model, tmp_path / "model.keras")
     with recorder:
@@ -182,7 +182,7 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, store, tmp_pa
 
 @pytest.mark.slow
 def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
-    recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
     with recorder:
         recorder.log_params({"memory": 1})
     with recorder:  # resumed on a machine with more memory
@@ -202,7 +202,7 @@ def test_what_the_store_refuses_is_left_out_and_the_rest_is_sent(store, capsys):
 
 @pytest.mark.slow
 def test_a_run_that_was_deleted_is_followed_by_a_new_one(store):
-    recorder = Recorder(RunKey(data_set="own", pipeline="p", data_digest="d"))
+    recorder = Recorder(RunKey(dataset="own", pipeline="p", data_digest="d"))
     with recorder:
         pass
     first = recorder.run_id

@@ -14,13 +14,18 @@ from throughline.plan.ops import PROGRAM
 from throughline.shared.files import digest_file, digest_json
 from throughline.shared.program import digest_code
 
+# Fields of `train` that decide neither weights nor batches; a checkpoint says by itself what its
+# batches are multiples of.
+NO_PART = {"checkpoint_every", "processes", "batch_multiple", "start_timeout_s", "step_timeout_s"}
+
 
 def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[str, str]:
     """What a training is, by its parts, each as a digest: a checkpoint of which any part differs is
     not resumed from.
 
-    How often checkpoints are kept is no part of it. `code` is that of the stage, of the model and
-    what it is trained with, and of ops, with all that they import from the project.
+    How often checkpoints are kept and how many processes train are no part of it. `code` is that of
+    the stage, of the model and what it is trained with, and of ops, with all that they import from
+    the project.
     """
     ops = [
         [op.identity for op in data.bind_to_data(getattr(params, section))]
@@ -40,7 +45,7 @@ def training_fingerprint(params: Params, name: str, data: PreparedData) -> dict[
                 if file
             ),
         ],
-        "train": params.train.model_dump(exclude={"checkpoint_every"}),
+        "train": params.train.model_dump(exclude=NO_PART),
         "code": digest_code("train", *sorted(user_modules(params))),
         "versions": [keras.__version__, tf.__version__],
     }

@@ -13,6 +13,7 @@ from typing import Literal
 
 from throughline.config.params import Params
 from throughline.data.shards.tfrecord import read_records
+from throughline.measurement.gpus import visible_gpus
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.service import check_listens, run_local_service
@@ -22,7 +23,7 @@ from throughline.plan.plan import Plan, make_plan, set_storage_order
 from throughline.plan.shapes import output_shape
 from throughline.plan.spec import InputSpec
 from throughline.plan.steps import Cache, Map, Read, Step, TokenWindow, Window
-from throughline.plan.training_workers import TrainingWorker, training_worker_from_tf_config
+from throughline.plan.training_workers import TrainingWorker, find_training_worker
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
 from throughline.shared.layout import Layout
@@ -185,7 +186,7 @@ def open_input_pipeline(
     comes through the service if there is one.
 
     Raises:
-      ImpossiblePlan: a cache would not fit into memory, or several workers would read the same
+      ImpossiblePlan: a cache would not fit into memory, or several processes would read the same
         stream.
     """
     config = params.pipelines[name]
@@ -195,11 +196,12 @@ def open_input_pipeline(
         config = config.model_copy(update={"service": None})
     plan = make_plan(config, make_input_spec(params, data, purpose))
     _check_memory(plan, data, split)
-    worker = training_worker_from_tf_config(os.environ) if purpose == "train" else TrainingWorker()
-    if worker.count > 1 and not plan.seekable:
+    worker = training_worker(params) if purpose == "train" else TrainingWorker()
+    if worker.multiple > 1 and not plan.seekable:
         raise ImpossiblePlan(
-            f"pipelines.{name}: {worker.count} workers of TF_CONFIG can share a snapshot"
-            " or indexed shards, not a stream; use `read: snapshot` or `indexed_shards`"
+            f"pipelines.{name}: batches of a snapshot or of indexed shards can be shared by"
+            " processes and cut to a multiple, not those of a stream; use `read: snapshot` or"
+            " `indexed_shards`, or train.processes and train.batch_multiple of 1"
         )
     pipeline = InputPipeline(
         plan=plan,
@@ -212,6 +214,21 @@ def open_input_pipeline(
     )
     worker.check(pipeline.examples, params.batch_size)
     return pipeline
+
+
+def training_worker(params: Params) -> TrainingWorker:
+    """Which of the processes that train together this is; the first, before they are started.
+
+    Raises:
+      ImpossiblePlan: TF_CONFIG and the parameters do not agree.
+    """
+    train = params.train
+    return find_training_worker(
+        os.environ,
+        processes=train.processes,
+        batch_multiple=train.batch_multiple,
+        gpus=len(visible_gpus()[0]) if train.processes == "auto" else 0,
+    )
 
 
 def open_exact_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:

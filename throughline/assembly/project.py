@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from throughline.config.params_file import PARAMS_FILE
 from throughline.models.builders import Models
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.settings import PipelineConfig
 from throughline.shared.layout import Layout
 from throughline.training.compiling import compile_model
@@ -31,7 +33,11 @@ class Project:
     """
 
     def __init__(self, root: Path = Path(), overrides: Sequence[str] = ()) -> None:
-        self.params = load_params(root / PARAMS_FILE, overrides=overrides)
+        params = load_params(root / PARAMS_FILE, overrides=overrides)
+        # A loop of one's own is as many processes as TF_CONFIG says, and starts no others.
+        processes = training_worker_from_tf_config(os.environ).count
+        train = params.train.model_copy(update={"processes": processes})
+        self.params = replace(params, train=train)
         self._layout = Layout(root)
 
     @cached_property

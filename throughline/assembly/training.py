@@ -14,13 +14,14 @@ from throughline.assembly.inputs import (
 )
 from throughline.config.params import Params
 from throughline.config.params_checks import find_monitor_problem
+from throughline.measurement.baseline import describe_held_out, describe_next_tokens
 from throughline.measurement.gpus import used_gpus, visible_gpus
 from throughline.measurement.hardware import UsageMonitor
-from throughline.measurement.held_out import describe_held_out, describe_next_tokens
 from throughline.models.builders import Models, Target
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.steps import TokenWindow
+from throughline.plan.training_workers import TrainingWorker
 from throughline.results.train import (
     TrainResult,
     TrainThroughput,
@@ -29,10 +30,16 @@ from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_fact
 from throughline.training.callbacks import find_best_epoch, make_callbacks
-from throughline.training.checkpoints import CheckpointCallback
-from throughline.training.fit import Position, Schedule, as_numbers, fit
+from throughline.training.checkpoints import CheckpointCallback, build_optimizer
+from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
+from throughline.training.replicas import (
+    Replicas,
+    StepDeadline,
+    explain_losses,
+    synchronize_normalization,
+)
+from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
-from throughline.training.train_function import TrainFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,37 +85,59 @@ def train(
     *,
     settings: TrainSettings,
     targets: Sequence[int] | None = None,
+    replicas: Replicas | None = None,
 ) -> TrainingOutcome:
     """Train, resuming where `checkpoints` say that an interrupted training was, and evaluate on the
-    held-out splits. `targets` are the columns of a series that are predicted.
+    held-out splits. `targets` are the columns of a series that are predicted; `replicas` are the
+    processes that train together, of which each calls this.
+
+    Raises:
+      ProcessLost, ProcessesDiffer: another process is gone, or has other work or weights.
     """
-    plan = pipelines.train.plan
-    feed = Feed.of(pipelines.train, settings)
-    model = make_step_model(models, settings, feed)
-    network, callbacks = find_network(model), make_callbacks(settings)
-    validation = pipelines.validation.dataset()
-    # Makes the variables of metrics, which may continue from their values, and shows their names.
-    first = model.evaluate(validation.take(1), verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
-    check_metrics(as_numbers(first), settings, models.target)
-    check_direction(network, settings)
-    start, train_function = checkpoints.restore(network), TrainFunction(model)
+    plan, replicas = pipelines.train.plan, replicas or Replicas()
+    feed, held_out = Feed.of(pipelines.train, settings), pipelines.validation.dataset()
+    with explain_losses(replicas.worker), replicas.scope():
+        model = make_step_model(models, settings, feed)
+        network, callbacks = find_network(model), make_callbacks(settings)
+        if replicas.several:
+            adapt_to_replicas(model, network)
+        validation = SplitEvaluation(model, held_out, pipelines.validation.steps_per_epoch)
+        # Makes the variables of metrics, which may continue from their values; shows their names.
+        check_metrics(validation.run(steps=1), settings, models.target)
+        check_direction(network, settings)
+        build_optimizer(network)
+        with replicas.chief_first():
+            start = checkpoints.restore(network)
+        replicas.check_same(
+            {"checkpoint": str(start)},
+            remedy="runs/ has to be on storage that all hosts of the training share",
+        )
+        replicas.make_random_layers_differ(network)
+        train_function = StepFunction(model)
     if start != Position():
         echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
-    with UsageMonitor(used_gpus(device_names(network)), paused=True) as monitor:
+    batches = open_batches(pipelines.train, start, epochs=settings.epochs)
+    watching = [StepDeadline(replicas, train_function, settings)] if replicas.several else []
+    with (
+        UsageMonitor(used_gpus(device_names(network)), paused=True) as monitor,
+        explain_losses(replicas.worker),
+        replicas.scope(),
+    ):
         checkpoints.attach(train_function, monitor, callbacks)
         fit(
             train_function,
-            open_batches(pipelines.train, start, epochs=settings.epochs),
+            batches,
             Schedule(steps_per_epoch=feed.steps_per_epoch, epochs=settings.epochs, start=start),
-            validation=validation,
-            callbacks=[*callbacks, checkpoints],
+            evaluation=validation,
+            callbacks=[*watching, *callbacks, checkpoints],
         )
+        replicas.check_weights(network)
     usage, timer = monitor.measured, checkpoints.timer
-    test = (
-        {}
-        if pipelines.test is None
-        else as_numbers(model.evaluate(pipelines.test.dataset(), verbose=0, return_dict=True))  # pyright: ignore[reportArgumentType]
-    )
+    cpu_s = float(replicas.exchange([round(usage.cpu_s * 1e6)]).sum() / 1e6)  # of all processes
+    test = {}
+    if pipelines.test is not None:
+        test_split = pipelines.test.dataset()
+        test = SplitEvaluation(model, test_split, pipelines.test.steps_per_epoch).run()
     best = find_best_epoch(callbacks)
     kept = checkpoints.rows[-1 if best is None else best]
     examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
@@ -134,8 +163,9 @@ def train(
             else None
         ),
         step=timer.step_times() if rates else None,
-        cpu_seconds_per_1k_examples=usage.cpu_s / measured * 1000 if measured else None,
+        cpu_seconds_per_1k_examples=cpu_s / measured * 1000 if measured else None,
         usage=usage,
+        processes=replicas.worker.count,
     )
     return TrainingOutcome(rows=checkpoints.rows, result=result)
 
@@ -201,12 +231,29 @@ def device_names(model: keras.Model) -> set[str]:
     return {str(variable.value.device) for variable in model.variables}
 
 
-def configure_process(settings: TrainSettings) -> None:
-    """Seeds, determinism and precision of this process."""
+def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
+    """Have a model that several processes train be what one would train."""
+    synchronize_normalization(network)
+    if not tf.config.list_physical_devices("GPU"):
+        model.jit_compile = False  # XLA has no form of what processes exchange
+    if type(network).train_step is not keras.Model.train_step:
+        echo_fact(
+            "the model has a train step of its own: its gradients are added up over the processes,"
+            " so its loss has to be divided by their number, as Keras' losses are"
+            " (docs/training.md, Several processes)"
+        )
+
+
+def configure_process(settings: TrainSettings, worker: TrainingWorker | None = None) -> None:
+    """Seeds, determinism and precision of this process, one of several or the only one."""
+    several = worker is not None and worker.count > 1
     keras.utils.set_random_seed(settings.seed)
+    if worker is not None and worker.index:
+        tf.random.set_seed(settings.seed + worker.index)  # of draws that are no layer of Keras'
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if settings.mixed_precision:
         keras.mixed_precision.set_global_policy(
-            "mixed_float16" if visible_gpus()[0] else "mixed_bfloat16"
+            # Of several processes one would find an overflow, and the others wait for it.
+            "mixed_float16" if visible_gpus()[0] and not several else "mixed_bfloat16"
         )

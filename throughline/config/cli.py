@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from throughline.config.params import Params, check_pipelines_exist, load_params
+from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.errors import MissingInput, did_you_mean, report_user_errors
 from throughline.shared.files import clear_leftovers
-from throughline.shared.garbage import collect_garbage_as_usual
+from throughline.shared.gc_pause import collect_garbage_as_usual
 from throughline.shared.layout import MODEL_FILE, STORE_HOME, Layout
 from throughline.shared.libraries import check_versions
 from throughline.shared.progress import without_tensorflow_chatter
@@ -96,7 +97,8 @@ def pipeline_stage_cli(
         check_versions(_stage_of(command), root=Path())
         params, name = load_params(), options.pipeline
         check_pipelines_exist(params.pipelines, [name])
-        clear_after_kills(Layout())
+        if training_worker_from_tf_config(os.environ).index == 0:  # else the first clears, or has
+            clear_after_kills(Layout())
         with temporary_files_in_scratch(Path.cwd()):
             raise_malloc_thresholds()
             yield StageContext(params=params, name=name, options=options)

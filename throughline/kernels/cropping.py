@@ -1,8 +1,8 @@
 """Cropping rectangles out of images.
 
-Which rectangle is drawn by TensorFlow (`boxes.py`); its pixels are computed by one Python call for
-an image or a batch (`pixels.py`). A loop of TensorFlow's ops over images takes several times as
-long: docs/performance.md, "Random crops of photos".
+Which rectangle is drawn by TensorFlow (`crop_windows.py`); its pixels are computed by one Python
+call for an image or a batch (`pixels.py`). A loop of TensorFlow's ops over images takes several
+times as long: docs/performance.md, "Random crops of photos".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.kernels import pixels
-from throughline.kernels.boxes import draw_boxes, image_size
+from throughline.kernels.crop_windows import draw_crop_windows, image_size
 from throughline.kernels.kernels import Element, compute, draw_flipped
 from throughline.kernels.randomness import RandomStream
 from throughline.plan.augmentations import ResizedCrop
@@ -23,7 +23,7 @@ from throughline.plan.ops import Op
 @compute.register
 def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
-    boxes = draw_boxes(op, image_size(image), element["key"], draw)
+    boxes = draw_crop_windows(op, image_size(image), element["key"], draw)
     upright = tf.concat([boxes, tf.zeros_like(boxes[..., :1])], axis=-1)
 
     def call(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
@@ -46,5 +46,5 @@ def draw_crops(
     flipped = tf.zeros_like(key, tf.bool)
     for draw in draws[1:]:
         flipped = tf.math.logical_xor(flipped, draw_flipped(key, draw))
-    boxes = draw_boxes(ops[0], sizes, key, draws[0])
+    boxes = draw_crop_windows(ops[0], sizes, key, draws[0])
     return tf.concat([boxes, tf.cast(flipped, tf.int32)[..., None]], axis=-1)

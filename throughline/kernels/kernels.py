@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.kernels.autograph import rewrite_for_tensors
-from throughline.kernels.boxes import draw_boxes, image_size
+from throughline.kernels.crop_windows import draw_crop_windows, image_size
 from throughline.kernels.randomness import RandomStream
 from throughline.plan.ops import (
     Brightness,
@@ -178,7 +178,7 @@ def _(op: Pad, element: Element, draw: RandomStream) -> Element:
 def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     batched = image.shape.rank > len(_PIXELS)
-    boxes = draw_boxes(op, image_size(image), element["key"], draw)
+    boxes = draw_crop_windows(op, image_size(image), element["key"], draw)
     top, left = boxes[..., 0], boxes[..., 1]
     if (
         image.shape[-3] is None

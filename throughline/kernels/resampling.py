@@ -13,7 +13,7 @@ from functools import singledispatch
 import numpy as np
 import tensorflow as tf
 
-from throughline.kernels.boxes import draw_boxes, image_size
+from throughline.kernels.crop_windows import draw_crop_windows, image_size
 from throughline.kernels.host_kernels import draw_sigma
 from throughline.kernels.kernels import Element, compute, to_uint8
 from throughline.kernels.randomness import RandomStream
@@ -31,7 +31,7 @@ def compute_on_device(op: Op, element: Element, draw: RandomStream) -> Element:
 def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
     images = element["image"]
     size = image_size(images)
-    boxes = tf.cast(draw_boxes(op, size, element["key"], draw), tf.float32)
+    boxes = tf.cast(draw_crop_windows(op, size, element["key"], draw), tf.float32)
     top, left, height, width = tf.unstack(boxes, axis=-1)
     shrinks = (height >= op.height) & (width >= op.width) & (op.method == "area")
     rows, columns = (

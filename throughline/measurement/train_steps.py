@@ -24,6 +24,7 @@ from throughline.measurement.steady_state import (
 from throughline.models.builders import Models
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.settings import MeasureSettings, TrainSettings
+from throughline.training.step_function import make_execution
 from throughline.training.step_model import Feed, make_step_model
 
 MAX_EPOCHS = 1_000_000
@@ -165,11 +166,11 @@ def _cpu_s(workers: list[psutil.Process]) -> float:
 
 
 def _train_function(models: Models, settings: TrainSettings, feed: Feed) -> Any:
-    """Keras' function from an iterator to the logs of one step."""
+    """The function from an iterator to the logs of one step."""
     model = make_step_model(models, settings, feed)
-    model.steps_per_execution, model.train_function = 1, None
-    model.make_train_function()
-    return model.train_function
+    model.steps_per_execution = 1
+    run = make_execution(model)
+    return lambda batches: run(batches, tf.constant(1))
 
 
 def wait_for_loss(logs: Any) -> float:

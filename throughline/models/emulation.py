@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import layers, ops
 
 from throughline.shared.errors import UnknownModel, did_you_mean
@@ -104,20 +103,18 @@ class EmulatedTraining(keras.Model):
         shape: Any = ops.shape(inputs)
         return ops.reshape(self._output(ops.zeros((shape[0], 1))), (-1, *self._shape))
 
-    def make_train_function(self, force: bool = False) -> Any:
-        """Keras' own step, then rest until the accelerator would be done."""
-        if self.train_function is not None and not force:
-            return self.train_function
-        one_step = tf.function(self.train_step, reduce_retracing=True)
+    def pace(self, step: Callable[[Any], Any]) -> Callable[[Iterator, Any], Any]:
+        """The function that runs N steps on an iterator's next batches, each from the moment its
+        batch is there until the accelerator would be done, and returns the logs of the last.
+        """
 
-        def train_function(iterator: Iterator) -> Any:
+        def run(iterator: Iterator, steps: Any) -> Any:
             logs = None
-            for _ in range(int(self.steps_per_execution)):
+            for _ in range(int(steps)):
                 batch = next(iterator)
                 done_s = time.perf_counter() + next(self._durations_s)
-                logs = one_step(batch)
+                logs = step(batch)
                 time.sleep(max(0.0, done_s - time.perf_counter()))
             return logs
 
-        self.train_function = train_function
-        return train_function
+        return run

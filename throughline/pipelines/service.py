@@ -24,6 +24,7 @@ from pathlib import Path
 
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.progress import echo_problem
+from throughline.shared.scratch import Scratch
 
 START_S = 120
 CONNECT_S = 10
@@ -38,21 +39,22 @@ def run_local_service(workers: int) -> Iterator[str]:
     """Start a dispatcher and `workers` workers on this machine, yield the dispatcher's address, and
     stop them all.
 
-    A worker that dies is started again at the same address, since consumers wait for it there.
+    A process that dies is started again at the same address, since consumers wait for it there; the
+    dispatcher goes on from its journal.
 
     Raises:
       ServiceFailed: a process did not come up.
     """
-    dispatcher = _start("dispatcher", "--workers", str(workers))
-    running = [dispatcher]
-    stopping = threading.Event()
+    journal = Scratch()
+    commands = [["dispatcher", "--workers", str(workers), "--work-dir", str(journal.folder)]]
+    running, stopping = [_start(*commands[0])], threading.Event()
     try:
-        address = _read_address(dispatcher)
-        running += [_start("worker", "--dispatcher", address) for _ in range(workers)]
-        addresses = [_read_address(worker) for worker in running[1:]]
-        keeper = threading.Thread(
-            target=_keep_alive, args=(running, address, addresses, stopping), daemon=True
-        )
+        address = _read_address(running[0])
+        commands += [["worker", "--dispatcher", address]] * workers
+        running += [_start(*command) for command in commands[1:]]
+        ports = [one.rpartition(":")[2] for one in [address, *map(_read_address, running[1:])]]
+        again = [[*command, "--port", port] for command, port in zip(commands, ports, strict=True)]
+        keeper = threading.Thread(target=_keep_alive, args=(running, again, stopping), daemon=True)
         keeper.start()
         yield address
         stopping.set()
@@ -63,23 +65,18 @@ def run_local_service(workers: int) -> Iterator[str]:
 
 
 def _keep_alive(
-    running: list[subprocess.Popen[str]],
-    address: str,
-    addresses: list[str],
-    stopping: threading.Event,
+    running: list[subprocess.Popen[str]], commands: list[list[str]], stopping: threading.Event
 ) -> None:
-    """Replace workers (all of `running` but the first) that have died, each at its own port."""
+    """Replace processes that have died by those that `commands` start, each at its own port."""
     while not stopping.wait(CHECK_S):
-        for number, worker in enumerate(addresses, start=1):
+        for number, command in enumerate(commands):
             if running[number].poll() is not None:
                 echo_problem(
-                    f"tf.data service: worker {worker} died with code {running[number].returncode};"
-                    " restarting it"
+                    f"tf.data service: {command[0]} at port {command[-1]} died with code"
+                    f" {running[number].returncode}; restarting it"
                 )
                 _stop([running[number]])
-                running[number] = _start(
-                    "worker", "--dispatcher", address, "--port", worker.rpartition(":")[2]
-                )
+                running[number] = _start(*command)
 
 
 def check_listens(address: str) -> None:
@@ -151,6 +148,11 @@ def main() -> None:
         metavar="HOST:PORT",
         help="where a worker will be, here or elsewhere; repeatable, instead of --workers",
     )
+    dispatcher.add_argument(
+        "--work-dir",
+        metavar="FOLDER",
+        help="keep a journal there, from which a dispatcher that is started again goes on",
+    )
     worker = roles.add_parser("worker", help="prepare batches")
     worker.add_argument(
         "--dispatcher",
@@ -171,7 +173,12 @@ def main() -> None:
     if options.role == "dispatcher":
         addresses = options.worker or ["localhost:%port%"] * options.workers
         server = service.DispatchServer(
-            service.DispatcherConfig(port=options.port, worker_addresses=addresses)
+            service.DispatcherConfig(
+                port=options.port,
+                worker_addresses=addresses,
+                work_dir=options.work_dir,
+                fault_tolerant_mode=options.work_dir is not None,
+            )
         )
         address = server.target
     else:

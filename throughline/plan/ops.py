@@ -57,10 +57,10 @@ class Op(BaseModel):
     of the full size.
 
     What an op that `crops` makes of an image is a rectangle of it, perhaps resized, which
-    `draw_boxes` in `boxes.py` draws, so that a fetch from the snapshot reads nothing else; one that
-    `flips` can be done on the way. The pixels of an `opencv` op are computed by OpenCV, in one
-    Python call; a `host_only` op has no other form, which an accelerator could run within the train
-    step.
+    `draw_crop_windows` in `crop_windows.py` draws, so that a fetch from the snapshot reads nothing
+    else; one that `flips` can be done on the way. The pixels of an `opencv` op are computed by
+    OpenCV, in one Python call; a `host_only` op has no other form, which an accelerator could run
+    within the train step.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,14 +1,17 @@
-"""Several workers that train together: which one this is, and its slice of every batch. Pure; no
-TensorFlow.
+"""Several workers, a process each, that train together: which one this is, and its slice of every
+batch. Pure; no TensorFlow.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from throughline.shared.errors import ImpossiblePlan
+
+TF_CONFIG = "TF_CONFIG"  # by which tf.distribute is configured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,16 +19,26 @@ class TrainingWorker:
     """One of `count` workers that train together, each on its slice of every batch.
 
     All slices of a batch are equally large, so that the average over the workers is the batch's
-    mean, and none is empty. Of the last batch of an epoch the examples that cannot be shared
-    equally are left out: fewer than workers, and other ones each epoch where they are shuffled.
+    mean, and none is empty. The last batch of an epoch is cut to a multiple of `batch_multiple`, of
+    the count where that is None: fewer examples than that are left out, and other ones each epoch
+    where they are shuffled. With one multiple, batches are the same whatever the count.
     """
 
     index: int = 0
     count: int = 1
+    batch_multiple: int | None = None
+
+    def __str__(self) -> str:
+        return f"process {self.index} of {self.count}"
+
+    @property
+    def multiple(self) -> int:
+        """What the size of every batch is a multiple of."""
+        return self.batch_multiple or self.count
 
     def shared(self, examples: int, batch_size: int) -> int:
         """How many of an epoch's examples all workers together train on."""
-        return examples - examples % batch_size % self.count
+        return examples - examples % batch_size % self.multiple
 
     def check(self, examples: int, batch_size: int) -> None:
         """Refuse what cannot be shared equally.
@@ -34,22 +47,70 @@ class TrainingWorker:
           ImpossiblePlan: the batch cannot be cut into equal slices, or there are fewer examples
             than workers.
         """
-        if batch_size % self.count:
+        multiple = self.multiple
+        if multiple % self.count:
+            raise ImpossiblePlan(
+                f"train.batch_multiple: {multiple} cannot be shared equally by {self.count}"
+                f" processes; use a multiple of {self.count}, or another number of processes"
+            )
+        if batch_size % multiple:
             fitting = sorted(
-                {
-                    max(1, batch_size // self.count) * self.count,
-                    -(-batch_size // self.count) * self.count,
-                }
+                {max(1, batch_size // multiple) * multiple, -(-batch_size // multiple) * multiple}
+            )
+            whose = (
+                f"is no multiple of train.batch_multiple, {multiple}"
+                if multiple > self.count
+                else f"cannot be shared equally by {self.count} processes"
             )
             raise ImpossiblePlan(
-                f"batch_size: {batch_size} cannot be shared equally by {self.count} workers"
-                f" (TF_CONFIG); use {' or '.join(map(str, fitting))}"
+                f"batch_size: {batch_size} {whose}; use {' or '.join(map(str, fitting))}"
             )
-        if examples < self.count:
+        if examples < multiple:
             raise ImpossiblePlan(
-                f"there are fewer examples than the {self.count} workers of TF_CONFIG, of which"
-                " each needs one"
+                f"there are fewer examples than {multiple}, of which every batch is a multiple"
+                if multiple > self.count
+                else f"there are fewer examples than the {self.count} processes, of which each"
+                " needs one"
             )
+
+
+def find_training_worker(
+    environment: Mapping[str, str],
+    *,
+    processes: int | Literal["auto"],
+    batch_multiple: int | Literal["auto"],
+    gpus: int,
+) -> TrainingWorker:
+    """Which of several workers this is, by TF_CONFIG or, where that is not set, the first of those
+    that the parameters ask for; `auto`: one for each of the `gpus`.
+
+    Raises:
+      ImpossiblePlan: TF_CONFIG is wrong, or names another number of workers than the parameters.
+    """
+    stated = training_worker_from_tf_config(environment)
+    multiple = None if batch_multiple == "auto" else batch_multiple
+    if stated.count > 1:
+        if processes not in ("auto", stated.count):
+            raise ImpossiblePlan(
+                f"TF_CONFIG names {stated.count} workers, and train.processes is {processes}; set"
+                f" it to auto or {stated.count}, or unset TF_CONFIG"
+            )
+        return replace(stated, batch_multiple=multiple)
+    count = max(1, gpus) if processes == "auto" else processes
+    return TrainingWorker(count=count, batch_multiple=multiple)
+
+
+def make_tf_config(addresses: Sequence[str], index: int) -> str:
+    """TF_CONFIG of one of the workers at these addresses, of which the first is the chief."""
+    return json.dumps(
+        {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
+    )
+
+
+def list_addresses(environment: Mapping[str, str]) -> list[str]:
+    """The addresses of the workers that TF_CONFIG names, in their order."""
+    cluster = json.loads(environment.get(TF_CONFIG) or "{}").get("cluster", {})
+    return [*cluster.get("chief", []), *cluster.get("worker", [])]
 
 
 def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWorker:
@@ -59,7 +120,7 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
     Raises:
       ImpossiblePlan: TF_CONFIG does not say that, so that workers could train on the same examples.
     """
-    text = environment.get("TF_CONFIG") or "{}"
+    text = environment.get(TF_CONFIG) or "{}"
     try:
         config = json.loads(text)
         cluster, task = config.get("cluster", {}), config.get("task", {})

@@ -64,6 +64,7 @@ class TrainResult(ResultFile):
     """A training: the metrics of its last epoch by their names in Keras, those on the test split
     (empty where there is none), rates.
 
+    `processes` have trained it together: with random layers it is repeatable with as many alone.
     `throughput` and `step` are None where no epoch was timed: all had been trained before an
     interruption.
     """
@@ -79,6 +80,7 @@ class TrainResult(ResultFile):
     step: StepTimes | None
     cpu_seconds_per_1k_examples: float | None
     usage: Usage
+    processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

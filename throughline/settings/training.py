@@ -138,6 +138,33 @@ class TrainSettings(Settings):
         ),
     )
 
+    processes: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default=1,
+        description=(
+            "processes that train together, one per device, each on its slice of every batch; auto:"
+            " the workers of TF_CONFIG, else one for each GPU that is visible"
+        ),
+    )
+    batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description=(
+            "what the last batch of an epoch is cut to a multiple of; auto: the number of"
+            " processes. Trainings with the same one have the same batches, whatever their number"
+        ),
+    )
+    start_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description=(
+            "several processes: time until all are there, and for a step that builds a graph [s]"
+        ),
+    )
+    step_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="several processes: time for a step with what callbacks do after it [s]",
+    )
+
     @property
     def checkpoint_period(self) -> tuple[int, Literal["epochs", "steps"]]:
         """`checkpoint_every` as a number and its unit."""

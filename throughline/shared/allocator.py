@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 KEPT_BYTES = 1 << 30
@@ -24,7 +23,7 @@ def raise_malloc_thresholds() -> bool:
     """Let this process reuse blocks of up to a gibibyte; returns whether glibc accepts that.
     Without glibc nothing happens.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     wanted = [option for option, variable in _VARIABLES.items() if variable not in os.environ]

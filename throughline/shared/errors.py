@@ -176,6 +176,19 @@ class ServiceFailed(UserError):
     """A dispatcher or worker of the tf.data service did not start."""
 
 
+class ProcessLost(UserError):
+    """One of several processes that train together was killed, froze, failed or did not start, or
+    they waited for each other until a time limit; the same command goes on from the last
+    checkpoint.
+    """
+
+
+class ProcessesDiffer(UserError):
+    """Processes that train together do not have the same parameters, code, data or checkpoints, or
+    have arrived at other weights; the part is named.
+    """
+
+
 class DiskRefused(UserError):
     """A disk is full or read-only, or a file belongs to another user; earlier outputs are
     untouched.

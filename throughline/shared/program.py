@@ -31,7 +31,7 @@ SUPPORTING = (
         for module in (
             "code_identity",
             "errors",
-            "garbage",
+            "gc_pause",
             "layout",
             "libraries",
             "program",

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from throughline.measurement.held_out import standard_error
+from throughline.measurement.baseline import standard_error
 from throughline.results.comparison import MeasuredRow
 from throughline.results.train import SIGNIFICANT_STDERRS, beats_constant
 

@@ -48,7 +48,7 @@ class RunKey:
     task are comparable.
     """
 
-    data_set: str
+    dataset: str
     pipeline: str
     data_digest: str
     sketch: Sequence[str] = ()
@@ -83,7 +83,7 @@ def make_run_key(
     hashes = (digest_blake2b(digest.encode(), label.encode())[:16] for digest, label in labeled)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).stem).strip("-.")[:_NAME_LENGTH] or "data"
     return RunKey(
-        data_set=name,
+        dataset=name,
         pipeline=pipeline,
         data_digest=data_digest or summary["digest"],
         sketch=tuple(heapq.nsmallest(SKETCHED, hashes)),
@@ -124,7 +124,7 @@ def get_experiment_id(run_key: RunKey) -> str:
     changed.
     """
     if not run_key.sketch:
-        return _named(EXPERIMENT_PREFIX + run_key.data_set)
+        return _named(EXPERIMENT_PREFIX + run_key.dataset)
     client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
     for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"):
         former = experiment.tags.get(_FORMER_SKETCH_TAG)
@@ -140,7 +140,7 @@ def get_experiment_id(run_key: RunKey) -> str:
     about = (
         digest_json([run_key.data_digest, run_key.task]) if run_key.task else run_key.data_digest
     )
-    made = _named(f"{EXPERIMENT_PREFIX}{run_key.data_set}-{about[:8]}")
+    made = _named(f"{EXPERIMENT_PREFIX}{run_key.dataset}-{about[:8]}")
     client.set_experiment_tag(made, SKETCH_TAG, sketch)
     client.set_experiment_tag(made, TASK_TAG, run_key.task)
     return made

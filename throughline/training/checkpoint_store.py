@@ -19,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from throughline.shared.errors import MissingInput
@@ -79,7 +78,7 @@ class CheckpointStore:
         """
         if not self._usable_checkpoints:
             return None
-        initial = [np.asarray(variable) for variable in variables]
+        initial = [variable.numpy() for variable in variables]
         for saved in self._usable_checkpoints:
             try:
                 tf.train.Checkpoint(variables=list(variables)).read(

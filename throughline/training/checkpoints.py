@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.settings import TrainSettings
-from throughline.shared.errors import disk_reason
+from throughline.shared.errors import ImpossiblePlan, disk_reason
 from throughline.shared.progress import echo, echo_problem
 from throughline.training.callbacks import Callbacks, dump_state, load_state
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.fit import Position
+from throughline.training.step_function import StepFunction
 from throughline.training.step_timer import StepTimer
-from throughline.training.train_function import TrainFunction
 
 CHECKPOINT_FOLDER = ".checkpoint"
 CALLBACKS = "callbacks.pickle"
@@ -38,6 +38,15 @@ class MetricsLog(Protocol):
     def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
         """Log the metrics of an epoch."""
         ...
+
+
+class NoLog:
+    """Where a process logs that leaves it to another one."""
+
+    run_id: str | None = None
+
+    def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
+        """Log nothing."""
 
 
 class Pausable(Protocol):
@@ -78,7 +87,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.measured_steps = 0
         self._pipeline, self._store = pipeline, store
         self._settings, self._recorder = settings, recorder
-        self._train_function: TrainFunction | None = None
+        self._train_function: StepFunction | None = None
         self._monitor: Pausable | None = None
         self._others: Callbacks = ()
         self._others_state: bytes | None = None  # to resume from
@@ -89,7 +98,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._step = 0  # of the current epoch, that have been run
 
     def attach(
-        self, train_function: TrainFunction, monitor: Pausable, others: Callbacks = ()
+        self, train_function: StepFunction, monitor: Pausable, others: Callbacks = ()
     ) -> None:
         """Follow the executions of this function, have the monitor pause while a graph is built and
         while the model is validated, and keep the state of the `others`, which are called before.
@@ -108,6 +117,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if saved is None:
             return Position()
         state, self._others_state = saved.state, saved.read(CALLBACKS)
+        self._check_batches(state)
         self.rows, self._metrics = [dict(row) for row in state["rows"]], state["metrics"]
         self._start = Position(epoch=len(self.rows), step=state["step"])
         return self._start
@@ -183,7 +193,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             "examples_per_s": self.timer.rates[-1]
             * self._pipeline.examples
             / self._pipeline.steps_per_epoch,
-            "learning_rate": float(rate),
+            "learning_rate": float(np.asarray(rate)),
         }
         self.rows.append(row)
         echo(
@@ -203,6 +213,22 @@ class CheckpointCallback(keras.callbacks.Callback):
         if epoch + 1 < self._settings.epochs and (unit == "steps" or (epoch + 1) % count == 0):
             self._save(0)
 
+    def _check_batches(self, state: Mapping[str, Any]) -> None:
+        """Refuse to go on with other batches than a checkpoint was trained on.
+
+        Raises:
+          ImpossiblePlan: they are multiples of another number, and cut differently.
+        """
+        multiple, examples = self._pipeline.worker.multiple, self._pipeline.examples
+        before = state.get("batch_multiple", 1)
+        by_length = self._pipeline.plan.batching is not None
+        if before != multiple and (by_length or state.get("examples", examples) != examples):
+            raise ImpossiblePlan(
+                f"the interrupted training's batches were multiples of {before}, now they would be"
+                f" of {multiple}, with other examples; set train.batch_multiple: {before} to go"
+                f" on, or remove {CHECKPOINT_FOLDER} in the folder of its results to begin again"
+            )
+
     @property
     def _training_model(self) -> keras.Model:
         """The model that Keras is training."""
@@ -211,7 +237,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         return self.model
 
     @property
-    def _active_train_function(self) -> TrainFunction:
+    def _active_train_function(self) -> StepFunction:
         if self._train_function is None:
             raise RuntimeError("attach() the train_function of the model first")
         return self._train_function
@@ -234,8 +260,12 @@ class CheckpointCallback(keras.callbacks.Callback):
             if step
             else []
         )
+        if self._pipeline.worker.index:
+            return  # the first process writes, and all have read what their metrics are together
         state = {
             "step": step,
+            "examples": self._pipeline.examples,
+            "batch_multiple": self._pipeline.worker.multiple,
             "rows": self.rows,
             "metrics": metrics,
             "run_id": self._recorder.run_id,
@@ -263,8 +293,6 @@ def _variables(model: keras.Model) -> list[tf.Variable]:
         *([model.optimizer] if model.optimizer else []),
         *_further_optimizers(model).values(),
     ]
-    if model.optimizer and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
     return [
         getattr(variable, "value", variable)
         for variable in (
@@ -272,6 +300,12 @@ def _variables(model: keras.Model) -> list[tf.Variable]:
             *(variable for optimizer in optimizers for variable in optimizer.variables),
         )
     ]
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Make the variables of a model's optimizer, which a checkpoint holds."""
+    if model.optimizer and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
 
 
 def _further_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:

@@ -1,5 +1,8 @@
-"""The training loop: Keras' own train function, callbacks and evaluation, entered at any step of
-any epoch, over one sequence of batches that goes through all epochs.
+"""The training loop: a model's own train step, Keras' callbacks, and evaluation, entered at any
+step of any epoch, over one sequence of batches that goes through all epochs.
+
+One process and each of several that train together run the same loop; what they exchange is within
+the train step (`replicas.py`).
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
+from throughline.training.step_function import StepFunction
 from throughline.training.step_model import find_network
-from throughline.training.train_function import TrainFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +34,43 @@ class Schedule:
     start: Position = Position()
 
 
+class SplitEvaluation:
+    """A model's own test step over the `batches` of a whole held-out split, `steps` of them."""
+
+    def __init__(self, model: keras.Model, batches: tf.data.Dataset, steps: int) -> None:
+        self._model, self._batches, self._steps = model, batches, steps
+        self._test_function = StepFunction(model, trains=False)
+
+    def run(
+        self, callbacks: keras.callbacks.CallbackList | None = None, *, steps: int | None = None
+    ) -> dict[str, float]:
+        """The metrics of the split, or of its first `steps`, as Keras' `evaluate` gives them."""
+        every = callbacks or keras.callbacks.CallbackList(model=find_network(self._model))
+        steps, network = steps or self._steps, find_network(self._model)
+        every.on_test_begin()
+        network.reset_metrics()
+        self._test_function.begin(steps)
+        iterator, done, logs = iter(self._batches.take(steps)), 0, {}
+        while done < steps:
+            every.on_test_batch_begin(done)
+            logs = self._test_function(iterator)
+            done += self._test_function.steps
+            every.on_test_batch_end(done - 1, logs)
+        logs = as_numbers(logs)
+        every.on_test_end(logs)
+        return logs
+
+
 def fit(
-    train_function: TrainFunction,
+    train_function: StepFunction,
     batches: tf.data.Dataset,
     schedule: Schedule,
     *,
-    validation: tf.data.Dataset,
+    evaluation: SplitEvaluation,
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> None:
     """Train on `batches`, one sequence from the start of the schedule to its end, so that the next
-    epoch's first batch is ready in time; after each epoch evaluate on `validation`.
+    epoch's first batch is ready in time; each epoch ends with the `evaluation`.
 
     Callbacks see the network that is trained, and what Keras' `fit` would show them.
     """
@@ -62,9 +92,8 @@ def fit(
             logs = train_function(iterator)
             done += train_function.steps
             every.on_train_batch_end(done - 1, logs)
-        logs = as_numbers(logs)
-        held_out = model.evaluate(validation, callbacks=every, verbose=0, return_dict=True)  # pyright: ignore[reportArgumentType]
-        logs |= {f"val_{name}": value for name, value in as_numbers(held_out).items()}
+        logs = as_numbers(whole_logs(network, logs))
+        logs |= {f"val_{name}": value for name, value in evaluation.run(every).items()}
         every.on_epoch_end(epoch, logs)
         if network.stop_training:
             break
@@ -73,6 +102,20 @@ def fit(
     every.on_train_end(logs)
 
 
+def whole_logs(network: keras.Model, logs: dict) -> dict:
+    """The logs of an epoch's last step; of several processes those metrics of which the mean of
+    their values is not the value of the whole are computed from all that they have seen.
+    """
+    if network.distribute_strategy.num_replicas_in_sync == 1:
+        return logs
+    metrics = network.get_metrics_result()
+    return metrics if metrics.keys() == logs.keys() else logs
+
+
 def as_numbers(logs: dict) -> dict[str, float]:
-    """Those values of a step that are single numbers, by their names."""
-    return {name: float(value) for name, value in logs.items() if getattr(value, "shape", ()) == ()}
+    """Those values of a step that are single numbers, in the order of their names."""
+    return {
+        name: float(value)
+        for name, value in sorted(logs.items())
+        if getattr(value, "shape", ()) == ()
+    }

@@ -13,7 +13,6 @@ system's page cache.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -26,6 +25,7 @@ import numpy as np
 
 from throughline.data.columns import ragged
 from throughline.data.shards.index import Shard
+from throughline.results.base import parse
 from throughline.shared.errors import (
     CorruptColumn,
     MissingInput,
@@ -33,7 +33,7 @@ from throughline.shared.errors import (
     expect_current_schema,
     rebuild_hint,
 )
-from throughline.shared.files import digest_blake3, digest_file, write_json
+from throughline.shared.files import digest_blake3, digest_file, read_json, write_json
 from throughline.shared.limits import available_memory
 
 INDEX = "index.json"
@@ -195,25 +195,7 @@ def read_index(folder: Path, *, key: str | None = None) -> SnapshotIndex:
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
     with expect_current_schema(folder / INDEX, "snapshot"):
-        stored = json.loads((folder / INDEX).read_bytes())
-        index = SnapshotIndex(
-            key=stored["key"],
-            statistics=Statistics(
-                **{name: tuple(values) for name, values in stored["statistics"].items()}
-            ),
-            columns=tuple(
-                Column(**{**item, "shape": tuple(item["shape"])}) for item in stored["columns"]
-            ),
-            splits={
-                name: SplitColumns(
-                    **{**item, "chunks": tuple(Chunk(**chunk) for chunk in item["chunks"])}
-                )
-                for name, item in stored["splits"].items()
-            },
-            repaired=tuple(Shard(**item) for item in stored["repaired"]),
-            vocabulary=stored["vocabulary"],
-            files=stored["files"],
-        )
+        index = parse(SnapshotIndex, read_json(folder / INDEX))
     if key is not None and index.key != key:
         raise StaleSnapshot(
             f"{folder} was made from other shards, by other preprocessing or code, or with another"

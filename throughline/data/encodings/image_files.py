@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from throughline.data.encodings.base import FileInfo, Inspect, RejectedValue, StoredFile
-from throughline.data.encodings.decoder import Decoder
-from throughline.data.encodings.structure import is_sound
+from throughline.data.encodings.decode_probe import Decoder
+from throughline.data.encodings.image_soundness import is_sound
 from throughline.settings import DataSettings
 from throughline.shared.files import atomic_file, digest_blake2b
 

@@ -79,7 +79,7 @@ class PackedBatches:
 
     @property
     def _all_rows(self) -> int:
-        return -(-self.plan.rows // self.worker.count) * self.worker.count
+        return -(-self.plan.rows // self.worker.multiple) * self.worker.multiple
 
     @cached_property
     def _starts(self) -> np.ndarray:

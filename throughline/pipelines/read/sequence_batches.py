@@ -82,7 +82,7 @@ def open_batches(
         return None
     if batching.pack is None:
         buckets = open_buckets(
-            batching, data, split, batch_size=gather.batch_size, workers=worker.count
+            batching, data, split, batch_size=gather.batch_size, workers=worker.multiple
         )
         return LengthBatches(buckets=buckets, seed=seed, worker=worker, shuffled=shuffled)
     plans = {name: open_packs(batching.pack, data, name) for name in data.snapshot.splits}

@@ -126,8 +126,14 @@ class SnapshotReader:
 
     def make_gather_fn(self) -> GatherFn:
         """The function from a step (scalar) to its ready batch."""
-        make_batch = self.make_batch_fn()
-        return lambda step: make_batch(self.columns(), step, self.order.rows(step[None])[0])
+        # The variables are made here: within the scope of a strategy they would be copied.
+        make_batch, variables = self.make_batch_fn(), self.variables
+
+        def gather(step: tf.Tensor) -> Element | tuple:
+            columns = {name: tf.convert_to_tensor(value) for name, value in variables.items()}
+            return make_batch(columns, step, self.order.rows(step[None])[0])
+
+        return gather
 
     def make_batch_fn(self) -> BatchFn:
         """The function from columns, a step (scalar) and its rows (batch,) to the batch."""

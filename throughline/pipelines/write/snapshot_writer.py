@@ -27,7 +27,8 @@ from throughline.data.shards.repair import shard_path
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Op
 from throughline.plan.schema import Schema
-from throughline.shared.errors import CorruptShard, ImpossiblePlan
+from throughline.results.base import parse
+from throughline.shared.errors import CorruptShard, ImpossiblePlan, expect_current_schema
 from throughline.shared.files import atomic_file, digest_blake3, read_json, write_json
 
 if TYPE_CHECKING:
@@ -92,13 +93,8 @@ def write_or_resume(context: WriteContext, shard: Shard, start: int) -> ShardRow
     """
     note = context.folder / f".done-{shard.name}.json"
     if note.exists():
-        stored = read_json(note)
-        parts = [Moments(**item) for item in stored["moments"]]
-        return ShardRows(
-            chunks=[Chunk(**item) for item in stored["chunks"]],
-            moments=parts,
-            shapes=stored["shapes"],
-        )
+        with expect_current_schema(note, "snapshot"):
+            return parse(ShardRows, read_json(note))
     written = write_shard(context, shard, start)
     flush(context.folder, shard.split, context.fixed_size_columns)
     write_json(note, written)

@@ -62,7 +62,7 @@ class Decoder:
             root = str(Path(__file__).parents[3].absolute())
             paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "throughline.data.encodings.decoder"],
+                [sys.executable, "-m", "throughline.data.encodings.decode_probe"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -70,8 +70,8 @@ class Decoder:
             )
             if _within(START_S, self._process, _read_line) is None:
                 raise RuntimeError(
-                    f"{sys.executable} -m throughline.data.encodings.decoder does not start; run it"
-                    " by hand to see why"
+                    f"{sys.executable} -m throughline.data.encodings.decode_probe does not start;"
+                    " run it by hand to see why"
                 )
         return self._process
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from small_pipelines import CONFIGS, pipeline, prepare_snapshots
 
 from throughline.kernels import pixels
-from throughline.kernels.boxes import draw_boxes
+from throughline.kernels.crop_windows import draw_crop_windows
 from throughline.kernels.cropping import draw_crops
 from throughline.kernels.kernels import compute
 from throughline.kernels.randomness import RandomStream
@@ -30,7 +30,7 @@ def draw(epoch: int = 1, op: str = "op") -> RandomStream:
 
 
 def boxes(op: Op, size: tuple[int, int], keys: np.ndarray = KEYS, **changes) -> np.ndarray:
-    return draw_boxes(op, tf.constant(size), tf.constant(keys), draw(**changes)).numpy()
+    return draw_crop_windows(op, tf.constant(size), tf.constant(keys), draw(**changes)).numpy()
 
 
 def as_torchvision_draws(size: tuple[int, int], op: RandomResizedCrop, count: int) -> np.ndarray:
@@ -104,10 +104,12 @@ def test_a_crop_of_a_smaller_image_has_the_smaller_border_first():
 )
 def test_an_example_alone_gets_the_box_that_it_has_in_a_batch(op):
     sizes = np.random.default_rng(0).integers(10, 300, (64, 2), np.int32)
-    together = draw_boxes(op, tf.constant(sizes), tf.constant(KEYS[:64]), draw()).numpy()
-    traced = tf.function(lambda size, key: draw_boxes(op, size, key, draw()))
+    together = draw_crop_windows(op, tf.constant(sizes), tf.constant(KEYS[:64]), draw()).numpy()
+    traced = tf.function(lambda size, key: draw_crop_windows(op, size, key, draw()))
     for size, key, box in zip(sizes, KEYS[:64], together, strict=True):
-        assert (draw_boxes(op, tf.constant(size), tf.constant(key), draw()).numpy() == box).all()
+        assert (
+            draw_crop_windows(op, tf.constant(size), tf.constant(key), draw()).numpy() == box
+        ).all()
         assert (traced(tf.constant(size), tf.constant(key)).numpy() == box).all()
 
 
@@ -185,7 +187,7 @@ def test_a_box_that_is_drawn_is_the_one_that_is_fetched(stored):
     images, keys = (stored["arrays"].memmap("train", name) for name in ("image", "key"))
     stream = RandomStream(seed=3, epoch=tf.constant(0, tf.int64), salts=("random_crop", 0))
     batch = next(pipe.dataset().as_numpy_iterator())
-    drawn = draw_boxes(op, tf.constant(images.shape[1:3]), tf.constant(batch["key"]), stream)
+    drawn = draw_crop_windows(op, tf.constant(images.shape[1:3]), tf.constant(batch["key"]), stream)
     for key, image, (top, left, height, width) in zip(
         batch["key"], batch["image"], drawn.numpy(), strict=True
     ):

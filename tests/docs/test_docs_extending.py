@@ -15,12 +15,12 @@ PAGE = ROOT / "docs" / "extending.md"
 MOST_LINES = 15  # of code per example; imports, docstrings and tests apart
 MOST_OF_ENCODING = 40
 FILES = (
-    "tests/test_extension_points.py",
+    "tests/house/test_extension_points.py",
     "tests/diagnosis/test_diagnose.py",
     "tests/pipelines/test_dataset.py",
-    "tests/pipelines/test_examples.py",
-    "tests/pipelines/test_ops.py",
-    "tests/pipelines/test_plan.py",
+    "tests/plan/test_examples.py",
+    "tests/kernels/test_ops.py",
+    "tests/plan/test_plan.py",
 )
 WORDS = (
     "extension", "examples.py", "posterize", "has_a_case", "deep", "read_ahead", "calls",
@@ -206,7 +206,7 @@ def test_the_examples_keep_the_style(extended):
 
 @pytest.mark.slow
 def test_every_example_is_used_by_a_test_of_the_copy(extended):
-    (extended / "tests" / "pipelines" / "test_examples.py").write_text(MORE)
+    (extended / "tests" / "plan" / "test_examples.py").write_text(MORE)
     python(extended, "infra/reference.py")
     passed = python(extended, "-m", "pytest", "-rp", *FILES, "-k", " or ".join(WORDS))
     assert not [use for use in USES if use not in passed], passed

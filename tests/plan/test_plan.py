@@ -267,7 +267,7 @@ def test_refusals_carry_their_reason(config, reason):
 
 def test_ops_are_refused_where_they_cannot_work():
     with pytest.raises(ImpossiblePlan, match="must come before mixup"):
-        plan_of(ops={"augment": (Mixup(), Load())})
+        plan_of(ops={"augment": (Mixup(), Load(feature="image"))})
     with pytest.raises(ImpossiblePlan, match="flip cannot run on the device"):
         plan_of(ops={"postprocess": (Flip(),)}, postprocess_on="device")
     with pytest.raises(ImpossiblePlan, match="would cut something else"):

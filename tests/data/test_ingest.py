@@ -14,13 +14,12 @@ import pandas as pd
 import psutil
 import pytest
 import tensorflow as tf
-from conftest import SPLIT, picture
+from conftest import data_settings, picture, read_reasons
 from PIL import Image
 from project import SMALL, run_stages, write_params
 
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
-from throughline.settings import DataSettings
 from throughline.shared.errors import (
     DataNotFound,
     MissingInput,
@@ -29,22 +28,6 @@ from throughline.shared.errors import (
     UnusableDataset,
 )
 from throughline.shared.layout import STORE_HOME, WORKSPACES, Layout
-
-
-def settings(path, source="image_folder", **changes):
-    return DataSettings(
-        **{
-            "source": source,
-            "path": str(path),
-            "max_reject_fraction": 0.9,
-            "split": SPLIT,
-            **changes,
-        }
-    )
-
-
-def reasons(manifest):
-    return dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
 
 
 @pytest.fixture
@@ -90,9 +73,9 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
     huge_png(folder / "b" / "huge.png")
     (folder / "empty").mkdir()
     before = psutil.Process().memory_info().rss
-    manifest = ingest(settings(folder), tmp_path / "manifest")
+    manifest = ingest(data_settings(folder), tmp_path / "manifest")
     assert psutil.Process().memory_info().rss - before < 100e6
-    found = reasons(manifest)
+    found = read_reasons(manifest)
     assert found["a/zero.jpg"] == "empty file"
     assert found["a/text.png"] == "not an image in JPEG, PNG, GIF, BMP or WebP format"
     assert found["a/cut.jpg"].startswith("damaged image")
@@ -106,15 +89,15 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
 
 
 def test_too_many_rejects_stop_and_leave_the_earlier_manifest(folder, tmp_path):
-    ingest(settings(folder), tmp_path / "manifest")
+    ingest(data_settings(folder), tmp_path / "manifest")
     (folder / "a" / "zero.jpg").write_bytes(b"")
     with pytest.raises(
         TooManyRejects, match=r"1 of 21 examples are unusable, 4.8%.*allows 1.0%"
     ) as caught:
-        ingest(settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
+        ingest(data_settings(folder, max_reject_fraction=0.01), tmp_path / "manifest")
     assert "\n  1 × empty file, such as a/zero.jpg\n" in str(caught.value)
     with pytest.raises(TooManyRejects):
-        ingest(settings(folder, max_reject_fraction=0.04), tmp_path / "manifest")
+        ingest(data_settings(folder, max_reject_fraction=0.04), tmp_path / "manifest")
     assert len(read_manifest(tmp_path / "manifest").examples) == 20
 
 
@@ -126,7 +109,7 @@ def test_the_list_of_rejects_opens_from_where_one_stands(folder, tmp_path, monke
     monkeypatch.chdir(worktree)
     (folder / "a" / "zero.jpg").write_bytes(b"")
     with pytest.raises(TooManyRejects) as caught:
-        ingest(settings(folder, max_reject_fraction=0.01), Layout().manifest)
+        ingest(data_settings(folder, max_reject_fraction=0.01), Layout().manifest)
     named = re.search(r"all of them: (\S+)", str(caught.value))
     assert named and not Path(named[1]).is_absolute()
     assert "zero.jpg" in (tmp_path / "project" / named[1]).read_text()
@@ -137,7 +120,8 @@ def test_rejects_are_counted_by_kind(folder, tmp_path):
         Image.new("L", (400 + number, 400)).save(folder / "a" / f"large-{number}.png")
     with pytest.raises(TooManyRejects) as caught:
         ingest(
-            settings(folder, max_reject_fraction=0.01, max_pixels=159_999), tmp_path / "manifest"
+            data_settings(folder, max_reject_fraction=0.01, max_pixels=159_999),
+            tmp_path / "manifest",
         )
     kind = "3 × more pixels than data.max_pixels, such as a/large-0.png (400×400)"
     assert f"\n  {kind}\n" in str(caught.value)
@@ -166,7 +150,7 @@ def test_every_format_and_mode_decodes_to_what_a_person_sees(tmp_path, mode, suf
     with Image.open(folder / f"x{suffix}") as saved:
         expected = np.asarray(saved.convert("RGB" if saved.mode != "I;16" else "I"), np.int64)
     manifest = ingest(
-        settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+        data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
     )
     uri = manifest.examples.set_index("id").loc[f"a/x{suffix}", "uri"]
     seen = (
@@ -192,7 +176,7 @@ def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
         Image.fromarray(values).save(tmp_path / "in" / f"{name}.png")
     company(tmp_path / "in" / "b")
     manifest = ingest(
-        settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+        data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
     )
     uris = manifest.examples.set_index("id")["uri"]
     for name, factor in {"a/bright.png": 1040, "a/dark.png": 4}.items():
@@ -212,7 +196,7 @@ def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(tmp_pat
     turned.save(tmp_path / "in" / "b" / "turned.jpg", exif=exif, quality=95)
     company(tmp_path / "in" / "b")
     manifest = ingest(
-        settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
+        data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0}), tmp_path / "manifest"
     )
     uris = manifest.examples.set_index("id")["uri"]
     with Image.open(uris["a/clear.png"]) as image:
@@ -226,17 +210,17 @@ def test_a_single_class_is_refused(tmp_path):
     for number in range(4):
         picture(number).save(tmp_path / "in" / "only" / f"{number}.jpg")
     with pytest.raises(UnusableDataset, match="single class, only"):
-        ingest(settings(tmp_path / "in"), tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "in"), tmp_path / "manifest")
 
 
 def test_an_empty_validation_split_is_refused(folder, tmp_path):
     with pytest.raises(
         UnusableDataset, match="none of the 20 examples fell into the validation split"
     ):
-        ingest(settings(folder, split={"validation": 0, "test": 0}), tmp_path / "manifest")
+        ingest(data_settings(folder, split={"validation": 0, "test": 0}), tmp_path / "manifest")
 
 
-def test_held_out_copies_win_over_training_copies(folder, tmp_path):
+def test_baseline_copies_win_over_training_copies(folder, tmp_path):
     (folder / "b" / "test.jpg").write_bytes((folder / "b" / "01.jpg").read_bytes())
     rows = [
         {"path": str(path.relative_to(folder)), "label": path.parent.name}
@@ -246,8 +230,8 @@ def test_held_out_copies_win_over_training_copies(folder, tmp_path):
         split=lambda frame: ["test" if "test" in path else None for path in frame["path"]]
     )
     table.to_csv(folder / "table.csv", index=False)
-    manifest = ingest(settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
-    assert reasons(manifest) == {"b/01.jpg": "duplicate of b/test.jpg"}
+    manifest = ingest(data_settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
+    assert read_reasons(manifest) == {"b/01.jpg": "duplicate of b/test.jpg"}
     tested = manifest.examples[manifest.examples["split"] == "test"]
     assert tested["id"].tolist() == ["b/test.jpg"], (
         "where the source names a test split, nothing else is dealt to it"
@@ -271,17 +255,17 @@ def test_a_table_may_lack_labels_or_files_and_stays_inside_its_folder(folder, tm
     frame = pd.DataFrame(rows)
     frame.to_csv(table, index=False) if suffix == ".csv" else frame.to_parquet(table)
     manifest = ingest(
-        settings(table, "image_table", path_column="file", label_column="class"),
+        data_settings(table, "image_table", path_column="file", label_column="class"),
         tmp_path / "manifest",
     )
-    found = reasons(manifest)
+    found = read_reasons(manifest)
     assert found["row 21: a/00.jpg"] == "label missing"
     assert found["row 22"] == "path missing"
     assert found["gone.jpg"].startswith("cannot be read: No such file")
     assert found["../secret.jpg"] == "leads outside the data root"
     with pytest.raises(UnreadableSource, match="no column labl; did you mean label"):
         ingest(
-            settings(
+            data_settings(
                 folder / "t2.csv" if (folder / "t2.csv").write_text("path,label\n") else "",
                 "image_table",
                 label_column="labl",
@@ -314,39 +298,39 @@ def test_a_class_that_is_not_trained_on_is_said(tmp_path, capsys):
 def test_arrays_are_never_unpickled_and_are_checked(tmp_path):
     np.savez(tmp_path / "evil.npz", x=np.array([{"a": 1}], dtype=object), y=np.arange(1))
     with pytest.raises(UnreadableSource, match="pickled arrays are refused"):
-        ingest(settings(tmp_path / "evil.npz", "arrays"), tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "evil.npz", "arrays"), tmp_path / "manifest")
     np.savez(tmp_path / "float.npz", x=np.zeros((4, 3, 3)), y=np.arange(4))
     with pytest.raises(UnreadableSource, match="dtype float64"):
-        ingest(settings(tmp_path / "float.npz", "arrays"), tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "float.npz", "arrays"), tmp_path / "manifest")
     np.savez(tmp_path / "short.npz", x=np.zeros((4, 3, 3), np.uint8), y=np.arange(3))
     with pytest.raises(UnreadableSource, match="one class per image"):
-        ingest(settings(tmp_path / "short.npz", "arrays"), tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "short.npz", "arrays"), tmp_path / "manifest")
     with pytest.raises(UnreadableSource, match="no array z; known: x, y"):
-        ingest(settings(tmp_path / "short.npz", "arrays", features="z"), tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "short.npz", "arrays", features="z"), tmp_path / "manifest")
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04nonsense")
     with pytest.raises(UnreadableSource):
-        ingest(settings(tmp_path / "broken.npz", "arrays"), tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "broken.npz", "arrays"), tmp_path / "manifest")
 
 
 @pytest.mark.parametrize("source", ["image_folder", "image_table", "arrays", "fashion_mnist"])
 def test_a_missing_source_is_reported(tmp_path, source):
     with pytest.raises(DataNotFound):
-        ingest(settings(tmp_path / "nowhere", source), tmp_path / "manifest")
+        ingest(data_settings(tmp_path / "nowhere", source), tmp_path / "manifest")
     with pytest.raises(MissingInput, match="dvc repro ingest"):
         read_manifest(tmp_path / "manifest")
 
 
 def test_splits_do_not_move_when_data_is_added(folder, tmp_path):
-    before = ingest(settings(folder), tmp_path / "one").examples.set_index("id")["split"]
+    before = ingest(data_settings(folder), tmp_path / "one").examples.set_index("id")["split"]
     for number in range(100, 130):
         picture(number).save(folder / "a" / f"{number}.jpg")
-    after = ingest(settings(folder), tmp_path / "two").examples.set_index("id")["split"]
+    after = ingest(data_settings(folder), tmp_path / "two").examples.set_index("id")["split"]
     assert after[before.index].equals(before)
 
 
 def test_the_digest_follows_content_only(folder, tmp_path):
-    one = ingest(settings(folder), tmp_path / "one")
-    two = ingest(settings(folder), tmp_path / "two")
+    one = ingest(data_settings(folder), tmp_path / "one")
+    two = ingest(data_settings(folder), tmp_path / "two")
     assert one.digest == two.digest
     picture(77).save(folder / "a" / "00.jpg")
-    assert ingest(settings(folder), tmp_path / "three").digest != one.digest
+    assert ingest(data_settings(folder), tmp_path / "three").digest != one.digest

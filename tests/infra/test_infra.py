@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 from ruamel.yaml import YAML
 
-INFRA = Path(__file__).parent.parent / "infra"
+INFRA = Path(__file__).parents[2] / "infra"
 DOCKERFILE = (INFRA / "Dockerfile").read_text()
 TEXT = (INFRA / "compose.yaml").read_text()
 STACK = YAML(typ="safe").load(TEXT)

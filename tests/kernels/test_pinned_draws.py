@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.records import example_key
-from throughline.kernels.boxes import draw_boxes
+from throughline.kernels.crop_windows import draw_crop_windows
 from throughline.kernels.host_kernels import draw_changes, draw_sigma
 from throughline.kernels.randomness import RandomStream, mix64
 from throughline.measurement.equality import digest_examples
@@ -130,7 +130,7 @@ def test_several_numbers_of_an_example():
 )
 def test_the_boxes_of_random_crops(op, boxes):
     keys, stream = tf.constant([0, 1, 2, 2**62], tf.int64), RandomStream(seed=5, epoch=epoch(3))
-    assert draw_boxes(op, tf.constant((300, 400)), keys, stream).numpy().tolist() == boxes
+    assert draw_crop_windows(op, tf.constant((300, 400)), keys, stream).numpy().tolist() == boxes
 
 
 def test_who_is_blurred_and_which_changes_randaugment_makes():

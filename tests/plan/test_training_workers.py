@@ -12,7 +12,13 @@ from project import SMALL
 from ruamel.yaml import YAML
 
 from tasks.train import main as train_stage
-from throughline.plan.training_workers import TrainingWorker, training_worker_from_tf_config
+from throughline.plan.training_workers import (
+    TrainingWorker,
+    find_training_worker,
+    list_addresses,
+    make_tf_config,
+    training_worker_from_tf_config,
+)
 from throughline.shared.errors import ImpossiblePlan
 
 WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
@@ -80,8 +86,63 @@ def test_what_cannot_be_shared_is_refused(examples, batch, workers, said):
         TrainingWorker(count=workers).check(examples, batch)
 
 
-def test_the_train_stage_refuses_to_be_one_of_several_hosts(tmp_path, monkeypatch, capsys):
-    """It would train on its slice of each batch alone."""
+@pytest.mark.parametrize(
+    ("examples", "batch", "worker", "said"),
+    [
+        (120, 24, TrainingWorker(count=3, batch_multiple=4), "multiple of 3"),
+        (120, 6, TrainingWorker(count=2, batch_multiple=4), "use 4 or 8"),
+        (3, 8, TrainingWorker(count=2, batch_multiple=4), "fewer examples than 4"),
+    ],
+)
+def test_a_multiple_that_slices_cannot_share_is_refused(examples, batch, worker, said):
+    with pytest.raises(ImpossiblePlan, match=said):
+        worker.check(examples, batch)
+
+
+def test_one_multiple_leaves_out_the_same_examples_whatever_the_count():
+    for examples in range(4, 60):
+        shared = {
+            TrainingWorker(count=count, batch_multiple=4).shared(examples, 8) for count in (1, 2, 4)
+        }
+        assert len(shared) == 1 and shared.pop() % 4 == 0
+
+
+ASKED = {"processes": "auto", "batch_multiple": "auto", "gpus": 0}
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked", "worker"),
+    [
+        ({}, {}, TrainingWorker()),
+        ({}, {"gpus": 4}, TrainingWorker(count=4)),
+        ({}, {"processes": 2, "gpus": 4}, TrainingWorker(count=2)),
+        ({}, {"processes": 2, "batch_multiple": 4}, TrainingWorker(count=2, batch_multiple=4)),
+        (
+            told(WORKERS, type="worker", index=2),
+            {"processes": 3, "batch_multiple": 6},
+            TrainingWorker(index=2, count=3, batch_multiple=6),
+        ),
+        (told(WORKERS, type="worker", index=1), {"gpus": 8}, TrainingWorker(index=1, count=3)),
+    ],
+)
+def test_tf_config_says_who_a_process_is_else_the_parameters_how_many_there_are(
+    environment, asked, worker
+):
+    assert find_training_worker(environment, **{**ASKED, **asked}) == worker
+
+
+def test_each_process_of_a_host_finds_itself_and_the_others():
+    addresses = ["a:1", "b:2"]
+    for index in range(2):
+        environment = {"TF_CONFIG": make_tf_config(addresses, index)}
+        assert training_worker_from_tf_config(environment) == TrainingWorker(index=index, count=2)
+        assert list_addresses(environment) == addresses
+    assert list_addresses({}) == []
+
+
+def test_a_stage_refuses_another_number_of_workers_than_the_parameters_say(
+    tmp_path, monkeypatch, capsys
+):
     YAML().dump(SMALL, tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "--pipeline", "optimized"])
@@ -89,4 +150,4 @@ def test_the_train_stage_refuses_to_be_one_of_several_hosts(tmp_path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         train_stage()
     assert ended.value.code == 2
-    assert "TF_CONFIG names 3 workers; this stage is a single one" in capsys.readouterr().err
+    assert "TF_CONFIG names 3 workers, and train.processes is 1; set it" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import sys
 from project import ROOT
 
 from flows import COMMANDS
-from throughline.shared.garbage import USUAL_THRESHOLDS
+from throughline.shared.gc_pause import USUAL_THRESHOLDS
 from throughline.shared.stage_client import HEAVY_STAGES
 
 
@@ -18,7 +18,7 @@ def test_none_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():
         " print(gc.get_threshold() == usual);"
         " del sys.modules['tasks']; sys.argv[:2] = ['-m']; import tasks, flows;"
         " print(gc.get_threshold()[0]);"
-        " from throughline.shared.garbage import collect_garbage_as_usual as usually; usually();"
+        " from throughline.shared.gc_pause import collect_garbage_as_usual as usually; usually();"
         " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
     )
     stage, flow, other, argument = (

@@ -17,7 +17,7 @@ from throughline.shared.code_identity import project_files
 from throughline.shared.libraries import LIBRARIES
 from throughline.shared.program import ROOTS, SUPPORTING, stage_modules
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CODE = sorted(
     path
     for package in ("throughline", "tasks", "flows", "benchmarks", "whowaits/src/whowaits")
@@ -75,7 +75,7 @@ FLOWS_MAY_IMPORT = (
 # What tests run without naming the module.
 UNNAMED = {
     "flows.orchestration.forms": "`make ui` runs it; tests/flows/test_ui_stack.py changes its file",
-    "tasks.shard": "the DAG runs it: tests/test_dag.py",
+    "tasks.shard": "the DAG runs it: tests/tasks/test_dag.py",
     "infra.shape": "a test of this file runs it",
 }
 # Words that the glossary replaces, with what to say instead.

@@ -28,7 +28,7 @@ FILES = {name: gzip.compress(name.encode(), mtime=0) for name in known_datasets.
 
 
 @pytest.fixture
-def data_set(tmp_path, monkeypatch):
+def dataset(tmp_path, monkeypatch):
     """The four files, small ones, nowhere on this machine and at no address that answers."""
     monkeypatch.setattr(
         known_datasets,
@@ -129,36 +129,36 @@ def fetched(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != stage.ORIGIN}
 
 
-def test_a_copy_on_this_machine_comes_first(data_set, tmp_path):
-    put(tmp_path / "user", data_set)
+def test_a_copy_on_this_machine_comes_first(dataset, tmp_path):
+    put(tmp_path / "user", dataset)
     assert str(tmp_path / "user") in fetch("fashion_mnist", tmp_path / "raw")
-    assert fetched(tmp_path / "raw" / "fashion_mnist") == data_set
+    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
 
 
-def test_then_the_official_download(data_set, tmp_path, server, monkeypatch):
+def test_then_the_official_download(dataset, tmp_path, server, monkeypatch):
     monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", server)
-    put(tmp_path / "published", data_set)
+    put(tmp_path / "published", dataset)
     assert server in fetch("fashion_mnist", tmp_path / "raw")
-    assert fetched(tmp_path / "raw" / "fashion_mnist") == data_set
+    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
 
 
 def test_then_a_package_which_is_not_installed_and_leaves_nothing_behind(
-    data_set, tmp_path, repository
+    dataset, tmp_path, repository
 ):
-    repository({f"datasets/{name}": data for name, data in data_set.items()})
+    repository({f"datasets/{name}": data for name, data in dataset.items()})
     started = time.monotonic()
     assert PACKAGE in fetch("fashion_mnist", tmp_path / "raw")
     assert time.monotonic() - started < 60, "an address that does not answer must not hold it up"
-    assert fetched(tmp_path / "raw" / "fashion_mnist") == data_set
+    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
     assert [path.name for path in (tmp_path / "raw").iterdir()] == ["fashion_mnist"]
     assert subprocess.run(["dpkg", "-s", PACKAGE], capture_output=True, check=False).returncode != 0
 
 
 def test_something_else_than_the_published_files_is_refused_wherever_it_comes_from(
-    data_set, tmp_path, server, repository, monkeypatch
+    dataset, tmp_path, server, repository, monkeypatch
 ):
     monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", server)
-    forged = {name: gzip.compress(b"forged") for name in data_set}
+    forged = {name: gzip.compress(b"forged") for name in dataset}
     put(tmp_path / "system", forged)
     put(tmp_path / "published", forged)
     repository({f"datasets/{name}": data for name, data in forged.items()})
@@ -167,14 +167,14 @@ def test_something_else_than_the_published_files_is_refused_wherever_it_comes_fr
     assert not (tmp_path / "raw" / "fashion_mnist").exists()
 
 
-def test_a_package_that_is_not_the_one_listed_is_refused(data_set, tmp_path, repository):
-    deb = repository({f"datasets/{name}": data for name, data in data_set.items()})
+def test_a_package_that_is_not_the_one_listed_is_refused(dataset, tmp_path, repository):
+    deb = repository({f"datasets/{name}": data for name, data in dataset.items()})
     deb.write_bytes(deb.read_bytes() + b" ")
     with pytest.raises(DataNotFound, match="apt-get download"):
         fetch("fashion_mnist", tmp_path / "raw")
 
 
-def test_wallpapers_come_out_of_packages_too(data_set, tmp_path, repository, monkeypatch):
+def test_wallpapers_come_out_of_packages_too(dataset, tmp_path, repository, monkeypatch):
     picture(1, size=(1600, 800)).save(tmp_path / "wallpaper.jpg")
     repository({"wallpapers/Dawn/large.jpg": (tmp_path / "wallpaper.jpg").read_bytes()})
     monkeypatch.setattr(
@@ -190,7 +190,7 @@ def test_wallpapers_come_out_of_packages_too(data_set, tmp_path, repository, mon
     ]
 
 
-def test_what_is_nowhere_to_be_had_is_told_with_all_that_was_tried(data_set, tmp_path):
+def test_what_is_nowhere_to_be_had_is_told_with_all_that_was_tried(dataset, tmp_path):
     with pytest.raises(
         DataNotFound,
         match=(
@@ -220,8 +220,8 @@ def link_elsewhere(folder):
 
 
 @pytest.mark.parametrize("happens", [add, change, replace_by_own, link_elsewhere])
-def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(data_set, tmp_path, happens):
-    put(tmp_path / "user", data_set)
+def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(dataset, tmp_path, happens):
+    put(tmp_path / "user", dataset)
     folder = tmp_path / "raw" / "fashion_mnist"
     fetch("fashion_mnist", tmp_path / "raw")
     happens(folder)
@@ -231,12 +231,12 @@ def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(data_set, tm
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_what_fetch_wrote_itself_or_equals_it_is_replaced(data_set, tmp_path):
-    put(tmp_path / "user", data_set)
+def test_what_fetch_wrote_itself_or_equals_it_is_replaced(dataset, tmp_path):
+    put(tmp_path / "user", dataset)
     fetch("fashion_mnist", tmp_path / "raw")
     fetch("fashion_mnist", tmp_path / "raw")
     (tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN).unlink()
     fetch("fashion_mnist", tmp_path / "raw")
     assert set(read_json(tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN)["files"]) == set(
-        data_set
+        dataset
     )

@@ -21,14 +21,14 @@ ATTEMPTS = 10
 
 
 @singledispatch
-def draw_boxes(op: Op, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
+def draw_crop_windows(op: Op, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     """The boxes (…, 4) int32 that an op crops out of images of `sizes` (…, 2) int32, height and
     width, whose examples have the keys `key` (…); one size for all is (2,).
     """
     raise NotImplementedError(f"{op.name} crops no boxes; give it a case here")
 
 
-@draw_boxes.register
+@draw_crop_windows.register
 def _(op: CenterCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     room = sizes - (op.height, op.width)
     # Of a smaller image the border is halved, not the crop: rounding goes the other way.
@@ -36,14 +36,14 @@ def _(op: CenterCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> t
     return _boxes(key, first[..., 0], first[..., 1], op.height, op.width)
 
 
-@draw_boxes.register
+@draw_crop_windows.register
 def _(op: RandomCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     room = tf.maximum(sizes - (op.height, op.width), 0)
     top, left = (_place(draw.uniform(key, axis), room[..., axis]) for axis in (0, 1))
     return _boxes(key, top, left, op.height, op.width)
 
 
-@draw_boxes.register
+@draw_crop_windows.register
 def _(op: ResizedCenterCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     shortest = tf.reduce_min(sizes, axis=-1, keepdims=True)
     rounded = (2 * shortest * (op.height, op.width) + op.shorter) // (2 * op.shorter)
@@ -52,7 +52,7 @@ def _(op: ResizedCenterCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStrea
     return _boxes(key, first[..., 0], first[..., 1], crop[..., 0], crop[..., 1])
 
 
-@draw_boxes.register
+@draw_crop_windows.register
 def _(op: RandomResizedCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     drawn = tf.cast(draw.uniform_vector(key, 2 * ATTEMPTS + 2), tf.float64)
     tall, wide = (tf.cast(sizes[..., axis, None], tf.float64) for axis in (0, 1))

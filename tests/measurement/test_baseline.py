@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from throughline.measurement.held_out import standard_error_in_time
+from throughline.measurement.baseline import standard_error_in_time
 
 STEPS, SERIES = 4000, 200
 

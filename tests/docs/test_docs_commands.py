@@ -25,26 +25,26 @@ from throughline.config.params_file import parse_yaml
 
 # Pages whose blocks of a language are run one after another by a test of their own.
 OWN_TESTS = {
-    ("docs/daily.md", "sh"): "tests/test_docs_daily.py",
-    ("docs/data.md", "yaml"): "tests/test_docs_data.py",
-    ("docs/extending.md", "diff"): "tests/test_docs_extending.py",
-    ("docs/extending.md", "python"): "tests/test_docs_extending.py",
-    ("docs/models.md", "python"): "tests/test_docs_models.py",
-    ("docs/models.md", "yaml"): "tests/test_docs_models.py",
-    ("docs/prediction.md", "sh"): "tests/test_docs_prediction.py",
-    ("docs/training.md", "python"): "tests/test_docs_training.py",
+    ("docs/daily.md", "sh"): "tests/docs/test_docs_daily.py",
+    ("docs/data.md", "yaml"): "tests/docs/test_docs_data.py",
+    ("docs/extending.md", "diff"): "tests/docs/test_docs_extending.py",
+    ("docs/extending.md", "python"): "tests/docs/test_docs_extending.py",
+    ("docs/models.md", "python"): "tests/docs/test_docs_models.py",
+    ("docs/models.md", "yaml"): "tests/docs/test_docs_models.py",
+    ("docs/prediction.md", "sh"): "tests/docs/test_docs_prediction.py",
+    ("docs/training.md", "python"): "tests/docs/test_docs_training.py",
 }
 # Commands that are not tried, by how they begin, and why.
 NOT_TRIED = {
     "source .venv/bin/activate": "sets up a shell",
-    "source .throughline/stack/environment": "sets up a shell; tests/test_local_stack.py reads it",
+    "source .throughline/stack/environment": "sets up a shell; test_local_stack.py reads it",
     "apt-get install postgresql": "changes the machine",
-    "dvc push -r stack": "needs the stack; tests/test_local_stack.py pushes to it",
-    "docker compose": "needs Docker; tests/test_infra.py reads infra/compose.yaml",
+    "dvc push -r stack": "needs the stack; tests/infra/test_local_stack.py pushes to it",
+    "docker compose": "needs Docker; tests/infra/test_infra.py reads infra/compose.yaml",
     "cp -r mlartifacts .throughline/ui": "copies the state of servers that have run",
     "python -m tasks.STAGE": "stands for any stage",
     "sqlite3": "copies the state of servers that have run",
-    "tar -C .throughline": "copies a stack; tests/test_local_stack.py does",
+    "tar -C .throughline": "copies a stack; tests/infra/test_local_stack.py does",
 }
 # Commands that run as they stand, by how they begin; the others are looked up.
 RUN = (

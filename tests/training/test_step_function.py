@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from throughline.training.fit import Schedule, fit
+from throughline.training.fit import Schedule, SplitEvaluation, fit
+from throughline.training.step_function import StepFunction
 from throughline.training.step_timer import StepTimer
-from throughline.training.train_function import TrainFunction
 
 STEPS, EPOCHS = 5, 3
 
@@ -63,13 +63,15 @@ def train(count):
     batches = batches.map(
         lambda value, label: (tf.ensure_shape(value, (4, 2)), tf.ensure_shape(label, (4, 1)))
     )
-    train_function = TrainFunction(model)
+    train_function = StepFunction(model)
     seen = Seen(train_function)
     fit(
         train_function,
         batches,
         Schedule(steps_per_epoch=STEPS, epochs=EPOCHS),
-        validation=tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1)))),
+        evaluation=SplitEvaluation(
+            model, tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1)))), 1
+        ),
         callbacks=[seen],
     )
     return seen, order, model

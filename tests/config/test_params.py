@@ -23,7 +23,7 @@ from throughline.plan.spec import InputSpec
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidParams
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def document(**changes):

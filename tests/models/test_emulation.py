@@ -17,6 +17,7 @@ from throughline.models.emulation import Emulation, parse_emulation
 from throughline.plan.ops import Rescale
 from throughline.settings import ModelSettings, TrainSettings
 from throughline.shared.errors import ImpossiblePlan, UnknownModel
+from throughline.training.step_function import make_execution
 from throughline.training.step_model import Feed, make_step_model
 
 CLASSES = Target(kind="class", shape=(4,))
@@ -49,9 +50,9 @@ def trained(built, feed, steps, **settings):
         TrainSettings(learning_rate=0.5, schedule="constant", **settings),
         Feed(steps_per_epoch=steps, stored=True),
     )
-    model.make_train_function()
+    run = make_execution(model)
     for _ in range(steps):
-        model.train_function(feed)
+        run(feed, tf.constant(model.steps_per_execution))
     return model
 
 
@@ -60,11 +61,11 @@ def test_a_step_takes_its_time_and_no_core():
     feed = batches(30)
     trained(built, feed, 2)  # traces
     model = make_step_model(built, TrainSettings(), Feed(steps_per_epoch=20, stored=True))
-    model.make_train_function()
-    model.train_function(feed)
+    run = make_execution(model)
+    run(feed, tf.constant(1))
     started, cpu = time.perf_counter(), time.process_time()
     for _ in range(20):
-        model.train_function(feed)
+        run(feed, tf.constant(1))
     assert time.perf_counter() - started >= 20 * 0.050
     assert time.process_time() - cpu < 20 * 0.010, "the graph of a few numbers, no more"
 

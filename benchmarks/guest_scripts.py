@@ -1,0 +1,358 @@
+"""Trainings as people write them, each a script that `whowaits` is tried on
+(`python -m benchmarks.whowaits`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRELUDE = """
+import os, sys, time
+IN_MEMORY = os.environ.get("FROM_MEMORY")
+if BACKEND:
+    os.environ["KERAS_BACKEND"] = BACKEND
+import numpy as np
+import keras
+import tensorflow as tf
+
+EPOCHS, BATCH, COUNT, AUTO = 6, 32, 640, tf.data.AUTOTUNE
+rng = np.random.default_rng(0)
+images = rng.integers(0, 255, (COUNT, 96, 96, 3), dtype=np.uint8)
+labels = np.arange(COUNT) % 2
+
+def network(width=16, side=64):
+    return keras.Sequential([
+        keras.Input((side, side, 3)), keras.layers.Conv2D(width, 3, 2, activation="relu"),
+        keras.layers.Conv2D(width, 3, 2, activation="relu"),
+        keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2),
+    ])
+
+def jpegs():
+    return [tf.io.encode_jpeg(image).numpy() for image in images]
+
+def decode(file, label):
+    image = tf.image.decode_jpeg(file, channels=3)
+    return tf.image.resize(tf.cast(image, tf.float32) / 255, (64, 64), "bicubic"), label
+
+def crop(image, label):
+    image = tf.image.resize(tf.cast(image, tf.float32), (96, 96), "bicubic")
+    image = tf.image.random_crop(tf.image.random_flip_left_right(image), (64, 64, 3))
+    return tf.image.random_contrast(image, 0.8, 1.2) / 255, label
+
+class Clock(keras.callbacks.Callback):
+    steps = 0
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.steps, self.began = 0, time.perf_counter()
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+    def on_train_end(self, logs=None):
+        print("STEP", 1e3 * (time.perf_counter() - self.began) / self.steps, flush=True)
+
+def feed(data):
+    if not IN_MEMORY:
+        return data
+    if isinstance(data, tf.data.Dataset):
+        return data.take(64).cache()
+    return data
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+def train(model, data, *args, **more):
+    options = {key: more.pop(key) for key in list(more) if key in ("steps_per_execution",)}
+    model.compile("sgd", LOSS, **options)
+    model.fit(feed(data), *args, epochs=EPOCHS, verbose=0, callbacks=[Clock()], **more)
+"""
+ROWS = "rows = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(COUNT)\n"
+FILES = "files = tf.data.Dataset.from_tensor_slices((jpegs(), labels))\n"
+MEMORY = """
+small = (images[:, :64, :64] / 255).astype("float32")
+kept = tf.data.Dataset.from_tensor_slices((small, labels)).batch(BATCH).cache().prefetch(AUTO)
+"""
+TAPE = """
+def loop(model, data):
+    optimizer, data = keras.optimizers.SGD(), feed(data)
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = LOSS(y, model(x, training=True))
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    steps = 0
+    for epoch in range(EPOCHS):
+        if epoch == 1:
+            began, steps = time.perf_counter(), 0
+        for x, y in data:
+            step(x, y)
+            steps += 1
+    print("STEP", 1e3 * (time.perf_counter() - began) / steps, flush=True)
+"""
+TORCH = """
+import os, time, itertools, sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+EPOCHS, COUNT, IN_MEMORY = 6, 640, os.environ.get("FROM_MEMORY")
+
+class Rows(Dataset):
+    def __init__(self, seconds, side=64):
+        self.seconds, self.side = seconds, side
+    def __len__(self):
+        return COUNT
+    def __getitem__(self, number):
+        end = time.perf_counter() + self.seconds
+        if WAITS:
+            time.sleep(self.seconds)
+        while time.perf_counter() < end:
+            pass
+        return torch.randn(self.side), number % 2
+
+def network(width, side=64):
+    return torch.nn.Sequential(
+        torch.nn.Linear(side, width), torch.nn.ReLU(), torch.nn.Linear(width, width),
+        torch.nn.ReLU(), torch.nn.Linear(width, 2))
+
+def train(loader, model):
+    optimizer, loss = torch.optim.SGD(model.parameters(), 0.01), torch.nn.CrossEntropyLoss()
+    if IN_MEMORY:
+        loader = list(itertools.islice(loader, 20))
+    steps = 0
+    for epoch in range(EPOCHS):
+        if epoch == 1:
+            began, steps = time.perf_counter(), 0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+            steps += 1
+    print("STEP", 1e3 * (time.perf_counter() - began) / steps, flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script; `freezes` is what a first advice must not begin with, and `bottleneck` whether its
+    input is one by construction, None where only the truth says so.
+    """
+
+    script: str
+    backend: str = ""
+    freezes: tuple[str, ...] = ()
+    torch_waits: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if self.torch_waits is not None:
+            return f"WAITS = {self.torch_waits}\n{TORCH}{self.script}"
+        return f"BACKEND = {self.backend!r}\n{PRELUDE}{self.script}"
+
+
+BATCHES = ("batch: .cache()",)
+CASES = {
+    # Random ops that a cache after them would freeze.
+    "map of random crops": Case(
+        f"{ROWS}train(network(), rows.map(crop).batch(BATCH).prefetch(AUTO))",
+        freezes=("map(crop): .cache()", *BATCHES),
+    ),
+    "parallel random crops": Case(
+        f"{ROWS}train(network(), rows.map(crop, AUTO).batch(BATCH).prefetch(AUTO))",
+        freezes=("map(crop): .cache()", *BATCHES),
+    ),
+    "JPEGs, then random crops": Case(
+        f"{FILES}train(network(), files.shuffle(COUNT).map(decode).map(crop).batch(BATCH))",
+        freezes=("map(crop): .cache()", *BATCHES),
+    ),
+    "distorted boxes": Case(
+        f"""{FILES}
+def distort(file, label):
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        (96, 96, 3), tf.zeros((1, 0, 4)), use_image_if_no_bounding_boxes=True)
+    image = tf.slice(tf.image.decode_jpeg(file, channels=3), begin, size)
+    return tf.image.resize(image, (64, 64)) / 255, label
+
+train(network(), files.map(distort, AUTO).batch(BATCH).prefetch(AUTO))
+""",
+        freezes=("map(distort): .cache()", *BATCHES),
+    ),
+    "shuffled batches of a decode": Case(
+        f"{FILES}train(network(), files.shuffle(COUNT).map(decode, AUTO).batch(BATCH))",
+        freezes=BATCHES,
+    ),
+    "pairs of shuffled datasets": Case(
+        f"""{ROWS}
+def mix(first, second):
+    (a, label), (b, _) = first, second
+    a, b = (tf.image.resize(tf.cast(each, tf.float32), (64, 64), "bicubic") for each in (a, b))
+    return (a + b) / 510, label
+
+pairs = tf.data.Dataset.zip((rows, rows))
+train(network(), pairs.map(mix).batch(BATCH).prefetch(AUTO))
+""",
+        freezes=("map(mix): .cache()", *BATCHES),
+    ),
+    "noise": Case(
+        f"""{ROWS}
+def noise(image, label):
+    image = tf.image.resize(tf.cast(image, tf.float32), (64, 64), "bicubic") / 255
+    return image + tf.random.truncated_normal((64, 64, 3), stddev=0.1), label
+
+train(network(), rows.map(noise).batch(BATCH))
+""",
+        freezes=("map(noise): .cache()", *BATCHES),
+    ),
+    "a generator that draws": Case(
+        """
+def examples():
+    for number in rng.permutation(COUNT):
+        time.sleep(0.001)
+        yield (images[number, :64, :64] / 255).astype("float32"), labels[number]
+
+spec = (tf.TensorSpec((64, 64, 3)), tf.TensorSpec((), tf.int64))
+train(network(), tf.data.Dataset.from_generator(examples, output_signature=spec).batch(BATCH))
+""",
+        freezes=("from_generator: .cache()", *BATCHES),
+    ),
+    "numpy that draws": Case(
+        f"""{ROWS}
+def jitter(image):
+    return (np.roll(image, rng.integers(9), 0)[:64, :64] / 255).astype("float32")
+
+def load(image, label):
+    made = tf.numpy_function(jitter, [image], tf.float32)
+    return tf.ensure_shape(made, (64, 64, 3)), label
+
+train(network(), rows.map(load).batch(BATCH).prefetch(2))
+""",
+        freezes=("map(load): .cache()", *BATCHES),
+    ),
+    "Keras layers that draw in a map": Case(
+        f"""{ROWS}
+augment = keras.Sequential([keras.layers.RandomFlip(), keras.layers.RandomTranslation(0.1, 0.1)])
+
+def change(image, label):
+    return augment(tf.cast(image[:, :64, :64], tf.float32) / 255, training=True), label
+
+train(network(), rows.batch(BATCH).map(change, AUTO).prefetch(AUTO))
+""",
+        freezes=("map(change): .cache()", "batch: .cache()"),
+    ),
+    # Without a bottleneck, or nearly.
+    "a large model, kept": Case(f"{MEMORY}train(network(96), kept)"),
+    "a model of medium size, kept": Case(f"{MEMORY}train(network(48), kept)"),
+    "arrays": Case("train(network(64, 96), (images / 255).astype('float32'), labels, BATCH)"),
+    "arrays, a small model": Case(
+        """
+x, y = rng.random((COUNT * 9, 784)).astype("float32"), np.arange(COUNT * 9) % 2
+layers = [keras.Input((784,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(2)]
+train(keras.Sequential(layers), x, y, 128)
+"""
+    ),
+    "a sleeping model": Case(
+        f"""{ROWS}
+class Sleeping(keras.layers.Layer):
+    def call(self, x):
+        with tf.control_dependencies([tf.numpy_function(self.wait, [], tf.int64)]):
+            return tf.identity(x)
+    def wait(self):
+        time.sleep(0.05)
+        return np.int64(0)
+
+model = keras.Sequential([keras.Input((64, 64, 3)), Sleeping(), *network().layers])
+train(model, rows.map(crop, AUTO).batch(BATCH).prefetch(AUTO))
+"""
+    ),
+    "steps_per_execution": Case(f"{MEMORY}train(network(32), kept, steps_per_execution=5)"),
+    "padded batches, by length": Case(
+        """
+def lines():
+    for length in range(20, 20 + COUNT):
+        yield np.zeros(length, "int32"), length % 2
+
+spec = (tf.TensorSpec((None,), tf.int32), tf.TensorSpec((), tf.int64))
+data = tf.data.Dataset.from_generator(lines, output_signature=spec).cache()
+layers = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(9, 64),
+          keras.layers.Conv1D(64, 5), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
+train(keras.Sequential(layers), data.padded_batch(BATCH).prefetch(AUTO))
+"""
+    ),
+    "a tape, a large model": Case(f"{MEMORY}{TAPE}loop(network(64), kept)"),
+    # With one.
+    "a tape, decoding": Case(f"{FILES}{TAPE}loop(network(), files.map(decode).batch(BATCH))"),
+    "a tape, a store": Case(
+        f"""{TAPE}
+def fetch(number):
+    time.sleep(0.002)
+    return np.zeros((64, 64, 3), "float32")
+
+def load(number):
+    made = tf.numpy_function(fetch, [number], tf.float32)
+    return tf.ensure_shape(made, (64, 64, 3)), number % 2
+
+loop(network(), tf.data.Dataset.range(COUNT).map(load).batch(BATCH).prefetch(2))
+"""
+    ),
+    "a cache after the first epoch": Case(
+        f"{FILES}train(network(48), files.map(decode).cache().batch(BATCH).prefetch(AUTO))"
+    ),
+    "a PyDataset": Case(
+        """
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return COUNT // BATCH
+    def __getitem__(self, number):
+        if not IN_MEMORY:
+            time.sleep(0.03)
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        return (images[rows, :64, :64] / 255).astype("float32"), labels[rows]
+
+train(network(), Rows(workers=2))
+"""
+    ),
+    "tf_keras": Case(
+        f"""{FILES}
+import tf_keras
+layers = tf_keras.layers
+model = tf_keras.Sequential([
+    layers.Conv2D(16, 3, 2, input_shape=(64, 64, 3)),
+    layers.GlobalAveragePooling2D(), layers.Dense(2)])
+model.compile("sgd", tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+class Ticks(tf_keras.callbacks.Callback):
+    on_epoch_begin, on_train_batch_end = Clock.on_epoch_begin, Clock.on_train_batch_end
+    on_train_end, steps = Clock.on_train_end, 0
+
+data = feed(files.map(decode).batch(BATCH))
+model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[Ticks()])
+"""
+    ),
+    "JAX, decoding": Case(
+        f"{FILES}train(network(), files.map(decode).batch(BATCH))", backend="jax"
+    ),
+    "JAX, a large model": Case(f"{MEMORY}train(network(64), kept)", backend="jax"),
+    "PyTorch, no workers": Case(
+        "train(DataLoader(Rows(0.001), 32), network(256))", torch_waits=False
+    ),
+    "PyTorch, a store": Case(
+        "train(DataLoader(Rows(0.002), 32, num_workers=2), network(256))", torch_waits=True
+    ),
+    "PyTorch, workers that keep up": Case(
+        "loader = DataLoader(Rows(0.0003), 32, num_workers=2, persistent_workers=True)\n"
+        "train(loader, network(2048))",
+        torch_waits=True,
+    ),
+    "PyTorch, a large model": Case(
+        "train(DataLoader(Rows(0), 32), network(2048))", torch_waits=False
+    ),
+    "PyTorch, validation between": Case(
+        """
+loader = DataLoader(Rows(0.001), 32)
+model = network(512)
+with torch.no_grad():
+    for x, y in loader:
+        model(x)
+train(loader, model)
+""",
+        torch_waits=False,
+    ),
+}

@@ -1,0 +1,267 @@
+"""Several processes that train together, each a real one: they train what one would, differ in
+nothing, and end together whatever happens to one of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from project import SMALL, environment, make_project, run_stages, write_params
+
+from flows.run.stage_server import stage_server
+from throughline.plan.training_workers import make_tf_config
+from throughline.shared.stage_client import STAGE_SERVER
+from throughline.training.processes import LOST_ANOTHER, find_free_ports
+
+pytestmark = pytest.mark.integration
+
+CLOSE = 1e-5  # relative
+# What happens to a process of this index after so many steps: FAULT="what index steps".
+OWN_CODE = '''
+import json, os, pathlib, signal, time
+
+import keras
+import numpy as np
+
+TF_CONFIG = json.loads(os.environ.get("TF_CONFIG") or "{}")
+INDEX = TF_CONFIG["task"]["index"] if TF_CONFIG else 0
+
+
+class Fault(keras.callbacks.Callback):
+    """Notes the loss of every step and, at the end, the weights; does what FAULT says."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(float(logs["loss"]))
+        what, index, steps = os.environ.get("FAULT", "none 0 0").split()
+        if int(index) != INDEX or len(self.losses) != int(steps):
+            return
+        if what == "raise":
+            raise RuntimeError("a bug of one's own")
+        if what == "leave":
+            self.model.stop_training = True
+        if what == "sleep":
+            time.sleep(300)
+        if what in ("SIGKILL", "SIGSTOP"):
+            os.kill(os.getpid(), getattr(signal, what))
+
+    def on_train_end(self, logs=None):
+        content = {"losses": self.losses, "weights": [w.tolist() for w in self.model.get_weights()]}
+        pathlib.Path(f"seen-{INDEX}.json").write_text(json.dumps(content))
+
+
+def normalized(input_shape, outputs, dropout=0.0):
+    return keras.Sequential([
+        keras.Input(input_shape),
+        keras.layers.Conv2D(4, 3, use_bias=False),  # which would train on rounding
+        keras.Sequential([keras.layers.BatchNormalization(), keras.layers.ReLU()]),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(dropout),
+        keras.layers.Dense(outputs),
+    ])
+'''
+
+
+class Trainings:
+    """A prepared project, in whose folder trainings run as the DAG runs them."""
+
+    def __init__(self, folder: Path, served: dict[str, str]) -> None:
+        self.folder, self.environment = folder, {**environment(folder), **served}
+
+    def write(self, **train) -> None:
+        """Write params.yaml with these settings of `train`, or of what their names say."""
+        params = copy.deepcopy(SMALL)
+        params |= {"batch_size": train.pop("batch_size", 16)}
+        params["model"] = train.pop("model", params["model"])
+        params["train"] |= {"batch_multiple": 4, "callbacks": ["own:Fault"], **train}
+        write_params(self.folder, params)
+
+    def start(self, *, fault: str = "none 0 0", **environment: str) -> subprocess.Popen[str]:
+        """Begin to train with what params.yaml says."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasks.train", "--pipeline", "optimized"],
+            cwd=self.folder,
+            env={**self.environment, "FAULT": fault, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def train(self, *, code: int | None = 0, fault: str = "none 0 0") -> str:
+        """Train, and return what was printed."""
+        with self.start(fault=fault) as process:
+            output, _ = process.communicate(timeout=120)
+        assert process.returncode == code or (code is None and process.returncode), output
+        return output
+
+    def seen(self, index: int = 0) -> dict[str, list]:
+        """The losses and the weights of a process."""
+        return json.loads((self.folder / f"seen-{index}.json").read_text())
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """The rows of history.csv, but for times."""
+        with (self.folder / "runs" / "optimized" / "history.csv").open() as file:
+            return [
+                {name: float(text) for name, text in row.items() if name != "examples_per_s"}
+                for row in csv.DictReader(file)
+            ]
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory, array_file):
+    folder = make_project(tmp_path_factory.mktemp("processes") / "project", array_file)
+    (folder / "own.py").write_text(OWN_CODE)
+    run_stages(folder, "ingest", "shard", "snapshot", "build@optimized")
+    with stage_server(folder, environment(folder)) as served:
+        socket, deadline = folder / served[STAGE_SERVER], time.monotonic() + 60
+        while not socket.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield Trainings(folder, served)
+
+
+def assert_close(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+    """Two histories are equal but for rounding."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=CLOSE)
+
+
+def test_losses_of_200_steps_are_those_of_one_process_and_weights_equal_in_all(trainings):
+    losses, histories = {}, {}
+    for count in (1, 2, 4):
+        trainings.write(processes=count, epochs=25)
+        trainings.train()
+        losses[count], histories[count] = trainings.seen()["losses"], trainings.rows
+        assert len(losses[count]) == 200
+        for index in range(1, count):
+            assert trainings.seen(index) == trainings.seen(), "bit for bit"
+    for count in (2, 4):
+        assert losses[count] == pytest.approx(losses[1], rel=CLOSE)
+        assert_close(histories[count], histories[1])
+
+
+@pytest.mark.slow
+def test_batches_are_normalized_as_a_whole_also_within_nested_models(trainings):
+    histories = {}
+    for count in (1, 2):
+        trainings.write(processes=count, model={"name": "own:normalized"})
+        trainings.train()
+        histories[count] = trainings.rows
+    for one, other in zip(histories[1], histories[2], strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_an_interrupted_training_goes_on_with_another_number_of_processes(trainings):
+    trainings.write(processes=1, epochs=4, checkpoint_every="1 steps")
+    trainings.train()
+    undisturbed = trainings.rows
+    trainings.write(processes=2, epochs=4, checkpoint_every="1 steps")
+    trainings.train(code=2, fault="SIGKILL 1 11")
+    trainings.write(processes=1, epochs=4, checkpoint_every="1 steps")
+    assert "resuming interrupted training at epoch 2, step" in trainings.train(
+        code=137, fault="SIGKILL 0 21"
+    )
+    trainings.write(processes=4, epochs=4, checkpoint_every="1 steps")
+    assert "resuming interrupted training at epoch 3, step" in trainings.train()
+    assert_close(trainings.rows, undisturbed)
+
+
+FAULTY = {"processes": 2, "epochs": 3, "checkpoint_every": "2 steps"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trainings):
+    """The weights and rows of a training in two processes to which nothing happens."""
+    trainings.write(**FAULTY, seed=7)
+    trainings.train()
+    return trainings.seen()["weights"], trainings.rows
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ("SIGKILL 1 11", 2, "process 1 of 2 was killed by SIGKILL"),
+        pytest.param(
+            "SIGKILL 0 11", 2, "process 0 of 2 was killed by SIGKILL", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "SIGSTOP 1 11",
+            LOST_ANOTHER,
+            "process 0 of 2 has lost process 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "raise 1 11", 2, "process 1: RuntimeError: a bug of one's own", marks=pytest.mark.slow
+        ),
+        pytest.param("raise 0 11", 1, "RuntimeError: a bug of one's own", marks=pytest.mark.slow),
+        pytest.param(
+            "leave 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1", marks=pytest.mark.slow
+        ),
+        pytest.param("sleep 1 11", None, "has waited 4 s for step", marks=pytest.mark.slow),
+    ],
+)
+def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(
+    trainings, undisturbed, fault, code, said
+):
+    limit = 4 if fault.startswith("sleep") else 60
+    trainings.write(**FAULTY, seed=7, step_timeout_s=limit)
+    began = time.monotonic()
+    output = trainings.train(code=code, fault=fault)
+    assert time.monotonic() - began < 60
+    assert said in output
+    assert "resuming interrupted training at epoch 2, step 2" in trainings.train()
+    assert (trainings.seen()["weights"], trainings.rows) == undisturbed, "bit for bit"
+
+
+@pytest.mark.slow
+def test_dropout_is_repeatable_and_differs_between_processes(trainings):
+    seen = []
+    for count in (1, 2, 2):
+        trainings.write(
+            processes=count, model={"name": "own:normalized", "options": {"dropout": 0.5}}
+        )
+        trainings.train()
+        seen.append(trainings.rows)
+    assert seen[1] == seen[2]
+    assert seen[0][0]["train_loss"] != pytest.approx(seen[1][0]["train_loss"], rel=1e-3)
+
+
+def test_a_process_that_never_starts_is_named(trainings):
+    trainings.write(processes="auto", start_timeout_s=4)
+    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
+    with trainings.start(TF_CONFIG=make_tf_config(addresses, 0)) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert f"no answer from process 1 ({addresses[1]})" in output
+
+
+def test_processes_with_other_parameters_name_the_part(trainings, tmp_path):
+    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("throughline", "tasks", "own.py", "data", "runs", "uv.lock", "dvc.yaml"):
+        (other / name).symlink_to(trainings.folder / name)
+    trainings.write(processes=2, learning_rate=0.02)
+    (other / "params.yaml").write_text((trainings.folder / "params.yaml").read_text())
+    elsewhere = Trainings(other, {"FAULT": "none 0 0"})
+    trainings.write(processes=2, learning_rate=0.03)
+    with (
+        trainings.start(TF_CONFIG=make_tf_config(addresses, 0)) as chief,
+        elsewhere.start(TF_CONFIG=make_tf_config(addresses, 1)) as follower,
+    ):
+        output, _ = chief.communicate(timeout=60)
+        follower.communicate(timeout=60)
+    assert chief.returncode == 2
+    assert "process 1 of 2 differs from the first in train" in output

@@ -1,0 +1,119 @@
+"""What is refused before several processes train, and what each of them does by itself."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+from trainings import params_of
+
+from throughline.assembly.inputs import open_input_pipeline, open_inputs, training_worker
+from throughline.assembly.processes import check_processes, measure_one_process, name_gpus
+from throughline.plan.training_workers import TrainingWorker, make_tf_config
+from throughline.settings import BatchSettings
+from throughline.shared.errors import ImpossiblePlan
+from throughline.training.deadline import answers
+from throughline.training.replicas import Replicas, check_port, synchronize_normalization
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("train.processes=3",), "batch_size: 25 cannot be shared equally by 3 processes"),
+        (("train.processes=5", "train.batch_multiple=2"), "use a multiple of 5"),
+    ],
+)
+def test_what_processes_cannot_share_is_refused(overrides, said):
+    params = params_of(*overrides)
+    with pytest.raises(ImpossiblePlan, match=said):
+        check_processes(params, "optimized", training_worker(params), gpus=0)
+
+
+def test_packed_rows_are_refused():
+    params = params_of("train.processes=5")
+    packed = params.pipelines["optimized"].model_copy(update={"batch": BatchSettings(pack=64)})
+    params = replace(params, pipelines={"optimized": packed})
+    with pytest.raises(ImpossiblePlan, match=r"batch\.pack: slices of 5 processes"):
+        check_processes(params, "optimized", training_worker(params), gpus=0)
+
+
+def test_xla_is_refused_on_cpus_alone():
+    params = params_of("train.processes=5")
+    params = replace(params, train=params.train.model_copy(update={"jit_compile": True}))
+    check_processes(params, "optimized", training_worker(params), gpus=5)
+    with pytest.raises(ImpossiblePlan, match=r"train\.jit_compile: XLA has no form"):
+        check_processes(params, "optimized", training_worker(params), gpus=0)
+
+
+def test_fewer_gpus_than_processes_are_refused_and_each_gets_one():
+    params = params_of("train.processes=5")
+    with pytest.raises(ImpossiblePlan, match="need a GPU each, and 2 are visible"):
+        check_processes(params, "optimized", training_worker(params), gpus=2)
+    assert name_gpus({}, 2) == ["0", "1"]
+    assert name_gpus({"CUDA_VISIBLE_DEVICES": "GPU-x,3"}, 2) == ["GPU-x", "3"]
+    assert name_gpus({}, 0) == []
+
+
+def test_a_stream_is_refused(layout):
+    params = params_of("train.processes=5")
+    data = open_inputs(params, layout)
+    with pytest.raises(ImpossiblePlan, match="not those of a stream"):
+        open_input_pipeline(params, "naive", data, split="train", purpose="train")
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert answers(address)
+        with pytest.raises(ImpossiblePlan, match=rf"port {taken.getsockname()[1]} of .* cannot"):
+            check_port(address)
+    assert not answers(address)
+    check_port(address)
+
+
+def random_states(model):
+    return [np.asarray(one).tolist() for one in model.variables if one.name.startswith("seed")]
+
+
+def test_random_layers_of_each_process_have_a_state_of_their_own_that_follows_from_the_chiefs():
+    def states(index):
+        keras.utils.set_random_seed(1)
+        inner = keras.Sequential([keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.1)])
+        model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dropout(0.5, seed=3)])
+        before = random_states(model)
+        worker = TrainingWorker(index=index, count=3)
+        Replicas(worker=worker).make_random_layers_differ(model)
+        return before, random_states(model)
+
+    before, chief = states(0)
+    assert len(chief) == 3 and chief == before
+    for index in (1, 2):
+        assert states(index) == states(index)
+        assert all(one != other for one, other in zip(states(index)[1], chief, strict=True))
+    assert states(1)[1] != states(2)[1]
+
+
+def test_normalization_is_synchronized_in_models_that_are_layers():
+    inner = keras.Sequential([keras.layers.BatchNormalization(name="inner")])
+    model = keras.Sequential([keras.Input((4,)), inner, keras.layers.BatchNormalization()])
+    synchronize_normalization(model)
+    assert inner.layers[0].synchronized and model.layers[1].synchronized
+
+
+def test_what_is_measured_is_one_process_with_whole_batches_that_are_cut_as_in_training(
+    monkeypatch, capsys
+):
+    params = measure_one_process(params_of("train.processes=5"))
+    worker = training_worker(params)
+    assert (worker.count, worker.multiple) == (1, 5)
+    assert "training has 5 processes" in capsys.readouterr().out
+    assert measure_one_process(params_of()).train.processes == 1
+    assert not capsys.readouterr().out
+    monkeypatch.setenv("TF_CONFIG", make_tf_config(["a:1", "b:1"], 0))
+    with pytest.raises(ImpossiblePlan, match="this stage measures one process; unset it"):
+        measure_one_process(params_of("train.processes=auto"))

@@ -1,0 +1,96 @@
+"""TF_CONFIG of the tasks of a cluster, from the variables by which Slurm and Kubernetes number
+them. Pure; no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from throughline.plan.training_workers import TF_CONFIG, make_tf_config
+from throughline.shared.errors import ImpossiblePlan
+
+FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to programs
+_NODES = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def find_tf_config(environment: Mapping[str, str], hosts: Sequence[str]) -> str:
+    """TF_CONFIG of this task: as it is given, of a Slurm step, or of an Indexed Job whose tasks are
+    on `hosts`, each with or without a port.
+
+    Raises:
+      ImpossiblePlan: nothing says which task this is, or of how many.
+    """
+    if given := environment.get(TF_CONFIG):
+        return given
+    if "SLURM_PROCID" in environment:
+        index, addresses = int(environment["SLURM_PROCID"]), list_slurm_addresses(environment)
+    elif "JOB_COMPLETION_INDEX" in environment:
+        index = int(environment["JOB_COMPLETION_INDEX"])
+        addresses = [host if ":" in host else f"{host}:{FIRST_PORT}" for host in hosts]
+    else:
+        raise ImpossiblePlan(
+            "nothing says which task of a cluster this is: start it by Slurm's srun, by an Indexed"
+            " Job of Kubernetes, or set TF_CONFIG"
+        )
+    if not 0 <= index < len(addresses):
+        raise ImpossiblePlan(
+            f"this is task {index} of a cluster, and {len(addresses)} hosts are named; name as many"
+            " as there are tasks (--hosts)"
+        )
+    return make_tf_config(addresses, index)
+
+
+def list_slurm_addresses(environment: Mapping[str, str]) -> list[str]:
+    """Addresses of the tasks of a Slurm step, node by node, each with a port of the job's.
+
+    Raises:
+      ImpossiblePlan: the tasks are not numbered node by node.
+    """
+
+    def read(name: str) -> str:
+        return environment.get(f"SLURM_STEP_{name}") or environment.get(f"SLURM_{name}", "")
+
+    nodes = expand_nodes(read("NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
+    tasks = expand_tasks(read("TASKS_PER_NODE"))
+    first = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
+    placed = [
+        (node, f"{node}:{first + number}")
+        for node, count in zip(nodes, tasks, strict=False)
+        for number in range(count)
+    ]
+    index, here = int(environment["SLURM_PROCID"]), environment.get("SLURMD_NODENAME")
+    if here and index < len(placed) and placed[index][0] != here:
+        raise ImpossiblePlan(
+            f"Slurm has put task {index} on {here}, not on {placed[index][0]}: number the tasks"
+            " node by node, with `srun --distribution=block`"
+        )
+    return [address for _, address in placed]
+
+
+def expand_nodes(text: str) -> list[str]:
+    """The nodes of a list as Slurm shortens it.
+
+    >>> expand_nodes("gpu[08-10,12],login")
+    ['gpu08', 'gpu09', 'gpu10', 'gpu12', 'login']
+    """
+    nodes = []
+    for name, ranges in _NODES.findall(text):
+        for part in ranges.split(",") if ranges else [""]:
+            first, _, last = part.partition("-")
+            if not first:
+                nodes.append(name)
+                continue
+            numbers = range(int(first), int(last or first) + 1)
+            nodes += [f"{name}{number:0{len(first)}d}" for number in numbers]
+    return nodes
+
+
+def expand_tasks(text: str) -> list[int]:
+    """Tasks on each node as Slurm shortens them.
+
+    >>> expand_tasks("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    return [int(count) for count, times in _TASKS.findall(text) for _ in range(int(times or 1))]
