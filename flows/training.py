@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from prefect import flow
-from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
 
 from flows.orchestration import cli
 from flows.orchestration.artifacts import report_failure, show_training
@@ -23,6 +22,7 @@ from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
 from throughline.shared.layout import Layout, from_here
+from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
 
 NONE: list[str] = []
 

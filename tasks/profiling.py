@@ -17,7 +17,6 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from whowaits.verdict import UNDECIDED
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
@@ -60,6 +59,7 @@ from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.progress import echo, echo_problem, echo_result
 from throughline.tracking.experiments import RunKey, make_run_key
 from throughline.tracking.recorder import Recorder
+from whowaits.verdict import UNDECIDED
 
 TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers
 FAIL_IF = (

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from whowaits.cli import main as whowaits
-
 from throughline.shared.progress import echo
+from whowaits.cli import main as whowaits
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ contradict it.
 from __future__ import annotations
 
 import pytest
-from whowaits.verdict import decide
 
 from throughline.measurement.steady_state import Round, SteadyState, TimedBlock
 from throughline.measurement.verdict import (
@@ -16,6 +15,7 @@ from throughline.measurement.verdict import (
     judge,
 )
 from throughline.results.train import TrainThroughput
+from whowaits.verdict import decide
 
 
 def stall(pct, low=None, high=None, **more):

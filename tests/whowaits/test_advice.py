@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from whowaits.advice import DRAWN_ONCE, ORDER, SAME, Tried, find_first
 
 

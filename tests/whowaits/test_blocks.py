@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from whowaits.blocks import Block, Step, Timing, median_interval
 
 

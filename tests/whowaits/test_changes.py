@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from whowaits.advice import DRAWN_ONCE, ORDER
 from whowaits.changes import CACHED_STEPS, propose_changes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from whowaits.cli import main
 from whowaits.compare import compare
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from whowaits.batches import keep_batches
 from whowaits.loops import LoopWatch, Source
 from whowaits.session import Ended, Options, Session

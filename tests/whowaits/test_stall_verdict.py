@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+
 from whowaits.blocks import Block, Round, Step, Timing
 from whowaits.fail_if import Condition, InvalidCondition
 from whowaits.report import make_report, undecided

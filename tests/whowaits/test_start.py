@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from whowaits.cli import find_interpreter
 
 from whowaits import machine
+from whowaits.cli import find_interpreter
 
 ROOT = Path(__file__).parents[2]
 NOTHING = "it ended without a training that can be seen"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from whowaits.within import register_magic
 
 import whowaits
+from whowaits.within import register_magic
 
 
 class Shell:

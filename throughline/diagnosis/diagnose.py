@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
-
 from throughline.diagnosis.cost_model import (
     ModelStepCost,
     OpCost,
@@ -28,6 +26,7 @@ from throughline.plan.plan import Plan, make_plan
 from throughline.results.profiling import GOOD_UTILIZATION_PCT, Diagnosis, Finding
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
+from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
 
 # Rules that explain a wait whose end nothing here can predict.
 UNPREDICTABLE_RULES = ("slow_service", "gpu_idle")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from throughline.measurement.steady_state import SteadyState
+from throughline.results.train import TrainThroughput
 from whowaits.verdict import (
     COMPUTE_BOUND_BELOW_PCT,
     INPUT_BOUND_FROM_PCT,
@@ -17,9 +19,6 @@ from whowaits.verdict import (
     UNDECIDED,
     decide,
 )
-
-from throughline.measurement.steady_state import SteadyState
-from throughline.results.train import TrainThroughput
 
 DRIFT_PCT = 10.0  # points that two measurements of the same training, minutes apart, may differ by
 

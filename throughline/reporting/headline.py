@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
-
 from throughline.reporting.ranking import (
     find_baseline,
     find_best,
@@ -22,6 +20,7 @@ from throughline.reporting.ranking import (
 )
 from throughline.results.comparison import MeasuredRow
 from throughline.results.train import SIGNIFICANT_STDERRS
+from whowaits.verdict import COMPUTE_BOUND, UNDECIDED
 
 # Two configurations whose ratio may be 1 are as fast as each other, unless its interval is so wide,
 # high end to low end, that it says nothing.
