@@ -25,7 +25,7 @@ from prefect.states import Completed
 
 from flows.orchestration.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
 from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
-from flows.run.locks import hold_folder, hold_machine
+from flows.run.locks import hold_folder
 from flows.run.processes import supervised
 from throughline.config.params import check_pipelines_exist
 from throughline.shared.errors import (
@@ -33,6 +33,7 @@ from throughline.shared.errors import (
     Failure,
     StageFailed,
 )
+from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import TENSORFLOW_CHATTER
 from throughline.shared.scratch import Scratch
 

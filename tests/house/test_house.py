@@ -54,6 +54,7 @@ LAYERS = (
     ("throughline.diagnosis",),
     ("throughline.config",),
     ("throughline.assembly",),
+    ("throughline.tuning",),
     ("throughline.prediction",),
     ("throughline",),
     ("tasks",),
@@ -310,6 +311,7 @@ def test_the_libraries_of_a_stage_are_those_that_its_modules_import(stage):
         *(stage for stage in STAGES if stage not in ("build", "train", "profiling")),
         "predict",
         "export",
+        "tune",
     ],
 )
 def test_help_is_quick_because_it_imports_no_tensorflow(stage):

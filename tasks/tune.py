@@ -1,0 +1,123 @@
+"""Search for the configuration through which this model trains on this data and machine in the
+least time, within budgets of memory, disk, preparation and time.
+
+The data has to be prepared (`python -m flows.tuning` does that first). Candidates are raced in
+processes of their own, in training; the last line says what the best of them gains. What has been
+measured is in .throughline/tuning/: the same question again is answered from there, and an
+interrupted search goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from tasks.identities import find_own_code
+from throughline.config.cli import command_cli
+from throughline.config.params import Params
+from throughline.config.params_file import PARAMS_FILE, read_yaml
+from throughline.plan.training_workers import training_worker_from_tf_config
+from throughline.reporting.tuning_table import to_terminal
+from throughline.results.tuning import TuningResult
+from throughline.shared.errors import Untunable, UserError
+from throughline.shared.layout import Layout
+from throughline.shared.machine_lock import hold_machine
+from throughline.shared.progress import echo
+from throughline.shared.scratch import clear_scratch
+from throughline.tuning.budgets import Budgets, find_limits, read_budgets, split_allowances
+from throughline.tuning.contestant import keep_sockets_in
+from throughline.tuning.findings import summarize
+from throughline.tuning.journal import Journal
+from throughline.tuning.key import FOLDER, digest_question, without_tuned
+from throughline.tuning.search import Question, Search
+
+TERMINAL_WIDTH = 140  # of the table where nobody looks at it
+
+
+def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
+    """Answer the question from an earlier search, or search, when nothing else measures here.
+
+    Raises:
+      Untunable, InvalidBudget: there is nothing that could be searched.
+    """
+    if training_worker_from_tf_config(os.environ).count > 1:
+        raise Untunable(
+            "TF_CONFIG names several workers, and a search is about one process on one machine;"
+            " unset it"
+        )
+    single = {"processes": 1, "batch_multiple": "auto"}
+    params = without_tuned(replace(params, train=params.train.model_copy(update=single)))
+    own = find_own_code(read_yaml(layout.root / PARAMS_FILE), layout.root)
+    folder = layout.root / FOLDER / digest_question(params, layout, budgets, own_files=own)
+    with hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine")):
+        with suppress(UserError):  # there is no answer yet, or one of another form
+            return TuningResult.read(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_sockets_in(folder)
+        started_at = time.monotonic()
+        question = Question(
+            params=params,
+            root=layout.root,
+            budgets=budgets,
+            limits=find_limits(budgets, layout.root),
+        )
+        journal = Journal(folder)
+        try:
+            search = Search(question, journal)
+            choice = search.run()
+        finally:
+            clear_scratch(layout.root)  # of contestants, which are killed when they are out
+        result = summarize(search, choice, searched_s=time.monotonic() - started_at)
+        if result.outcome == "undecided":
+            journal.forget_disturbed()  # so that the same question is raced again
+        else:
+            result.write(folder)
+    return result
+
+
+def show(result: TuningResult) -> None:
+    """Print the table, then the sentence as the last line."""
+    console = Console(width=None if sys.stdout.isatty() else TERMINAL_WIDTH)
+    console.print(to_terminal(result))
+    echo(result.sentence)
+
+
+def declare_options(parser: argparse.ArgumentParser) -> None:
+    """The budgets."""
+    described = {name: field.description for name, field in Budgets.model_fields.items()}
+    for name, metavar in (("ram", "SIZE"), ("disk", "SIZE"), ("prepare", "TIME"), ("time", "TIME")):
+        parser.add_argument(f"--{name}", metavar=metavar, help=described[name])
+    parser.add_argument("--epochs", metavar="N", help=f"{described['epochs']}; train.epochs")
+    parser.add_argument("--allow", action="append", metavar="WHAT", help=described["allow"])
+
+
+def main() -> None:
+    """Search for the best configuration, and say what it gains."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # contestants end with the block
+    with command_cli(main, declare_options) as (params, options):
+        budgets = read_budgets(
+            ram=options.ram,
+            disk=options.disk,
+            prepare=options.prepare,
+            epochs=options.epochs or params.train.epochs,
+            time=options.time,
+            allow=split_allowances(options.allow) or None,
+        )
+        try:
+            result = tune(params, Layout(Path()), budgets)
+        except KeyboardInterrupt:
+            echo("stopped; the same command goes on where it was")
+            raise SystemExit(128 + signal.SIGINT) from None
+        show(result)
+
+
+if __name__ == "__main__":
+    main()

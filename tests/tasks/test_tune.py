@@ -1,0 +1,82 @@
+"""The command of a search: what it refuses before anything slow is started, and its answer from an
+earlier search.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from made_up import made_up
+from project import SMALL, write_params
+
+from tasks.tune import tune
+from throughline.config.params import check
+from throughline.results.tuning import TuningResult
+from throughline.shared.layout import Layout
+from throughline.tuning.budgets import read_budgets
+from throughline.tuning.key import FOLDER, digest_question
+
+
+@pytest.fixture
+def project(layout, tmp_path):
+    write_params(tmp_path, SMALL)
+    (tmp_path / "data").symlink_to((layout.root / "data").resolve())
+    return tmp_path
+
+
+def command(project, *options, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "tasks.tune", *options],
+        cwd=project,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ram", "8", "--epochs", "0"), "InvalidBudget: --ram: a size needs a number and a unit"),
+        (("--disk=-1GiB",), "InvalidBudget: --disk: a size needs"),
+        (("--epochs", "0"), "InvalidBudget: --epochs: input should be greater than or equal to 1"),
+        (("--time", "30s"), "InvalidBudget: --time: a search takes at least 1min"),
+    ],
+)
+def test_wrong_options_are_one_paragraph(project, options, said):
+    done = command(project, *options)
+    assert done.returncode == 2
+    assert done.stderr.startswith(said)
+    assert "Traceback" not in done.stderr
+    assert not (project / FOLDER).exists()
+
+
+def test_several_hosts_are_refused(project):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    done = command(project, TF_CONFIG=json.dumps(cluster))
+    assert done.returncode == 2
+    assert "TF_CONFIG names several workers" in done.stderr
+
+
+def test_data_that_is_not_prepared_is_said(tmp_path):
+    write_params(tmp_path, SMALL)
+    done = command(tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("MissingInput: data/shards holds no complete set of shards")
+
+
+def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch):
+    monkeypatch.chdir(project)
+    params, budgets, layout = check(SMALL), read_budgets(epochs=2), Layout()
+    key = digest_question(params, layout, budgets, own_files=[])
+    answer = replace(made_up(TuningResult), sentence="tuned: nothing beats `optimized`")
+    answer.write(project / FOLDER / key)
+    assert tune(params, layout, budgets) == answer
+    done = command(project)
+    assert done.stdout.splitlines()[-1] == answer.sentence
