@@ -68,6 +68,7 @@ FLOWS_MAY_IMPORT = (
     "whowaits.verdict",
     "flows",
     "tasks.identities",
+    "throughline.tuning.budgets",
     *(
         f"throughline.{package}"
         for package in ("config", "reporting", "results", "shared", "tracking")

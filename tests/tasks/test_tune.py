@@ -14,12 +14,20 @@ import pytest
 from made_up import made_up
 from project import SMALL, write_params
 
-from tasks.tune import tune
-from throughline.config.params import check
+from tasks.tune import apply, tune
+from throughline.config.params import check, load_params
 from throughline.results.tuning import TuningResult
+from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import read_budgets
 from throughline.tuning.key import FOLDER, digest_question
+
+ANSWER = replace(
+    made_up(TuningResult),
+    outcome="found",
+    sentence="tuned: 41 s for 30 epochs, 6.2× naive (5.8 to 6.7)",
+    config={"read": "shards", "prefetch": 7},
+)
 
 
 @pytest.fixture
@@ -45,7 +53,7 @@ def command(project, *options, **variables):
     [
         (("--ram", "8", "--epochs", "0"), "InvalidBudget: --ram: a size needs a number and a unit"),
         (("--disk=-1GiB",), "InvalidBudget: --disk: a size needs"),
-        (("--epochs", "0"), "InvalidBudget: --epochs: input should be greater than or equal to 1"),
+        (("--epochs", "0"), "InvalidBudget: --epochs: expected auto or a whole number from 1"),
         (("--time", "30s"), "InvalidBudget: --time: a search takes at least 1min"),
     ],
 )
@@ -73,10 +81,26 @@ def test_data_that_is_not_prepared_is_said(tmp_path):
 
 def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch):
     monkeypatch.chdir(project)
-    params, budgets, layout = check(SMALL), read_budgets(epochs=2), Layout()
+    params, budgets, layout = check(SMALL), read_budgets(), Layout()
     key = digest_question(params, layout, budgets, own_files=[])
-    answer = replace(made_up(TuningResult), sentence="tuned: nothing beats `optimized`")
+    answer = ANSWER
     answer.write(project / FOLDER / key)
     assert tune(params, layout, budgets) == answer
-    done = command(project)
+    before = (project / "params.yaml").read_bytes()
+    done = command(project, "--apply", "--out", "copy")
     assert done.stdout.splitlines()[-1] == answer.sentence
+    assert TuningResult.read(project / "copy") == answer
+    after = (project / "params.yaml").read_bytes()
+    assert after.startswith(before[: before.index(b"model:")])
+    assert load_params(project / "params.yaml").pipelines["tuned"].prefetch == 7
+    assert command(project, "--apply").returncode == 0, "what is there is as it was found"
+
+
+def test_nothing_is_applied_to_a_file_that_has_changed_meanwhile(tmp_path, capsys):
+    path = tmp_path / "params.yaml"
+    path.write_text("pipelines:\n  naive: {read: shards}\n")
+    with pytest.raises(Untunable, match="was changed during the search"):
+        apply(ANSWER, path, "pipelines: {}\n")
+    apply(replace(ANSWER, outcome="kept"), path, path.read_text())
+    assert "stays as it is" in capsys.readouterr().out
+    assert path.read_text() == "pipelines:\n  naive: {read: shards}\n"

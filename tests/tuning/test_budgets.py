@@ -43,8 +43,8 @@ def test_times(text, time):
         ({"prepare": "10GiB"}, "--prepare: a time needs a number and a unit"),
         ({"time": "59s"}, "--time: a search takes at least 1min"),
         ({"time": "5"}, "--time: a time needs a number and a unit"),
-        ({"epochs": 0}, "--epochs: input should be greater than or equal to 1; found 0"),
-        ({"epochs": "many"}, "--epochs: input should be a valid integer"),
+        ({"epochs": 0}, "--epochs: expected auto or a whole number from 1; found 0"),
+        ({"epochs": "many"}, "--epochs: expected auto or a whole number from 1; found 'many'"),
         ({"allow": ["anything"]}, "--allow: input should be 'approximate' or 'unordered'"),
     ],
 )

@@ -4,7 +4,10 @@ records.
 
 from __future__ import annotations
 
+import sys
+
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +25,7 @@ COLUMNS = (
     "dropped",
 )
 NUMERIC = COLUMNS[1:-1]
+LOG_WIDTH = 130  # of the table where it goes into a file
 NOT_RACED = "not raced: another form of its family was, or the time was up"
 
 
@@ -54,6 +58,11 @@ def to_terminal(result: TuningResult) -> Table:
     if hidden := len(result.candidates) - len(shown):
         table.caption = f"and {hidden} forms that were not raced"
     return table
+
+
+def print_table(result: TuningResult) -> None:
+    """Print the table on standard output."""
+    Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(to_terminal(result))
 
 
 def _unneeded(candidate: TunedCandidate) -> bool:

@@ -39,7 +39,8 @@ class TunedCandidate:
 @dataclass(frozen=True, kw_only=True)
 class TuningResult(ResultFile):
     """A whole search: its outcome, in a sentence, too; the chosen configuration, and with which
-    others it is compared; `ceiling_examples_per_s` is the model alone.
+    others it is compared. `ceiling_examples_per_s` is the model alone; `mlflow_run_id` is None
+    where MLflow could not be reached.
     """
 
     FILE: ClassVar[str] = "tune.json"
@@ -57,3 +58,4 @@ class TuningResult(ResultFile):
     rounds: int
     searched_s: float
     candidates: Sequence[TunedCandidate]
+    mlflow_run_id: str | None = None

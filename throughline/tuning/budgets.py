@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 import psutil
 from pydantic import AfterValidator, Field, ValidationError
 
-from throughline.settings.base import Settings
+from throughline.settings.base import Settings, json_word_or_count, word_or_count
 from throughline.shared.errors import InvalidBudget
 from throughline.shared.limits import available_memory
 
-AVAILABLE, UNLIMITED = "available", "unlimited"
+AVAILABLE, UNLIMITED, AUTO = "available", "unlimited", "auto"
 SIZES = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
     unit: 2.0 ** (10 * power) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)
 }
@@ -92,7 +92,9 @@ class Budgets(Settings):
         default=UNLIMITED,
         description="time to write a snapshot, such as 10min; unlimited: any, but it is counted",
     )
-    epochs: int = Field(ge=1, le=1_000_000, description="of the training that is to be fast")
+    epochs: Annotated[str | int, word_or_count(AUTO), json_word_or_count(AUTO)] = Field(
+        default=AUTO, description="of the training that is to be fast; auto: train.epochs"
+    )
     time: Annotated[str, AfterValidator(_check_search_time)] = Field(
         default="5min", description="of the search itself, at least 1min"
     )

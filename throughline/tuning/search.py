@@ -54,6 +54,12 @@ class Question:
     budgets: Budgets
     limits: Limits
 
+    @property
+    def epochs(self) -> int:
+        """Of the training that is to be fast."""
+        given = self.budgets.epochs
+        return given if isinstance(given, int) else self.params.train.epochs
+
 
 class Search:
     """One search: `run` it, then read what it `survey`ed, its `race` and its choice."""
@@ -93,7 +99,7 @@ class Search:
             rounds=pages.rounds,
             costs={name: entrance.cost for name, entrance in pages.entrances.items()},
             examples=self.survey.examples,
-            epochs=self.question.budgets.epochs,
+            epochs=self.question.epochs,
         )
 
     @property
