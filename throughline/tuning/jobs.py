@@ -7,7 +7,6 @@ does.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -22,10 +21,9 @@ from throughline.config.params import Params
 from throughline.settings import PipelineConfig
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.errors import describe_failure
+from throughline.shared.parent_death import end_with_parent
 from throughline.tuning.needs import Need
 from throughline.tuning.space import Space
-
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,7 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
     """Do the job of this name: say what it says when it is open, then answer each order, the name
     of a method and its arguments. A failure is the last answer.
     """
-    _end_with_parent()
+    _live_for_the_search()
     _print_to(log)
     raise_malloc_thresholds()
     try:
@@ -90,18 +88,19 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
         pipe.send(failure)
 
 
-def _end_with_parent() -> None:
-    """Die with the process that forked this one, even while this one is stopped. A session of its
-    own keeps the terminal's Ctrl-C away: the search ends its contestants itself.
+def _live_for_the_search() -> None:
+    """Die with the server that forked this process, even while this one is stopped, and let the
+    server die with the search. A session of its own keeps the terminal's Ctrl-C away: the search
+    ends its contestants itself.
     """
-    # By these a process that is forked could start others, and keeps the server and the tracker
-    # alive when the search is gone.
+    end_with_parent()
+    # By these a process that is forked could start others; open here, they would keep the server
+    # and the tracker alive when the search is gone.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
     tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
     for descriptor in (server._forkserver_alive_fd, tracker._fd):
         if descriptor is not None:
             os.close(descriptor)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
