@@ -65,6 +65,12 @@ def test_the_incumbent_stays_where_the_lead_is_within_the_noise():
     assert compose_sentence(choice, one, FREE) == "tuned: nothing beats `optimized`"
 
 
+def test_one_that_certainly_wins_is_chosen_before_one_that_may_be_faster():
+    rates = {**steady(naive=1000.0, optimized=5000.0, stored=9000.0)}
+    one = race({**rates, "cached": [20_000.0, 3000.0, 21_000.0, 4000.0, 22_000.0]}, epochs=30)
+    assert chosen(one).name == "stored"
+
+
 def test_a_lead_that_fit_does_not_confirm_leaves_the_incumbent():
     one = race(steady(naive=1000.0, optimized=5000.0, stored=6000.0), epochs=30)
     kept = keep_incumbent(chosen(one), one, "by fit it takes 1.10 times as long")
@@ -94,6 +100,8 @@ def test_a_disturbed_race_is_undecided_and_says_why():
     one = race(steady(naive=1000.0, optimized=5000.0, stored=9000.0), others=50.0)
     choice = chosen(one)
     assert choice.outcome == "undecided"
+    bound = race(steady(naive=97_000.0, optimized=98_000.0), others=50.0)
+    assert chosen(bound).outcome == "undecided", "nor is it compute-bound"
     assert compose_sentence(choice, one, FREE).startswith(
         "tuned: undecided: make took 50 % of the cores in 5 of 5 rounds; so far `stored`"
     )

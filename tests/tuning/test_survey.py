@@ -16,6 +16,7 @@ from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import find_limits, read_budgets
 from throughline.tuning.contest import sample_shards
+from throughline.tuning.jobs import Entry
 from throughline.tuning.survey import estimate_costs, prove_equal, survey
 
 
@@ -67,11 +68,14 @@ def test_prices_predict_a_rate_for_every_form_that_has_one(root, params):
 def test_examples_are_proven_to_be_the_snapshots(root, params):
     cached = PipelineConfig.model_validate({"read": "shards", "cache": {"where": "memory"}})
     stored = PipelineConfig.model_validate({"read": "snapshot", "shuffle": {"kind": "global"}})
-    assert prove_equal(params, root, "one", cached) == prove_equal(params, root, "two", stored)
+    one, two = (
+        Entry(params=params, root=root, name="mine", config=config) for config in (cached, stored)
+    )
+    assert prove_equal(one) == prove_equal(two)
 
 
 @pytest.mark.integration
-def test_a_snapshot_with_another_pixel_is_no_proof(root, params, layout, tmp_path):
+def test_a_snapshot_with_another_pixel_is_no_proof(params, layout, tmp_path):
     shutil.copytree(layout.root / "data" / "snapshot", tmp_path / "data" / "snapshot")
     for name in ("manifest", "shards"):
         (tmp_path / "data" / name).symlink_to((layout.root / "data" / name).resolve())
@@ -79,9 +83,9 @@ def test_a_snapshot_with_another_pixel_is_no_proof(root, params, layout, tmp_pat
     content = bytearray(column.read_bytes())
     content[0] ^= 1
     column.write_bytes(content)
-    stream = PipelineConfig()
+    stream = Entry(params=params, root=tmp_path, name="stream", config=PipelineConfig())
     with pytest.raises(UnequalConfigurations, match="the train split has other examples"):
-        prove_equal(params, tmp_path, "stream", stream)
+        prove_equal(stream)
 
 
 def test_a_cache_is_filled_with_the_first_shards_alone(root, params, monkeypatch):

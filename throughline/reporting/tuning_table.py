@@ -25,7 +25,7 @@ COLUMNS = (
     "dropped",
 )
 NUMERIC = COLUMNS[1:-1]
-LOG_WIDTH = 130  # of the table where it goes into a file
+LOG_WIDTH = 150  # of the table where it goes into a file
 NOT_RACED = "not raced: another form of its family was, or the time was up"
 
 
@@ -35,16 +35,16 @@ def to_records(result: TuningResult) -> list[dict[str, str]]:
 
 
 def to_markdown(result: TuningResult) -> str:
-    """The sentence and the table in Markdown."""
+    """The sentence and the table in Markdown, without the forms that were not needed."""
     rule = ["---:" if title in NUMERIC else "---" for title in COLUMNS]
-    lines = [COLUMNS, rule, *(_cells(each) for each in result.candidates)]
+    lines = [COLUMNS, rule, *(_cells(each) for each in result.candidates if not _unneeded(each))]
     table = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return "\n".join([result.sentence, "", *table])
 
 
 def to_terminal(result: TuningResult) -> Table:
     """The table for a terminal: who raced; forms that were not needed are counted below it."""
-    shown = [each for each in result.candidates if each.examples_per_s or not _unneeded(each)]
+    shown = [each for each in result.candidates if not _unneeded(each)]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in COLUMNS:
         name, _, unit = title.partition(" [")

@@ -50,21 +50,18 @@ def choose(
     """Choose among `rivals`, which all have raced, and of which some are one's `own`."""
     baseline = find_baseline(own)
     incumbent = race.fastest(own)
-    fastest = race.fastest(rivals)
-    tied = [
-        name
-        for name in rivals
-        if name == fastest or (not (gap := race.ratio(name, fastest)).slower and gap.median <= TIE)
-    ]
-    name = min(tied, key=lambda each: _modesty(needs[each], configs[each]))
-    new = name not in own and race.ratio(name, incumbent).faster
-    name = name if new else incumbent
+    ahead = [name for name in rivals if name not in own and race.ratio(name, incumbent).faster]
+    name, new = incumbent, bool(ahead)
+    if new:
+        fastest = race.fastest([incumbent, *ahead])
+        tied = [each for each in ahead if each == fastest or _is_tied(race.ratio(each, fastest))]
+        name = min(tied, key=lambda each: _modesty(needs[each], configs[each]))
     disturbed = race.disturbed_by()
     outcome: Outcome = (
-        "compute-bound"
-        if is_compute_bound(race, incumbent) and not new
-        else "undecided"
+        "undecided"
         if disturbed
+        else "compute-bound"
+        if is_compute_bound(race, incumbent) and not new
         else "found"
         if new
         else "kept"
@@ -123,6 +120,10 @@ def find_break_even(race: Race, name: str, baseline: str) -> int | None:
         ),
         None,
     )
+
+
+def _is_tied(gap: Ratio) -> bool:
+    return not gap.slower and gap.median <= TIE
 
 
 def _modesty(need: Need, config: PipelineConfig) -> tuple[int, float, int]:

@@ -79,7 +79,7 @@ def _explain(search: Search, choice: Choice, name: str) -> str:
     if not ratio.rounds:  # it left before the choice came
         return f"{race.seconds(name) / race.seconds(choice.name):.1f} times as long"
     span = f"{ratio.median:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f})"
-    return span if ratio.slower else f"within the noise: {span}"
+    return span if ratio.slower or ratio.faster else f"noise: {span}"
 
 
 def _refused(name: str, reason: str) -> TunedCandidate:

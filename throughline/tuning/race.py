@@ -128,9 +128,15 @@ class Race:
         """Who goes on, in given order: those that the fastest does not certainly beat and, of
         them, at most so many of the fastest (halving).
         """
+        if not names:
+            return []
         leader = self.fastest(names)
         against = {name: self.ratio(name, leader) for name in names}
-        rivals = [name for name in names if name == leader or not against[name].slower]
+        rivals = [
+            name
+            for name in names
+            if name == leader or (against[name].rounds and not against[name].slower)
+        ]
         best = sorted(rivals, key=lambda name: (name != leader, against[name].median))[:most]
         return [name for name in names if name in best]
 

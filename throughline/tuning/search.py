@@ -8,7 +8,6 @@ search goes on. Imports no TensorFlow.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +21,12 @@ from throughline.shared.errors import Untunable
 from throughline.shared.progress import echo, echo_problem
 from throughline.tuning.budgets import Budgets, Limits, parse_time
 from throughline.tuning.choice import (
-    SURE,
     Choice,
     choose,
     find_baseline,
     is_compute_bound,
-    keep_incumbent,
 )
+from throughline.tuning.confirmation import confirm, prove
 from throughline.tuning.contestant import ContestantLost, do_once
 from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.journal import Journal
@@ -37,12 +35,10 @@ from throughline.tuning.pool import Pool
 from throughline.tuning.race import MIN_ROUNDS, Race
 from throughline.tuning.space import CEILING, OWN, RULES, Candidate, pick_forms, read_stored
 
-ROUNDS, FINAL_ROUNDS = 5, 15
+ROUNDS, FINAL_ROUNDS, FINAL = 5, 15, "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
 RACING_SHARE = 0.8  # of the time; the rest is for confirming and proving
 FEWEST_STEPS = 20  # of an epoch
-FIT_S, FIT_RUNS = 4.0, 2  # how long epochs, and how many runs, confirm a small lead
-PROOF_S = 24 * 3600.0  # reads every example twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +83,8 @@ class Search:
             )
             raise Untunable(f"no contestant could be raced: {reasons}")
         while True:
-            choice = self._confirm(self._choose())
-            if choice.outcome != "found" or self._prove(choice.name):
+            choice = confirm(self._choose(), self.race, self.journal, self._entry)
+            if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
                 return choice
 
     @property
@@ -141,30 +137,41 @@ class Search:
 
     def _race_heats(self, pool: Pool) -> None:
         given = [name for name, each in self._candidates.items() if each.family in (OWN, RULES)]
-        self._heat(pool, "own", [CEILING, *given])
-        own = self._own
-        if own and is_compute_bound(self.race, self.race.fastest(own)):
-            echo(f"input is a negligible part of a step with {self.race.fastest(own)}")
+        standing = [CEILING, *given]
+        self._heat(pool, "own", standing)
+        if self._is_compute_bound():
             return
         self._predict(pool)
         families = {
             family: forms for family, forms in self._families.items() if family not in (OWN, RULES)
         }
         first = [self._pick(forms, 1)[0] for forms in families.values()]
-        for group in pool.groups(first, together_with=pool.names):
-            self._heat(pool, "families", [*pool.names, *group])
-            self._keep(pool, most=MOST_FAMILIES)
-        best = [self._candidates[name].family for name in self._leaders(MOST_FAMILIES)]
+        for group in pool.groups(first, together_with=standing):
+            self._heat(pool, "families", [*standing, *group])
+            standing = self._keep(pool, [*standing, *group], most=MOST_FAMILIES)
+        best = {self._candidates[name].family for name in standing if name in self._candidates}
         forms = [
             form
-            for family in dict.fromkeys(best)
-            for form in self._pick(families.get(family, []), FORMS_EACH)
+            for family in families
+            if family in best
+            for form in self._pick(families[family], FORMS_EACH)
+            if form not in first
         ]
-        new = [name for name in forms if name not in self.race.names]
-        for group in pool.groups(new, together_with=pool.names):
-            self._heat(pool, "forms", [*pool.names, *group])
-            self._keep(pool, most=MOST_FINALISTS)
-        self._heat(pool, "final", pool.names, rounds=FINAL_ROUNDS)
+        for group in pool.groups(forms, together_with=standing):
+            self._heat(pool, "forms", [*standing, *group])
+            standing = self._keep(pool, [*standing, *group], most=MOST_FINALISTS)
+        self._heat(pool, FINAL, standing, rounds=FINAL_ROUNDS)
+
+    def _is_compute_bound(self) -> bool:
+        """Whether there is nothing to search for, since input is a negligible part of a step."""
+        own = self._own
+        if not own or self.race.disturbed_by():
+            return False
+        fastest = self.race.fastest(own)
+        bound = is_compute_bound(self.race, fastest)
+        if bound:
+            echo(f"input is a negligible part of a step with {fastest}: nothing else is raced")
+        return bound
 
     def candidate(self, name: str) -> Candidate:
         """The candidate of this name."""
@@ -185,33 +192,42 @@ class Search:
         predicted = self.journal.pages.predicted or {}
         return [form.name for form in pick_forms(forms, predicted, count)]
 
-    def _leaders(self, most: int) -> list[str]:
-        return self.race.survivors(self.rivals, most=most) if self.rivals else []
-
-    def _keep(self, pool: Pool, *, most: int) -> None:
-        """End those that are out, but not what the others are compared with to the end."""
-        kept = {CEILING, *self._leaders(most)}
+    def _keep(self, pool: Pool, names: Sequence[str], *, most: int) -> list[str]:
+        """Who goes on: those that may be the fastest, and what they are compared with to the end;
+        the others end.
+        """
+        rivals = self.rivals
+        kept = {
+            CEILING,
+            *self.race.survivors([name for name in names if name in rivals], most=most),
+        }
         if own := self._own:
             kept |= {find_baseline(own), self.race.fastest(own)}
         for name in pool.names:
             if name not in kept:
                 pool.end(name)
+        return [name for name in names if name in kept]
 
     def _heat(self, pool: Pool, heat: str, names: Sequence[str], *, rounds: int = ROUNDS) -> None:
         """Race these names for so many rounds, less those that the journal has; fewer when the
-        time is up.
+        time is up, or when a final is decided.
         """
-        dropped = self.journal.pages.dropped
-        names = [name for name in dict.fromkeys(names) if name not in dropped]
+        names = [name for name in names if name not in self.journal.pages.dropped]
         done = self.journal.rounds_of(heat, names)
         if done >= rounds or (time.monotonic() > self._racing_until and heat != "own"):
             return
         echo(f"heat {heat}: {', '.join(names)}")
         pool.open(names)
         for number in range(done, rounds):
-            if number >= MIN_ROUNDS and time.monotonic() > self._racing_until:
+            enough = number >= (ROUNDS if heat == FINAL else MIN_ROUNDS)
+            if enough and (time.monotonic() > self._racing_until or self._is_decided(heat, names)):
                 return
             self.journal.add(pool.race(names, heat, number=number))
+
+    def _is_decided(self, heat: str, names: Sequence[str]) -> bool:
+        """Whether one of a final certainly beats all others."""
+        rivals = [name for name in names if name in self.rivals]
+        return heat == FINAL and len(self.race.survivors(rivals, most=len(rivals))) == 1
 
     def _predict(self, pool: Pool) -> None:
         """Measure what the parts of pipelines cost, unless the journal has what follows from it."""
@@ -259,59 +275,6 @@ class Search:
             )
             for name, need in self.needs.items()
         }
-
-    def _confirm(self, choice: Choice) -> Choice:
-        """Train by `fit` in fresh processes where the lead is small; the incumbent stays unless the
-        choice wins each time.
-        """
-        if choice.outcome != "found" or 1 / choice.to_incumbent.median >= SURE:
-            return choice
-        names = [choice.name, choice.incumbent]
-        echo(f"confirming by fit in fresh processes: {names[0]} against {names[1]}")
-        race = self.race
-        try:
-            for number in range(FIT_RUNS):
-                for name in names if number % 2 == 0 else reversed(names):
-                    self._fit(name, number)
-        except ContestantLost as lost:
-            return keep_incumbent(choice, race, f"fit in a fresh process failed: {lost}")
-        totals = [
-            [race.total_s(name, rate) for rate in self.journal.pages.fits[name][:FIT_RUNS]]
-            for name in names
-        ]
-        ratio = statistics.median(one / other for one, other in zip(*totals, strict=True))
-        if all(one < other for one, other in zip(*totals, strict=True)):
-            return choice
-        return keep_incumbent(choice, race, f"by fit it takes {ratio:.2f} times as long")
-
-    def _fit(self, name: str, number: int) -> None:
-        if len(self.journal.pages.fits.get(name, [])) > number:
-            return
-        steps = max(1, round(FIT_S * self.race.rate(name) / self.question.params.batch_size))
-        log = self.journal.folder / "fit.log"
-        self.journal.note_fit(name, do_once("fit", self._entry(name), steps, log=log))
-
-    def _prove(self, name: str) -> bool:
-        """Whether the examples are the snapshot's; one whose are not is dropped."""
-        if name in self.journal.pages.proven:
-            return True
-        echo(f"proving that {name} delivers the snapshot's examples")
-        question = self.question
-        try:
-            digest = do_once(
-                "prove",
-                question.params,
-                question.root,
-                name,
-                self._candidates[name].config,
-                log=self.journal.folder / "prove.log",
-                timeout_s=PROOF_S,
-            )
-        except ContestantLost as lost:
-            self.journal.drop(name, f"not proven: {lost}")
-            return False
-        self.journal.note_proof(name, digest)
-        return True
 
     def _entry(self, name: str) -> Entry:
         question = self.question

@@ -35,7 +35,7 @@ from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory, usable_cores
 from throughline.tuning.budgets import Limits
-from throughline.tuning.jobs import Survey
+from throughline.tuning.jobs import Entry, Survey
 from throughline.tuning.needs import Need
 from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
 
@@ -127,15 +127,16 @@ def estimate_costs(
     return predicted
 
 
-def prove_equal(params: Params, root: Path, name: str, config: PipelineConfig) -> str:
+def prove_equal(entry: Entry) -> str:
     """Prove, as the build stage does, that a configuration delivers the examples of the snapshot in
     every split, and draws each once an epoch; returns the digest of the training split.
 
     Raises:
       UnequalConfigurations: it does not.
     """
-    params = replace(params, pipelines={name: config})
-    data = open_inputs(params, Layout(root))
+    name, config = entry.name, entry.config
+    params = replace(entry.params, pipelines={name: config})
+    data = open_inputs(params, Layout(entry.root))
     digests = {}
     for split in data.shards.splits:
         ours = digest_examples(
