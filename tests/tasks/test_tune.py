@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 
+import psutil
 import pytest
 from made_up import made_up
 from project import SMALL, write_params
 
 from tasks.tune import apply, tune
 from throughline.config.params import check, load_params
+from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
@@ -94,6 +97,37 @@ def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypa
     assert after.startswith(before[: before.index(b"model:")])
     assert load_params(project / "params.yaml").pipelines["tuned"].prefetch == 7
     assert command(project, "--apply").returncode == 0, "what is there is as it was found"
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_second_search_waits_and_nothing_stays_of_one_that_is_interrupted(project, layout):
+    write_params(project, {**SMALL, "batch_size": 4})
+    (project / "data").unlink()
+    (project / "data").mkdir()
+    for name in ("manifest", "shards", "snapshot"):
+        (project / "data" / name).symlink_to((layout.root / "data" / name).resolve())
+    cost = SnapshotCost(seconds=0.5, examples_per_s=400.0, bytes_per_example=128.0)
+    cost.write(project / "data")
+    first, second = (start(project) for _ in range(2))
+    lines = iter(first.stdout.readline, "")
+    assert any(line.startswith("heat own") for line in lines)
+    below = psutil.Process(first.pid).children(recursive=True)
+    assert below
+    assert f"waits: process {first.pid} of user" in second.stdout.readline()
+    for process in (second, first):
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[0]
+        assert process.returncode == 130
+        assert rest.splitlines()[-1] == "stopped; the same command goes on where it was"
+    assert not psutil.wait_procs(below, timeout=20)[1]
+    assert not list(project.glob(".throughline/scratch/*"))
+
+
+def start(project):
+    command = [sys.executable, "-m", "tasks.tune", "--time", "1min"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=project, text=True, bufsize=1, **streams)
 
 
 def test_nothing_is_applied_to_a_file_that_has_changed_meanwhile(tmp_path, capsys):

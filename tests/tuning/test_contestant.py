@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 from project import ROOT, SMALL
+from stack import wait_for
 
 from throughline.config.params import check
 from throughline.shared.layout import Layout
@@ -52,10 +53,9 @@ def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_
         assert turn.examples_per_s > 0
         assert turn.core_ms > 0
         process = psutil.Process(one.process)
-        time.sleep(0.2)
+        wait_for(lambda: process.status() == psutil.STATUS_STOPPED, 20)
         before = process.cpu_times()
         time.sleep(0.5)
-        assert process.status() == psutil.STATUS_STOPPED
         assert process.cpu_times() == before
         assert one.memory_bytes() > 50 * 2**20
     assert not process.is_running(), "one that is stopped ends, too"
@@ -90,7 +90,7 @@ def test_nothing_of_a_killed_search_stays(layout, tmp_path):
     contestant = psutil.Process(int(search.stdout.readline()))
     started = psutil.Process(search.pid).children(recursive=True)
     assert contestant in started
-    assert contestant.status() == psutil.STATUS_STOPPED
+    wait_for(lambda: contestant.status() == psutil.STATUS_STOPPED, 20)
     search.kill()
     search.wait()
     _, alive = psutil.wait_procs(started, timeout=20)

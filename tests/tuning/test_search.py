@@ -49,16 +49,16 @@ def question_about(layout, params, **budgets):
     )
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_path):
     params = check({**SMALL, **LONG_EPOCHS})
-    question = question_about(prepared, params)
+    question = question_about(prepared, params, time="3min", disk="1kB")  # fewer families
     search = Search(question, Journal(tmp_path))
     choice = search.run()
     names = search.race.names
-    assert {CEILING, "naive", "optimized", "heuristic", "autotune"} <= set(names)
-    assert len(names) > 5, "and forms of families"
+    assert {CEILING, "naive", "heuristic", "autotune"} <= set(names)
+    assert len(names) > 4, "and forms of families"
     assert all(search.race.rate(name) > 0 for name in names)
     assert choice.baseline == "naive"
     result = summarize(search, choice, searched_s=1.0)
@@ -67,7 +67,9 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_pa
     assert TuningResult.read(tmp_path) == result
     raced = {row.name for row in result.candidates if row.examples_per_s is not None}
     assert raced == {*names} - {CEILING}
-    assert {row.dropped for row in result.candidates if row.name not in names} == {NOT_RACED}
+    unraced = {row.name: row.dropped for row in result.candidates if row.name not in names}
+    assert "of disk, 0 MiB are allowed" in unraced["optimized"]
+    assert NOT_RACED in unraced.values(), "of most forms"
     if choice.outcome == "found":
         assert search.journal.pages.proven.keys() == {choice.name}
 
