@@ -55,6 +55,8 @@ class TimedFunction:
     def __call__(self, *arguments: Any) -> Any:
         """Train on a batch."""
         entered = perf_counter()
+        if self._timing.seen and self._session.serves(self._training):
+            self._serve()
         self._timing.begin()
         arguments = self._feed.prepare(arguments)
         try:
@@ -113,6 +115,12 @@ class TimedFunction:
                 self._feed.train_alone(arguments, self._memory)
                 timing.ran_alone(perf_counter() - began, warm_up=self._warm_up > 0)
                 self._warm_up -= 1
+
+    def _serve(self) -> None:
+        from .serve import Served  # imports TensorFlow, as the script has
+
+        reads, writes = self._session.options.channel or (0, 1)
+        Served(self._function, self._training, self._session).serve(reads, writes)
 
     def _try_changes(self) -> None:
         """Try what the dataset leaves open, if another input could make the training faster."""
