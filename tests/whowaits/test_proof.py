@@ -79,7 +79,11 @@ def test_another_order_is_said_and_so_is_what_is_drawn_after_it(tmp_path):
 @pytest.mark.parametrize(
     ("added", "code", "reason"),
     [
-        (".cache()", SCRIPT.replace("np.full(64, number", "np.full(64, time.time() % 1"), "are others"),
+        (
+            ".cache()",
+            SCRIPT.replace("np.full(64, number", "np.full(64, time.time() % 1"),
+            "are others",
+        ),
         (".prefetch(1)", SCRIPT.replace("0.01", "0.0"), "the lower end must be 1.1 at least"),
         (".no_such()", SCRIPT, "the patched copy ended: AttributeError: .*no_such"),
     ],
@@ -100,7 +104,10 @@ def test_the_command_prints_a_patch_that_applies(tmp_path):
     assert done.returncode == 0, done.stderr
     subprocess.run(["git", "apply", "-"], input=done.stdout, text=True, check=True, cwd=tmp_path)
     changed = (tmp_path / "train.py").read_text()
-    assert "data.map(load, num_parallel_calls=tf.data.AUTOTUNE)" in changed or "map(load).cache().shuffle(80)" in changed
+    assert (
+        "data.map(load, num_parallel_calls=tf.data.AUTOTUNE)" in changed
+        or "map(load).cache().shuffle(80)" in changed
+    )
     assert "change first" in done.stderr and "× as fast" in done.stderr
     (tmp_path / "train.py").write_text("print('nothing')")
     done = subprocess.run(

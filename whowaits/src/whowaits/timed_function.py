@@ -65,7 +65,7 @@ class TimedFunction:
             self._session.fail(error)
             self._timing.active, self._timing.task = False, "train"
             self._training.passive_because = "timing the model alone failed"
-        if self._timing.task == "done":
+        if self._timing.task == "done" and not self._session.options.keep:
             self._try_changes()
         self._session.check(self._training)
         between = entered - self._returned if self._returned is not None else 0.0
@@ -125,7 +125,7 @@ class TimedFunction:
     def _try_changes(self) -> None:
         """Try what the dataset leaves open, if another input could make the training faster."""
         training, session = self._training, self._session
-        if training.dataset is None or session.options.keep or not session.options.tries:
+        if training.dataset is None or training.passive_because or not session.options.tries:
             return
         session.trying = True
         try:
