@@ -15,6 +15,7 @@ from .session import FIRST_STEP_S, STEP_S, Session, Training
 from .waits import Waits
 
 TRIED_UNTIL_S = 105.0  # from the first step of the training
+SHORT_S, READ_EACH = 0.01, 8  # a step; steps whose waits are read at once
 
 
 class TimedFunction:
@@ -48,6 +49,8 @@ class TimedFunction:
         """The next step is the first of an epoch."""
         if self._epoch >= 0 and not self._took:
             self._training.steps_per_epoch = self.steps_in_epoch
+        if self._epoch >= 0 and not self._timing.active:
+            self._timing.waited(self._waits.take())
         self._epoch, self._opens, self.steps_in_epoch = self._epoch + 1, True, 0
         self._took = False
         self._returned, self._opened = None, perf_counter()
@@ -70,13 +73,16 @@ class TimedFunction:
         self._session.check(self._training)
         between = entered - self._returned if self._returned is not None else 0.0
         before = self._waits.take() if self._feed.waits_between_calls else 0.0
-        if not self._feed.waits_between_calls:
-            self._waits.take()
+        if self._timing.active and not self._feed.waits_between_calls:
+            self._waits.take()  # what was waited for by other work than this step's
         self._session.beat(expects=STEP_S if self._timing.seen else FIRST_STEP_S)
         began = perf_counter()
         result = self._feed.train(arguments)
         took = perf_counter() - began
-        within = 0.0 if self._feed.waits_between_calls else min(took, self._waits.take())
+        within = 0.0
+        if not self._feed.waits_between_calls and (self._timing.active or self._reads_now(took)):
+            within = self._waits.take()
+            within = min(took, within) if self._timing.active else within
         # Before an epoch's first step its iterator is made, which is the input's work, too.
         opening = max(0.0, entered - self._opened) if self._opens else 0.0
         step = Step(
@@ -92,6 +98,12 @@ class TimedFunction:
         self._timing.trained(step)
         self._returned = perf_counter()
         return result
+
+    def _reads_now(self, took_s: float) -> bool:
+        """Whether the waits until now are read after this step: reading takes time, so of short
+        steps, which are not told apart where a training is watched as it is, every eighth does.
+        """
+        return took_s >= SHORT_S or self._opens or self._timing.seen % READ_EACH == 0
 
     def _between_steps(self, arguments: tuple[Any, ...]) -> None:
         """Do what the timing asks for, until it asks for a step of the training."""
