@@ -98,7 +98,7 @@ def _compare(script: _Copy, other: _Copy, change: Tried) -> str:
             return f"{same}; what is drawn after that falls on other examples"
     raise NoPatch(
         "its batches are others, also up to order; where the script draws without a seed of its"
-        " own, or in several threads, that cannot be told from a change"
+        " own, or in several threads, that looks like a change, too"
     )
 
 

@@ -100,8 +100,8 @@ class TimedFunction:
         return result
 
     def _reads_now(self, took_s: float) -> bool:
-        """Whether the waits until now are read after this step: reading takes time, so of short
-        steps, which are not told apart where a training is watched as it is, every eighth does.
+        """Whether the waits until now are read after this step of a training that is watched as it
+        is: reading takes time, so it is done after every eighth short step.
         """
         return took_s >= SHORT_S or self._opens or self._timing.seen % READ_EACH == 0
 
