@@ -17,6 +17,8 @@ from project import SMALL, environment, make_project, run_stages, write_params
 
 from flows.run.stage_server import stage_server
 from throughline.plan.training_workers import make_tf_config
+from throughline.results.build import BuildResult, PlanSummary
+from throughline.results.profiling import ProfileResult
 from throughline.shared.stage_client import STAGE_SERVER
 from throughline.training.processes import LOST_ANOTHER, find_free_ports
 
@@ -86,10 +88,12 @@ class Trainings:
         params["train"] |= {"batch_multiple": 4, "callbacks": ["own:Fault"], **train}
         write_params(self.folder, params)
 
-    def start(self, *, fault: str = "none 0 0", **environment: str) -> subprocess.Popen[str]:
-        """Begin to train with what params.yaml says."""
+    def start(
+        self, *, fault: str = "none 0 0", stage: str = "train", **environment: str
+    ) -> subprocess.Popen[str]:
+        """Begin to train with what params.yaml says, or another stage."""
         return subprocess.Popen(
-            [sys.executable, "-m", "tasks.train", "--pipeline", "optimized"],
+            [sys.executable, "-m", f"tasks.{stage}", "--pipeline", "optimized"],
             cwd=self.folder,
             env={**self.environment, "FAULT": fault, **environment},
             stdout=subprocess.PIPE,
@@ -97,9 +101,9 @@ class Trainings:
             text=True,
         )
 
-    def train(self, *, code: int | None = 0, fault: str = "none 0 0") -> str:
-        """Train, and return what was printed."""
-        with self.start(fault=fault) as process:
+    def train(self, *, code: int | None = 0, fault: str = "none 0 0", stage: str = "train") -> str:
+        """Train, or run another stage, and return what was printed."""
+        with self.start(fault=fault, stage=stage) as process:
             output, _ = process.communicate(timeout=120)
         assert process.returncode == code or (code is None and process.returncode), output
         return output
@@ -109,9 +113,14 @@ class Trainings:
         return json.loads((self.folder / f"seen-{index}.json").read_text())
 
     @property
+    def results(self) -> Path:
+        """The folder that the stages write into."""
+        return self.folder / "runs" / "optimized"
+
+    @property
     def rows(self) -> list[dict[str, float]]:
         """The rows of history.csv, but for times."""
-        with (self.folder / "runs" / "optimized" / "history.csv").open() as file:
+        with (self.results / "history.csv").open() as file:
             return [
                 {name: float(text) for name, text in row.items() if name != "examples_per_s"}
                 for row in csv.DictReader(file)
@@ -265,3 +274,27 @@ def test_processes_with_other_parameters_name_the_part(trainings, tmp_path):
         follower.communicate(timeout=60)
     assert chief.returncode == 2
     assert "process 1 of 2 differs from the first in train" in output
+
+
+def test_build_and_profile_measure_the_slice_of_each_process_and_name_the_slowest(trainings):
+    model = {"name": "emulated", "options": {"step_ms": 10.0}}
+    trainings.write(processes=2, model=model, callbacks=[], batch_size=32)
+    said = trainings.train(stage="build")
+    assert "process 1 of 2 on" in said
+    built = BuildResult.read(trainings.results)
+    slices = [one.throughput.input_examples_per_s for one in built.processes]
+    assert built.throughput.input_examples_per_s == 2 * min(slices)
+    assert built.epoch_draws.examples == 120 == PlanSummary.read(trainings.results).examples
+    trainings.train()
+    said = trainings.train(stage="profiling")
+    profiled = ProfileResult.read(trainings.results)
+    steps_ms = [one.train_step_ms for one in profiled.processes]
+    assert profiled.train_step_ms == max(steps_ms) == steps_ms[profiled.slowest]
+    assert f"process {profiled.slowest} of 2, the slowest" in said
+    assert [one.input_examples_per_s for one in profiled.processes] == slices
+    # A step of 10 ms has 16 of its 32 examples in each process.
+    rates = [one.model_examples_per_s for one in profiled.processes]
+    assert all(rate < 1600 * 1.01 for rate in rates)
+    assert profiled.model_examples_per_s == 2 * rates[profiled.slowest]
+    assert profiled.exchange_ms is not None and profiled.exchange_ms >= 0
+    assert not list(trainings.results.glob("process-*"))

@@ -16,7 +16,11 @@ from throughline.plan.training_workers import TrainingWorker, make_tf_config
 from throughline.settings import BatchSettings
 from throughline.shared.errors import ImpossiblePlan
 from throughline.training.deadline import answers
-from throughline.training.replicas import Replicas, check_port, synchronize_normalization
+from throughline.training.replicas import Replicas, check_port
+from throughline.training.replicated_model import (
+    make_random_layers_differ,
+    synchronize_normalization,
+)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_random_layers_of_each_process_have_a_state_of_their_own_that_follows_fr
         model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dropout(0.5, seed=3)])
         before = random_states(model)
         worker = TrainingWorker(index=index, count=3)
-        Replicas(worker=worker).make_random_layers_differ(model)
+        make_random_layers_differ(Replicas(worker=worker), model)
         return before, random_states(model)
 
     before, chief = states(0)

@@ -195,8 +195,8 @@ def open_input_pipeline(
     if purpose == "evaluate" or split != "train":
         config = config.model_copy(update={"service": None})
     plan = make_plan(config, make_input_spec(params, data, purpose))
-    _check_memory(plan, data, split)
     worker = training_worker(params) if purpose == "train" else TrainingWorker()
+    _check_memory(plan, data, split, worker)
     if worker.multiple > 1 and not plan.seekable:
         raise ImpossiblePlan(
             f"pipelines.{name}: batches of a snapshot or of indexed shards can be shared by"
@@ -249,15 +249,15 @@ def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> I
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
-def _check_memory(plan: Plan, data: PreparedData, split: str) -> None:
-    """Refuse to keep more in memory than there is."""
+def _check_memory(plan: Plan, data: PreparedData, split: str, worker: TrainingWorker) -> None:
+    """Refuse to keep more in memory than there is for this worker."""
     kept = 0.0
     for before, step in zip((None, *plan.steps), plan.steps, strict=False):
         if isinstance(step, Read) and step.source == "arrays":
             kept += sum(shard.bytes for shard in data.shards.for_split(split))
         if isinstance(step, Cache) and step.where == "memory":
             kept += _cached_bytes(before, data, split)
-    available = available_memory()
+    available = worker.share(available_memory())
     if kept > MEMORY_SHARE * available:
         raise ImpossiblePlan(
             f"{plan}: the {split} split would take {kept / 2**30:,.1f} GiB of memory,"

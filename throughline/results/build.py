@@ -24,6 +24,16 @@ class InputThroughput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProcessInput:
+    """The input of one of the processes that train together: its slice of every batch, measured
+    while the others measured theirs.
+    """
+
+    host: str
+    throughput: InputThroughput
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExamplesDigest:
     """The digest, how many examples went into it, and their dtype and shape; a size of None differs
     between examples.
@@ -74,6 +84,7 @@ class SequenceBatches:
 class BuildResult(ResultFile):
     """A configuration's input pipeline, measured alone and proven to deliver the right examples.
 
+    `throughput` is that of all `processes`, who wait for the slowest: as many times its own.
     `examples_digests` are by split; `validation_examples` counts the validation split. Only
     approximate configurations have a `pixel_difference`, those whose draws can be checked
     `epoch_draws`, those that sample `class_frequencies`, and text `sequence_batches`.
@@ -92,6 +103,12 @@ class BuildResult(ResultFile):
     epoch_draws: EpochDraws | None = None
     class_frequencies: Mapping[str, float] | None = None
     sequence_batches: SequenceBatches | None = None
+    processes: tuple[ProcessInput, ...] = ()
+
+    @property
+    def process_count(self) -> int:
+        """How many processes have measured together."""
+        return max(1, len(self.processes))
 
 
 @dataclass(frozen=True, kw_only=True)
