@@ -95,7 +95,8 @@ def profile(
     params, measure = context.params, context.params.measure
     models = build_models_for(params, pipeline.data)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.warm_up_steps)
-    input_throughput = find_slice(built, pipeline.worker, context.name)
+    worker = pipeline.worker
+    input_throughput = built.slice_of(worker.index, count=worker.count)
     with OtherProcesses(own) as others:
         state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with atomic_folder(out) as folder:
@@ -103,9 +104,7 @@ def profile(
         breakdown = break_down(events)
         cross_check = cross_check_from(
             state,
-            trained.throughput
-            if trained and trained.processes == pipeline.worker.count == 1
-            else None,
+            trained.throughput if trained and trained.processes == worker.count == 1 else None,
             batch_size=pipeline.examples_per_step,
             steps=pipeline.steps_per_epoch,
         )
@@ -232,20 +231,6 @@ def collect_facts(
         input_examples_per_s=input_throughput.input_examples_per_s,
         gpu_utilization_pct=trained and trained.usage.gpu_utilization_pct_mean,
     )
-
-
-def find_slice(built: BuildResult, worker: TrainingWorker, name: str) -> InputThroughput:
-    """What build has measured of the input of this process.
-
-    Raises:
-      MissingInput: it has measured another number of processes.
-    """
-    if built.process_count != worker.count:
-        raise MissingInput(
-            f"{BuildResult.FILE} of {name} is of {built.process_count} processes, and this stage"
-            f" has {worker.count}; run `dvc repro build@{name}`"
-        )
-    return built.processes[worker.index].throughput if built.processes else built.throughput
 
 
 def keep_slowest(folders: Sequence[Path], slowest: int) -> None:

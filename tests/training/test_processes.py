@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ import json, os, pathlib, signal, time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 TF_CONFIG = json.loads(os.environ.get("TF_CONFIG") or "{}")
 INDEX = TF_CONFIG["task"]["index"] if TF_CONFIG else 0
@@ -62,6 +64,31 @@ class Fault(keras.callbacks.Callback):
         pathlib.Path(f"seen-{INDEX}.json").write_text(json.dumps(content))
 
 
+class OwnStep(keras.Model):
+    """Computes its loss by itself, and divides it by the number of processes."""
+
+    def train_step(self, data):
+        images, labels = data
+        with tf.GradientTape() as tape:
+            outputs = self(images, training=True)
+            loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+            )
+            divided = loss / tf.distribute.get_strategy().num_replicas_in_sync
+        gradients = tape.gradient(divided, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        for metric in self.metrics:
+            metric.update_state(loss) if metric.name == "loss" else metric.update_state(
+                labels, outputs
+            )
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def own_step(input_shape, outputs):
+    inputs = keras.Input(input_shape)
+    return OwnStep(inputs, keras.layers.Dense(outputs)(keras.layers.Flatten()(inputs)))
+
+
 def normalized(input_shape, outputs, dropout=0.0):
     return keras.Sequential([
         keras.Input(input_shape),
@@ -84,6 +111,7 @@ class Trainings:
         """Write params.yaml with these settings of `train`, or of what their names say."""
         params = copy.deepcopy(SMALL)
         params |= {"batch_size": train.pop("batch_size", 16)}
+        params["pipelines"]["optimized"] |= train.pop("pipeline", {})
         params["model"] = train.pop("model", params["model"])
         params["train"] |= {"batch_multiple": 4, "callbacks": ["own:Fault"], **train}
         write_params(self.folder, params)
@@ -185,6 +213,48 @@ def test_an_interrupted_training_goes_on_with_another_number_of_processes(traini
     trainings.write(processes=4, epochs=4, checkpoint_every="1 steps")
     assert "resuming interrupted training at epoch 3, step" in trainings.train()
     assert_close(trainings.rows, undisturbed)
+
+
+@pytest.mark.slow
+def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_same(trainings):
+    histories = {}
+    for count in (1, 2):
+        trainings.write(
+            processes=count,
+            model={"name": "own:own_step"},
+            steps_per_execution=3,  # of 8 steps an epoch
+            pipeline={"snapshot_on": "device", "prefetch": "none"},
+        )
+        said = trainings.train()
+        histories[count] = trainings.rows
+    assert "its loss has to be divided by their number" in said
+    assert trainings.seen(1) == trainings.seen(), "bit for bit"
+    assert len(trainings.seen()["losses"]) == 2 * 3, "executions of two epochs"
+    assert_close(histories[2], histories[1])
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_the_chief_keeps_no_checkpoint_and_ends_all_where_the_model_has_no_room(
+    trainings, small_disk
+):
+    """The first costs a line, the second ends the stage; results of before are there."""
+    kept = trainings.results.with_name("kept")
+    for name in ("plan.json", "input.json"):
+        shutil.copy(trainings.results / name, small_disk / name)
+    trainings.results.rename(kept)
+    trainings.results.symlink_to(small_disk)
+    try:
+        wide = {"name": "mlp", "options": {"width": 8000}}
+        trainings.write(processes=2, model=wide, checkpoint_every="2 steps")
+        began = time.monotonic()
+        said = trainings.train(code=2)
+        assert time.monotonic() - began < 60
+    finally:
+        trainings.results.unlink()
+        kept.rename(trainings.results)
+    assert "checkpoint" in said and "DiskFull: no space is left" in said
+    assert {path.name for path in small_disk.iterdir()} >= {"plan.json", "input.json"}
+    assert not (small_disk / "model.keras").exists()
 
 
 FAULTY = {"processes": 2, "epochs": 3, "checkpoint_every": "2 steps"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from throughline.results.base import ResultFile, Usage
+from throughline.shared.errors import MissingInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +106,19 @@ class BuildResult(ResultFile):
     sequence_batches: SequenceBatches | None = None
     processes: tuple[ProcessInput, ...] = ()
 
-    @property
-    def process_count(self) -> int:
-        """How many processes have measured together."""
-        return max(1, len(self.processes))
+    def slice_of(self, index: int, *, count: int) -> InputThroughput:
+        """What one of `count` processes has measured of its slices.
+
+        Raises:
+          MissingInput: another number of them has measured.
+        """
+        measured = max(1, len(self.processes))
+        if measured != count:
+            raise MissingInput(
+                f"{self.FILE} was measured with {measured} processes, and now there are {count};"
+                " run `dvc repro build`"
+            )
+        return self.processes[index].throughput if self.processes else self.throughput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ few metrics by which people compare configurations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from throughline.results.base import ResultFile
@@ -286,6 +286,12 @@ def profile_metrics(profiled: ProfileResult) -> dict[str, float | None]:
         "gpu/busy_ms_per_step": profiled.gpu_busy_ms,
         "gpu/copy_ms_per_step": profiled.gpu_copy_ms,
         "step/exchange_ms": profiled.exchange_ms,
+        **{
+            f"process_{index}/{name}": value
+            for index, one in enumerate(profiled.processes if len(profiled.processes) > 1 else ())
+            for name, value in asdict(one).items()
+            if isinstance(value, float)
+        },
     }
 
 
