@@ -77,11 +77,8 @@ class OwnStep(keras.Model):
             divided = loss / tf.distribute.get_strategy().num_replicas_in_sync
         gradients = tape.gradient(divided, self.trainable_weights)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
-        for metric in self.metrics:
-            metric.update_state(loss) if metric.name == "loss" else metric.update_state(
-                labels, outputs
-            )
-        return {metric.name: metric.result() for metric in self.metrics}
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(images)[0])
+        return self.compute_metrics(images, labels, outputs)
 
 
 def own_step(input_shape, outputs):
