@@ -8,6 +8,10 @@ trains it undisturbed in one process, then again with 1, 2 or 4 processes, of wh
 a random step, up to five times, each time resumed with 1, 2 or 4 processes. The model writes down
 the examples of every step, as each process has it. Goes on after the last trial in --work, and uses
 the train stage as it is.
+
+    python -m benchmarks.storm --rows 100000000 --work DIR
+
+times the first batch after a resume in the midst of a training on so many rows, of sparse files.
 """
 
 from __future__ import annotations
@@ -16,11 +20,15 @@ import argparse
 import contextlib
 import copy
 import json
+import multiprocessing
+import os
 import random
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +44,7 @@ from throughline.shared.stage_client import STAGE_SERVER
 
 EXAMPLES, SIDE, BATCH, EPOCHS = 200, 8, 16, 3
 COUNTS, MULTIPLE, MOST_KILLS = (1, 2, 4), 4, 5
-LONGEST_S = 600.0
+LONGEST_S, REPEATS = 600.0, 5
 CLOSE = 1e-5  # relative, of losses
 NAME = "optimized"
 OWN_CODE = '''
@@ -227,8 +235,10 @@ def run_trial(trainings: Trainings, number: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def open_trainings(work: Path) -> Iterator[Trainings]:
-    """The prepared project below `work`, made where it is not there, and its stage server."""
+def open_trainings(work: Path, *, served: bool = True) -> Iterator[Trainings]:
+    """The prepared project below `work`, made where it is not there; `served`: by a stage server,
+    whose processes share its cores.
+    """
     folder = work / "project"
     if not folder.exists():
         work.mkdir(parents=True, exist_ok=True)
@@ -236,11 +246,49 @@ def open_trainings(work: Path) -> Iterator[Trainings]:
         make_project(folder, work / "data.npz", SMALL)
         (folder / "own.py").write_text(OWN_CODE)
         run_stages(folder, "ingest", "shard", "snapshot", f"build@{NAME}")
-    with stage_server(folder, environment(folder)) as served:
+    if not served:
+        yield Trainings(folder, {})
+        return
+    with stage_server(folder, environment(folder)) as variables:
         deadline = time.monotonic() + LONGEST_S
-        while not (folder / served[STAGE_SERVER]).exists() and time.monotonic() < deadline:
+        while not (folder / variables[STAGE_SERVER]).exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        yield Trainings(folder, served)
+        yield Trainings(folder, variables)
+
+
+def time_first_batch(folder: Path, rows: int) -> float:
+    """Seconds from the files to the first batch in mid-epoch, where the training split has so many
+    rows; libraries are imported before.
+    """
+    from throughline.assembly.inputs import open_input_pipeline, open_inputs
+    from throughline.config.params import check
+    from throughline.data.columns.index import column_path
+    from throughline.shared.layout import Layout
+
+    params = check({**SMALL, "data": SMALL["data"] | {"path": str(folder / "source/data.npz")}})
+    started = time.perf_counter()
+    data = open_inputs(params, Layout(folder))
+    others = sum(shard.records for shard in data.shards.for_split("train")[1:])
+    first = data.shards.for_split("train")[0]
+    shards = [
+        replace(shard, records=rows - others) if shard == first else shard
+        for shard in data.shards.shards
+    ]
+    splits = dict(data.snapshot.splits)
+    splits["train"] = replace(splits["train"], count=rows)
+    data = replace(
+        data,
+        shards=replace(data.shards, shards=tuple(shards)),
+        snapshot=replace(data.snapshot, splits=splits),
+    )
+    for column in data.snapshot.columns:
+        path = column_path(data.snapshot_folder, "train", column.name)
+        size = rows * int(np.prod(column.shape, initial=np.dtype(column.dtype).itemsize))
+        if path.stat().st_size != size:
+            os.truncate(path, size)
+    pipeline = open_input_pipeline(params, NAME, data, split="train", purpose="train")
+    next(iter(pipeline.dataset(first_step=pipeline.steps_per_epoch // 2, epochs=2)))
+    return time.perf_counter() - started
 
 
 def main() -> None:
@@ -253,7 +301,17 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the trials there")
+    parser.add_argument("--rows", type=int, metavar="N", help="time the first batch of so many")
     options = parser.parse_args()
+    if options.rows:
+        with open_trainings(options.work.absolute()) as trainings:
+            many = options.work.absolute() / "many"
+            if not many.exists():
+                shutil.copytree(trainings.folder / "data", many / "data")
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            times = [pool.apply(time_first_batch, (many, options.rows)) for _ in range(REPEATS)]
+        print(f"{options.rows:,} rows: first batch after", *(f"{one:.2f} s" for one in times))
+        return
     results = options.work / "trials.jsonl"
     options.work.mkdir(parents=True, exist_ok=True)
     done = (
