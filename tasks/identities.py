@@ -48,6 +48,8 @@ CODE: Mapping[str, tuple[str, ...]] = {
     "profile": (*OP_SECTIONS, "model", "train"),
 }
 TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
+# How processes share a training: DVC cannot watch keys that params.yaml may leave out.
+SHARING: Mapping[str, tuple[str, ...]] = {"build": ("train.processes", "train.batch_multiple")}
 _MARK = "      # Own ops and models"
 
 
@@ -84,7 +86,7 @@ def write_identities(root: Path, out: Path) -> None:
             "program": digest_code(stage),
             "rules": _rules(),
         }
-        keys = stages[stage]["params"]
+        keys = [*stages[stage]["params"], *SHARING.get(stage, ())]
         pipelines = document["pipelines"] if "matrix" in stages[stage] else [None]
         for pipeline in pipelines:
             named = [key.replace("${key}", str(pipeline)) for key in keys]
