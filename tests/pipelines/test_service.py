@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -15,6 +17,7 @@ import pytest
 import tensorflow as tf
 from project import ROOT
 
+from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.service import check_listens, run_local_service
 from throughline.shared.errors import ServiceFailed
 
@@ -38,6 +41,18 @@ def numbers(address, policy, *, files=6):
     )
     return sources.batch(8).apply(
         service.distribute(processing_mode=policy, service=address, compression=None)
+    )
+
+
+def start_dispatcher(*options):
+    """A dispatcher of one worker that keeps no journal."""
+    command = [sys.executable, "-m", "throughline.pipelines.service", "dispatcher"]
+    return subprocess.Popen(
+        [*command, "--workers", "1", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
 
 
@@ -72,6 +87,23 @@ def test_the_service_ends_with_a_parent_that_is_killed():
     parent.stdout.close()
     gone, alive = psutil.wait_procs(children, timeout=15)
     assert not alive and len(gone) == 3
+
+
+def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent():
+    code = (
+        "import time; from throughline.pipelines.service import _start\n"
+        "print(_start('worker', '--dispatcher', 'localhost:9').pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    worker = psutil.Process(int(parent.stdout.readline()))
+    while not any("pywrap" in Path(each.path).name for each in worker.memory_maps()):
+        time.sleep(0.1)  # until TensorFlow is there
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert not psutil.wait_procs([worker], timeout=15)[1]
 
 
 def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training():
@@ -113,6 +145,38 @@ def test_a_dispatcher_that_dies_in_mid_epoch_goes_on_from_its_journal(
         assert sorted(np.concatenate(list(batches.as_numpy_iterator()))) == list(range(2000))
         assert len(servers()) == 3
     assert servers() == []
+
+
+def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stored):
+    dispatcher = start_dispatcher()
+    address = dispatcher.stdout.readline().strip()
+    command = [sys.executable, "-m", "throughline.pipelines.service"]
+    worker = subprocess.Popen(
+        [*command, "worker", "--dispatcher", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    worker.stdout.readline()
+    try:
+        batches = iter(numbers(address, service.ShardingPolicy.DYNAMIC, files=400))
+        next(batches)
+        dispatcher.kill()
+        dispatcher.communicate()
+        dispatcher = start_dispatcher("--port", address.rpartition(":")[2])
+        dispatcher.stdout.readline()
+        back_at = time.monotonic()
+        with (
+            pytest.raises(ServiceFailed, match="keeps no journal"),
+            explain_read_errors(stored["arrays"]),
+        ):
+            for _ in batches:
+                pass
+        assert time.monotonic() - back_at < 30
+    finally:
+        for process in (dispatcher, worker):
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize("address", ["grpc://127.0.0.1:9", "127.0.0.1", "grpc://127.0.0.1:port"])
