@@ -7,7 +7,10 @@ first batch, epoch gap, equality digests).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,20 @@ from throughline.assembly.inputs import (
     open_input_service,
     open_inputs,
 )
-from throughline.assembly.processes import measure_one_process
+from throughline.assembly.processes import meet_processes
 from throughline.config.cli import pipeline_stage_cli
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples, measure_difference
 from throughline.measurement.hardware import UsageMonitor, describe_machine
 from throughline.measurement.padding import measure_sequences
-from throughline.measurement.throughput import measure_input
+from throughline.measurement.throughput import join_slices, measure_input
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.results.build import BuildResult, Difference, PlanSummary
+from throughline.results.build import BuildResult, Difference, PlanSummary, ProcessInput
 from throughline.settings import MeasureSettings
 from throughline.shared.layout import Layout
-from throughline.shared.progress import echo, echo_result
+from throughline.shared.progress import echo, echo_fact, echo_result
+from throughline.training.processes import run_one_of_several
+from throughline.training.replicas import Replicas
 
 
 def build(
@@ -41,11 +46,12 @@ def build(
     exact: Mapping[str, InputPipeline],
     out: Path,
     *,
-    measure: MeasureSettings,
+    measure: Callable[[], Sequence[ProcessInput]],
     about: Mapping[str, Any],
 ) -> BuildResult:
-    """Measure `training` (all of the configuration) and digest `in_order` (the same without
-    shuffle, augmentation and postprocessing, by split).
+    """Check `training` (all of the configuration, with whole batches), `measure` its input, each
+    process its slice, and digest `in_order` (the same without shuffle, augmentation and
+    postprocessing, by split).
 
     `about` names the configuration: `pipeline`, `config` and `data_digest` of its PlanSummary.
 
@@ -60,9 +66,8 @@ def build(
     digests = {split: digest_examples(pipeline) for split, pipeline in in_order.items()}
     epoch = check_epoch(training)
     with UsageMonitor() as monitor:
-        throughput = measure_input(
-            training, passes=measure.input_passes, max_seconds=measure.input_max_seconds
-        )
+        processes = measure()
+    throughput = join_slices([one.throughput for one in processes])
     draws, rows = epoch or (None, None)
     result = BuildResult(
         plan=str(training.plan),
@@ -78,6 +83,7 @@ def build(
         sequence_batches=measure_sequences(
             training, examples_per_s=throughput.input_examples_per_s
         ),
+        processes=tuple(processes),
         class_frequencies=(
             class_frequencies(training, rows)
             if rows is not None and training.plan.sampling != "uniform"
@@ -87,6 +93,23 @@ def build(
     summarize_plan(training, about).write(out)
     result.write(out)
     return result
+
+
+def measure_slices(
+    pipeline: InputPipeline, replicas: Replicas, settings: MeasureSettings
+) -> list[ProcessInput]:
+    """Measure the input of this process, its slice of every batch, while the others measure theirs,
+    once the chief has proven the examples; returns those of all.
+
+    Raises:
+      EmptyDataset: the configuration delivers nothing.
+      ProcessLost: another process is gone.
+    """
+    replicas.wait_for_chief()
+    throughput = measure_input(
+        pipeline, passes=settings.input_passes, max_seconds=settings.input_max_seconds
+    )
+    return replicas.gather(ProcessInput(host=platform.node(), throughput=throughput))
 
 
 def _measure_difference(
@@ -150,11 +173,18 @@ def main() -> None:
         pipeline_stage_cli(main) as context,
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
-        params, name = measure_one_process(context.params), context.name
+        params, name = context.params, context.name
+        replicas = meet_processes(params, name, ["tasks.build"])
+        if replicas is None:
+            return
         data = open_inputs(params, Layout())
         training = open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address
         )
+        measure = partial(measure_slices, training, replicas, params.measure)
+        if not replicas.is_chief:
+            measure()
+            return
         in_order = {
             split: open_input_pipeline(
                 params, name, data, split=split, purpose="compare", address=address
@@ -168,11 +198,11 @@ def main() -> None:
         }
         with explain_read_errors(data):
             result = build(
-                training,
+                replace(training, worker=training.worker.alone),
                 in_order,
                 {split: open_exact_pipeline(params, data, split=split) for split in in_order},
                 Layout().results(name),
-                measure=params.measure,
+                measure=measure,
                 about=about,
             )
         throughput, digests = result.throughput, result.examples_digests
@@ -185,6 +215,11 @@ def main() -> None:
             f"input alone {throughput.input_examples_per_s:,.0f} examples/s, first batch after"
             f" {throughput.first_batch_s * 1e3:,.0f} ms"
         )
+        for index, one in enumerate(result.processes if replicas.several else ()):
+            echo_fact(
+                f"process {index} of {replicas.worker.count} on {one.host}: its slices alone"
+                f" {one.throughput.input_examples_per_s:,.0f} examples/s"
+            )
         if apart := result.pixel_difference:
             echo(
                 f"  approximate: pixels differ by {apart.mean:.2f} of 256 levels on average, by"
@@ -200,4 +235,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_one_of_several(main)

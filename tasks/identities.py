@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from throughline import settings
 from throughline.config.cli import parse_command
 from throughline.config.named_files import MODELS, TOKENIZER, find_named_files
-from throughline.config.params import ParamsDocument, check, resolve_defaults
+from throughline.config.params import OP_SECTIONS, ParamsDocument, check, resolve_defaults
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.plan.ops import PROGRAM
 from throughline.shared.code_identity import (
@@ -40,15 +40,16 @@ from throughline.shared.program import digest_code
 from throughline.shared.progress import echo
 
 PIPELINE_FILE = Path("dvc.yaml")
-OPS = ("preprocess", "augment", "postprocess")
 # The sections of params.yaml that may name user code, by the stages that run it.
 CODE: Mapping[str, tuple[str, ...]] = {
     "snapshot": ("preprocess",),
-    "build": OPS,
-    "train": (*OPS, "model", "train"),
-    "profile": (*OPS, "model", "train"),
+    "build": OP_SECTIONS,
+    "train": (*OP_SECTIONS, "model", "train"),
+    "profile": (*OP_SECTIONS, "model", "train"),
 }
 TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
+# How processes share a training: DVC cannot watch keys that params.yaml may leave out.
+SHARING: Mapping[str, tuple[str, ...]] = {"build": ("train.processes", "train.batch_multiple")}
 _MARK = "      # Own ops and models"
 
 
@@ -85,7 +86,7 @@ def write_identities(root: Path, out: Path) -> None:
             "program": digest_code(stage),
             "rules": _rules(),
         }
-        keys = stages[stage]["params"]
+        keys = [*stages[stage]["params"], *SHARING.get(stage, ())]
         pipelines = document["pipelines"] if "matrix" in stages[stage] else [None]
         for pipeline in pipelines:
             named = [key.replace("${key}", str(pipeline)) for key in keys]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,46 +20,49 @@ import tensorflow as tf
 
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
-from throughline.assembly.processes import measure_one_process
+from throughline.assembly.processes import measure_one_process, meet_processes
 from throughline.config.cli import StageContext, add_run_option, pipeline_stage_cli
 from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
 from throughline.diagnosis.diagnose import Ceilings, diagnose
 from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.op_costs import measure_costs
+from throughline.diagnosis.summary import Profile, print_summary, summarize, summarize_rounds
 from throughline.diagnosis.threshold import parse_threshold
 from throughline.diagnosis.timeline import find_timeline
-from throughline.diagnosis.trace_breakdown import break_down, iterator_table
+from throughline.diagnosis.trace_breakdown import break_down
 from throughline.diagnosis.xspace import Trace, read_trace, record_trace
 from throughline.measurement.accelerators import ACCELERATORS, Accelerator, find_accelerator
 from throughline.measurement.other_processes import OtherProcesses
 from throughline.measurement.padding import padding_in_buckets
-from throughline.measurement.steady_state import UNDECIDED_SIDE, WARM_UP_STEPS, Side, SteadyState
+from throughline.measurement.steady_state import WARM_UP_STEPS, SteadyState
 from throughline.measurement.train_steps import TrainingLoop, time_training, wait_until_idle
 from throughline.measurement.verdict import CrossCheck, Stall, cross_check_from
 from throughline.models.emulation import EMULATED_MODEL
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.plan.plan import make_plan
+from throughline.plan.training_workers import TrainingWorker
 from throughline.reporting.evaluation_plots import plot_evaluation
 from throughline.reporting.plots import plot_steps, plot_timelines
-from throughline.results.build import BuildResult, InputThroughput, SequenceBatches
+from throughline.results.build import BuildResult, InputThroughput
 from throughline.results.profiling import (
     METRICS_FILE,
     Breakdown,
     Diagnosis,
     ProfileResult,
-    RoundTimes,
     compared_metrics,
+    join_profiles,
     profile_metrics,
 )
 from throughline.results.train import RunRecord, TrainResult
 from throughline.settings import MeasureSettings, ModelSettings
 from throughline.shared.errors import MissingInput, UnknownModel
-from throughline.shared.files import atomic_folder, write_json
+from throughline.shared.files import PARTIAL, atomic_folder, replace_folder, write_json
 from throughline.shared.layout import Layout
 from throughline.shared.limits import available_memory, usable_cores
-from throughline.shared.progress import echo, echo_problem, echo_result
+from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.experiments import RunKey, make_run_key
 from throughline.tracking.recorder import Recorder
-from whowaits.verdict import UNDECIDED
+from throughline.training.processes import run_one_of_several
 
 TRACE_DRAINED_PCT = 5.0  # a stall from which on the traced window starts on empty buffers
 FAIL_IF = (
@@ -72,42 +75,36 @@ ACCELERATOR = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """What was measured and concluded about one configuration."""
-
-    state: SteadyState
-    others: OtherProcesses
-    breakdown: Breakdown
-    diagnosis: Diagnosis
-    cross_check: CrossCheck | None
-
-
 def profile(
     context: StageContext,
     pipeline: InputPipeline,
     out: Path,
     *,
-    input_throughput: InputThroughput,
-    sequences: SequenceBatches | None = None,
+    built: BuildResult,
     trained: TrainResult | None = None,
+    own: Collection[int] = (),
 ) -> Profile:
     """Time and trace real steps of the model on `pipeline` and judge them; results go to `out`.
 
-    `input_throughput` and, for text, `sequences` are build's measurements of the pipeline,
-    `trained` the result of train; None: it was not trained.
+    `built` and `trained` are the results of build and train; None: it was not trained. `own` are
+    the ids of processes of this host that are profiled at the same time.
+
+    Raises:
+      MissingInput: build has measured another number of processes.
     """
     params, measure = context.params, context.params.measure
     models = build_models_for(params, pipeline.data)
     loop = TrainingLoop(models, pipeline, params.train, warm_up_steps=measure.warm_up_steps)
-    with OtherProcesses() as others:
+    worker = pipeline.worker
+    input_throughput = built.slice_of(worker.index, count=worker.count)
+    with OtherProcesses(own) as others:
         state = time_training(loop, models, pipeline, train=params.train, measure=measure)
     with atomic_folder(out) as folder:
         events = _trace_steady_state(loop, state, folder / "trace", measure)
         breakdown = break_down(events)
         cross_check = cross_check_from(
             state,
-            trained.throughput if trained and trained.processes == 1 else None,
+            trained.throughput if trained and trained.processes == worker.count == 1 else None,
             batch_size=pipeline.examples_per_step,
             steps=pipeline.steps_per_epoch,
         )
@@ -121,7 +118,7 @@ def profile(
             collect_facts(
                 context, pipeline, measurements, input_throughput=input_throughput, trained=trained
             ),
-            padding_pct=sequences and sequences.padding_pct,
+            padding_pct=built.sequence_batches and built.sequence_batches.padding_pct,
             padding_pct_in_buckets=padding_in_buckets(pipeline),
         )
         model_step = ModelStepCost(
@@ -142,6 +139,7 @@ def profile(
             plot_timelines({str(pipeline.plan): timeline.lanes}, folder / "timeline")
         plot_steps(state.train_steps_ms, state.model_step_ms, folder)
     return Profile(
+        input_throughput=input_throughput,
         state=state,
         others=others,
         breakdown=breakdown,
@@ -158,23 +156,6 @@ class Measurements:
     breakdown: Breakdown
     cross_check: CrossCheck | None
     on_accelerator: bool
-
-
-def summarize_rounds(state: SteadyState) -> RoundTimes:
-    """The rounds of a steady state as values."""
-
-    def mean_ms(block: str) -> tuple[float, ...]:
-        return tuple(getattr(each, block).mean_ms for each in state.rounds)
-
-    return RoundTimes(
-        side=state.side,
-        round_reference_ms=mean_ms("reference"),
-        round_model_ms=mean_ms("model"),
-        round_full_ms=mean_ms("full"),
-        round_drained_ms=mean_ms("drained"),
-        train_step_times_ms=tuple(state.train_steps_ms),
-        relative_rates=tuple(state.relative_rates),
-    )
 
 
 def _trace_steady_state(
@@ -206,12 +187,17 @@ def collect_facts(
     trained: TrainResult | None,
 ) -> Facts:
     """Everything that the rules look at."""
-    config, data, cores = (
+    config, data, worker = (
         context.params.pipelines[context.name],
         pipeline.data,
-        usable_cores(),
+        pipeline.worker,
     )
+    cores = worker.share(usable_cores())
     state, breakdown = measurements.state, measurements.breakdown
+    steps_per_epoch = pipeline.steps_per_epoch
+    if worker.count > 1:  # costs are those of batches that are as large as a slice
+        spec = replace(pipeline.plan.spec, batch_size=pipeline.batch_size // worker.count)
+        pipeline = replace(pipeline, plan=make_plan(config, spec), worker=TrainingWorker())
     costs = measure_costs(pipeline, config)
     shards = data.shards.for_split(pipeline.split)
     gap = input_throughput.epoch_gap_s
@@ -236,59 +222,28 @@ def collect_facts(
         cross_check=measurements.cross_check,
         batch_mib=pipeline.batch_bytes / 2**20,
         stored_mib=data.snapshot.bytes(pipeline.split) / 2**20,
-        available_memory_mib=available_memory() / 2**20,
+        available_memory_mib=worker.share(available_memory()) / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,
         epoch_gap_ms=None if gap is None else gap * 1e3,
-        epoch_ms=state.train_step_ms * pipeline.steps_per_epoch,
+        epoch_ms=state.train_step_ms * steps_per_epoch,
         cold_examples_per_s=input_throughput.cold_examples_per_s,
         input_examples_per_s=input_throughput.input_examples_per_s,
         gpu_utilization_pct=trained and trained.usage.gpu_utilization_pct_mean,
     )
 
 
-def summarize(profiled: Profile, batch_size: float) -> ProfileResult:
-    """What was measured and concluded, as values."""
-    state, diagnosis, breakdown = profiled.state, profiled.diagnosis, profiled.breakdown
-    cross_check = profiled.cross_check
-    return ProfileResult(
-        verdict=diagnosis.verdict,
-        stall_pct=diagnosis.stall_pct,
-        stall_pct_low=state.stall_interval_pct[0],
-        stall_pct_high=state.stall_interval_pct[1],
-        stall_side=state.side,
-        stall_measurement_s=state.seconds,
-        epochs_stall_pct_low=None if cross_check is None else cross_check.low_pct,
-        prepared_batches=state.prepared,
-        relative_rate=statistics.median(state.relative_rates),
-        utilization_pct=diagnosis.utilization_pct,
-        wait_pct=diagnosis.wait_pct,
-        wait_ms_p50=breakdown.wait_ms_p50,
-        wait_ms_p95=breakdown.wait_ms_p95,
-        model_step_ms=state.model_step_ms,
-        train_step_ms=state.train_step_ms,
-        train_step_ms_low=state.train_step_interval_ms[0],
-        train_step_ms_high=state.train_step_interval_ms[1],
-        model_examples_per_s=batch_size / state.model_step_ms * 1e3,
-        reference_examples_per_s=batch_size / state.reference_step_ms * 1e3,
-        attainable_examples_per_s=diagnosis.attainable_examples_per_s,
-        predicted_gain=diagnosis.predicted_gain,
-        gpu_busy_ms=breakdown.gpu_busy_ms,
-        gpu_copy_ms=breakdown.gpu_copy_ms,
-        autotuned={
-            f"{item.path.rpartition('::')[2]} ({item.step})": item.tuned
-            for item in breakdown.iterators
-            if item.tuned is not None
-        },
-        others_cpu_pct=profiled.others.cpu_pct,
-        idle_cpu_pct=profiled.others.idle_pct,
-        busiest_other=profiled.others.busiest,
-    )
+def keep_slowest(folders: Sequence[Path], slowest: int) -> None:
+    """Leave of the `folders` of all processes that of the slowest, where that of the first is."""
+    if slowest:
+        replace_folder(folders[slowest], folders[0])
+    for folder in folders[1:]:
+        shutil.rmtree(folder.parent, ignore_errors=True)
 
 
-def record(out: Path, run_key: RunKey, diagnosis: Diagnosis, result: ProfileResult) -> None:
+def record(out: Path, run_key: RunKey, result: ProfileResult) -> None:
     """Add the profile to the configuration's MLflow run."""
-    run_id = RunRecord.read(out).mlflow_run_id
+    diagnosis, run_id = Diagnosis.read(out), RunRecord.read(out).mlflow_run_id
     if run_id is None:
         return
     with Recorder(run_key, run_id=run_id) as recorder:
@@ -298,42 +253,10 @@ def record(out: Path, run_key: RunKey, diagnosis: Diagnosis, result: ProfileResu
                 "verdict": result.verdict,
                 "finding": diagnosis.findings[0].rule if diagnosis.findings else "none",
                 "autotuned": json.dumps(result.autotuned),
+                "slowest_process": str(result.slowest),
             }
         )
         recorder.log_artifact(out / "profile", folder="profile")
-
-
-SIDES: Mapping[Side, str] = {
-    "both": "from full buffers and from empty ones alike",
-    "drained": "from empty buffers, since full ones run down",
-    "full": "from full buffers, which stay full",
-    UNDECIDED_SIDE: "from full buffers to empty ones",
-}
-
-
-def print_summary(name: str, profiled: Profile) -> None:
-    """Print verdict, cause, fix and the tree."""
-    diagnosis, state = profiled.diagnosis, profiled.state
-    interval = "{:.0f} to {:.0f} %".format(*state.stall_interval_pct)
-    echo(f"profile {name}: {len(state.rounds)} rounds, {SIDES[state.side]}; {diagnosis.evidence}")
-    echo_result(f"{diagnosis.verdict}, stall {diagnosis.stall_pct:.0f} % ({interval})")
-    if diagnosis.verdict == UNDECIDED:
-        echo_problem(f"undecided: {diagnosis.cause}; {diagnosis.fix}")
-    gain = (
-        ""
-        if diagnosis.predicted_gain is None
-        else f" (predicted: {diagnosis.predicted_gain:.2f} × the throughput)"
-    )
-    echo(f"  cause: {diagnosis.cause}\n  fix: {diagnosis.fix}{gain}")
-    for finding in diagnosis.findings:
-        worth = (
-            "gain not known"
-            if finding.predicted_gain is None
-            else f"{finding.predicted_gain:.2f} ×, confidence {finding.confidence}"
-        )
-        echo(f"  finding {finding.rule}: {finding.fix} ({worth})")
-    for row in iterator_table(profiled.breakdown):
-        echo(f"  {row}")
 
 
 def profile_emulated(context: StageContext, accelerator: Accelerator, *, address: str) -> None:
@@ -352,22 +275,23 @@ def profile_emulated(context: StageContext, accelerator: Accelerator, *, address
         name=EMULATED_MODEL, options={"step_ms": accelerator.step_ms(params.batch_size)}
     )
     context = replace(context, params=replace(params, model=emulated))
-    data, input_throughput = (
-        open_inputs(params, Layout()),
-        BuildResult.read(Layout().results(context.name)).throughput,
-    )
+    data, built = open_inputs(params, Layout()), BuildResult.read(Layout().results(context.name))
     pipeline = open_input_pipeline(
         params, context.name, data, split="train", purpose="train", address=address
     )
     out = Path(".throughline") / "accelerators" / context.name
-    profiled = profile(context, pipeline, out, input_throughput=input_throughput)
-    print_summary(
-        f"{context.name} ({accelerator.model} of {context.options.accelerator}, emulated)", profiled
+    profiled = profile(
+        context, pipeline, out / Diagnosis.FOLDER, built=replace(built, processes=())
     )
-    fed = input_throughput.input_examples_per_s / accelerator.examples_per_s
+    print_summary(
+        f"{context.name} ({accelerator.model} of {context.options.accelerator}, emulated)",
+        summarize(profiled, pipeline.examples_per_step),
+        out,
+    )
+    fed = profiled.input_throughput.input_examples_per_s / accelerator.examples_per_s
     echo(
         f"  this host feeds {fed:.1f} of them: the input alone delivers"
-        f" {input_throughput.input_examples_per_s:,.0f} examples/s, one"
+        f" {profiled.input_throughput.input_examples_per_s:,.0f} examples/s, one"
     )
     echo(
         f"  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for"
@@ -392,28 +316,42 @@ def main() -> None:
         pipeline_stage_cli(main, declare_options) as context,
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
-        context = replace(context, params=measure_one_process(context.params))
         params, name, options = context.params, context.name, context.options
         condition = parse_threshold(options.fail_if) if options.fail_if else None
-        keras.utils.set_random_seed(params.train.seed)
         if options.accelerator:
+            keras.utils.set_random_seed(params.train.seed)
+            context = replace(context, params=measure_one_process(params))
             return profile_emulated(context, find_accelerator(options.accelerator), address=address)
+        failing = ["--fail-if", options.fail_if] if options.fail_if else []
+        replicas = meet_processes(params, name, ["tasks.profiling", *failing])
+        if replicas is None:
+            return None
+        keras.utils.set_random_seed(params.train.seed)
         out, data = Layout().results(name), open_inputs(params, Layout())
         built, trained = BuildResult.read(out), TrainResult.read(out)
         pipeline = open_input_pipeline(
             params, name, data, split="train", purpose="train", address=address
         )
+        folders = [out / Diagnosis.FOLDER] + [
+            out / f"process-{index}{PARTIAL}" / Diagnosis.FOLDER
+            for index in range(1, replicas.worker.count)
+        ]
         profiled = profile(
             context,
             pipeline,
-            out / "profile",
-            input_throughput=built.throughput,
-            sequences=built.sequence_batches,
+            folders[replicas.worker.index],
+            built=built,
             trained=trained,
+            own=replicas.meet_on_host(),
         )
-        plot_evaluation(out, out / "profile")
-        print_summary(name, profiled)
-        result = summarize(profiled, pipeline.examples_per_step)
+        own = summarize(profiled, pipeline.examples_per_step)
+        result = join_profiles(replicas.gather(own), trained)
+        if not replicas.is_chief:
+            replicas.wait_for_chief()
+            return None
+        keep_slowest(folders, result.slowest)
+        plot_evaluation(out, out / Diagnosis.FOLDER)
+        print_summary(name, result, out)
         if result.disturbed_by:
             echo_problem(
                 f"disturbed: at work besides: {result.disturbed_by}; others took"
@@ -429,11 +367,12 @@ def main() -> None:
             window=params.window,
             data_digest=data_digest,
         )
-        record(out, run_key, profiled.diagnosis, result)
+        record(out, run_key, result)
+        replicas.wait_for_chief()
         if condition:
             condition.check(asdict(result))
     return None
 
 
 if __name__ == "__main__":
-    main()
+    run_one_of_several(main)

@@ -6,9 +6,7 @@ the same work resumes from the last one. Results are written to files first, the
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 
 from throughline.assembly.evaluation import complete_metrics, write_evaluation
 from throughline.assembly.fingerprint import NO_PART, layer_modules, training_fingerprint
@@ -18,20 +16,18 @@ from throughline.assembly.inputs import (
     make_series_window,
     open_input_service,
     open_inputs,
-    training_worker,
 )
 from throughline.assembly.model import build_models_for
-from throughline.assembly.processes import check_processes, name_gpus
+from throughline.assembly.processes import meet_processes
 from throughline.assembly.training import configure_process, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
-from throughline.config.params import Params
+from throughline.config.params import OP_SECTIONS, Params
 from throughline.measurement.gpus import visible_gpus
 from throughline.measurement.hardware import describe_machine
 from throughline.models.builders import Models
 from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.plan.training_workers import list_addresses
 from throughline.results.build import BuildResult
 from throughline.results.evaluation import Evaluation
 from throughline.results.train import (
@@ -48,8 +44,7 @@ from throughline.tracking.recorder import Recorder
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback, NoLog
 from throughline.training.compiling import describe_own_compile
-from throughline.training.processes import run_one_of_several, run_processes
-from throughline.training.replicas import join
+from throughline.training.processes import run_one_of_several
 
 LEAST_STEPS = 3  # in an epoch; below, the batches are about as large as the split
 
@@ -63,10 +58,7 @@ def log_inputs(
     tag.
     """
     config = params.pipelines[name].model_dump()
-    ops = {
-        section: [op.identity for op in getattr(params, section)]
-        for section in ("preprocess", "augment", "postprocess")
-    }
+    ops = {section: [op.identity for op in getattr(params, section)] for section in OP_SECTIONS}
     sections = {
         section: getattr(params, section).model_dump(exclude=NO_PART)
         for section in ("data", "shard", "model", "train")
@@ -161,13 +153,10 @@ def main() -> None:
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
         params, name = context.params, context.name
-        worker, addresses = training_worker(params), list_addresses(os.environ)
-        gpus = len(visible_gpus()[0])
-        check_processes(params, name, worker, gpus=gpus)
-        if worker.count > 1 and len(addresses) != worker.count:
-            command = [sys.executable, "-m", "tasks.train", "--pipeline", name]
-            return run_processes(command, worker.count, gpus=name_gpus(os.environ, gpus))
-        replicas = join(worker, addresses, params.train)
+        replicas = meet_processes(params, name, ["tasks.train"])
+        if replicas is None:
+            return
+        worker = replicas.worker
         configure_process(params.train, worker)
         out, data = Layout().results(name), open_inputs(params, Layout())
         pipelines = open_split_pipelines(params, name, data, address=address)
@@ -185,7 +174,8 @@ def main() -> None:
         if not replicas.is_chief:
             checkpoints = CheckpointCallback(pipelines.train, store, params.train, NoLog())
             train(models, pipelines, checkpoints, settings=params.train, replicas=replicas)
-            return replicas.wait_for_chief()
+            replicas.wait_for_chief()
+            return
         run_key = make_run_key(
             Layout().manifest,
             params.data.path,
@@ -249,7 +239,6 @@ def main() -> None:
         for target, error in evaluation.mae_by_target.items():
             echo(f"  {evaluation.split} mae of {target}: {error:.4g}")
         replicas.wait_for_chief()
-    return None
 
 
 if __name__ == "__main__":

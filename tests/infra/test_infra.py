@@ -255,6 +255,20 @@ def test_both_kinds_of_deployment_start_the_same_programs():
     assert programs(commands) == programs(arguments) and len(programs(commands)) == 6
 
 
+def test_the_dispatcher_keeps_its_journal_on_a_volume_that_stays():
+    (pod,) = (pod for name, pod in PODS.items() if name.endswith("Deployment dispatcher"))
+    (container,) = pod["containers"]
+    (folder,) = (
+        one.partition("=")[2] for one in container["args"] if one.startswith("--work-dir=")
+    )
+    (mount,) = (one for one in container["volumeMounts"] if one["mountPath"] == folder)
+    (volume,) = (one for one in pod["volumes"] if one["name"] == mount["name"])
+    assert "persistentVolumeClaim" in volume
+    service = STACK["services"]["dispatcher"]
+    assert f"--work-dir {folder}" in service["command"]
+    assert service["volumes"] == [f"journal:{folder}"] and "journal" in STACK["volumes"]
+
+
 def test_the_namespace_takes_restricted_pods_only():
     labels = MANIFESTS["namespace.yaml: Namespace throughline"]["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"

@@ -16,6 +16,7 @@ from throughline.measurement import draws
 from throughline.measurement.draws import check_epoch
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.write.snapshot import snapshot
+from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 
@@ -95,6 +96,14 @@ def test_an_epoch_draws_every_example_once(layout, config):
         1,
     )
     assert sorted(rows) == list(range(pipeline.examples))
+
+
+def test_a_cut_last_batch_leaves_examples_out_and_no_more(layout):
+    pipeline = pipeline_of(layout, GLOBAL)
+    cut = dataclasses.replace(pipeline, worker=TrainingWorker(batch_multiple=16))
+    assert 0 < cut.examples < pipeline.examples
+    found, _ = check_epoch(cut)
+    assert (found.examples, found.distinct) == (cut.examples, cut.examples)
 
 
 def test_the_rows_are_those_that_training_gets_in_its_order(layout):

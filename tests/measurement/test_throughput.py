@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import tensorflow as tf
 
-from throughline.measurement.throughput import measure_input
+from throughline.measurement.throughput import join_slices, measure_input
+from throughline.results.build import InputThroughput
 from throughline.shared.errors import EmptyDataset
 
 
@@ -72,3 +73,30 @@ def test_an_empty_data_set_is_reported():
     pipeline = Slow(0)
     with pytest.raises(EmptyDataset, match="train split of this configuration delivers no batch"):
         measure_input(pipeline, passes=1, max_seconds=1)
+
+
+def test_processes_deliver_together_as_often_what_the_slowest_does():
+    fast = InputThroughput(
+        input_examples_per_s=90.0,
+        input_examples_per_s_range=(80.0, 95.0),
+        cold_examples_per_s=20.0,
+        first_batch_s=0.5,
+        epoch_gap_s=None,
+        passes=3,
+    )
+    slow = replace(
+        fast,
+        input_examples_per_s=50.0,
+        input_examples_per_s_range=(40.0, 60.0),
+        cold_examples_per_s=30.0,
+        first_batch_s=0.25,
+        epoch_gap_s=0.1,
+    )
+    assert join_slices([fast, slow]) == replace(
+        slow,
+        input_examples_per_s=100.0,
+        input_examples_per_s_range=(80.0, 120.0),
+        cold_examples_per_s=40.0,
+        first_batch_s=0.5,
+    )
+    assert join_slices([fast]) == fast

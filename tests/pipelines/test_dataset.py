@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 from lanes import mostly
@@ -30,6 +31,7 @@ from throughline.plan.spec import InputSpec
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
+from throughline.shared.limits import usable_cores
 
 CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
 QUICK = ("naive", "vectorized", "optimized")  # what `make quick` looks at
@@ -223,8 +225,24 @@ def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, 
     ]
     for step in zip(*each, strict=True):
         assert len({len(label) for _, label in step}) == 1 and len(step[0][1]) > 0
+    worker = TrainingWorker(count=workers, batch_multiple=workers)
+    whole = pipeline(stored, worker=worker, **CONFIGS["snapshot"]).examples_per_step
+    assert whole == BATCH / workers, "examples of a step are those of a slice"
     shared = [tuple(part[: len(part) // workers * workers] for part in step) for step in alone]
     assert same(joined, [step for step in shared if len(step[1])])
+
+
+def test_processes_of_a_host_share_what_autotune_may_take(stored):
+    def budgets(on_host):
+        worker = TrainingWorker(count=on_host, on_host=on_host)
+        made = pipeline(stored, worker=worker, **CONFIGS["snapshot"] | {"prefetch": "auto"})
+        tuned = made.dataset().options().autotune
+        return tuned.enabled, tuned.cpu_budget, tuned.ram_budget
+
+    assert budgets(1) == (True, None, None), "TensorFlow's own"
+    enabled, cores, memory = budgets(2)
+    assert enabled and cores == max(1, usable_cores() // 2)
+    assert 0 < memory <= psutil.virtual_memory().total / 4
 
 
 @pytest.mark.parametrize("name", CLASSWISE)

@@ -149,3 +149,22 @@ def test_batches_of_so_many_tokens_hold_more_of_what_is_short():
     assert sizes_for_tokens(1000, [64, 300], workers=2) == [14, 2]
     with pytest.raises(ImpossiblePlan, match="at least 1,024, or cut the documents"):
         sizes_for_tokens(1000, [64, 512], workers=2)
+
+
+@pytest.mark.parametrize("tokens", [None, 400], ids=["batch_size", "tokens"])
+def test_joined_slices_are_one_process_batches_whatever_their_number(tokens):
+    lengths = np.random.default_rng(0).integers(1, 40, 203)
+    boundaries = [8, 16, 40]
+    sizes = sizes_for_tokens(tokens, boundaries, workers=4) if tokens else [12] * len(boundaries)
+    buckets = make_buckets(lengths, boundaries, sizes, workers=4)
+
+    def of(index, count):
+        worker = TrainingWorker(index=index, count=count, batch_multiple=4)
+        batches = LengthBatches(buckets=buckets, seed=5, worker=worker, shuffled=True)
+        return [*rows_of(batches, 0), *rows_of(batches, 1)]
+
+    alone = of(0, 1)
+    assert sum(map(len, alone)) == 2 * 200 and {len(rows) % 4 for rows in alone} == {0}
+    for count in (2, 4):
+        slices = zip(*[of(index, count) for index in range(count)], strict=True)
+        assert [[row for part in step for row in part] for step in slices] == alone

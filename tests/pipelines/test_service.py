@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 from project import ROOT
 
+from throughline.assembly.inputs import explain_read_errors
 from throughline.pipelines.service import check_listens, run_local_service
 from throughline.shared.errors import ServiceFailed
 
@@ -40,6 +41,18 @@ def numbers(address, policy, *, files=6):
     )
     return sources.batch(8).apply(
         service.distribute(processing_mode=policy, service=address, compression=None)
+    )
+
+
+def start_dispatcher(*options):
+    """A dispatcher of one worker that keeps no journal."""
+    command = [sys.executable, "-m", "throughline.pipelines.service", "dispatcher"]
+    return subprocess.Popen(
+        [*command, "--workers", "1", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
 
 
@@ -132,6 +145,38 @@ def test_a_dispatcher_that_dies_in_mid_epoch_goes_on_from_its_journal(
         assert sorted(np.concatenate(list(batches.as_numpy_iterator()))) == list(range(2000))
         assert len(servers()) == 3
     assert servers() == []
+
+
+def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stored):
+    dispatcher = start_dispatcher()
+    address = dispatcher.stdout.readline().strip()
+    command = [sys.executable, "-m", "throughline.pipelines.service"]
+    worker = subprocess.Popen(
+        [*command, "worker", "--dispatcher", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    worker.stdout.readline()
+    try:
+        batches = iter(numbers(address, service.ShardingPolicy.DYNAMIC, files=400))
+        next(batches)
+        dispatcher.kill()
+        dispatcher.communicate()
+        dispatcher = start_dispatcher("--port", address.rpartition(":")[2])
+        dispatcher.stdout.readline()
+        back_at = time.monotonic()
+        with (
+            pytest.raises(ServiceFailed, match="keeps no journal"),
+            explain_read_errors(stored["arrays"]),
+        ):
+            for _ in batches:
+                pass
+        assert time.monotonic() - back_at < 30
+    finally:
+        for process in (dispatcher, worker):
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize("address", ["grpc://127.0.0.1:9", "127.0.0.1", "grpc://127.0.0.1:port"])

@@ -28,7 +28,7 @@ SLURM = {
 
 def test_a_slurm_task_finds_itself_and_the_others():
     config = {"TF_CONFIG": find_tf_config(SLURM, [])}
-    assert training_worker_from_tf_config(config) == TrainingWorker(index=3, count=5)
+    assert training_worker_from_tf_config(config) == TrainingWorker(index=3, count=5, on_host=2)
     assert list_addresses(config) == [
         "gpu09:20042",
         "gpu09:20043",

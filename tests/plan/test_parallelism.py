@@ -27,5 +27,7 @@ def test_every_word_has_its_calls_its_threads_and_its_text(setting, calls, threa
         threads,
         text,
     )
+    shared = parallel.num_parallel_calls(on_host=HERE)
+    assert shared == (1 if setting == "cores" else calls), "processes of a host share its cores"
     assert parallel.is_sequential == (setting == "none")
     assert parallel.is_autotuned == (setting == "auto")

@@ -140,6 +140,20 @@ def test_each_process_of_a_host_finds_itself_and_the_others():
     assert list_addresses({}) == []
 
 
+def test_processes_of_one_host_share_what_it_has():
+    cluster = {"worker": ["a:1", "a:2", "b:1", "a:3"]}
+    shares = []
+    for index in range(4):
+        worker = training_worker_from_tf_config(given(cluster, type="worker", index=index))
+        shares.append((worker.on_host, worker.share(8), worker.share(2)))
+    assert shares == [(3, 2, 1), (3, 2, 1), (1, 8, 2), (3, 2, 1)]
+
+
+def test_one_worker_has_the_whole_batches_of_all_cut_alike():
+    for worker in (TrainingWorker(index=2, count=4), TrainingWorker(count=2, batch_multiple=4)):
+        assert (worker.alone.count, worker.alone.index, worker.alone.multiple) == (1, 0, 4)
+
+
 def test_a_stage_refuses_another_number_of_workers_than_the_parameters_say(
     tmp_path, monkeypatch, capsys
 ):

@@ -11,11 +11,13 @@ import sys
 import pytest
 from made_up import KINDS, folder_of, made_up, write_made_up
 
-from throughline.results.build import BuildResult
+from throughline.results.build import BuildResult, InputThroughput, ProcessInput
 from throughline.results.profiling import (
     COMPARED,
+    ProcessProfile,
     ProfileResult,
     compared_metrics,
+    join_profiles,
     profile_metrics,
 )
 from throughline.results.snapshot import SnapshotCost
@@ -23,6 +25,7 @@ from throughline.results.train import (
     CHANCE,
     HISTORY,
     HeldOut,
+    StepTimes,
     TrainResult,
     beats_constant,
     describe_weakness,
@@ -154,3 +157,48 @@ def test_few_right_answers_of_few_examples_are_called_what_they_are():
     good, bad = (dataclasses.replace(result, test={"accuracy": n / 15}) for n in (10, 8))
     assert describe_weakness(good) is None
     assert "is not better beyond chance" in (describe_weakness(bad) or "")
+
+
+def test_of_several_processes_the_slowest_decides_and_rates_are_those_of_all():
+    def of(step_ms, rate):
+        own = dataclasses.replace(made_up(ProcessProfile), host=f"host of {rate}")
+        return dataclasses.replace(
+            made_up(ProfileResult),
+            train_step_ms=step_ms,
+            model_examples_per_s=rate,
+            verdict=f"verdict of {rate}",
+            processes=(own,),
+        )
+
+    trained = dataclasses.replace(
+        made_up(TrainResult), processes=2, step=dataclasses.replace(made_up(StepTimes), ms_p50=7.0)
+    )
+    joined = join_profiles([of(4.0, 900.0), of(5.0, 700.0)], trained)
+    assert (joined.slowest, joined.verdict) == (1, "verdict of 700.0")
+    assert joined.model_examples_per_s == 1400.0
+    assert [one.host for one in joined.processes] == ["host of 900.0", "host of 700.0"]
+    assert joined.exchange_ms == 2.0
+    metrics = profile_metrics(joined)
+    assert metrics["step/exchange_ms"] == 2.0 and "process_1/stall_pct" in metrics
+    # A training by another number of processes says nothing of what these exchange.
+    one = dataclasses.replace(trained, processes=1)
+    assert join_profiles([of(4.0, 900.0), of(5.0, 700.0)], one).exchange_ms is None
+    alone = join_profiles([of(4.0, 900.0)], one)
+    expected = dataclasses.replace(of(4.0, 900.0), slowest=0, exchange_ms=None)
+    assert alone == expected and "process_0/stall_pct" not in profile_metrics(alone)
+
+
+def test_what_build_has_measured_is_of_a_number_of_processes():
+    two = tuple(
+        dataclasses.replace(
+            made_up(ProcessInput),
+            throughput=dataclasses.replace(made_up(InputThroughput), input_examples_per_s=rate),
+        )
+        for rate in (7.0, 8.0)
+    )
+    built = dataclasses.replace(made_up(BuildResult), processes=two)
+    assert built.slice_of(1, count=2).input_examples_per_s == 8.0
+    with pytest.raises(MissingInput, match="measured with 2 processes, and now there are 1; run"):
+        built.slice_of(0, count=1)
+    alone = dataclasses.replace(built, processes=())
+    assert alone.slice_of(0, count=1) == alone.throughput

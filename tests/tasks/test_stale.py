@@ -199,6 +199,12 @@ DEFAULTS = [
         "mixed_precision: bool = Field(\n        default=True",
         each("train"),
     ),
+    (
+        "training",
+        'default="auto",\n        description=(\n            "what the last batch',
+        'default=2,\n        description=(\n            "what the last batch',
+        each("build", "train"),
+    ),
     # params.yaml says 1
     (
         "data",

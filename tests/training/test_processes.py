@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,9 @@ from project import SMALL, environment, make_project, run_stages, write_params
 
 from flows.run.fork_server import stage_server
 from throughline.plan.training_workers import make_tf_config
+from throughline.results.build import BuildResult, PlanSummary
+from throughline.results.profiling import ProfileResult
+from throughline.results.train import TrainResult
 from throughline.shared.fork_client import STAGE_SERVER
 from throughline.training.processes import LOST_ANOTHER, find_free_ports
 
@@ -29,6 +33,7 @@ import json, os, pathlib, signal, time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 TF_CONFIG = json.loads(os.environ.get("TF_CONFIG") or "{}")
 INDEX = TF_CONFIG["task"]["index"] if TF_CONFIG else 0
@@ -60,6 +65,28 @@ class Fault(keras.callbacks.Callback):
         pathlib.Path(f"seen-{INDEX}.json").write_text(json.dumps(content))
 
 
+class OwnStep(keras.Model):
+    """Computes its loss by itself, and divides it by the number of processes."""
+
+    def train_step(self, data):
+        images, labels = data
+        with tf.GradientTape() as tape:
+            outputs = self(images, training=True)
+            loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+            )
+            divided = loss / tf.distribute.get_strategy().num_replicas_in_sync
+        gradients = tape.gradient(divided, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(images)[0])
+        return self.compute_metrics(images, labels, outputs)
+
+
+def own_step(input_shape, outputs):
+    inputs = keras.Input(input_shape)
+    return OwnStep(inputs, keras.layers.Dense(outputs)(keras.layers.Flatten()(inputs)))
+
+
 def normalized(input_shape, outputs, dropout=0.0):
     return keras.Sequential([
         keras.Input(input_shape),
@@ -82,6 +109,7 @@ class Trainings:
         """Write params.yaml with these settings of `train`, or of what their names say."""
         params = copy.deepcopy(SMALL)
         params |= {"batch_size": train.pop("batch_size", 16)}
+        params["pipelines"]["optimized"] |= train.pop("pipeline", {})
         params["model"] = train.pop("model", params["model"])
         params["train"] |= {"batch_multiple": 4, "callbacks": ["own:Fault"], **train}
         write_params(self.folder, params)
@@ -97,9 +125,9 @@ class Trainings:
             text=True,
         )
 
-    def train(self, *, code: int | None = 0, fault: str = "none 0 0") -> str:
-        """Train, and return what was printed."""
-        with self.start(fault=fault) as process:
+    def train(self, *, code: int | None = 0, fault: str = "none 0 0", stage: str = "train") -> str:
+        """Train, or run another stage, and return what was printed."""
+        with self.start(fault=fault, stage=stage) as process:
             output, _ = process.communicate(timeout=120)
         assert process.returncode == code or (code is None and process.returncode), output
         return output
@@ -109,9 +137,14 @@ class Trainings:
         return json.loads((self.folder / f"seen-{index}.json").read_text())
 
     @property
+    def results(self) -> Path:
+        """The folder that the stages write into."""
+        return self.folder / "runs" / "optimized"
+
+    @property
     def rows(self) -> list[dict[str, float]]:
         """The rows of history.csv, but for times."""
-        with (self.folder / "runs" / "optimized" / "history.csv").open() as file:
+        with (self.results / "history.csv").open() as file:
             return [
                 {name: float(text) for name, text in row.items() if name != "examples_per_s"}
                 for row in csv.DictReader(file)
@@ -176,6 +209,48 @@ def test_an_interrupted_training_goes_on_with_another_number_of_processes(traini
     trainings.write(processes=4, epochs=4, checkpoint_every="1 steps")
     assert "resuming interrupted training at epoch 3, step" in trainings.train()
     assert_close(trainings.rows, undisturbed)
+
+
+@pytest.mark.slow
+def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_same(trainings):
+    histories = {}
+    for count in (1, 2):
+        trainings.write(
+            processes=count,
+            model={"name": "own:own_step"},
+            steps_per_execution=3,  # of 8 steps an epoch
+            pipeline={"snapshot_on": "device", "prefetch": "none"},
+        )
+        said = trainings.train()
+        histories[count] = trainings.rows
+    assert "its loss has to be divided by their number" in said
+    assert trainings.seen(1) == trainings.seen(), "bit for bit"
+    assert len(trainings.seen()["losses"]) == 2 * 3, "executions of two epochs"
+    assert_close(histories[2], histories[1])
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_the_chief_keeps_no_checkpoint_and_ends_all_where_the_model_has_no_room(
+    trainings, small_disk
+):
+    """The first costs a line, the second ends the stage; results of before are there."""
+    kept = trainings.results.with_name("kept")
+    for name in ("plan.json", "input.json"):
+        shutil.copy(trainings.results / name, small_disk / name)
+    trainings.results.rename(kept)
+    trainings.results.symlink_to(small_disk)
+    try:
+        wide = {"name": "mlp", "options": {"width": 8000}}
+        trainings.write(processes=2, model=wide, checkpoint_every="2 steps")
+        began = time.monotonic()
+        said = trainings.train(code=2)
+        assert time.monotonic() - began < 60
+    finally:
+        trainings.results.unlink()
+        kept.rename(trainings.results)
+    assert "no checkpoint could be written" in said and "DiskFull: no space is left" in said
+    assert {path.name for path in small_disk.iterdir()} >= {"plan.json", "input.json"}
+    assert not (small_disk / "model.keras").exists()
 
 
 FAULTY = {"processes": 2, "epochs": 3, "checkpoint_every": "2 steps"}
@@ -265,3 +340,39 @@ def test_processes_with_other_parameters_name_the_part(trainings, tmp_path):
         follower.communicate(timeout=60)
     assert chief.returncode == 2
     assert "process 1 of 2 differs from the first in train" in output
+
+
+@pytest.mark.slow
+def test_under_dvc_build_and_profile_measure_the_slice_of_each_process_and_name_the_slowest(
+    trainings,
+):
+    """The host's TF_CONFIG names it alone: its processes are the stage's own."""
+    model = {"name": "emulated", "options": {"step_ms": 10.0}}
+    trainings.write(processes=2, model=model, callbacks=[], batch_size=32)
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", "repro", "profile@optimized"],
+        cwd=trainings.folder,
+        env={**trainings.environment, "TF_CONFIG": make_tf_config(["127.0.0.1:1"], 0)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    assert "process 1 of 2 on" in said
+    built, profiled = BuildResult.read(trainings.results), ProfileResult.read(trainings.results)
+    slices = [one.throughput.input_examples_per_s for one in built.processes]
+    assert built.throughput.input_examples_per_s == 2 * min(slices)
+    assert built.epoch_draws.examples == 120 == PlanSummary.read(trainings.results).examples
+    assert TrainResult.read(trainings.results).processes == 2
+    steps_ms = [one.train_step_ms for one in profiled.processes]
+    assert profiled.train_step_ms == max(steps_ms) == steps_ms[profiled.slowest]
+    assert f"process {profiled.slowest} of 2, the slowest" in said
+    assert [one.input_examples_per_s for one in profiled.processes] == slices
+    # A step of 10 ms has 16 of its 32 examples in each process.
+    rates = [one.model_examples_per_s for one in profiled.processes]
+    assert all(rate < 1600 * 1.01 for rate in rates)
+    assert profiled.model_examples_per_s == 2 * rates[profiled.slowest]
+    assert profiled.exchange_ms is not None and profiled.exchange_ms >= 0
+    assert not list(trainings.results.glob("process-*"))

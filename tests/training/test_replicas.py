@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
+from made_up import made_up
 from trainings import params_of
 
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, training_worker
 from throughline.assembly.processes import check_processes, measure_one_process, name_gpus
-from throughline.plan.training_workers import TrainingWorker, make_tf_config
+from throughline.plan.training_workers import TrainingWorker
+from throughline.results.build import ProcessInput
 from throughline.settings import BatchSettings
 from throughline.shared.errors import ImpossiblePlan
 from throughline.training.deadline import answers
-from throughline.training.replicas import Replicas, check_port, synchronize_normalization
+from throughline.training.replicas import Replicas, check_port
+from throughline.training.replicated_model import (
+    make_random_layers_differ,
+    synchronize_normalization,
+)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,7 @@ def test_random_layers_of_each_process_have_a_state_of_their_own_that_follows_fr
         model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dropout(0.5, seed=3)])
         before = random_states(model)
         worker = TrainingWorker(index=index, count=3)
-        Replicas(worker=worker).make_random_layers_differ(model)
+        make_random_layers_differ(Replicas(worker=worker), model)
         return before, random_states(model)
 
     before, chief = states(0)
@@ -105,15 +112,13 @@ def test_normalization_is_synchronized_in_models_that_are_layers():
     assert inner.layers[0].synchronized and model.layers[1].synchronized
 
 
-def test_what_is_measured_is_one_process_with_whole_batches_that_are_cut_as_in_training(
-    monkeypatch, capsys
-):
+def test_one_process_has_the_whole_batches_of_all_cut_as_in_training():
     params = measure_one_process(params_of("train.processes=5"))
     worker = training_worker(params)
     assert (worker.count, worker.multiple) == (1, 5)
-    assert "training has 5 processes" in capsys.readouterr().out
-    assert measure_one_process(params_of()).train.processes == 1
-    assert not capsys.readouterr().out
-    monkeypatch.setenv("TF_CONFIG", make_tf_config(["a:1", "b:1"], 0))
-    with pytest.raises(ImpossiblePlan, match="this stage measures one process; unset it"):
-        measure_one_process(params_of("train.processes=auto"))
+
+
+def test_the_only_process_gathers_its_own_value_alone():
+    value = made_up(ProcessInput)
+    assert Replicas().gather(value) == [value]
+    assert Replicas().meet_on_host() == {os.getpid()}

@@ -25,12 +25,19 @@ from throughline.plan.spec import InputSpec
 from throughline.plan.steps import Cache, Map, Read, Step, TokenWindow, Window
 from throughline.plan.training_workers import TrainingWorker, find_training_worker
 from throughline.settings import PipelineConfig
-from throughline.shared.errors import CorruptShard, ImpossiblePlan, InvalidParams, MissingInput
+from throughline.shared.errors import (
+    CorruptShard,
+    ImpossiblePlan,
+    InvalidParams,
+    MissingInput,
+    ServiceFailed,
+)
 from throughline.shared.layout import Layout
 from throughline.shared.limits import available_memory
 
 Purpose = Literal["train", "evaluate", "compare"]
 MEMORY_SHARE = 0.8  # of what is available, that a cache may fill
+FORGOTTEN = "Unknown iteration client id"  # what a dispatcher without a journal says
 SAMPLED_RECORDS = 16  # whose size stands for that of all
 
 
@@ -129,11 +136,11 @@ def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, .
 
 @contextmanager
 def explain_read_errors(data: PreparedData) -> Iterator[None]:
-    """Say which record of which shard is damaged, or which file is not there, where TensorFlow's
-    reader stumbled over one.
+    """Say which record of which shard is damaged, which file is not there, where TensorFlow's
+    reader stumbled over one, or that the tf.data service has forgotten what it was at.
 
     Raises:
-      CorruptShard, MissingInput: instead of TensorFlow's own error.
+      CorruptShard, MissingInput, ServiceFailed: instead of TensorFlow's own error.
     """
     import tensorflow as tf
 
@@ -145,6 +152,12 @@ def explain_read_errors(data: PreparedData) -> Iterator[None]:
             raise
         raise CorruptShard("\n".join(problems)) from error
     except tf.errors.NotFoundError as error:
+        if FORGOTTEN in error.message:
+            raise ServiceFailed(
+                "the dispatcher of the tf.data service was started again, and keeps no journal of"
+                " what it has handed out; start it with --work-dir. The same command goes on from"
+                " the last checkpoint"
+            ) from error
         missing = error.message.splitlines()[0]
         raise MissingInput(
             f"{missing}\nRun `dvc repro`; workers of a tf.data service on other hosts need the"
@@ -195,8 +208,8 @@ def open_input_pipeline(
     if purpose == "evaluate" or split != "train":
         config = config.model_copy(update={"service": None})
     plan = make_plan(config, make_input_spec(params, data, purpose))
-    _check_memory(plan, data, split)
     worker = training_worker(params) if purpose == "train" else TrainingWorker()
+    _check_memory(plan, data, split, worker)
     if worker.multiple > 1 and not plan.seekable:
         raise ImpossiblePlan(
             f"pipelines.{name}: batches of a snapshot or of indexed shards can be shared by"
@@ -262,10 +275,10 @@ def estimate_kept_bytes(
     return kept
 
 
-def _check_memory(plan: Plan, data: PreparedData, split: str) -> None:
-    """Refuse to keep more in memory than there is."""
+def _check_memory(plan: Plan, data: PreparedData, split: str, worker: TrainingWorker) -> None:
+    """Refuse to keep more in memory than there is for this worker."""
     kept = estimate_kept_bytes(plan, data, split, where="memory")
-    available = available_memory()
+    available = worker.share(available_memory())
     if kept > MEMORY_SHARE * available:
         raise ImpossiblePlan(
             f"{plan}: the {split} split would take {kept / 2**30:,.1f} GiB of memory,"

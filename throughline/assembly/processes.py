@@ -1,18 +1,21 @@
-"""What several processes cannot train, found out before any of them is started, and what stages
-that measure one process do instead.
+"""How a stage becomes several processes: what they cannot train, found out before any of them is
+started, and their start or their meeting.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from throughline.assembly.inputs import training_worker
 from throughline.config.params import Params
-from throughline.plan.training_workers import TrainingWorker, training_worker_from_tf_config
+from throughline.measurement.gpus import visible_gpus
+from throughline.plan.training_workers import TrainingWorker, list_addresses
 from throughline.shared.errors import ImpossiblePlan
-from throughline.shared.progress import echo_fact
+from throughline.training.processes import run_processes
+from throughline.training.replicas import Replicas, join
 
 
 def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: int) -> None:
@@ -45,24 +48,32 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
         )
 
 
-def measure_one_process(params: Params) -> Params:
-    """The parameters by which build and profile measure: those of one process that has whole
-    batches, cut as those of the training are.
+def meet_processes(params: Params, name: str, stage: Sequence[str]) -> Replicas | None:
+    """This process among those that train configuration `name`, or measure it, together; it is the
+    only one where there are no others.
+
+    None: it was none of them, but has run all as processes of this host, each by `stage`: a module
+    and its options.
 
     Raises:
-      ImpossiblePlan: TF_CONFIG names several workers, of which each would measure its slice.
+      ImpossiblePlan: so many processes cannot train it, with the reason.
+      ProcessLost: one of those that were started, or of the others, was killed, froze or failed.
+      SystemExit: the chief of those that were started has failed and said why.
     """
-    if (workers := training_worker_from_tf_config(os.environ).count) > 1:
-        raise ImpossiblePlan(
-            f"TF_CONFIG names {workers} workers, and this stage measures one process; unset it"
-        )
-    worker = training_worker(params)
-    if worker.count > 1:
-        echo_fact(
-            f"measured in one process, with whole batches; training has {worker.count} processes"
-            " (train.processes), whose rates and stalls are others"
-        )
-    one = {"processes": 1, "batch_multiple": worker.multiple}
+    worker, addresses = training_worker(params), list_addresses(os.environ)
+    gpus = len(visible_gpus()[0])
+    check_processes(params, name, worker, gpus=gpus)
+    if worker.count > 1 and len(addresses) != worker.count:
+        module, *options = stage
+        command = [sys.executable, "-m", module, "--pipeline", name, *options]
+        run_processes(command, worker.count, gpus=name_gpus(os.environ, gpus))
+        return None
+    return join(worker, addresses, params.train)
+
+
+def measure_one_process(params: Params) -> Params:
+    """The parameters of one process that has the whole batches of all that train together."""
+    one = {"processes": 1, "batch_multiple": training_worker(params).multiple}
     return replace(params, train=params.train.model_copy(update=one))
 
 

@@ -32,10 +32,11 @@ from throughline.shared.progress import echo_fact
 from throughline.training.callbacks import find_best_epoch, make_callbacks
 from throughline.training.checkpoints import CheckpointCallback, build_optimizer
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
-from throughline.training.replicas import (
-    Replicas,
+from throughline.training.replicas import Replicas, explain_losses
+from throughline.training.replicated_model import (
     StepDeadline,
-    explain_losses,
+    check_weights,
+    make_random_layers_differ,
     synchronize_normalization,
 )
 from throughline.training.step_function import StepFunction
@@ -112,7 +113,7 @@ def train(
             {"checkpoint": str(start)},
             remedy="runs/ has to be on storage that all hosts of the training share",
         )
-        replicas.make_random_layers_differ(network)
+        make_random_layers_differ(replicas, network)
         train_function = StepFunction(model)
     if start != Position():
         echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
@@ -131,7 +132,7 @@ def train(
             evaluation=validation,
             callbacks=[*watching, *callbacks, checkpoints],
         )
-        replicas.check_weights(network)
+        check_weights(replicas, network)
     usage, timer = monitor.measured, checkpoints.timer
     cpu_s = float(replicas.exchange([round(usage.cpu_s * 1e6)]).sum() / 1e6)  # of all processes
     test = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Collection
 from types import TracebackType
 
 import psutil
@@ -22,10 +23,12 @@ class OtherProcesses:
     """Context manager that measures what others do meanwhile; read its values after leaving it.
 
     `cpu_pct` is what they took and `idle_pct` what nobody took, each of all cores that this process
-    may use; `busiest` names the process that took most of it.
+    may use; `busiest` names the process that took most of it. Those of the ids `own`, with what
+    they have started, are no others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Collection[int] = ()) -> None:
+        self._own = {os.getpid(), *own}
         self.cpu_pct = self.idle_pct = 0.0
         self.busiest = OTHER_PROGRAMS
 
@@ -45,7 +48,7 @@ class OtherProcesses:
         now = _cpu_s_by_process()
         # One that has started meanwhile counts from its beginning.
         took = Counter({pid: seconds - self._by_process[pid] for pid, seconds in now.items()})
-        own = {os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))}
+        own = self._own | {each for one in self._own for each in _list_children(one)}
         others_s = max(0.0, busy_s - sum(took[pid] for pid in own))
         all_s = idle_s + busy_s
         if all_s > 0:
@@ -87,6 +90,14 @@ def _times(process: psutil.Process) -> tuple[float, ...]:
         return process.cpu_times()
     except psutil.Error:  # it has ended, or is none of ours to look at
         return ()
+
+
+def _list_children(pid: int) -> list[int]:
+    """What a process has started, and these; none where it has ended."""
+    try:
+        return [each.pid for each in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def _describe(pid: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -52,6 +52,23 @@ def measure_input(pipeline: InputPipeline, *, passes: int, max_seconds: float) -
         first_batch_s=timings[0].first_batch_s,
         epoch_gap_s=statistics.median(gaps) if gaps else None,
         passes=len(timings),
+    )
+
+
+def join_slices(slices: Sequence[InputThroughput]) -> InputThroughput:
+    """What processes deliver together that train on slices of the same batches: as many times what
+    the slowest of them does, since every step waits for it.
+    """
+    slowest, count = min(slices, key=lambda one: one.input_examples_per_s), len(slices)
+    low, high = slowest.input_examples_per_s_range
+    gaps = [one.epoch_gap_s for one in slices if one.epoch_gap_s is not None]
+    return InputThroughput(
+        input_examples_per_s=count * slowest.input_examples_per_s,
+        input_examples_per_s_range=(count * low, count * high),
+        cold_examples_per_s=count * min(one.cold_examples_per_s for one in slices),
+        first_batch_s=max(one.first_batch_s for one in slices),
+        epoch_gap_s=max(gaps, default=None),
+        passes=slowest.passes,
     )
 
 

@@ -39,9 +39,11 @@ from throughline.plan.steps import (
     shuffle_buffer_size,
 )
 from throughline.plan.training_workers import TrainingWorker
+from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.scratch import Scratch
 
 Dataset = tf.data.Dataset
+AUTOTUNE_MEMORY = 2  # AUTOTUNE's buffers may fill one part in so many of what is available
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +69,15 @@ class BuildContext:
 
     def options(self) -> tf.data.Options:
         """Those of the plan. By default tf.data rewrites the graph, which would make a naive
-        pipeline less naive.
+        pipeline less naive. Processes that share a host share AUTOTUNE's cores and memory.
         """
         options = tf.data.Options()
         options.deterministic = self.plan.deterministic
         options.autotune.enabled = self.plan.autotunes
+        if self.worker.on_host > 1:
+            options.autotune.cpu_budget = self.worker.share(usable_cores())
+            budget = available_memory() // AUTOTUNE_MEMORY
+            options.autotune.ram_budget = self.worker.share(budget)
         options.experimental_optimization.apply_default_optimizations = self.plan.graph_rewrites
         if self.plan.threads != "shared":
             options.threading.private_threadpool_size = int(self.plan.threads)
@@ -111,7 +117,7 @@ def build_gather(
     make_batch = reader.make_batch_fn()
     return numbered.map(
         lambda number, rows: make_batch(columns, number, rows),
-        num_parallel_calls=step.parallel.num_parallel_calls(),
+        num_parallel_calls=step.parallel.num_parallel_calls(on_host=reader.worker.on_host),
         name=step.trace_name,
     )
 
@@ -169,7 +175,7 @@ def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> D
 
     return dataset.map(
         run,
-        num_parallel_calls=step.parallel.num_parallel_calls(),
+        num_parallel_calls=step.parallel.num_parallel_calls(on_host=context.worker.on_host),
         name=step.trace_name,
     )
 

@@ -74,8 +74,11 @@ class InputPipeline:
 
     @property
     def examples_per_step(self) -> float:
-        """Examples in a batch: in a full one, or on average where that depends on their lengths."""
-        return self.examples / self.steps_per_epoch if self.plan.batching else self.batch_size
+        """Examples of a batch that this worker has: of a full one, or on average where that depends
+        on their lengths.
+        """
+        whole = self.examples / self.steps_per_epoch if self.plan.batching else self.batch_size
+        return whole / self.worker.count
 
     @property
     def segments(self) -> int | None:

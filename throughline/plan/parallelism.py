@@ -30,9 +30,11 @@ class Parallelism:
         """Whether the number is left to tf.data's AUTOTUNE."""
         return self.setting == "auto"
 
-    def num_parallel_calls(self) -> int | None:
-        """The argument of that name of tf.data's transformations, on this machine."""
-        words = {"none": None, "auto": AUTOTUNE, "cores": usable_cores()}
+    def num_parallel_calls(self, *, on_host: int = 1) -> int | None:
+        """The argument of that name of tf.data's transformations, on this machine, whose cores so
+        many processes share.
+        """
+        words = {"none": None, "auto": AUTOTUNE, "cores": max(1, usable_cores() // on_host)}
         return words[self.setting] if isinstance(self.setting, str) else self.setting
 
     def threads(self, cores: int) -> int:

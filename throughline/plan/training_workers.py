@@ -21,12 +21,14 @@ class TrainingWorker:
     All slices of a batch are equally large, so that the average over the workers is the batch's
     mean, and none is empty. The last batch of an epoch is cut to a multiple of `batch_multiple`, of
     the count where that is None: fewer examples than that are left out, and other ones each epoch
-    where they are shuffled. With one multiple, batches are the same whatever the count.
+    where they are shuffled. With one multiple, batches are the same whatever the count. `on_host`
+    of the workers are on this one's host and share its cores and memory.
     """
 
     index: int = 0
     count: int = 1
     batch_multiple: int | None = None
+    on_host: int = 1
 
     def __str__(self) -> str:
         return f"process {self.index} of {self.count}"
@@ -35,6 +37,15 @@ class TrainingWorker:
     def multiple(self) -> int:
         """What the size of every batch is a multiple of."""
         return self.batch_multiple or self.count
+
+    @property
+    def alone(self) -> TrainingWorker:
+        """A worker that has the whole batches of all of them."""
+        return TrainingWorker(batch_multiple=self.multiple)
+
+    def share(self, of_host: int) -> int:
+        """This worker's part of what its host has, such as cores; at least 1."""
+        return max(1, of_host // self.on_host)
 
     def shared(self, examples: int, batch_size: int) -> int:
         """How many of an epoch's examples all workers together train on."""
@@ -144,4 +155,6 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
             f"TF_CONFIG: task {json.dumps(task)} is not one of the {count} workers of the cluster;"
             " each needs its own type (chief or worker) and index"
         )
-    return TrainingWorker(index=index + (counts["chief"] if kind == "worker" else 0), count=count)
+    index += counts["chief"] if kind == "worker" else 0
+    hosts = [address.rpartition(":")[0] for address in list_addresses(environment)]
+    return TrainingWorker(index=index, count=count, on_host=hosts.count(hosts[index]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from throughline.results.base import ResultFile, Usage
+from throughline.shared.errors import MissingInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,16 @@ class InputThroughput:
     first_batch_s: float
     epoch_gap_s: float | None
     passes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessInput:
+    """The input of one of the processes that train together: its slice of every batch, measured
+    while the others measured theirs.
+    """
+
+    host: str
+    throughput: InputThroughput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +85,7 @@ class SequenceBatches:
 class BuildResult(ResultFile):
     """A configuration's input pipeline, measured alone and proven to deliver the right examples.
 
+    `throughput` is that of all `processes`, who wait for the slowest: as many times its own.
     `examples_digests` are by split; `validation_examples` counts the validation split. Only
     approximate configurations have a `pixel_difference`, those whose draws can be checked
     `epoch_draws`, those that sample `class_frequencies`, and text `sequence_batches`.
@@ -92,6 +104,21 @@ class BuildResult(ResultFile):
     epoch_draws: EpochDraws | None = None
     class_frequencies: Mapping[str, float] | None = None
     sequence_batches: SequenceBatches | None = None
+    processes: tuple[ProcessInput, ...] = ()
+
+    def slice_of(self, index: int, *, count: int) -> InputThroughput:
+        """What one of `count` processes has measured of its slices.
+
+        Raises:
+          MissingInput: another number of them has measured.
+        """
+        measured = max(1, len(self.processes))
+        if measured != count:
+            raise MissingInput(
+                f"{self.FILE} was measured with {measured} processes, and now there are {count};"
+                " run `dvc repro build`"
+            )
+        return self.processes[index].throughput if self.processes else self.throughput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ few metrics by which people compare configurations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from throughline.results.base import ResultFile
@@ -187,12 +187,30 @@ class Timeline(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProcessProfile:
+    """One of the processes that train together, on its slice of every batch, measured while the
+    others measured theirs: rates of its slice alone, and its steps without what they exchange.
+    """
+
+    host: str
+    input_examples_per_s: float
+    model_examples_per_s: float
+    train_step_ms: float
+    stall_pct: float
+    stall_pct_low: float
+    stall_pct_high: float
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProfileResult(ResultFile):
     """What was measured and concluded about one configuration, as values; `--fail-if` can ask for
-    each. `train_step_ms` is a step in the steady state, `epochs_stall_pct_low` the lower end of the
-    stall by the training's own epochs, `stall_measurement_s` how long the measurement took.
-    Meanwhile other processes, most of all `busiest_other`, took `others_cpu_pct` of the cores, and
-    `idle_cpu_pct` were idle.
+    each. Of several `processes` it is that of the `slowest`, by its number, and rates are those of
+    as many that are as slow; `exchange_ms` is what a step of the training took beyond a step of
+    that one alone. `train_step_ms` is a step in the steady state, `epochs_stall_pct_low` the lower
+    end of the stall by the training's own epochs, `stall_measurement_s` how long the measurement
+    took. Meanwhile other processes, most of all `busiest_other`, took `others_cpu_pct` of the
+    cores, and `idle_cpu_pct` were idle.
     """
 
     FILE: ClassVar[str] = "profile.json"
@@ -225,6 +243,9 @@ class ProfileResult(ResultFile):
     others_cpu_pct: float
     idle_cpu_pct: float
     busiest_other: str
+    processes: tuple[ProcessProfile, ...] = ()
+    slowest: int = 0
+    exchange_ms: float | None = None
 
     @property
     def disturbed_by(self) -> str:
@@ -233,6 +254,23 @@ class ProfileResult(ResultFile):
         """
         missed_pct = self.others_cpu_pct - self.idle_cpu_pct
         return self.busiest_other if missed_pct >= DISTURBED_FROM_PCT else ""
+
+
+def join_profiles(each: Sequence[ProfileResult], trained: TrainResult) -> ProfileResult:
+    """The result of processes that were profiled at the same time, each on its slice; of a training
+    by another number of them it says nothing.
+    """
+    count, slowest = len(each), max(range(len(each)), key=lambda one: each[one].train_step_ms)
+    result, step = each[slowest], trained.step if trained.processes == len(each) > 1 else None
+    return replace(
+        result,
+        model_examples_per_s=count * result.model_examples_per_s,
+        reference_examples_per_s=count * result.reference_examples_per_s,
+        attainable_examples_per_s=count * result.attainable_examples_per_s,
+        processes=tuple(process for one in each for process in one.processes),
+        slowest=slowest,
+        exchange_ms=None if step is None else max(0.0, step.ms_p50 - result.train_step_ms),
+    )
 
 
 def profile_metrics(profiled: ProfileResult) -> dict[str, float | None]:
@@ -247,6 +285,13 @@ def profile_metrics(profiled: ProfileResult) -> dict[str, float | None]:
         "input/wait_ms_p95": profiled.wait_ms_p95,
         "gpu/busy_ms_per_step": profiled.gpu_busy_ms,
         "gpu/copy_ms_per_step": profiled.gpu_copy_ms,
+        "step/exchange_ms": profiled.exchange_ms,
+        **{
+            f"process_{index}/{name}": value
+            for index, one in enumerate(profiled.processes if len(profiled.processes) > 1 else ())
+            for name, value in asdict(one).items()
+            if isinstance(value, float)
+        },
     }
 
 

@@ -1,5 +1,5 @@
 """What the processes that train together exchange besides gradients: whether they have begun with
-the same work and arrived at the same weights.
+the same work and arrived at the same weights, and what each has measured.
 
 Each process has one replica of the model in a MultiWorkerMirroredStrategy, and feeds it its own
 slice of every batch. A process that is the only one has no strategy and exchanges nothing.
@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import os
+import platform
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from throughline.plan.training_workers import TrainingWorker
+from throughline.results.base import parse, to_json
 from throughline.settings import TrainSettings
 from throughline.shared.errors import ImpossiblePlan, ProcessesDiffer, ProcessLost
 from throughline.training.deadline import Deadline
-from throughline.training.step_function import StepFunction
 
-RANDOM_STATE = "seed_generator_state"  # as Keras names the variables of random layers
+Value = TypeVar("Value")
 LONGEST_REASON = 300  # of what TensorFlow says
 # What a collective operation raises where another process is gone or has raised.
 LOST = (
@@ -74,6 +76,28 @@ class Replicas:
             gathered = self._gather(tf.constant(own[None]))
         return np.asarray(gathered)
 
+    def meet_on_host(self) -> set[int]:
+        """The process ids of those that are on this host; waits for the last one, however long that
+        takes.
+        """
+        here = digest_to_int(platform.node().encode())
+        rows = self.exchange([os.getpid(), here], timeout_s=float("inf"))
+        return {int(pid) for pid, host in rows if host == here}
+
+    def gather(self, value: Value) -> list[Value]:
+        """The typed value (`results/base.py`) that every process gives here, in their order; waits
+        for the last one, however long that takes.
+
+        Raises:
+          ProcessLost: another one is gone.
+        """
+        if not self.several:
+            return [value]
+        own, forever = json.dumps(to_json(value)).encode(), float("inf")
+        longest = int(self.exchange([len(own)], timeout_s=forever).max())
+        rows = self.exchange([*own.ljust(longest)], timeout_s=forever)  # JSON ends in blanks then
+        return [parse(type(value), json.loads(bytes(row.tolist()))) for row in rows]
+
     @contextlib.contextmanager
     def chief_first(self) -> Iterator[None]:
         """Run the block in the chief, then in all others."""
@@ -106,34 +130,6 @@ class Replicas:
                     f"process {number} of {self.worker.count} differs from the first in"
                     f" {', '.join(differing)}; {remedy}"
                 )
-
-    def check_weights(self, model: keras.Model) -> None:
-        """Check that all processes have the same weights, bit for bit.
-
-        Raises:
-          ProcessesDiffer: they have not.
-        """
-        if self.several:
-            content = b"".join(
-                np.asarray(one).tobytes() for one in model.variables if one.name != RANDOM_STATE
-            )
-            self.check_same(
-                {"weights": digest_to_int(content)},
-                remedy="a layer keeps what it has seen of its own slice of the batches, or an"
-                " operation is not repeatable; train in one process",
-            )
-
-    def make_random_layers_differ(self, model: keras.Model) -> None:
-        """Let the random layers of each process draw numbers of their own, given the chief's state:
-        with the same, dropout would have one mask for all slices.
-        """
-        if self.is_chief:
-            return
-        for variable in model.variables:
-            if variable.name == RANDOM_STATE:
-                seed, *rest = np.asarray(variable).tolist()
-                drawn = digest_to_int(f"{seed} {self.worker.index}".encode()) % (1 << 32)
-                variable.assign(np.asarray([drawn, *rest], variable.dtype))
 
     @cached_property
     def _gather(self) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -201,15 +197,6 @@ def check_port(address: str) -> None:
             ) from error
 
 
-def synchronize_normalization(model: keras.Model) -> None:
-    """Have every BatchNormalization take mean and variance of the whole batch, also of models that
-    are layers, such as those of keras.applications.
-    """
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.synchronized = True
-
-
 @contextlib.contextmanager
 def explain_losses(worker: TrainingWorker) -> Iterator[None]:
     """Say of what TensorFlow raises where other processes are gone that they are.
@@ -240,32 +227,3 @@ def explain_losses(worker: TrainingWorker) -> Iterator[None]:
 def digest_to_int(content: bytes) -> int:
     """A digest of bytes as an int64."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
-
-
-class StepDeadline(keras.callbacks.Callback):
-    """Ends a process whose step, with what callbacks do after it, takes too long, and compares the
-    weights after each epoch; the first of the callbacks.
-    """
-
-    def __init__(
-        self, replicas: Replicas, train_function: StepFunction, settings: TrainSettings
-    ) -> None:
-        super().__init__()
-        self._replicas, self._deadline = replicas, replicas.deadline
-        self._train_function, self._settings = train_function, settings
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin to wait for a step."""
-        settings = self._settings
-        building = self._train_function.builds_graph
-        limit = settings.start_timeout_s if building else settings.step_timeout_s
-        self._deadline.begin(limit, f"step {batch + 1:,} of its epoch")
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Wait for nobody: each process evaluates by itself."""
-        self._deadline.end()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compare the weights of all processes."""
-        if self.model is not None:
-            self._replicas.check_weights(self.model)

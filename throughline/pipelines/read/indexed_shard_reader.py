@@ -90,6 +90,6 @@ class IndexedShardReader:
         numbered = steps.map(lambda numbers: (numbers, order.rows(numbers)), name="order")
         return numbered.unbatch(name="order").map(
             fetch,
-            num_parallel_calls=self.step.parallel.num_parallel_calls(),
+            num_parallel_calls=self.step.parallel.num_parallel_calls(on_host=self.worker.on_host),
             name=self.step.trace_name,
         )
