@@ -37,6 +37,7 @@ from throughline.tuning.space import CEILING, OWN, RULES, Candidate, pick_forms,
 
 ROUNDS, FINAL_ROUNDS, FINAL = 5, 15, "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
+MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
 RACING_SHARE = 0.8  # of the time; the rest is for confirming and proving
 FEWEST_STEPS = 20  # of an epoch
 
@@ -202,7 +203,7 @@ class Search:
             *self.race.survivors([name for name in names if name in rivals], most=most),
         }
         if own := self._own:
-            kept |= {find_baseline(own), self.race.fastest(own)}
+            kept |= {find_baseline(own), *self.race.survivors(own, most=MOST_OWN)}
         for name in pool.names:
             if name not in kept:
                 pool.end(name)
