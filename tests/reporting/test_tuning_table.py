@@ -39,7 +39,7 @@ def test_a_record_has_every_column():
     first, second, _ = to_records(FOUND)
     assert tuple(first) == COLUMNS
     assert first["predicted [examples/s]"] == "1,234"
-    assert first["training [s]"] == "40.0 (38.0 to 43.0)"
+    assert (first["training [s]"], first["from, to [s]"]) == ("40.0", "38, 43")
     assert second["measured [examples/s]"] == second["RAM [MiB]"] == "–"
 
 

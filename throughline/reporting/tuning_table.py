@@ -19,12 +19,14 @@ COLUMNS = (
     "predicted [examples/s]",
     "measured [examples/s]",
     "training [s]",
+    "from, to [s]",
     "RAM [MiB]",
     "disk [MiB]",
-    "preparation [s]",
+    "prepare [s]",
     "dropped",
 )
 NUMERIC = COLUMNS[1:-1]
+WORDS_WIDTH = 18  # of columns of words, at least
 LOG_WIDTH = 150  # of the table where it goes into a file
 NOT_RACED = "not raced: another form of its family was, or the time was up"
 
@@ -45,13 +47,14 @@ def to_markdown(result: TuningResult) -> str:
 def to_terminal(result: TuningResult) -> Table:
     """The table for a terminal: who raced; forms that were not needed are counted below it."""
     shown = [each for each in result.candidates if not _unneeded(each)]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title in COLUMNS:
         name, _, unit = title.partition(" [")
         table.add_column(
             name + (f"\n{unit.rstrip(']')}" if unit else ""),
             justify="right" if title in NUMERIC else "left",
             overflow="fold",
+            min_width=WORDS_WIDTH if title not in NUMERIC else None,
         )
     for each in shown:
         table.add_row(*map(Text, _cells(each)), style="" if each.dropped else "bold")
@@ -71,16 +74,15 @@ def _unneeded(candidate: TunedCandidate) -> bool:
 
 
 def _cells(each: TunedCandidate) -> tuple[str, ...]:
-    seconds = ABSENT
-    if each.seconds is not None:
-        seconds = f"{each.seconds:.1f}"
-        if each.seconds_low is not None and each.seconds_high is not None:
-            seconds += f" ({each.seconds_low:.1f} to {each.seconds_high:.1f})"
+    interval = ABSENT
+    if each.seconds_low is not None and each.seconds_high is not None:
+        interval = f"{each.seconds_low:.0f}, {each.seconds_high:.0f}"
     return (
         each.name,
         _number(each.predicted_examples_per_s),
         _number(each.examples_per_s),
-        seconds,
+        _number(each.seconds, digits=1),
+        interval,
         _number(each.ram_mib),
         _number(each.disk_mib),
         _number(each.prepare_s),
@@ -88,5 +90,5 @@ def _cells(each: TunedCandidate) -> tuple[str, ...]:
     )
 
 
-def _number(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:,.0f}"
+def _number(value: float | None, *, digits: int = 0) -> str:
+    return ABSENT if value is None else f"{value:,.{digits}f}"

@@ -77,9 +77,9 @@ def _explain(search: Search, choice: Choice, name: str) -> str:
         return NOT_RACED
     ratio = race.ratio(name, choice.name)
     if not ratio.rounds:  # it left before the choice came
-        return f"{race.seconds(name) / race.seconds(choice.name):.1f} times as long"
-    span = f"{ratio.median:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f})"
-    return span if ratio.slower or ratio.faster else f"noise: {span}"
+        return f"{race.seconds(name) / race.seconds(choice.name):.1f}× as long"
+    span = f"{ratio.median:.2f}× as long, {ratio.low:.2f} to {ratio.high:.2f}"
+    return span if ratio.slower or ratio.faster else f"{span}: noise"
 
 
 def _refused(name: str, reason: str) -> TunedCandidate:
