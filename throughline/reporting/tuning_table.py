@@ -26,7 +26,7 @@ COLUMNS = (
     "dropped",
 )
 NUMERIC = COLUMNS[1:-1]
-WORDS_WIDTH = 18  # of columns of words, at least
+WORDS_WIDTH = 16  # of columns of words, at least
 LOG_WIDTH = 150  # of the table where it goes into a file
 NOT_RACED = "not raced: another form of its family was, or the time was up"
 
