@@ -182,12 +182,12 @@ def seconds(experiment: Experiment) -> float:
     element.
     """
     dataset = experiment.make()
-    begun = time.perf_counter()
+    began = time.perf_counter()
     for _ in range(experiment.epochs):
         for _ in dataset:
             if experiment.train_s:
                 time.sleep(experiment.train_s)
-    return time.perf_counter() - begun
+    return time.perf_counter() - began
 
 
 def main() -> None:

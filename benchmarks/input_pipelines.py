@@ -72,9 +72,9 @@ def worker(workload: data.Workload, name: str, pipe: Connection) -> None:
 
 def warm_up(pipeline: Any, batches: Iterator[Any]) -> None:
     """A whole epoch where it fills a cache, else a moment."""
-    begun = time.perf_counter()
+    began = time.perf_counter()
     for _ in itertools.islice(batches, pipeline.steps_per_epoch):
-        if not pipeline.plan.caches and time.perf_counter() - begun > TURN_S:
+        if not pipeline.plan.caches and time.perf_counter() - began > TURN_S:
             break
 
 
@@ -82,21 +82,21 @@ def turn(batches: Iterator[Any]) -> float:
     """Examples per second over a moment, at least two batches, once what was prepared during the
     others' turns is used up.
     """
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < SETTLE_S:
+    began = time.perf_counter()
+    while time.perf_counter() - began < SETTLE_S:
         next(batches)
-    count, steps, begun = 0, 0, time.perf_counter()
-    while steps < 2 or time.perf_counter() - begun < TURN_S:
+    count, steps, began = 0, 0, time.perf_counter()
+    while steps < 2 or time.perf_counter() - began < TURN_S:
         count += int(next(batches)[1].shape[0])
         steps += 1
-    return count / (time.perf_counter() - begun)
+    return count / (time.perf_counter() - began)
 
 
 def gap(pipeline: Any) -> float:
     """What lies between two epochs as a share of an epoch: the median of a few."""
     shares, batches, last = [], iter(pipeline.dataset(epochs=GAP_EPOCHS + 1)), None
     for _ in range(GAP_EPOCHS + 1):
-        begun = time.perf_counter()
+        began = time.perf_counter()
         next(batches)
         first = time.perf_counter()
         for _ in range(pipeline.steps_per_epoch - 1):
@@ -104,7 +104,7 @@ def gap(pipeline: Any) -> float:
         ended = time.perf_counter()
         # One batch's time is work, not gap.
         usual = (ended - first) / max(1, pipeline.steps_per_epoch - 1)
-        shares += [] if last is None else [max(0.0, first - last - usual) / (ended - begun)]
+        shares += [] if last is None else [max(0.0, first - last - usual) / (ended - began)]
         last = ended
     return statistics.median(shares)
 
@@ -119,10 +119,10 @@ def memcpy_rate(shape: tuple[int, ...], batch: int) -> float:
     """Images per second that one thread copies, batch by batch, from memory that is in no cache."""
     source = images_to_copy((24 * batch, *shape))
     target = np.empty((batch, *shape), np.uint8)
-    begun = time.perf_counter()
+    began = time.perf_counter()
     for start in range(0, len(source), batch):
         np.copyto(target, source[start : start + batch])
-    return len(source) / (time.perf_counter() - begun)
+    return len(source) / (time.perf_counter() - began)
 
 
 def decode_rate(workload: data.Workload) -> float:
@@ -160,9 +160,9 @@ def decode_rate(workload: data.Workload) -> float:
     drained()
     rates = []
     for _ in range(ROUNDS):
-        begun = time.perf_counter()
+        began = time.perf_counter()
         drained()
-        rates.append(len(encoded) / (time.perf_counter() - begun))
+        rates.append(len(encoded) / (time.perf_counter() - began))
     return statistics.median(rates)
 
 

@@ -67,7 +67,7 @@ def epochs(
     schedule = Schedule(steps_per_epoch=pipeline.steps_per_epoch, epochs=1)
 
     def epoch(callbacks: list) -> float:
-        begun = time.perf_counter()
+        began = time.perf_counter()
         fit(
             train_function,
             pipeline.dataset(),
@@ -75,7 +75,7 @@ def epochs(
             evaluation=evaluation,
             callbacks=callbacks,
         )
-        return time.perf_counter() - begun
+        return time.perf_counter() - began
 
     def measured() -> float:
         with UsageMonitor(paused=True) as monitor:

@@ -139,11 +139,11 @@ def main() -> None:
     for _ in range(8):
         next(batches)
     for _ in sys.stdin:
-        count, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < TURN_S:
+        count, began = 0, time.perf_counter()
+        while time.perf_counter() - began < TURN_S:
             next(batches)
             count += BATCH
-        print(count / (time.perf_counter() - begun), flush=True)
+        print(count / (time.perf_counter() - began), flush=True)
     os._exit(0)
 
 

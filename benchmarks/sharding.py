@@ -43,9 +43,9 @@ def time_sharding(manifest: Manifest, folder: Path) -> float:
     What was written is removed again, as the other two do it: memory that a virtual machine has not
     used before costs more to write to.
     """
-    begun = time.perf_counter()
+    began = time.perf_counter()
     shard(manifest, folder, settings=SETTINGS)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - began
     shutil.rmtree(folder)
     return seconds
 
@@ -57,7 +57,7 @@ def plain_loop(manifest: Manifest, path: Path) -> float:
     import tensorflow as tf
 
     values = np.load(manifest.folder / "values.npy", mmap_mode="r")
-    begun = time.perf_counter()
+    began = time.perf_counter()
     with tf.io.TFRecordWriter(str(path)) as writer:
         for row, label in zip(manifest.examples["row"], manifest.examples["label"], strict=True):
             features = {
@@ -72,7 +72,7 @@ def plain_loop(manifest: Manifest, path: Path) -> float:
             )
     with path.open("rb") as written:
         os.fsync(written.fileno())
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - began
     path.unlink()
     return seconds
 
@@ -80,12 +80,12 @@ def plain_loop(manifest: Manifest, path: Path) -> float:
 def disk_rate(path: Path, size: int) -> float:
     """Bytes per second of writing a file of `size` bytes in one sequence and flushing it."""
     block = os.urandom(1 << 20)
-    begun = time.perf_counter()
+    began = time.perf_counter()
     with path.open("wb", buffering=0) as file:
         for _ in range(max(1, size >> 20)):
             file.write(block)
         os.fsync(file.fileno())
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - began
     path.unlink()
     return max(1, size >> 20) * (1 << 20) / seconds
 

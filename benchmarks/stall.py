@@ -111,7 +111,7 @@ class Sleeping:
             if number == LEARNED_STEPS:
                 started, model_s = now, 0.0
             free = heapq.heappop(done) if servers > 1 else done.pop()
-            # A batch is begun when a server is free and there is room for it; without prefetch when
+            # A batch starts when a server is free and there is room for it; without prefetch when
             # it is asked for.
             started_at = max(free, taken[number % len(taken)] if ahead else now)
             ready = started_at + self.input_ms * (1 + self.input_spread * draw.uniform(-1, 1))

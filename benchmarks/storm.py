@@ -38,10 +38,10 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from project import SMALL, environment, make_project, run_stages, write_params
 
-from flows.run.stage_server import stage_server
+from flows.run.fork_server import stage_server
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.build import PlanSummary
-from throughline.shared.stage_client import STAGE_SERVER
+from throughline.shared.fork_client import STAGE_SERVER
 
 EXAMPLES, SIDE, BATCH, EPOCHS = 200, 8, 16, 3
 COUNTS, MULTIPLE, MOST_KILLS = (1, 2, 4), 4, 5

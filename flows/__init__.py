@@ -5,8 +5,8 @@ Where Python is starting one of the commands, importing the package checks what 
 before Prefect is imported, which takes seconds.
 """
 
+from throughline.shared.fork_client import find_started_module
 from throughline.shared.gc_pause import pause_garbage_collection
-from throughline.shared.stage_client import find_started_module
 
 COMMANDS = ("comparison", "prepare_data", "training")
 if find_started_module("flows", COMMANDS):

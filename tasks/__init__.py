@@ -6,11 +6,18 @@ already run it; without one its parameters are checked before its libraries are 
 does not search for garbage while they are.
 """
 
+import sys
+
+from throughline.shared.fork_client import (
+    HEAVY_STAGES,
+    STAGE_SERVER,
+    find_started_module,
+    hand_over,
+)
 from throughline.shared.gc_pause import pause_garbage_collection
-from throughline.shared.stage_client import HEAVY_STAGES, find_started_module, hand_over
 
 if _stage := find_started_module("tasks", HEAVY_STAGES):
-    hand_over(_stage)
+    hand_over(f"tasks.{_stage}", sys.argv[1:], server=STAGE_SERVER)
     pause_garbage_collection()
     from throughline.config.cli import check_started_stage
 

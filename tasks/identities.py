@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from throughline import settings
 from throughline.config.cli import parse_command
 from throughline.config.named_files import MODELS, TOKENIZER, find_named_files
-from throughline.config.params import ParamsDocument, check, resolve_defaults
+from throughline.config.params import OP_SECTIONS, ParamsDocument, check, resolve_defaults
 from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.plan.ops import PROGRAM
 from throughline.shared.code_identity import (
@@ -40,13 +40,12 @@ from throughline.shared.program import digest_code
 from throughline.shared.progress import echo
 
 PIPELINE_FILE = Path("dvc.yaml")
-OPS = ("preprocess", "augment", "postprocess")
 # The sections of params.yaml that may name user code, by the stages that run it.
 CODE: Mapping[str, tuple[str, ...]] = {
     "snapshot": ("preprocess",),
-    "build": OPS,
-    "train": (*OPS, "model", "train"),
-    "profile": (*OPS, "model", "train"),
+    "build": OP_SECTIONS,
+    "train": (*OP_SECTIONS, "model", "train"),
+    "profile": (*OP_SECTIONS, "model", "train"),
 }
 TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
 # How processes share a training: DVC cannot watch keys that params.yaml may leave out.

@@ -14,7 +14,7 @@ from throughline.config.cli import stage_cli
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.write.snapshot import snapshot
-from throughline.plan.constraints import find_vector_problems
+from throughline.plan.constraints import find_ops_problems
 from throughline.plan.shapes import output_shape
 from throughline.results.snapshot import SnapshotCost
 from throughline.shared.errors import ImpossiblePlan
@@ -40,8 +40,8 @@ def main() -> None:
         layout = Layout()
         shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
         # Refuse now what could not be computed, or not be batched in the end.
-        unfit = find_vector_problems(
-            shards.schema, [("preprocess", op) for op in params.preprocess]
+        unfit = find_ops_problems(
+            shards.schema.input.encoding, [("preprocess", op) for op in params.preprocess]
         )
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))

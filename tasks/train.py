@@ -21,7 +21,7 @@ from throughline.assembly.model import build_models_for
 from throughline.assembly.processes import meet_processes
 from throughline.assembly.training import configure_process, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
-from throughline.config.params import Params
+from throughline.config.params import OP_SECTIONS, Params
 from throughline.measurement.gpus import visible_gpus
 from throughline.measurement.hardware import describe_machine
 from throughline.models.builders import Models
@@ -58,10 +58,7 @@ def log_inputs(
     tag.
     """
     config = params.pipelines[name].model_dump()
-    ops = {
-        section: [op.identity for op in getattr(params, section)]
-        for section in ("preprocess", "augment", "postprocess")
-    }
+    ops = {section: [op.identity for op in getattr(params, section)] for section in OP_SECTIONS}
     sections = {
         section: getattr(params, section).model_dump(exclude=NO_PART)
         for section in ("data", "shard", "model", "train")

@@ -140,7 +140,7 @@ def try_fault(root: Path, fault: Fault) -> Outcome:
         return Outcome(name=fault.name, state="does not apply")
     text = sources[path]
     write_source(path, plant(text, fault))
-    begun = time.monotonic()
+    began = time.monotonic()
     try:
         code, _ = run_tests(root, fault.tests, limit_s=LIMIT_S)
     finally:
@@ -148,7 +148,7 @@ def try_fault(root: Path, fault: Fault) -> Outcome:
     # 1: a test failed. Anything else but 0 (tests that cannot be collected, a usage error) says
     # nothing about the tests.
     state = {0: "survived", 1: "caught", None: "caught"}.get(code, "does not apply")
-    return Outcome(name=fault.name, state=state, seconds=time.monotonic() - begun)
+    return Outcome(name=fault.name, state=state, seconds=time.monotonic() - began)
 
 
 def try_all(faults: Sequence[Fault], copies: Sequence[Path]) -> list[Outcome]:

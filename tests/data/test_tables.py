@@ -111,8 +111,8 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
     assert [(item.id, item.reason) for item in found.rejected] == [
         ("row 41", "size is '?', no number (data.missing_values can say that it is missing)")
     ]
-    told = scan(path, missing_values=["?"])
-    assert [item.reason for item in told.rejected] == [
+    said = scan(path, missing_values=["?"])
+    assert [item.reason for item in said.rejected] == [
         "size is missing (data.missing can be median to keep the row)"
     ]
     series = DataSettings(source="time_series", path=str(path))
@@ -282,10 +282,10 @@ def test_a_series_learns_from_no_index_unless_told(tmp_path):
         time_series.scan(settings)
     assert "column nr (0, …) numbers the rows" in str(refused.value)
     assert "data.time_column names the column of times" in str(refused.value)
-    told = settings.model_copy(update={"time_column": "time", "ignore": ["nr"]})
-    assert time_series.scan(told).schema.input.columns.names == ("load",)
-    told = settings.model_copy(update={"numeric": ["nr", "load"]})
-    assert time_series.scan(told).schema.input.columns.names == ("nr", "load")
+    said = settings.model_copy(update={"time_column": "time", "ignore": ["nr"]})
+    assert time_series.scan(said).schema.input.columns.names == ("load",)
+    said = settings.model_copy(update={"numeric": ["nr", "load"]})
+    assert time_series.scan(said).schema.input.columns.names == ("nr", "load")
 
 
 def test_many_whole_numbers_are_no_classes_unless_told(tmp_path):
@@ -307,8 +307,8 @@ def test_only_the_empty_cell_is_missing(tmp_path, word):
     assert found.classes == sorted(["x", word]) and found.schema.input.columns.categories == (
         tuple(sorted(["a", word])),
     )
-    told = scan(tmp_path / "table.csv", missing_values=[word])
-    assert len(told.rejected) == 20
+    said = scan(tmp_path / "table.csv", missing_values=[word])
+    assert len(said.rejected) == 20
 
 
 def test_rows_with_empty_cells_are_kept_where_told_and_the_rejection_says_how(tmp_path):

@@ -208,7 +208,7 @@ def test_the_cost_model_of_a_step():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("stall_pct > 10", ThresholdExceeded),
         ("stall_pct > 90", None),
@@ -221,7 +221,7 @@ def test_the_cost_model_of_a_step():
         ("stall_pct > nan", InvalidParams),
     ],
 )
-def test_conditions(text, told):
+def test_conditions(text, expected):
     figures = {
         "stall_pct": 52.5,
         "verdict": "input-bound",
@@ -229,10 +229,10 @@ def test_conditions(text, told):
         "wait_pct": float("nan"),
         "autotuned": {},
     }
-    if told is None:
+    if expected is None:
         parse_threshold(text).check(figures)
     else:
-        with pytest.raises(told):
+        with pytest.raises(expected):
             parse_threshold(text).check(figures)
 
 

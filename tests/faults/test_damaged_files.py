@@ -90,9 +90,9 @@ def test_a_damaged_file_is_named_with_what_makes_it_again(
     (folder / name).write_bytes(DAMAGES[damage]((folder / name).read_bytes()))
     with pytest.raises(UserError) as caught:
         read(folder)
-    told = str(caught.value)
-    assert str(folder / name) in told and f"`dvc repro {stage}`" in told and "\n" not in told
-    assert damage != "empty" or "is empty" in told
+    said = str(caught.value)
+    assert str(folder / name) in said and f"`dvc repro {stage}`" in said and "\n" not in said
+    assert damage != "empty" or "is empty" in said
 
 
 @pytest.mark.parametrize("content", OF_ANOTHER_FORM)
@@ -102,6 +102,6 @@ def test_results_of_another_form_are_named_with_what_makes_them_again(tmp_path, 
     path.write_text(content)
     with pytest.raises(MissingInput) as caught:
         kind.read(folder_of(kind, tmp_path))
-    told = str(caught.value)
-    assert str(path) in told and f"run `dvc repro {kind.STAGE.format(name='fast')}`" in told
-    assert "\n" not in told
+    said = str(caught.value)
+    assert str(path) in said and f"run `dvc repro {kind.STAGE.format(name='fast')}`" in said
+    assert "\n" not in said

@@ -84,10 +84,10 @@ def read_only_disk(small_disk):
 
 
 def test_a_read_only_disk_is_reported(read_only_disk, array_settings, capsys):
-    told = ended_with(capsys, lambda: ingest(array_settings, read_only_disk / "manifest"))
+    said = ended_with(capsys, lambda: ingest(array_settings, read_only_disk / "manifest"))
     assert (
-        told.startswith(f"ReadOnlyDisk: the file system is read-only, {read_only_disk}")
-        and told.count("\n") == 1
+        said.startswith(f"ReadOnlyDisk: the file system is read-only, {read_only_disk}")
+        and said.count("\n") == 1
     )
     assert ended_with(capsys, lambda: write_json(read_only_disk / "x.json", {})).startswith(
         "ReadOnlyDisk"

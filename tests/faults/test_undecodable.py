@@ -82,10 +82,10 @@ def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(
 ):
     manifest, victims = damaged
     index = take(tmp_path, manifest, SKIP)
-    told = capsys.readouterr().out
+    said = capsys.readouterr().out
     assert (
-        all(f"(example {victim}) cannot be decoded" in told for victim in victims)
-        and "2 examples dropped" in told
+        all(f"(example {victim}) cannot be decoded" in said for victim in victims)
+        and "2 examples dropped" in said
     )
     stored = open_prepared_data(
         manifest=tmp_path / "manifest",

@@ -176,7 +176,7 @@ def test_a_failing_stage_is_named_and_its_reason_told_once(first):
     output = train_naive(folder, "data.path=source/broken.npz", name="broken", code=2)
     source.unlink()
     assert "ingest failed: UnreadableSource: " in output
-    assert output.count("broken.npz") == 1, "told once"
+    assert output.count("broken.npz") == 1, "reported once"
     assert "Traceback" not in output and "Finished in state" not in output
     log = Path(output.partition("Log: ")[2].strip()).read_text()
     assert "broken.npz" in log and "Finished in state Failed" in log, "what Prefect says is there"

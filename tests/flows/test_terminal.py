@@ -193,12 +193,12 @@ def test_old_logs_go(tmp_path):
     assert "training-20200101-000000-1.log" not in kept
 
 
-def run_stage_like(code, told):
-    """A process that ends as a stage ends, with a flow that listens at `told`."""
+def run_stage_like(code, report):
+    """A process that ends as a stage ends, with a flow that reads `report`."""
     program = f"from throughline.shared.errors import *\nwith report_user_errors():\n    {code}"
     return subprocess.run(
         [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path), FAILURE_FILE: str(told)},
+        env={"PYTHONPATH": ":".join(sys.path), FAILURE_FILE: str(report)},
         capture_output=True,
         text=True,
         check=False,
@@ -206,15 +206,15 @@ def run_stage_like(code, told):
 
 
 def test_a_stage_leaves_its_failure_to_the_flow(tmp_path):
-    told = tmp_path / "failure.json"
-    done = run_stage_like("raise DataNotFound('nothing there')", told)
+    report = tmp_path / "failure.json"
+    done = run_stage_like("raise DataNotFound('nothing there')", report)
     assert (done.returncode, done.stderr) == (2, "")
-    assert told.read_text() == (
+    assert report.read_text() == (
         '{"kind": "DataNotFound", "message": "nothing there", "traceback": ""}'
     )
-    done = run_stage_like("1 / 0", told)
+    done = run_stage_like("1 / 0", report)
     assert (done.returncode, done.stderr) == (1, "")
-    assert "ZeroDivisionError" in told.read_text() and "Traceback" in told.read_text()
+    assert "ZeroDivisionError" in report.read_text() and "Traceback" in report.read_text()
 
 
 def test_a_failure_that_cannot_be_left_is_printed(tmp_path):

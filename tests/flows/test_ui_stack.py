@@ -216,7 +216,7 @@ def test_an_applied_experiment_has_nothing_left_to_run(stack, trained, tmp_path)
 def test_cancelling_ends_every_process_within_fifteen_seconds_and_frees_the_locks(stack):
     flow_run = stack.start("training", pipeline="naive", changes={"epochs": 50_000}, name="endless")
     wait_for(lambda: processes_of(stack.project, "tasks.train"))
-    begun = time.monotonic()
+    began = time.monotonic()
     stack.ask(f"flow_runs/{flow_run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
     wait_for(
         lambda: (
@@ -226,7 +226,7 @@ def test_cancelling_ends_every_process_within_fifteen_seconds_and_frees_the_lock
         15,
     )
     assert stack.ended(flow_run, 30)["state_type"] == "CANCELLED"
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - began < 30
     run(stack.project, "dvc", "status")
 
 

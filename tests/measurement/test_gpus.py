@@ -64,8 +64,8 @@ def ask(folder, **environment):
         text=True,
         check=True,
     )
-    *told, answer = done.stdout.splitlines()
-    return json.loads(answer), told
+    *caught, answer = done.stdout.splitlines()
+    return json.loads(answer), caught
 
 
 CUDA = [
@@ -108,20 +108,20 @@ def test_utilization_is_that_of_the_gpu_that_trains(libraries):
 
 @pytest.mark.slow
 def test_what_nvml_does_not_measure_of_a_slice_is_absent(libraries):
-    answer, told = ask(libraries / "both", FAKE_CUDA="m")
+    answer, caught = ask(libraries / "both", FAKE_CUDA="m")
     assert (
         answer["gpu_utilization_pct_mean"] is None
         and answer["gpu_power_w_mean"] is None
         and answer["gpu_memory_mb_max"] == 4
     )
-    assert not told
+    assert not caught
 
 
 @pytest.mark.slow
 def test_readings_that_fail_are_reported_and_the_others_count(libraries):
-    answer, told = ask(libraries / "both", FAKE_CUDA="2", FAKE_NVML_LOST_AFTER="2")
+    answer, caught = ask(libraries / "both", FAKE_CUDA="2", FAKE_NVML_LOST_AFTER="2")
     assert answer["gpu_utilization_pct_mean"] == 96
-    assert len(told) == 1 and "readings of the GPU failed (NVML: GPU is lost)" in told[0]
+    assert len(caught) == 1 and "readings of the GPU failed (NVML: GPU is lost)" in caught[0]
 
 
 def test_without_a_gpu_nothing_is_used():

@@ -88,8 +88,8 @@ def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wishe
         preprocess=PREPROCESS[kind],
         settings=SKIP,
     )
-    told = capsys.readouterr().out
-    assert f"{path}: record 0 at byte 0" in told and "2 examples dropped" in told
+    printed = capsys.readouterr().out
+    assert f"{path}: record 0 at byte 0" in printed and "2 examples dropped" in printed
     found = open_prepared_data(
         manifest=source / "manifest",
         shards=tmp_path / "shards",

@@ -155,17 +155,17 @@ def test_a_decoder_learns_to_predict_the_next_token(stored):
     guess = describe_next_tokens(data, held_out.plan.window)
     assert guess.examples == held_out.examples
     assert measured["accuracy"] > guess.constant_metric + 4 * guess.constant_stderr
-    told = with_perplexity(measured, models.target)
-    assert told["perplexity"] == pytest.approx(np.exp(measured["loss"])) and told["perplexity"] < 40
+    perplexity = with_perplexity(measured, models.target)["perplexity"]
+    assert perplexity == pytest.approx(np.exp(measured["loss"])) and perplexity < 40
 
 
 def test_the_constant_is_the_most_frequent_token(stored):
     params, data = stored
     window = open_input_pipeline(params, "naive", data, split="train", purpose="train").plan.window
-    told, tokens = describe_next_tokens(data, window), tokens_of(data, "validation")
-    used = tokens[1 : 1 + told.examples * LENGTH]
-    assert told.constant_metric == pytest.approx(np.bincount(used).max() / len(used))
-    assert 0 < told.constant_stderr < told.constant_metric
+    shown, tokens = describe_next_tokens(data, window), tokens_of(data, "validation")
+    used = tokens[1 : 1 + shown.examples * LENGTH]
+    assert shown.constant_metric == pytest.approx(np.bincount(used).max() / len(used))
+    assert 0 < shown.constant_stderr < shown.constant_metric
 
 
 def test_the_end_of_a_document_is_number_0_alone_and_in_a_batch():

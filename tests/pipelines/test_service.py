@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -86,6 +87,23 @@ def test_the_service_ends_with_a_parent_that_is_killed():
     parent.stdout.close()
     gone, alive = psutil.wait_procs(children, timeout=15)
     assert not alive and len(gone) == 3
+
+
+def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent():
+    code = (
+        "import time; from throughline.pipelines.service import _start\n"
+        "print(_start('worker', '--dispatcher', 'localhost:9').pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    worker = psutil.Process(int(parent.stdout.readline()))
+    while not any("pywrap" in Path(each.path).name for each in worker.memory_maps()):
+        time.sleep(0.1)  # until TensorFlow is there
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert not psutil.wait_procs([worker], timeout=15)[1]
 
 
 def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training():

@@ -1,4 +1,4 @@
-"""Streams deliver what is stored, in an order that can be told in advance."""
+"""Streams deliver what is stored, in an order that is known in advance."""
 
 from __future__ import annotations
 

@@ -183,11 +183,11 @@ def test_an_interrupted_snapshot_goes_on_and_writes_the_same(stored, photos, tmp
     monkeypatch.setattr(snapshot_writer, "write_shard", dies_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
-    begun, finished = len(seen), len(list((tmp_path / "snapshot.partial").glob(".done-*")))
+    began, finished = len(seen), len(list((tmp_path / "snapshot.partial").glob(".done-*")))
     assert finished >= 1
     index = snapshot(shards, photos / "shards", tmp_path / "snapshot", preprocess=PREPROCESS)
     assert (
-        len(seen) - begun == sum(len(shards.for_split(split)) for split in shards.splits) - finished
+        len(seen) - began == sum(len(shards.for_split(split)) for split in shards.splits) - finished
     ), "what was finished is not done again"
     for split in index.splits:
         for column in index.columns:

@@ -25,7 +25,7 @@ WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
 WITH_CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
 
 
-def told(cluster, **task):
+def given(cluster, **task):
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
@@ -33,22 +33,22 @@ WORKERS_BY_TF_CONFIG = [
     ({}, TrainingWorker()),
     ({"TF_CONFIG": ""}, TrainingWorker()),
     ({"TF_CONFIG": "{}"}, TrainingWorker()),
-    (told({"worker": ["a:1"]}, type="worker", index=0), TrainingWorker()),
-    (told(WORKERS, type="worker", index=2), TrainingWorker(index=2, count=3)),
-    (told(WITH_CHIEF, type="chief", index=0), TrainingWorker(index=0, count=3)),
-    (told(WITH_CHIEF, type="worker", index=1), TrainingWorker(index=2, count=3)),
+    (given({"worker": ["a:1"]}, type="worker", index=0), TrainingWorker()),
+    (given(WORKERS, type="worker", index=2), TrainingWorker(index=2, count=3)),
+    (given(WITH_CHIEF, type="chief", index=0), TrainingWorker(index=0, count=3)),
+    (given(WITH_CHIEF, type="worker", index=1), TrainingWorker(index=2, count=3)),
 ]
 REFUSED = [
     {"TF_CONFIG": "{"},
     {"TF_CONFIG": "[1]"},
     {"TF_CONFIG": json.dumps({"cluster": WORKERS})},
-    told(WORKERS, type="worker"),
-    told(WORKERS, type="worker", index=3),
-    told(WORKERS, type="worker", index=-1),
-    told(WORKERS, type="worker", index="0"),
-    told(WITH_CHIEF, type="chief", index=1),
-    told(WORKERS, type="evaluator", index=0),
-    told({**WORKERS, "ps": ["d:1"]}, type="worker", index=0),
+    given(WORKERS, type="worker"),
+    given(WORKERS, type="worker", index=3),
+    given(WORKERS, type="worker", index=-1),
+    given(WORKERS, type="worker", index="0"),
+    given(WITH_CHIEF, type="chief", index=1),
+    given(WORKERS, type="evaluator", index=0),
+    given({**WORKERS, "ps": ["d:1"]}, type="worker", index=0),
 ]
 
 
@@ -118,11 +118,11 @@ ASKED = {"processes": "auto", "batch_multiple": "auto", "gpus": 0}
         ({}, {"processes": 2, "gpus": 4}, TrainingWorker(count=2)),
         ({}, {"processes": 2, "batch_multiple": 4}, TrainingWorker(count=2, batch_multiple=4)),
         (
-            told(WORKERS, type="worker", index=2),
+            given(WORKERS, type="worker", index=2),
             {"processes": 3, "batch_multiple": 6},
             TrainingWorker(index=2, count=3, batch_multiple=6),
         ),
-        (told(WORKERS, type="worker", index=1), {"gpus": 8}, TrainingWorker(index=1, count=3)),
+        (given(WORKERS, type="worker", index=1), {"gpus": 8}, TrainingWorker(index=1, count=3)),
     ],
 )
 def test_tf_config_says_who_a_process_is_else_the_parameters_how_many_there_are(
@@ -144,7 +144,7 @@ def test_processes_of_one_host_share_what_it_has():
     cluster = {"worker": ["a:1", "a:2", "b:1", "a:3"]}
     shares = []
     for index in range(4):
-        worker = training_worker_from_tf_config(told(cluster, type="worker", index=index))
+        worker = training_worker_from_tf_config(given(cluster, type="worker", index=index))
         shares.append((worker.on_host, worker.share(8), worker.share(2)))
     assert shares == [(3, 2, 1), (3, 2, 1), (1, 8, 2), (3, 2, 1)]
 
@@ -160,7 +160,7 @@ def test_a_stage_refuses_another_number_of_workers_than_the_parameters_say(
     YAML().dump(SMALL, tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "--pipeline", "optimized"])
-    monkeypatch.setenv("TF_CONFIG", told(WORKERS, type="worker", index=1)["TF_CONFIG"])
+    monkeypatch.setenv("TF_CONFIG", given(WORKERS, type="worker", index=1)["TF_CONFIG"])
     with pytest.raises(SystemExit) as ended:
         train_stage()
     assert ended.value.code == 2

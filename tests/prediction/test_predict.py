@@ -303,9 +303,9 @@ def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_p
     assert before == after
     with open_trained_model(model) as trained:
         assert find_changed_data(trained, layout) == ["the classes", "the tokenizer"]
-        told = describe_changed_data(trained, "p", layout)
-    assert told is not None
-    assert "the classes and the tokenizer. The model is used with those of its training" in told
+        shown = describe_changed_data(trained, "p", layout)
+    assert shown is not None
+    assert "the classes and the tokenizer. The model is used with those of its training" in shown
     assert export_file(model, tmp_path / "served") == "text: string"
     assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
 

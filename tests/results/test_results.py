@@ -56,9 +56,9 @@ def test_a_file_without_one_of_its_values_is_named_with_what_makes_it_again(kind
         path.write_text(json.dumps({key: document[key] for key in document if key != name}))
         with pytest.raises(MissingInput) as caught:
             kind.read(folder_of(kind, tmp_path))
-        told = str(caught.value)
+        text = str(caught.value)
         stage = kind.STAGE.format(name="fast")
-        assert str(path) in told and f"({name}: " in told and f"`dvc repro {stage}`" in told
+        assert str(path) in text and f"({name}: " in text and f"`dvc repro {stage}`" in text
 
 
 def test_values_that_are_no_numbers_survive(tmp_path):

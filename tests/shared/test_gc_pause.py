@@ -8,8 +8,8 @@ import sys
 from project import ROOT
 
 from flows import COMMANDS
+from throughline.shared.fork_client import HEAVY_STAGES
 from throughline.shared.gc_pause import USUAL_THRESHOLDS
-from throughline.shared.stage_client import HEAVY_STAGES
 
 
 def test_none_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries():

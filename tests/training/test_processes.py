@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from project import SMALL, environment, make_project, run_stages, write_params
 
-from flows.run.stage_server import stage_server
+from flows.run.fork_server import stage_server
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.build import BuildResult, PlanSummary
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
-from throughline.shared.stage_client import STAGE_SERVER
+from throughline.shared.fork_client import STAGE_SERVER
 from throughline.training.processes import LOST_ANOTHER, find_free_ports
 
 pytestmark = pytest.mark.integration

@@ -54,7 +54,7 @@ def ordered(dataset):
         ),
         (
             lambda: numbers().shuffle(9).map(double, 2).batch(BATCH).prefetch(1),
-            [f"batch: {PARALLEL}", "map(double): .cache().shuffle(…) after it"],
+            [f"batch: {PARALLEL}", "map(double): .cache().shuffle(9) after it"],
         ),
         (
             lambda: numbers().map(double, 2).map(jitter, 2).batch(BATCH, num_parallel_calls=2),
@@ -176,7 +176,7 @@ def numbered(dataset):
             ),
             [],
         ),
-        (lambda: numbered(numbers().shuffle(24)), ["map(double): .cache().shuffle(…) after it"]),
+        (lambda: numbered(numbers().shuffle(24)), ["map(double): .cache().shuffle(24) after it"]),
         (
             lambda: (
                 numbers().shuffle(24).batch(2).map(double, 2).unbatch().batch(BATCH).prefetch(1)

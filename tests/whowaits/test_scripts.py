@@ -185,6 +185,54 @@ model.fit(*x, epochs=3, verbose=0)
     )
 
 
+SERVERS = """
+import socket
+import tensorflow as tf
+
+def free():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+cluster = tf.train.ClusterSpec({"worker": [free()], "ps": [free()]})
+servers = [tf.distribute.Server(cluster, job_name=name, task_index=0) for name in cluster.jobs]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+print("trains")
+"""
+
+
+@pytest.mark.slow
+def test_a_parameter_server_is_refused_before_the_first_step(tmp_path):
+    report, done = measure(tmp_path, SERVERS, model="")
+    assert done.returncode == 2 and "trains" not in done.stderr
+    assert report["reason"].startswith("a ParameterServerStrategyV2 was made"), report
+    report, done = measure(tmp_path, SERVERS, "--keep", model="")
+    assert done.returncode == 2 and "trains" in done.stderr
+    assert report["reason"].startswith("a ParameterServerStrategyV2 was made"), report
+
+
+@pytest.mark.slow
+def test_one_of_several_hosts_is_timed_as_it_is(tmp_path):
+    hosts = """
+import json, os
+worker = {"cluster": {"worker": ["127.0.0.1:29871"]}, "task": {"type": "worker", "index": 0}}
+os.environ["TF_CONFIG"] = json.dumps(worker)
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+"""
+    code = """
+with strategy.scope():
+    model = make()
+data = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda x, y: (x + 1, y)).batch(8)
+model.fit(data, epochs=1000, verbose=0)
+"""
+    model = hosts + MODEL.partition("\nwaiting =")[0]
+    report, _ = measure(tmp_path, code, model=model, tries=True)
+    assert report["model_ms"] is None and report["waited_pct"] > 0, report
+    assert not report["changes"] and report["rounds"] == 0
+
+
 @pytest.mark.slow
 def test_a_schedule_that_knows_its_epochs_does_not_fail_the_measurement(tmp_path):
     code = """

@@ -76,14 +76,28 @@ def test_few_rounds_widen_the_interval():
 
 
 @pytest.mark.parametrize(
-    ("wait", "name"), [(30, INPUT_BOUND), (10, UNDECIDED), (5, UNDECIDED), (1, COMPUTE_BOUND)]
+    ("wait", "others", "name"),
+    [
+        (30, 60.0, INPUT_BOUND),
+        (10, 60.0, UNDECIDED),
+        (1, 60.0, UNDECIDED),
+        (10, 22.0, UNDECIDED),
+        (1, 22.0, COMPUTE_BOUND),
+    ],
 )
-def test_on_a_disturbed_machine_a_verdict_needs_more_distance(wait, name):
+def test_on_a_disturbed_machine_a_verdict_needs_more_distance(wait, others, name):
     rounds = [(wait, 40 - wait, 40 - wait)] * 3
-    found = verdict_of(*rounds, others_pct=60.0, others="stress (process 7)")
+    found = verdict_of(*rounds, others_pct=others, others="stress (process 7)")
     assert found.name == name
     if name == UNDECIDED:
-        assert found.reason == "stress (process 7) took 60 % of the cores meanwhile"
+        assert found.reason == f"stress (process 7) took {others:.0f} % of the cores meanwhile"
+
+
+def test_waits_that_the_model_alone_contradicts_are_a_failed_measurement():
+    found = verdict_of(*[(20, 20, 40)] * 3, others_pct=70.0, others="stress (process 7)")
+    assert found.name == UNDECIDED and found.stall is None
+    assert "stood in `next` for 50 % of its time, but the model alone took 100 %" in found.reason
+    assert found.reason.endswith("; stress (process 7) took 70 % of the cores meanwhile")
 
 
 def test_an_input_that_never_rests_leaves_the_rest_open():

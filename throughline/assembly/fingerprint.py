@@ -59,11 +59,7 @@ def user_modules(params: Params) -> set[str]:
     named += [*train.metrics, *train.callbacks]
     paths = [one if isinstance(one, str) else next(iter(one)) for one in named]
     own = {path.partition(":")[0] for path in paths if ":" in path}
-    ops = {
-        type(op).__module__
-        for section in ("preprocess", "augment", "postprocess")
-        for op in getattr(params, section)
-    }
+    ops = {type(op).__module__ for _, op in params.ops}
     return own | {module for module in ops if module.partition(".")[0] not in PROGRAM}
 
 

@@ -9,7 +9,7 @@ cannot be right.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -38,6 +38,7 @@ from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import InvalidParams, UnknownPipeline, did_you_mean
 
 OpSpec = str | dict[str, Any]
+OP_SECTIONS = ("preprocess", "augment", "postprocess")
 # Keys of earlier versions, by their place, and what they are called now.
 RENAMED = {
     "finish": "postprocess",
@@ -102,6 +103,11 @@ class Params:
     train: TrainSettings
     measure: MeasureSettings
 
+    @property
+    def ops(self) -> list[tuple[str, Op]]:
+        """All ops in their order, each with its section."""
+        return [(section, op) for section in OP_SECTIONS for op in getattr(self, section)]
+
 
 def load_params(path: Path = PARAMS_FILE, *, overrides: Sequence[str] = ()) -> Params:
     """Read, override and check the parameters.
@@ -125,7 +131,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     problems: list[str] = []
     ops = {
         section: _parse_ops(document[section], section, problems)
-        for section in ("preprocess", "augment", "postprocess")
+        for section in OP_SECTIONS
         if section in document
     }
     try:
@@ -140,28 +146,20 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
             [f"{name}: {problem}" for problem in dict.fromkeys(problems)]
         ) from error
     parsed = resolve_defaults(parsed)
-    for section in ("preprocess", "augment", "postprocess"):
+    for section in OP_SECTIONS:
         if section not in ops:
             ops[section] = _parse_ops(getattr(parsed, section), section, problems)
     preprocess = ops["preprocess"]
     if preprocess is not None and not any(op.name == "decode" for op in preprocess):
         # It goes without saying: there is nothing else that a stored example could begin with.
         preprocess = [*(_parse_ops(["decode"], "preprocess", problems) or ()), *preprocess]
+    sections = {
+        field.name: getattr(parsed, field.name)
+        for field in fields(Params)
+        if field.name not in OP_SECTIONS
+    }
     params = Params(
-        **{
-            key: getattr(parsed, key)
-            for key in (
-                "data",
-                "shard",
-                "snapshot",
-                "window",
-                "batch_size",
-                "pipelines",
-                "model",
-                "train",
-                "measure",
-            )
-        },
+        **sections,
         preprocess=tuple(preprocess or ()),
         augment=tuple(ops["augment"] or ()),
         postprocess=tuple(ops["postprocess"] or ()),

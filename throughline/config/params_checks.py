@@ -176,9 +176,7 @@ def _find_path_problems(params: Params) -> list[str]:
 def _find_source_problems(params: Params) -> list[str]:
     """Problems of ops and sampling with this kind of data."""
     encoding = find_source_encoding(params.data)
-    sections = ("preprocess", "augment", "postprocess")
-    ops = [(section, op) for section in sections for op in getattr(params, section)]
-    found = find_ops_problems(encoding, ops)
+    found = find_ops_problems(encoding, params.ops)
     if encoding.modality == "text":
         found += find_text_problems(params.preprocess)
     if encoding.storage == "blocks":

@@ -8,7 +8,7 @@ in `rules/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,47 +68,13 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepC
         [finding for rule in RULES if (finding := _evaluate_rule(rule, name, facts, model_step))]
     )
     bound = verdict.name != COMPUTE_BOUND
-    gaining = [
-        finding
-        for finding in findings
-        if bound and (finding.predicted_gain or 0) > 1 + WORTH_PCT / 100
-    ]
-    first = (
-        gaining[0]
-        if gaining
-        else next((finding for finding in findings if finding.rule in UNPREDICTABLE_RULES), None)
-    )
-    shared = (
-        ""
-        if facts.on_accelerator
-        else "; input and model share the cores, so the attainable rate is that of their added work"
-    )
-    low = (
-        ""
-        if facts.stall_pct <= 100 - GOOD_UTILIZATION_PCT
-        else f"; utilization is below {GOOD_UTILIZATION_PCT:.0f} %"
-    )
-    unknown = (
-        "input and model compete for the same cores"
-        if not facts.on_accelerator
-        else "no rule explains it; look at the timeline"
-    )
-    wait = facts.breakdown.wait_ms_p50
-    waited = (
-        "the trace shows no wait"
-        if wait is None
-        else f"{wait:.2f} ms (median) are spent waiting for input"
-    )
-    cause = (
-        f"{first.step}: {first.cause} ({first.evidence})"
-        if first
-        else unknown
-        if bound
-        else "none in the input"
-    )
-    fix = first.fix if first else FIX_WHEN_COMPUTE_BOUND
+    first = _find_first(findings, bound=bound)
     if verdict.name == UNDECIDED:
         cause, fix = verdict.cause, verdict.fix
+    elif first:
+        cause, fix = f"{first.step}: {first.cause} ({first.evidence})", first.fix
+    else:
+        cause, fix = _describe_unknown(facts, bound=bound), FIX_WHEN_COMPUTE_BOUND
     return Diagnosis(
         verdict=verdict.name,
         utilization_pct=100 - facts.stall_pct,
@@ -120,13 +86,47 @@ def diagnose(name: str, facts: Facts, ceilings: Ceilings, model_step: ModelStepC
         attainable_examples_per_s=ceilings.attainable_examples_per_s,
         cause=cause,
         fix=fix,
-        evidence=(
-            f"a step takes {facts.train_step_ms:.2f} ms, the model alone {facts.model_step_ms:.2f}"
-            f" ms; {waited}{low}{shared}"
-        ),
+        evidence=_describe_step(facts),
         predicted_gain=first.predicted_gain if first and verdict.name != UNDECIDED else None,
         findings=tuple(findings),
     )
+
+
+def _find_first(findings: Sequence[Finding], *, bound: bool) -> Finding | None:
+    """What to act on first: where the input holds training up (`bound`), what gains most; else
+    what explains a wait whose end cannot be predicted.
+    """
+    worth = 1 + WORTH_PCT / 100
+    gaining = (each for each in findings if bound and (each.predicted_gain or 0) > worth)
+    unpredictable = (each for each in findings if each.rule in UNPREDICTABLE_RULES)
+    return next(gaining, None) or next(unpredictable, None)
+
+
+def _describe_unknown(facts: Facts, *, bound: bool) -> str:
+    """The cause where no rule names one."""
+    if not bound:
+        return "none in the input"
+    if facts.on_accelerator:
+        return "no rule explains it; look at the timeline"
+    return "input and model compete for the same cores"
+
+
+def _describe_step(facts: Facts) -> str:
+    """What was measured of a step."""
+    wait = facts.breakdown.wait_ms_p50
+    sentences = [
+        f"a step takes {facts.train_step_ms:.2f} ms, the model alone {facts.model_step_ms:.2f} ms",
+        "the trace shows no wait"
+        if wait is None
+        else f"{wait:.2f} ms (median) are spent waiting for input",
+    ]
+    if facts.stall_pct > 100 - GOOD_UTILIZATION_PCT:
+        sentences.append(f"utilization is below {GOOD_UTILIZATION_PCT:.0f} %")
+    if not facts.on_accelerator:
+        sentences.append(
+            "input and model share the cores, so the attainable rate is that of their added work"
+        )
+    return "; ".join(sentences)
 
 
 def rank_findings(findings: list[Finding]) -> list[Finding]:

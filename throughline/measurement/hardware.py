@@ -148,7 +148,7 @@ class UsageMonitor:
             except pynvml.NVMLError as error:
                 self._failures.append(str(error))
                 continue
-            if self.running:  # else a pause has begun while NVML was asked
+            if self.running:  # else a pause has started while NVML was asked
                 self._samples.append(sample)
 
 

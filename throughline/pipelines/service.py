@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from throughline.shared.errors import ServiceFailed
+from throughline.shared.parent_death import end_with_parent
 from throughline.shared.progress import echo_problem
 from throughline.shared.scratch import Scratch
 
@@ -166,6 +167,9 @@ def main() -> None:
     for role in (dispatcher, worker):
         role.add_argument("--port", type=int, default=0, help="0: any free one")
     options = parser.parse_args()
+    below_parent = stat.S_ISFIFO(os.fstat(0).st_mode)
+    if below_parent:
+        end_with_parent()  # a worker waits for a dispatcher that is gone, and does not see our end
 
     import tensorflow as tf
 
@@ -193,7 +197,7 @@ def main() -> None:
         address = server._address
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
-    if stat.S_ISFIFO(os.fstat(0).st_mode):
+    if below_parent:
         sys.stdin.read()
     else:
         server.join()

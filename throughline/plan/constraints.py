@@ -6,8 +6,7 @@ Each reason begins with the field it is about, and is in one place, by what deci
 * one value: its type in `throughline/settings/`
 * one configuration, with the ops: here, a `yield`
 * several sections of params.yaml: `find_problems` in `throughline/config/params_checks.py`
-* ops and the kind of data: `find_ops_problems`, `find_text_problems` and `find_vector_problems`
-  here
+* ops and the kind of data: `find_ops_problems` and `find_text_problems` here
 * a configuration and the shape of the data: `find_variable_size_problems`,
   `find_sequence_problems`, `find_token_window_problems`, `find_batch_problems` here
 * the prepared data and the machine: `throughline/assembly/inputs.py`
@@ -20,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 
 from throughline.plan.ops import Op
-from throughline.plan.schema import Encoding, Schema
+from throughline.plan.schema import Encoding
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import PipelineConfig
 
@@ -113,13 +112,6 @@ def find_ops_problems(encoding: Encoding, ops: Sequence[tuple[str, Op]]) -> list
         for section, op in ops
         if ":" not in op.name and op.works_on and encoding.modality not in op.works_on
     ]
-
-
-def find_vector_problems(schema: Schema, ops: Sequence[tuple[str, Op]]) -> list[str]:
-    """Ops of images, with the section of each, where the examples turned out to be numbers, which
-    only the records of a tfrecord or tfds source tell.
-    """
-    return find_ops_problems(schema.input.encoding, ops)
 
 
 def find_text_problems(preprocess: Sequence[Op]) -> list[str]:

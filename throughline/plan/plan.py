@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from throughline.plan.constraints import (
     find_batch_problems,
     find_config_problems,
+    find_ops_problems,
     find_sequence_problems,
     find_token_window_problems,
     find_variable_size_problems,
-    find_vector_problems,
 )
 from throughline.plan.ops import DecodeImage, Load, Op, Parse
 from throughline.plan.parallelism import Parallelism
@@ -158,8 +158,8 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
         problems += (
             find_sequence_problems(config) if spec.schema.is_text else find_batch_problems(config)
         )
-    problems += find_vector_problems(
-        spec.schema,
+    problems += find_ops_problems(
+        spec.schema.input.encoding,
         [
             *(("preprocess", op) for op in spec.preprocess),
             *(("augment", op) for op in spec.augment),

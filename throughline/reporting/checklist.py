@@ -4,9 +4,11 @@ failed, with its evidence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from throughline.data.shards.index import ShardIndex
+from throughline.data.shards.index import Shard, ShardIndex
 from throughline.results.comparison import ChecklistItem, MeasuredRow
 from throughline.results.profiling import GOOD_UTILIZATION_PCT
 from throughline.settings import PipelineConfig, Settings
@@ -16,101 +18,144 @@ GOOD_SHARD_MIB = (100, 200)
 LARGE_MIB = 1024
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is judged: a configuration, the index of the shards, the configuration's row of the
+    report.
+    """
+
+    config: PipelineConfig
+    shards: ShardIndex
+    row: MeasuredRow
+
+    @cached_property
+    def train(self) -> Sequence[Shard]:
+        """The shards of the split that is trained on."""
+        return self.shards.for_split("train", "none") or self.shards.shards
+
+    @property
+    def reads_snapshot(self) -> bool:
+        """Whether rows come from the snapshot."""
+        return self.config.read == "snapshot"
+
+    @property
+    def in_any_order(self) -> bool:
+        """Whether it reads any row at any time."""
+        return self.reads_snapshot or self.config.read == "indexed_shards"
+
+
+Judged = tuple[bool, str]
+Point = Callable[[Subject], Judged]
+POINTS: dict[str, Point] = {}
+
+
 def run_checklist(
     config: PipelineConfig, shards: ShardIndex, row: MeasuredRow
 ) -> list[ChecklistItem]:
     """Go through the points for one configuration: its fields, the index of the shards, its row of
     the report.
     """
-    train = shards.for_split("train", "none") or shards.shards
-    total = sum(shard.bytes for shard in train) / 2**20
-    each = total / max(1, len(train))
-    encoding, compression = shards.schema.input.encoding, train[0].compression if train else "none"
-    reads_snapshot = config.read == "snapshot"
-    in_any_order = reads_snapshot or config.read == "indexed_shards"
-    readers = config.interleave.parallel if config.interleave else "none"
-    shuffles_files = config.read in ("shards", "gzip_shards") and not shards.schema.is_series
+    subject = Subject(config, shards, row)
+    judged = {name: judge(subject) for name, judge in POINTS.items()}
     return [
-        ChecklistItem(
-            name="stored as TFRecord, compressed where it pays",
-            passed=bool(train)
-            and not (encoding.compressed and compression == "gzip")
-            and config.read != "files",
-            evidence=(
-                f"{len(train)} shards of {encoding.name} records, compression {compression}; read:"
-                f" {config.read}"
-            ),
-        ),
-        ChecklistItem(
-            name="shards of 100 to 200 MiB",
-            passed=GOOD_SHARD_MIB[0] <= each <= GOOD_SHARD_MIB[1] or total < LARGE_MIB,
-            evidence=f"{each:,.1f} MiB on average, {total:,.0f} MiB in all"
-            + (", too little to matter" if total < LARGE_MIB else ""),
-        ),
-        ChecklistItem(
-            name="several shards read at once",
-            passed=in_any_order or readers != "none" or len(train) == 1,
-            evidence=(
-                f"{'rows of mapped columns' if reads_snapshot else 'records of all shards'}, any of"
-                " them at any time"
-                if in_any_order
-                else f"interleave: {_fields(config.interleave)}"
-            ),
-        ),
-        ChecklistItem(
-            name="shuffled twice: files and examples",
-            passed=config.shuffle.kind in ("global", "window")
-            or (config.shuffle.kind == "buffer" and shuffles_files),
-            evidence={
-                "global": "one permutation of the whole split",
-                "window": "chunks in random order, rows within a window",
-            }.get(config.shuffle.kind, f"shuffle: {config.shuffle.kind}"),
-        ),
-        ChecklistItem(
-            name="maps in parallel, or on whole batches",
-            passed=config.map.parallel != "none"
-            or config.vectorize
-            or config.snapshot_on == "device",
-            evidence=(
-                f"map.parallel: {config.map.parallel}, vectorize:"
-                f" {str(config.vectorize or reads_snapshot).lower()}"
-            ),
-        ),
-        ChecklistItem(
-            name="deterministic work done once",
-            passed=reads_snapshot or config.cache is not None,
-            evidence="snapshot" if reads_snapshot else f"cache: {_fields(config.cache)}",
-        ),
-        ChecklistItem(
-            name="prefetch last",
-            passed=config.prefetch != "none" or config.snapshot_on == "device",
-            evidence=(
-                "the train step gathers its batch itself"
-                if config.snapshot_on == "device"
-                else f"prefetch: {config.prefetch}"
-            ),
-        ),
-        ChecklistItem(
-            name=f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %",
-            passed=100 - row.stall_pct > GOOD_UTILIZATION_PCT,
-            evidence="{:.0f} % of a real step is the model's own ({:.0f} to {:.0f} %)".format(
-                *(100 - pct for pct in (row.stall_pct, row.stall_pct_high, row.stall_pct_low))
-            ),
-        ),
-        ChecklistItem(
-            name="deterministic",
-            passed=config.deterministic,
-            evidence=(
-                f"deterministic: {str(config.deterministic).lower()}; order and augmentation"
-                " follow from the seed"
-            ),
-        ),
+        ChecklistItem(name=name, passed=passed, evidence=evidence)
+        for name, (passed, evidence) in judged.items()
     ]
 
 
 def failed(points: Sequence[ChecklistItem]) -> list[str]:
     """Names of the points that failed."""
     return [point.name for point in points if not point.passed]
+
+
+def point(name: str) -> Callable[[Point], Point]:
+    """Add the function below to the list, in which it is called `name`."""
+
+    def add(judge: Point) -> Point:
+        POINTS[name] = judge
+        return judge
+
+    return add
+
+
+@point("stored as TFRecord, compressed where it pays")
+def _stored(it: Subject) -> Judged:
+    encoding = it.shards.schema.input.encoding
+    compression = it.train[0].compression if it.train else "none"
+    packed_twice = encoding.compressed and compression == "gzip"
+    return bool(it.train) and not packed_twice and it.config.read != "files", (
+        f"{len(it.train)} shards of {encoding.name} records, compression {compression}; read:"
+        f" {it.config.read}"
+    )
+
+
+@point("shards of 100 to 200 MiB")
+def _shard_size(it: Subject) -> Judged:
+    total = sum(shard.bytes for shard in it.train) / 2**20
+    each = total / max(1, len(it.train))
+    little = total < LARGE_MIB
+    return little or GOOD_SHARD_MIB[0] <= each <= GOOD_SHARD_MIB[1], (
+        f"{each:,.1f} MiB on average, {total:,.0f} MiB in all"
+        + (", too little to matter" if little else "")
+    )
+
+
+@point("several shards read at once")
+def _readers(it: Subject) -> Judged:
+    if it.in_any_order:
+        rows = "rows of mapped columns" if it.reads_snapshot else "records of all shards"
+        return True, f"{rows}, any of them at any time"
+    parallel = it.config.interleave is not None and it.config.interleave.parallel != "none"
+    return parallel or len(it.train) == 1, f"interleave: {_fields(it.config.interleave)}"
+
+
+@point("shuffled twice: files and examples")
+def _shuffled(it: Subject) -> Judged:
+    kind = it.config.shuffle.kind
+    files = it.config.read in ("shards", "gzip_shards") and not it.shards.schema.is_series
+    rows = {
+        "global": "one permutation of the whole split",
+        "window": "chunks in random order, rows within a window",
+    }
+    return kind in rows or (kind == "buffer" and files), rows.get(kind, f"shuffle: {kind}")
+
+
+@point("maps in parallel, or on whole batches")
+def _mapped(it: Subject) -> Judged:
+    parallel, vectorized = it.config.map.parallel, it.config.vectorize
+    return parallel != "none" or vectorized or it.config.snapshot_on == "device", (
+        f"map.parallel: {parallel}, vectorize: {str(vectorized or it.reads_snapshot).lower()}"
+    )
+
+
+@point("deterministic work done once")
+def _done_once(it: Subject) -> Judged:
+    kept = "snapshot" if it.reads_snapshot else f"cache: {_fields(it.config.cache)}"
+    return it.reads_snapshot or it.config.cache is not None, kept
+
+
+@point("prefetch last")
+def _prefetched(it: Subject) -> Judged:
+    if it.config.snapshot_on == "device":
+        return True, "the train step gathers its batch itself"
+    return it.config.prefetch != "none", f"prefetch: {it.config.prefetch}"
+
+
+@point(f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %")
+def _used(it: Subject) -> Judged:
+    stalls = it.row.stall_pct, it.row.stall_pct_high, it.row.stall_pct_low
+    used, low, high = (100 - stall for stall in stalls)
+    return used > GOOD_UTILIZATION_PCT, (
+        f"{used:.0f} % of a real step is the model's own ({low:.0f} to {high:.0f} %)"
+    )
+
+
+@point("deterministic")
+def _deterministic(it: Subject) -> Judged:
+    return it.config.deterministic, (
+        f"deterministic: {str(it.config.deterministic).lower()}; order and augmentation follow from"
+        " the seed"
+    )
 
 
 def _fields(settings: Settings | None) -> str:

@@ -37,7 +37,7 @@ SUPPORTING = (
             "program",
             "progress",
             "scratch",
-            "stage_client",
+            "fork_client",
         )
     ),
     "throughline.tracking",

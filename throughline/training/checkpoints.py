@@ -123,7 +123,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         return self._start
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Let the other callbacks, which have just begun, remember what they knew."""
+        """Let the other callbacks, which have just started, remember what they knew."""
         if self._others_state is not None:
             load_state(self._others, self._others_state)
             return
@@ -233,7 +233,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _training_model(self) -> keras.Model:
         """The model that Keras is training."""
         if self.model is None:
-            raise RuntimeError("no training has begun")
+            raise RuntimeError("no training has started")
         return self.model
 
     @property

@@ -19,7 +19,7 @@ from throughline.training.step_model import find_network
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a training is: whole epochs, and steps of the epoch that has begun."""
+    """How far a training is: whole epochs, and steps of the epoch that has started."""
 
     epoch: int = 0
     step: int = 0

@@ -14,8 +14,23 @@ ALIKE = 0.9  # of the best gain: then the change that alters least is named firs
 
 
 @dataclass(frozen=True)
+class Edit:
+    """What a change is in the script: at FILE:LINE, the call of `called` gets what is added: an
+    argument, or calls after it where that begins with a dot. `given` is the function that the call
+    is given, if that has a name.
+    """
+
+    where: str
+    called: str
+    adds: str
+    given: str = ""
+
+
+@dataclass(frozen=True)
 class Tried:
-    """A change, and by what factor it made the training faster; where that factor lies."""
+    """A change, and by what factor it made the training faster; where that factor lies. It is of
+    the transformation of that kind and number from the dataset's end.
+    """
 
     text: str
     meaning: str
@@ -26,6 +41,9 @@ class Tried:
     low: float
     high: float
     fits_memory: bool = True
+    edits: tuple[Edit, ...] = ()
+    kind: str = ""
+    number: int = 0
 
     @property
     def may_be_first(self) -> bool:
@@ -46,7 +64,16 @@ def find_first(tried: Sequence[Tried]) -> Tried | None:
     """What to change first: of those that may be followed blindly and gain about the same, one that
     keeps nothing in memory and leaves the order alone.
     """
+    return next(iter(rank(tried)), None)
+
+
+def rank(tried: Sequence[Tried]) -> list[Tried]:
+    """Those that may be followed blindly, the one to try first before the others."""
     safe = [each for each in tried if each.may_be_first]
     most = max((each.gain for each in safe), default=0.0)
-    alike = [each for each in safe if each.gain >= ALIKE * most]
-    return min(alike, key=lambda each: (each.meaning == ORDER, bool(each.keeps)), default=None)
+
+    def order(each: Tried) -> tuple[object, ...]:
+        less = each.gain < ALIKE * most
+        return less, -each.gain if less else 0.0, each.meaning == ORDER, bool(each.keeps)
+
+    return sorted(safe, key=order)

@@ -183,6 +183,11 @@ class Timing:
         else:
             self._time_passively(step)
 
+    def waited(self, seconds: float) -> None:
+        """So much of what the last steps took was waiting."""
+        self.passive.wait_s += seconds
+        self.passive.work_s -= seconds
+
     def _time_passively(self, step: Step) -> None:
         if self.passive.first_epoch and self.passive.steps and step.epoch > 0:
             # What the first epoch does (fill a cache, read files for the first time) is done once.

@@ -68,6 +68,9 @@ class InputChange:
     kept_bytes: float = 0.0
     kind: str = ""  #: of the transformation that is changed: map, batch, …
     number: int = 0  #: which one of those, from the dataset's end
+    title: str = ""  #: as the script calls it: map(decode)
+    adds: str = ""  #: to that call: an argument, or calls after it
+    ahead: str = ""  #: what is added at the dataset's end
 
 
 def propose_changes(dataset: tf.data.Dataset, *, batch: int) -> list[InputChange]:
@@ -82,29 +85,27 @@ def propose_changes(dataset: tf.data.Dataset, *, batch: int) -> list[InputChange
         dataset._as_serialized_graph(allow_stateful=True).numpy()
     )
     draft = _Draft(graph, dataset.element_spec)
-    ahead = "" if draft.prefetches_last() else f"; end with .prefetch({AUTOTUNE})"
     changes = []
-    if ahead:
-        changes.append(
-            draft.change(ahead.removeprefix("; "), tf.compat.v1.GraphDef.FromString(_bytes(graph)))
-        )
+    if not draft.prefetches_last():
+        changes.append(draft.change("", tf.compat.v1.GraphDef.FromString(_bytes(graph))))
     for node in draft.chain:
         if draft.generates(node):
             continue
-        for text, edit in _edits(node, reads_files=draft.reads_files(node)):
+        for text, adds, edit in _edits(node, reads_files=draft.reads_files(node)):
             edited = tf.compat.v1.GraphDef.FromString(_bytes(graph))
             edit(edited, next(other for other in edited.node if other.name == node.name))
             meaning, says = draft.meaning(node)
             changes.append(
                 draft.change(
-                    f"{draft.title(node)}: {text}{ahead}",
+                    f"{draft.title(node)}: {text}",
                     edited,
                     meaning=meaning,
                     says=says,
+                    adds=adds,
                     **draft.position(node),
                 )
             )
-    return [*changes, *draft.cache(batch, ahead)]
+    return [*changes, *draft.cache(batch)]
 
 
 class _Draft:
@@ -126,6 +127,8 @@ class _Draft:
         """A rewritten graph, with a prefetch at its end where there was none."""
         if not self.prefetches_last():
             _insert(graph, _result(graph), "PrefetchDataset", [_constant(graph, -1)])
+            facts["ahead"] = f".prefetch({AUTOTUNE})"
+            text += f"{'; ' if text else ''}end with {facts['ahead']}"
         return InputChange(text=text, dataset=_as_dataset(graph, self._spec), **facts)
 
     def meaning(self, node: Node) -> tuple[str, str]:
@@ -155,11 +158,12 @@ class _Draft:
         return "TFRecordDataset" if self.reads_files(node) else _title(node)
 
     def position(self, node: Node) -> dict[str, Any]:
-        """The kind of a transformation, and which one of that kind it is."""
+        """The kind of a transformation, which one of that kind it is, and its title."""
         alike = [other for other in self.chain if _plain_kind(other) == _plain_kind(node)]
         return {
             "kind": _plain_kind(node),
             "number": next(number for number, other in enumerate(alike) if other is node),
+            "title": self.title(node),
         }
 
     def share_that_comes_again(self, node: Node, batched: bool) -> float:
@@ -188,7 +192,7 @@ class _Draft:
                 node.input[number] = source(name)
         return source(last)
 
-    def cache(self, batch: int, ahead: str) -> Iterator[InputChange]:
+    def cache(self, batch: int) -> Iterator[InputChange]:
         """A cache after the last transformation of which all epochs get the same, if anything works
         before it that is not cached yet.
         """
@@ -203,7 +207,7 @@ class _Draft:
             if not any(word in kind for kind in uncached for word in WORKING):
                 return
             batched = not any("Batch" in _kind(other) for other in self._below(node))
-            yield self._cache_after(node, above, ahead, batch=1 if batched else batch)
+            yield self._cache_after(node, above, batch=1 if batched else batch)
             return
 
     def _composes(self, above: list[Node]) -> bool:
@@ -214,12 +218,13 @@ class _Draft:
             for node in above
         )
 
-    def _cache_after(self, node: Node, above: list[Node], ahead: str, *, batch: int) -> InputChange:
+    def _cache_after(self, node: Node, above: list[Node], *, batch: int) -> InputChange:
         graph = tf.compat.v1.GraphDef.FromString(_bytes(self._graph))
         take = _insert(graph, node.name, "TakeDataset", [_constant(graph, CACHED_STEPS * batch)])
         cache = _insert(graph, take, "CacheDataset", [_constant(graph, "")])
         _insert(graph, cache, "RepeatDataset", [_constant(graph, -1)])
-        order = ".shuffle(…)" if any("Shuffle" in _kind(other) for other in above) else ""
+        shuffles = [other for other in above if "Shuffle" in _kind(other)]
+        order = f".shuffle({self._buffer(shuffles[0])})" if shuffles else ""
         keeps, kept_bytes = self._size(node)
         share = self.share_that_comes_again(node, batched=batch == 1)
         meaning, says = (
@@ -232,14 +237,20 @@ class _Draft:
                 " elements had been in the one before, now all would",
             )
         return self.change(
-            f"{self.title(node)}: .cache(){order} after it{ahead}",
+            f"{self.title(node)}: .cache(){order} after it",
             graph,
             keeps=keeps,
             kept_bytes=kept_bytes,
             meaning=meaning,
             says=says,
+            adds=f".cache(){order}",
             **self.position(node),
         )
+
+    def _buffer(self, shuffle: Node) -> str:
+        """The size of a shuffle's buffer [examples]."""
+        value = self._nodes[shuffle.input[1]].attr["value"]
+        return str(int(tf.make_ndarray(value.tensor))) if value.HasField("tensor") else "…"
 
     def generates(self, node: Node) -> bool:
         """Whether it is a generator of Python's, which tf.data wraps into a flat_map."""
@@ -325,17 +336,20 @@ def _digest(element: Any) -> bytes:
     return digest.digest()
 
 
-def _edits(node: Node, *, reads_files: bool) -> Iterator[tuple[str, Callable[[Graph, Node], None]]]:
-    """What may be done in parallel about a node."""
-    kind = _kind(node)
+def _edits(
+    node: Node, *, reads_files: bool
+) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
+    """What may be done in parallel about a node: in words, the argument, and to its graph."""
+    calls = f"num_parallel_calls={AUTOTUNE}"
     if node.op == "MapDataset":
-        yield f"num_parallel_calls={AUTOTUNE}", _parallel_map
+        yield calls, calls, _parallel_map
     elif node.op == "BatchDatasetV2":
-        yield f"num_parallel_calls={AUTOTUNE}", _parallel_batch
+        yield calls, calls, _parallel_batch
     elif reads_files:
-        yield f"num_parallel_reads={AUTOTUNE}", _parallel_interleave
-    elif kind == "Interleave":
-        yield f"interleave(…, num_parallel_calls={AUTOTUNE})", _parallel_interleave
+        reads = f"num_parallel_reads={AUTOTUNE}"
+        yield reads, reads, _parallel_interleave
+    elif _kind(node) == "Interleave":
+        yield f"interleave(…, {calls})", calls, _parallel_interleave
 
 
 def _parallel_map(graph: Graph, node: Node) -> None:

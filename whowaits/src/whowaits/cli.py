@@ -13,12 +13,13 @@ from pathlib import Path
 
 from .compare import NotAReport, compare
 from .fail_if import Condition, InvalidCondition
+from .patch import print_patch
 from .version import __version__
 
 EXIT_USAGE = 2
 TRAINING_LIBRARIES = ("keras", "tf_keras", "tensorflow", "torch")
 EXITS = """exit codes: 0 measured, or the script's own where it failed; 2 nothing could be measured;
-3 a condition of --fail-if is met; 4 it is not decided; 130 interrupted"""
+3 a condition of --fail-if is met; 4 it is not decided; 5 no patch; 130 interrupted"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,6 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--fail-if", action="append", default=[], metavar="'stall > 20'", help="for CI"
     )
+    parser.add_argument(
+        "--patch",
+        action="store_true",
+        help="print what to change as a diff, once a changed copy has been run next to the script",
+    )
     parser.add_argument("script", help="a Python file that trains")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     options = parser.parse_args(given)
@@ -64,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     interpreter = find_interpreter(options.python)
     if interpreter is None:
         return _refuse(f"{options.python or 'python'} is no interpreter that can be run")
+    if options.patch and (options.keep or options.json or options.fail_if or not options.tries):
+        return _refuse("--patch goes without --keep, --json, --fail-if and --no-try")
     asked = {
         "script": options.script,
         "seconds": options.seconds,
@@ -74,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
         "fail_if": options.fail_if,
     }
     start = str(Path(__file__).with_name("start.py"))
+    if options.patch:
+        return print_patch([interpreter, start, *options.arguments], asked)
     command = [interpreter, start, json.dumps(asked), *options.arguments]
     if os.name == "posix":
         sys.stdout.flush()

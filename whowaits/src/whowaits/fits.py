@@ -17,8 +17,7 @@ from .timed_function import TimedFunction
 from .waits import Waits
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
-REFUSED = ("TPUStrategy", "ParameterServerStrategy")  # of which nothing here is known to be true
-ON_SEVERAL_HOSTS = "MultiWorkerMirroredStrategy"
+ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts, which train in step"
 
 
 class FitWatch:
@@ -73,6 +72,7 @@ class FitWatch:
         facts = _describe(keras, model)
         training = self.session.open(f"model.fit at {find_caller(sys._getframe(1))}", **facts)
         training.dataset = _dataset_of(bound.arguments)
+        training.steps = bound.arguments.get("steps_per_epoch")
         callback = _Clock.of(keras, self.session, self)
         callback.training = training
         given = bound.arguments.get("callbacks")
@@ -110,20 +110,31 @@ def _describe(keras: Any, model: Any) -> dict[str, Any]:
         if steps > 1:
             facts["synchronous"] = False  # takes the next batch while it works on one
             facts["notes"] = [f"steps_per_execution={steps}: a step here is so many"]
-        if kind.startswith(REFUSED):
-            facts["passive_because"] = f"a {kind} is not timed but as it is"
-        elif replicas > 1 or kind.startswith(ON_SEVERAL_HOSTS):
+        if kind.startswith(("MultiWorkerMirrored", "CollectiveAllReduce")):
+            facts["passive_because"] = ON_SEVERAL_HOSTS
+        elif replicas > 1:
             facts["passive_because"] = f"the model alone is not timed on {replicas} replicas"
     elif backend == "jax":
-        devices = sys.modules["jax"].default_backend()
-        facts["on_accelerator"], facts["synchronous"] = devices != "cpu", False
+        jax = sys.modules["jax"]
+        facts["on_accelerator"], facts["synchronous"] = jax.default_backend() != "cpu", False
+        if jax.process_count() > 1:
+            facts["passive_because"] = ON_SEVERAL_HOSTS
     elif backend == "torch":
         torch = sys.modules["torch"]
         facts["on_accelerator"] = bool(torch.cuda.is_available())
         facts["synchronous"] = not facts["on_accelerator"]
+        if in_step_with_others(torch):
+            facts["passive_because"] = ON_SEVERAL_HOSTS
     else:
         facts["passive_because"] = f"the backend {backend} is not known"
     return facts
+
+
+def in_step_with_others(torch: Any) -> bool:
+    """Whether this process of PyTorch trains in step with others."""
+    distributed = torch.distributed
+    started = distributed.is_available() and distributed.is_initialized()
+    return started and distributed.get_world_size() > 1
 
 
 def _backend(keras: Any) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import linecache
 import os
+import random
 import sys
 import traceback
 import types
@@ -41,6 +43,8 @@ def observe(session: Session) -> FitWatch:
         imports, waits = ImportWatch(lambda error: fits.session.fail(error)), Waits()
         fits, loops = FitWatch(session, waits), LoopWatch(session)
         imports.install()
+        if session.options.channel is not None:
+            _set_seeds(imports)
         tensorflow_hooks.install(imports, fits, loops, waits)
         torch_hooks.install(imports, fits, loops, waits)
         for name in ("keras", "tf_keras"):
@@ -49,6 +53,13 @@ def observe(session: Session) -> FitWatch:
     for observer in _observers:
         observer.session = session
     return _observers[0]
+
+
+def _set_seeds(imports: ImportWatch) -> None:
+    """Have two copies of a script draw the same, as far as it sets no seeds."""
+    random.seed(0)
+    imports.on_import("numpy", lambda numpy: numpy.random.seed(0))
+    imports.on_import("tensorflow", lambda tf: tf.random.set_seed(0))
 
 
 def _make_writer(*, as_json: bool) -> Callable[[str], object]:
@@ -66,7 +77,7 @@ def _run_script(session: Session, arguments: list[str]) -> int:
     """Run it as `__main__`; returns the exit code."""
     code = 0
     try:
-        _execute(session.options.script, arguments)
+        _execute(session.options, arguments)
     except BaseException as error:  # noqa: BLE001 - whatever ends it
         if session.ended is None and session.repeats and isinstance(error, Exception):
             # A schedule with so many steps and no more, for one.
@@ -85,12 +96,17 @@ def _run_script(session: Session, arguments: list[str]) -> int:
     return code or found
 
 
-def _execute(script: str, arguments: list[str]) -> None:
+def _execute(options: Options, arguments: list[str]) -> None:
+    script = options.script
     path = Path(script)
     sys.argv = [script, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = str(path.resolve().parent)
-    code = compile(path.read_bytes(), script, "exec", dont_inherit=True)
+    source = Path(options.source or script).read_bytes()
+    if options.source:  # tracebacks and AutoGraph read lines
+        lines = source.decode().splitlines(keepends=True)
+        linecache.cache[script] = (len(source), None, lines, script)
+    code = compile(source, script, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
     module.__dict__.update(
         __file__=script, __builtins__=builtins, __loader__=None, __spec__=None, __cached__=None

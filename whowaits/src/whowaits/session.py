@@ -39,7 +39,8 @@ class Ended(BaseException):
 @dataclass(frozen=True)
 class Options:
     """What was asked for. `keep`: the script trains on, and is timed as it is; `training` is the
-    number of the training to measure, from 1.
+    number of the training to measure, from 1. `source` is the file that is run in the script's
+    place, and `channel` the two ends of pipes over which another process asks for what to do.
     """
 
     script: str = ""
@@ -49,6 +50,8 @@ class Options:
     training: int = 1
     as_json: bool = False
     fail_if: tuple[Condition, ...] = ()
+    source: str = ""
+    channel: tuple[int, int] | None = None
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Training:
     examples: int | None = None
     steps_per_epoch: int | None = None
     epochs: float = math.inf  #: that the script trains for
+    steps: int | None = None  #: that it gives an epoch
     notes: list[str] = field(default_factory=list)
     dataset: Any = None  #: what `fit` was given, if it is one of tf.data
     changes: list[Any] = field(default_factory=list)  # trials.Tried
@@ -120,11 +124,13 @@ class Session:
         self._expects: float | None = None  # the seconds in which the next step must end
         self._reported = threading.Lock()
         self._failures: set[str] = set()
+        self.refusal = ""  #: why nothing is timed
 
     @property
     def here(self) -> bool:
         """Whether this is the process and the thread that is measured."""
-        return os.getpid() == self.pid and threading.current_thread() is threading.main_thread()
+        main = threading.current_thread() is threading.main_thread()
+        return main and os.getpid() == self.pid and not self.refusal
 
     def close(self) -> None:
         """Look at nothing from now on."""
@@ -156,6 +162,12 @@ class Session:
         """End the script: it has been measured."""
         self.ended = time.perf_counter()
         raise Ended
+
+    def refuse(self, reason: str) -> None:
+        """End the script before its first step; where it is kept, time nothing of it."""
+        self.refusal = reason
+        if not self.options.keep:
+            self.end()
 
     @property
     def repeats(self) -> bool:
@@ -190,7 +202,8 @@ class Session:
         """What is known of the training that was measured best; `reason`: why no more."""
         script = self.options.script
         if not self.trainings:
-            return undecided(script, reason or NOTHING_SEEN, version=__version__)
+            reason = self.refusal or reason or NOTHING_SEEN
+            return undecided(script, reason, version=__version__)
         best = max(self.trainings, key=lambda each: (len(each.timing.rounds), each.timing.seen))
         if reason:
             best.notes.append(reason)
@@ -236,6 +249,10 @@ class Session:
             most = TRIALS_S if self.trying else VERDICT_S
             if any(each.timing.elapsed_s > most for each in self.measured):
                 leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
+
+    def serves(self, training: Training) -> bool:
+        """Whether another process asks for what this training does."""
+        return self.options.channel is not None and training in self.measured
 
     @property
     def measured(self) -> list[Training]:

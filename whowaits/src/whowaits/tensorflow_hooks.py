@@ -16,6 +16,8 @@ from .loops import LoopWatch, Source
 from .session import find_caller
 from .waits import Waits
 
+REFUSED = ("TPUStrategy", "ParameterServerStrategy")
+
 
 def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits) -> None:
     """Watch TensorFlow once it has been imported."""
@@ -24,6 +26,8 @@ def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch, waits: Waits
     imports.on_import("tensorflow.python.data.ops.dataset_ops", hooks.patch_datasets)
     imports.on_import("tensorflow.python.distribute.input_lib", hooks.patch_distributed)
     imports.on_import("tensorflow.python.eager.backprop", hooks.patch_gradients)
+    for name in ("tpu_strategy", "parameter_server_strategy", "parameter_server_strategy_v2"):
+        imports.on_import(f"tensorflow.python.distribute.{name}", hooks.patch_refused)
 
 
 class _Hooks:
@@ -48,6 +52,26 @@ class _Hooks:
     def patch_distributed(self, module: Any) -> None:
         for name in ("__next__", "get_next", "get_next_as_optional"):
             self._patch(module.DistributedIteratorBase, name)
+
+    def patch_refused(self, module: Any) -> None:
+        """Strategies whose workers take their batches elsewhere: refused once one is made."""
+        for name, strategy in vars(module).items():
+            if name.startswith(REFUSED) and isinstance(strategy, type) and "Extended" not in name:
+                self._patch_strategy(strategy)
+
+    def _patch_strategy(self, strategy: Any) -> None:
+        original, loops = strategy.__init__, self._loops
+
+        @functools.wraps(original)
+        def initialize(made: Any, *args: Any, **kwargs: Any) -> None:
+            original(made, *args, **kwargs)
+            if type(made) is strategy and loops.session.here:
+                loops.session.refuse(
+                    f"a {strategy.__name__} was made: its workers take batches where this command"
+                    " does not see it, so nothing is said about them"
+                )
+
+        strategy.__init__ = initialize
 
     def patch_gradients(self, module: Any) -> None:
         original = module.GradientTape.gradient

@@ -15,6 +15,7 @@ from .session import FIRST_STEP_S, STEP_S, Session, Training
 from .waits import Waits
 
 TRIED_UNTIL_S = 105.0  # from the first step of the training
+SHORT_S, READ_EACH = 0.01, 8  # a step; steps whose waits are read at once
 
 
 class TimedFunction:
@@ -48,6 +49,8 @@ class TimedFunction:
         """The next step is the first of an epoch."""
         if self._epoch >= 0 and not self._took:
             self._training.steps_per_epoch = self.steps_in_epoch
+        if self._epoch >= 0 and not self._timing.active:
+            self._timing.waited(self._waits.take())
         self._epoch, self._opens, self.steps_in_epoch = self._epoch + 1, True, 0
         self._took = False
         self._returned, self._opened = None, perf_counter()
@@ -55,6 +58,8 @@ class TimedFunction:
     def __call__(self, *arguments: Any) -> Any:
         """Train on a batch."""
         entered = perf_counter()
+        if self._timing.seen and self._session.serves(self._training):
+            self._serve()
         self._timing.begin()
         arguments = self._feed.prepare(arguments)
         try:
@@ -63,18 +68,21 @@ class TimedFunction:
             self._session.fail(error)
             self._timing.active, self._timing.task = False, "train"
             self._training.passive_because = "timing the model alone failed"
-        if self._timing.task == "done":
+        if self._timing.task == "done" and not self._session.options.keep:
             self._try_changes()
         self._session.check(self._training)
         between = entered - self._returned if self._returned is not None else 0.0
         before = self._waits.take() if self._feed.waits_between_calls else 0.0
-        if not self._feed.waits_between_calls:
-            self._waits.take()
+        if self._timing.active and not self._feed.waits_between_calls:
+            self._waits.take()  # what was waited for by other work than this step's
         self._session.beat(expects=STEP_S if self._timing.seen else FIRST_STEP_S)
         began = perf_counter()
         result = self._feed.train(arguments)
         took = perf_counter() - began
-        within = 0.0 if self._feed.waits_between_calls else min(took, self._waits.take())
+        within = 0.0
+        if not self._feed.waits_between_calls and (self._timing.active or self._reads_now(took)):
+            within = self._waits.take()
+            within = min(took, within) if self._timing.active else within
         # Before an epoch's first step its iterator is made, which is the input's work, too.
         opening = max(0.0, entered - self._opened) if self._opens else 0.0
         step = Step(
@@ -90,6 +98,12 @@ class TimedFunction:
         self._timing.trained(step)
         self._returned = perf_counter()
         return result
+
+    def _reads_now(self, took_s: float) -> bool:
+        """Whether the waits until now are read after this step of a training that is watched as it
+        is: reading takes time, so it is done after every eighth short step.
+        """
+        return took_s >= SHORT_S or self._opens or self._timing.seen % READ_EACH == 0
 
     def _between_steps(self, arguments: tuple[Any, ...]) -> None:
         """Do what the timing asks for, until it asks for a step of the training."""
@@ -114,10 +128,16 @@ class TimedFunction:
                 timing.ran_alone(perf_counter() - began, warm_up=self._warm_up > 0)
                 self._warm_up -= 1
 
+    def _serve(self) -> None:
+        from .serve import Served  # imports TensorFlow, as the script has
+
+        reads, writes = self._session.options.channel or (0, 1)
+        Served(self._function, self._training, self._session).serve(reads, writes)
+
     def _try_changes(self) -> None:
         """Try what the dataset leaves open, if another input could make the training faster."""
         training, session = self._training, self._session
-        if training.dataset is None or session.options.keep or not session.options.tries:
+        if training.dataset is None or training.passive_because or not session.options.tries:
             return
         session.trying = True
         try:

@@ -8,7 +8,7 @@ import sys
 from time import perf_counter
 from typing import Any
 
-from .fits import FitWatch
+from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
 from .imports import ImportWatch
 from .loops import LoopWatch, Source
 from .session import find_caller
@@ -87,7 +87,9 @@ class _Hooks:
 
 def _facts(torch: Any, workers: int) -> dict[str, Any]:
     accelerator = bool(torch.cuda.is_initialized())
+    in_step = in_step_with_others(torch)
     return {
+        "passive_because": ON_SEVERAL_HOSTS if in_step else "",
         "backend": f"PyTorch, DataLoader(num_workers={workers})",
         "on_accelerator": accelerator,
         "synchronous": not accelerator,

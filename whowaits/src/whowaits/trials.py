@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-from .advice import WORTH, Tried
+from .advice import WORTH, Edit, Tried
 from .batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
 from .blocks import median_interval
 from .changes import InputChange, propose_changes
@@ -46,8 +46,8 @@ class Trials:
         """
         changes = propose_changes(self._dataset, batch=examples)
         self._beat()
-        as_it_is = _Epochs(self._function, self._dataset)
-        feeds = [_Epochs(self._function, change.dataset) for change in changes]
+        as_it_is = Epochs(self._function, self._dataset)
+        feeds = [Epochs(self._function, change.dataset) for change in changes]
         factors: list[list[float]] = [[] for _ in changes]
         before = self._rate(as_it_is)
         for number, feed in enumerate(feeds):
@@ -62,7 +62,7 @@ class Trials:
             before = self._pair(as_it_is, feeds[best], before, factors[best])
             yield self._summarize(changes, factors)
 
-    def _pair(self, as_it_is: _Epochs, feed: _Epochs, before: float, factors: list[float]) -> float:
+    def _pair(self, as_it_is: Epochs, feed: Epochs, before: float, factors: list[float]) -> float:
         """Time a changed dataset, and the dataset as it is after that."""
         changed, after = self._rate(feed), self._rate(as_it_is)
         factors.append(changed / statistics.fmean((before, after)))
@@ -72,21 +72,8 @@ class Trials:
         each = max(WARM_UP_S + BLOCK_S, MAX_DRAIN_S / 2 + (MIN_STEPS + 1) * self._step_s)
         return perf_counter() + blocks * each < self._deadline
 
-    def _rate(self, feed: _Epochs) -> float:
-        """Steps per second, after what lay prepared is used up."""
-        feed.drain(drained_s(1e3 * self._step_s))
-        began = perf_counter()
-        while True:
-            self._beat()
-            feed.step()
-            if perf_counter() - began >= WARM_UP_S:
-                break
-        began, steps = perf_counter(), 0
-        while perf_counter() - began < BLOCK_S or steps < MIN_STEPS:
-            self._beat()
-            feed.step()
-            steps += 1
-        return steps / (perf_counter() - began)
+    def _rate(self, feed: Epochs) -> float:
+        return feed.time(self._step_s, self._beat)
 
     def _summarize(
         self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
@@ -110,9 +97,21 @@ class Trials:
                     low=low,
                     high=high,
                     fits_memory=change.kept_bytes <= MEMORY_FRACTION * left,
+                    edits=tuple(find_edits(self._dataset, change)),
+                    kind=change.kind,
+                    number=change.number,
                 )
             )
         return sorted(tried, key=lambda each: -each.gain)
+
+
+def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
+    """What a change is in the script."""
+    if change.adds:
+        called, _, given = change.title.rstrip(")").partition("(")
+        yield Edit(locate(dataset, change.kind, change.number), called, change.adds, given)
+    if change.ahead:
+        yield Edit(locate(dataset, "", 0), _kind(dataset), change.ahead)
 
 
 def locate(dataset: Any, kind: str, number: int) -> str:
@@ -123,6 +122,15 @@ def locate(dataset: Any, kind: str, number: int) -> str:
         getattr(each, "whowaits_at", "") for each in _upstream(dataset) if _kind(each) == kind
     ]
     return places[number] if number < len(places) else ""
+
+
+def find(dataset: Any, kind: str, number: int) -> Any:
+    """A transformation, with the caches and shuffles that come right after it."""
+    chain = list(_upstream(dataset))
+    at = [place for place, each in enumerate(chain) if _kind(each) == kind][number]
+    while at and _kind(chain[at - 1]) in ("cache", "shuffle"):
+        at -= 1
+    return chain[at]
 
 
 def _upstream(dataset: Any) -> Iterator[Any]:
@@ -142,16 +150,32 @@ def _middle(values: Sequence[float]) -> float:
 
 
 # The process ends without destroying an iterator: one over a repeated cache may wait for ever then.
-_NEVER_DESTROYED: list[_Epochs] = []
+_NEVER_DESTROYED: list[Epochs] = []
 
 
-class _Epochs:
+class Epochs:
     """A training on a dataset, epoch after epoch."""
 
     def __init__(self, function: Callable[[Any], Any], dataset: Any) -> None:
         self._function, self._dataset = function, dataset
-        self._iterator = iter(dataset)
+        self._iterator, self.ended = iter(dataset), 0  # epochs that have
         _NEVER_DESTROYED.append(self)
+
+    def time(self, step_s: float, beat: Callable[[], object]) -> float:
+        """Steps per second, after what lay prepared is used up; a step takes about `step_s`."""
+        self.drain(drained_s(1e3 * step_s))
+        began = perf_counter()
+        while True:
+            beat()
+            self.step()
+            if perf_counter() - began >= WARM_UP_S:
+                break
+        began, steps = perf_counter(), 0
+        while perf_counter() - began < BLOCK_S or steps < MIN_STEPS:
+            beat()
+            self.step()
+            steps += 1
+        return steps / (perf_counter() - began)
 
     def step(self) -> None:
         """Train on the next batch."""
@@ -165,7 +189,7 @@ class _Epochs:
                 self._open()
 
     def _open(self) -> None:
-        self._iterator = iter(self._dataset)
+        self._iterator, self.ended = iter(self._dataset), self.ended + 1
 
     def drain(self, most_s: float) -> None:
         """Take batches until one has to be waited for."""

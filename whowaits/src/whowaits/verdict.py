@@ -20,7 +20,7 @@ INPUT_BOUND_FROM_PCT = 20.0
 MARGIN_PCT = 5.0  # points by which an interval may reach across a threshold
 FEW_ROUNDS, FEW_ROUNDS_PCT = 3, 10.0  # with fewer, an interval is wider by so much to each side
 CONTRADICTION_PCT = 10.0  # by which the model alone may be slower than the training with it
-DISTURBED_PCT, DISTURBED_MARGIN_PCT = 20.0, 10.0  # of the cores taken by others; and the distance
+DISTURBED_PCT = 20.0  # of the cores taken by others
 LEAST_STEPS = 8
 
 
@@ -35,6 +35,13 @@ class Conditions:
     others_pct: float = 0.0
     others: str = ""
     passive_because: str = ""  #: why the model was not timed alone
+
+    @property
+    def distance_pct(self) -> float:
+        """Points that a stall must be away from a threshold: what others take of the cores changes
+        from block to block, and so do steps.
+        """
+        return self.others_pct / 2 if self.others_pct >= DISTURBED_PCT else 0.0
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,20 @@ def judge(timing: Timing, conditions: Conditions) -> Verdict:
         return Verdict(
             UNDECIDED,
             reason=f"the measurement failed: the model alone took {model:.2f} ms a step, longer"
-            f" than the training with it, {timing.step_ms:.2f} ms",
+            f" than the training with it, {timing.step_ms:.2f} ms"
+            + (f"; {_disturbance(conditions)}" if conditions.distance_pct else ""),
         )
     if len(stalls) < FEW_ROUNDS:
         low, high = low - FEW_ROUNDS_PCT, high + FEW_ROUNDS_PCT
     if conditions.synchronous:  # while it stands still for a batch, it does nothing else
         waited = min(each.training.waited_pct for each in timing.steady)
+        if waited > high + CONTRADICTION_PCT:
+            return Verdict(
+                UNDECIDED,
+                reason=f"the measurement failed: the training stood in `next` for {waited:.0f} % of"
+                f" its time, but the model alone took {100 - max(0.0, high):.0f} % of it"
+                + (f"; {_disturbance(conditions)}" if conditions.distance_pct else ""),
+            )
         low, middle = max(low, min(waited, high)), max(middle, min(waited, high))
     stall = Stall(*(min(100.0, max(0.0, value)) for value in (middle, low, high)))
     restless = sum(not each.rested for each in timing.steady)
@@ -108,8 +123,7 @@ def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
     why = f"; {conditions.passive_because}" if conditions.passive_because else ""
     if conditions.synchronous and not conditions.on_accelerator:
         stall = Stall(waited, waited, math.nan)
-        disturbed = conditions.others_pct >= DISTURBED_PCT
-        if waited >= INPUT_BOUND_FROM_PCT + (DISTURBED_MARGIN_PCT if disturbed else 0.0):
+        if waited >= INPUT_BOUND_FROM_PCT + conditions.distance_pct:
             return Verdict(INPUT_BOUND, stall)
         if waited >= INPUT_BOUND_FROM_PCT:
             return Verdict(UNDECIDED, stall, _disturbance(conditions))
@@ -132,13 +146,12 @@ def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
 
 def _within_thresholds(stall: Stall, conditions: Conditions) -> Verdict:
     least = COMPUTE_BOUND_BELOW_PCT["accelerator" if conditions.on_accelerator else "shared cores"]
-    disturbed = conditions.others_pct >= DISTURBED_PCT
     for threshold in (least, INPUT_BOUND_FROM_PCT):
-        margin = -DISTURBED_MARGIN_PCT if disturbed else MARGIN_PCT
+        margin = -conditions.distance_pct or MARGIN_PCT
         below, above = stall.low < threshold - margin, stall.high > threshold + margin
         if not (below and above):
             continue
-        if disturbed:
+        if conditions.distance_pct:
             reason = _disturbance(conditions)
         else:
             reason = (

@@ -1,12 +1,13 @@
-"""A process that has imported what stages import, and forks itself for each of them.
+"""Processes that have imported what others import, and fork themselves to be those.
 
 Half of a short stage is the import of TensorFlow, Keras and MLflow, 5 s on 2 cores; a fork that has
-them is there in 10 ms. `python -m flows.run.stage_server SOCKET` serves the stages of the folder
-that it is started in (`throughline/shared/stage_client.py` is their side). Each has a process of
-its own, as without a server: the interpreter's import state is all that they share. TensorFlow has
-no runtime yet when it is forked, so there are no threads or devices of it that a fork would lose.
+them is there in 10 ms. So is one of DVC, whose imports are half a second of each of its calls.
+`python -m flows.run.fork_server SOCKET MODULE…` imports the modules and serves
+(`throughline/shared/fork_client.py` is the other side). Each program has a process of its own, as
+without a server: the interpreter's import state is all that they share. TensorFlow has no runtime
+yet when it is forked, so there are no threads or devices of it that a fork would lose.
 
-A stage is refused, and then imports for itself, once a file of the program or the set of installed
+A program is refused, and then imports for itself, once a file of it or the set of installed
 packages is not what it was when the server imported them.
 """
 
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,41 +31,90 @@ from typing import Any
 from flows.run.dvc_calls import dvc_environment
 from flows.run.processes import supervised
 from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
+from throughline.shared.fork_client import (
+    DVC_SERVER,
+    HEAVY_STAGES,
+    REFUSED,
+    STAGE_SERVER,
+    STREAMS,
+)
 from throughline.shared.gc_pause import collect_garbage_as_usual
 from throughline.shared.scratch import Scratch
-from throughline.shared.stage_client import HEAVY_STAGES, REFUSED, STAGE_SERVER, STREAMS
 
-# What no stage imports before it needs it, and train and profile do need.
-IMPORTED_LATE = ("mlflow.store.tracking.sqlalchemy_store",)
+# The last is what no stage imports before it needs it, and train and profile do need.
+STAGE_MODULES = (
+    *(f"tasks.{stage}" for stage in HEAVY_STAGES),
+    "mlflow.store.tracking.sqlalchemy_store",
+)
+# The first imports most; DVC imports the others where it uses them.
+DVC_MODULES = (
+    *("dvc.cli.parser", "dvc.data_cloud", "dvc.lock", "dvc.repo.index", "dvc.repo.plots"),
+    *("dvc.repo.reproduce", "dvc.repo.stage", "dvc.rwlock", "dvc.scm", "dvc.utils.strictyaml"),
+    *(
+        "configobj",
+        "dulwich.worktree",
+        "fsspec.implementations.memory",
+        "platformdirs",
+        "pyparsing",
+    ),
+    *("rich.text", "ruamel.yaml", "scmrepo.git", "unittest"),
+)
+MOST_DESCRIPTORS = 32  # that a program hands over: its standard streams and locks
 LONGEST_REQUEST = 1 << 22  # bytes; an environment is a few thousand
 
 
 @contextmanager
 def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start the server of a folder for the length of the block; yields the environment by which its
-    stages find it. It ends with this process, however that ends.
+    """Fork stages for the length of the block, with the program of the folder `root`; yields the
+    environment by which they find their server.
     """
-    scratch = Scratch(root)
-    address = str((scratch.new_folder() / "stages").relative_to(root.absolute()))
-    command = [sys.executable, "-m", "flows.run.stage_server", address]
-    # What it cannot import is said by the stage, which then tries itself.
-    with supervised(
-        command, folder=root, environment=dvc_environment(environment), output=subprocess.DEVNULL
-    ):
+    with _fork_server(root, environment, STAGE_MODULES) as address:
         yield {STAGE_SERVER: address}
 
 
+@contextmanager
+def dvc_server(root: Path) -> Iterator[None]:
+    """Fork DVC for the length of the block, for all that this process starts, in any folder."""
+    with _fork_server(root, {}, DVC_MODULES) as address:
+        os.environ[DVC_SERVER] = address
+        try:
+            yield
+        finally:
+            del os.environ[DVC_SERVER]
+
+
+@contextmanager
+def _fork_server(
+    root: Path, environment: Mapping[str, str], modules: Sequence[str]
+) -> Iterator[str]:
+    """Start a server in a folder; yields the path of its socket. It ends with this process, however
+    that ends.
+    """
+    scratch = Scratch(root)
+    address = scratch.new_folder() / "server"
+    command = [
+        *(sys.executable, "-m", "flows.run.fork_server"),
+        *(str(address.relative_to(root.absolute())), *modules),
+    ]
+    # What it cannot import is said by the program, which then tries itself.
+    with supervised(
+        command, folder=root, environment=dvc_environment(environment), output=subprocess.DEVNULL
+    ):
+        yield str(address)
+
+
 def main() -> None:
-    """Serve the stages of the current folder until this process is ended."""
+    """Serve programs that import these modules until this process is ended."""
     started_ns = time.time_ns()
-    for module in (*(f"tasks.{stage}" for stage in HEAVY_STAGES), *IMPORTED_LATE):
+    address, *modules = sys.argv[1:]
+    for module in modules:
         importlib.import_module(module)
     collect_garbage_as_usual()
     imported = list_imported_files()
     if max(imported.values()) > started_ns:
         return  # imported before or after the change?
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(sys.argv[1])  # last: a stage that starts earlier imports for itself
+    listener.bind(address)  # last: a program that starts earlier imports for itself
     listener.listen()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process is left to be waited for
     while True:
@@ -93,13 +143,14 @@ def _changed_ns(path: str) -> int:
 
 
 def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
-    """Run the stage that a connection asks for in a process below this one, end it when the
+    """Run the program that a connection asks for in a process below this one, end it when the
     connection is shut, and return the answer: its exit code, or that it is refused.
 
-    In the stage's own process this leaves by SystemExit, through which Python ends it as any other.
+    In the program's own process this leaves by SystemExit, through which Python ends it as any
+    other.
     """
     request, streams = _receive(connection)
-    if list_imported_files() != imported:
+    if any(_changed_ns(path) != at for path, at in imported.items()):
         return REFUSED
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
@@ -116,22 +167,25 @@ def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """What a stage hands over: its request and its standard streams."""
-    header, streams, _, _ = socket.recv_fds(connection, 4, STREAMS)
+    """What a program hands over: its request and its standard streams. Its other descriptors stay
+    open here for as long as anything of it runs.
+    """
+    header, descriptors, _, _ = socket.recv_fds(connection, 4, MOST_DESCRIPTORS)
+    streams = descriptors[:STREAMS]
     size = int.from_bytes(header, "big")
     if len(streams) != STREAMS or not 0 < size <= LONGEST_REQUEST:
-        raise SystemExit("this is no stage's request")
+        raise SystemExit("this is no program's request")
     content = b""
     while len(content) < size:
         part = connection.recv(size - len(content))
         if not part:
-            raise SystemExit("the stage has gone before it had asked")
+            raise SystemExit("the program has gone before it had asked")
         content += part
     return json.loads(content), streams
 
 
 def _run(request: Mapping[str, Any], streams: list[int]) -> None:
-    """Be the process `python -m tasks.STAGE ARGUMENTS`."""
+    """Be the process `python -m MODULE ARGUMENTS`."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.set_wakeup_fd(-1)
@@ -143,9 +197,11 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> None:
         os.close(stream)
     os.environ.clear()
     os.environ.update(request["environment"])
-    module = f"tasks.{request['stage']}"
+    os.chdir(request["folder"])
+    module = request["module"]
     sys.argv[:] = [module, *request["arguments"]]
-    sys.modules.pop(module)  # it is run as the main module, as -m does
+    if not hasattr(sys.modules[module], "__path__"):
+        sys.modules.pop(module)  # it is run as the main module, as -m does
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

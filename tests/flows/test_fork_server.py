@@ -1,9 +1,10 @@
-"""A stage that a server has forked is a stage as any other: its output, exit code and end are those
-of a process of its own, and nothing outlives who asked for it.
+"""A stage or a call of DVC that a server has forked is as any other: its output, exit code and end
+are those of a process of its own, and nothing outlives who asked for it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -17,11 +18,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.run import stage_server as server_module
-from flows.run.stage_server import list_imported_files, serve, stage_server
+from flows.run import fork_server as server_module
+from flows.run.dvc_calls import DVC, repair_locks
+from flows.run.fork_server import dvc_server, list_imported_files, serve, stage_server
 from tests.project import environment
-from throughline.shared import stage_client
-from throughline.shared.stage_client import REFUSED, STAGE_SERVER, find_started_module, hand_over
+from throughline.shared import fork_client
+from throughline.shared.fork_client import (
+    DVC_SERVER,
+    REFUSED,
+    STAGE_SERVER,
+    find_started_module,
+    hand_over,
+)
 
 SLEEPING_MODEL = """
 import pathlib, time
@@ -37,9 +45,14 @@ def socket_pair():
         yield ours, theirs
 
 
-def request(connection, stage="build", arguments=()):
+def request(connection, module="tasks.build", arguments=()):
     content = json.dumps(
-        {"stage": stage, "arguments": list(arguments), "environment": dict(os.environ)}
+        {
+            "module": module,
+            "arguments": list(arguments),
+            "folder": str(Path.cwd()),
+            "environment": dict(os.environ),
+        }
     ).encode()
     socket.send_fds(connection, [len(content).to_bytes(4, "big")], [0, 1, 2])
     connection.sendall(content)
@@ -71,7 +84,7 @@ def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(tmp_path, monkey
     thread = threading.Thread(target=refuse)
     thread.start()
     with listener:
-        hand_over("build")
+        hand_over("tasks.build", [], server=STAGE_SERVER)
         thread.join()
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -79,7 +92,7 @@ def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(tmp_path, monkey
 def test_without_a_server_a_stage_goes_on_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(STAGE_SERVER, "nobody")
-    hand_over("build")
+    hand_over("tasks.build", [], server=STAGE_SERVER)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +108,8 @@ def test_without_a_server_a_stage_goes_on_by_itself(tmp_path, monkeypatch):
 def test_only_a_stage_that_python_starts_is_handed_over(monkeypatch, command, stage):
     # While Python looks for a module, `-m` stands for its name.
     shown = ["-m", *command[2:]] if command[0] == "-m" else command
-    monkeypatch.setattr(stage_client.sys, "argv", shown)
-    monkeypatch.setattr(stage_client.sys, "orig_argv", ["python", *command])
+    monkeypatch.setattr(fork_client.sys, "argv", shown)
+    monkeypatch.setattr(fork_client.sys, "orig_argv", ["python", *command])
     assert find_started_module("tasks", ["build"]) == stage
 
 
@@ -125,7 +138,7 @@ def sleeping(folder: Path) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter(["cmdline", "cwd", "status"])
-        if "flows.run.stage_server" in (process.info["cmdline"] or ())
+        if "flows.run.fork_server" in (process.info["cmdline"] or ())
         and process.info["cwd"] == str(folder)
         and process.info["status"] != psutil.STATUS_ZOMBIE
     ]
@@ -159,3 +172,67 @@ def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
             wait_for(lambda: len(sleeping(folder)) == idle)
             (folder / "asleep").unlink()
     assert not sleeping(folder)
+
+
+@pytest.fixture
+def served_dvc(first):
+    """A project with a stage that sleeps, for which DVC is forked."""
+    folder, _ = first
+    stages = folder / "dvc.yaml"
+    asleep = "stages:\n  asleep:\n    cmd: touch asleep && exec sleep 300\n"
+    stages.write_text(stages.read_text().replace("stages:\n", asleep, 1))
+    with dvc_server(folder):
+        wait_for(Path(os.environ[DVC_SERVER]).exists)
+        yield folder
+
+
+def call_dvc(folder: Path, *arguments: str, pass_fds=()) -> subprocess.Popen:
+    server = {DVC_SERVER: os.environ.get(DVC_SERVER, "")}
+    return subprocess.Popen(
+        [*DVC, *arguments],
+        cwd=folder,
+        env={**environment(folder), **server},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        pass_fds=pass_fds,
+    )
+
+
+@pytest.mark.slow
+def test_forked_dvc_says_and_ends_as_dvc_does(served_dvc, monkeypatch):
+    commands = (["status", "--json"], ["repro", "--single-item", "absent"], ["--version"])
+    forked = [call_dvc(served_dvc, *command) for command in commands]
+    printed = [process.communicate()[0] for process in forked]
+    codes = [process.returncode for process in forked]
+    monkeypatch.delenv(DVC_SERVER)
+    for command, output, code in zip(commands, printed, codes, strict=True):
+        alone = call_dvc(served_dvc, *command)
+        assert (alone.communicate()[0], alone.returncode) == (output, code)
+    assert "asleep" in printed[0] and codes == [0, 255, 0]
+
+
+@pytest.mark.slow
+def test_forked_dvc_keeps_its_callers_locks_and_its_own_and_ends_with_its_caller(served_dvc):
+    """Its caller is killed: the lock is free when nothing of the call is left, not before."""
+    asleep, own = served_dvc / "asleep", served_dvc / ".dvc" / "tmp" / "rwlock"
+    with (served_dvc / "lock").open("w") as lock, (served_dvc / "lock").open("w") as other:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        caller = call_dvc(served_dvc, "repro", "--single-item", "asleep", pass_fds=[lock.fileno()])
+        lock.close()  # ours; the call has its own
+        wait_for(asleep.exists)
+        before = own.read_text()
+        repair_locks(served_dvc)
+        assert own.read_text() == before and json.loads(before)["write"] == {}
+        sleeper = next(
+            process
+            for process in psutil.process_iter(["cmdline", "cwd"])
+            if process.info["cmdline"] == ["sleep", "300"]
+            and process.info["cwd"] == str(served_dvc)
+        )
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        caller.kill()
+        caller.wait()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not sleeper.is_running()

@@ -1,0 +1,86 @@
+"""A terminal run of `whowaits --patch`, as the SVG of whowaits/README.md.
+
+    python -m benchmarks.whowaits_picture [--to FILE]
+
+Runs the command on the script below and draws what it prints; nothing is written where there is no
+patch, as on a machine that other programs keep busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+SCRIPT = """\
+import keras
+import numpy as np
+import tensorflow as tf
+
+def decode(file, label):
+    image = tf.image.decode_jpeg(file, channels=3)
+    return tf.image.resize(image, (64, 64), "bicubic") / 255, label
+
+def crop(image, label):
+    return tf.image.random_crop(image, (56, 56, 3)), label
+
+pixels = np.random.default_rng(0).integers(0, 255, (640, 256, 256, 3), "uint8")
+files = [tf.io.encode_jpeg(image).numpy() for image in pixels]
+data = tf.data.Dataset.from_tensor_slices((files, np.arange(640) % 2)).shuffle(640)
+data = data.map(decode)
+data = data.map(crop).batch(16)
+layers = [keras.Input((56, 56, 3)), keras.layers.Conv2D(8, 3, 4), keras.layers.Flatten()]
+model = keras.Sequential([*layers, keras.layers.Dense(2)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(data, epochs=20, verbose=0)
+"""
+COLUMNS = 104
+NOISE = re.compile(r"^(I0000|E0000|W0000|WARNING: All log|/.*Warning|  self\.data_adapter)")
+STYLES = (
+    (re.compile(r"^\+(?!\+)"), "green"),
+    (re.compile(r"^-(?!-)"), "red"),
+    (re.compile(r"^(@@|---|\+\+\+)"), "cyan"),
+    (re.compile(r"^(train\.py: |  change first)"), "bold yellow"),
+    (re.compile(r"^whowaits: "), "dim"),
+)
+
+
+def main() -> int:
+    """Draw a run."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--to", type=Path, default=Path("docs/images/whowaits.svg"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "train.py").write_text(SCRIPT)
+        done = subprocess.run(
+            [sys.executable, "-m", "whowaits", "--patch", "train.py"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            cwd=folder,
+        )
+    print(done.stdout)
+    if done.returncode:
+        return done.returncode
+    console = Console(record=True, width=COLUMNS, file=Path("/dev/null").open("w"))  # noqa: SIM115
+    console.print(Text("$ whowaits --patch train.py", "bold"))
+    for line in done.stdout.splitlines():
+        if not NOISE.match(line):
+            style = next((style for form, style in STYLES if form.match(line)), "")
+            console.print(Text(line, style))
+    drawn = console.export_svg(title="whowaits")
+    # Without fonts from elsewhere: whoever opens the picture has one of fixed width.
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    options.to.write_text(drawn + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Changes written into a script: `whowaits.edits`."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from whowaits.advice import Edit
+from whowaits.edits import CannotBeWritten, diff, edit_source
+
+SCRIPT = b"""import tensorflow as t
+data = (
+    t.data.Dataset.range(4)
+    .map(lambda x: (x, "\xc3\xa9"),
+    )  # a comment
+    .map((lambda x: x))
+    .batch(8)
+)
+data = data.map(decode, 4)
+data = data.map(decode).map(crop).batch(3)
+fit(data.map(*given), data.map(f, **more))
+"""
+PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
+AHEAD = ".prefetch(tf.data.AUTOTUNE)"
+
+
+@pytest.mark.parametrize(
+    ("edits", "changed"),
+    [
+        (
+            [Edit("train.py:4", "map", PARALLEL), Edit("train.py:7", "batch", AHEAD)],
+            {
+                4: '    .map(lambda x: (x, "é"), num_parallel_calls=t.data.AUTOTUNE,',
+                7: "    .batch(8).prefetch(t.data.AUTOTUNE)",
+            },
+        ),
+        (
+            [Edit("train.py:6", "map", PARALLEL)],
+            {6: "    .map((lambda x: x), num_parallel_calls=t.data.AUTOTUNE)"},
+        ),
+        (
+            [
+                Edit("train.py:7", "batch", ".cache().shuffle(9)"),
+                Edit("train.py:7", "batch", AHEAD),
+            ],
+            {7: "    .batch(8).cache().shuffle(9).prefetch(t.data.AUTOTUNE)"},
+        ),
+        (
+            [Edit("train.py:10", "map", ".cache()", given="decode")],
+            {10: "data = data.map(decode).cache().map(crop).batch(3)"},
+        ),
+    ],
+    ids=["lines", "parentheses", "one call", "given"],
+)
+def test_an_edit_changes_its_line_and_nothing_else(edits, changed, tmp_path, monkeypatch):
+    edited = edit_source(SCRIPT, "folder/train.py", edits)
+    before, after = (text.decode().splitlines() for text in (SCRIPT, edited))
+    assert len(before) == len(after)
+    assert {
+        n: b for n, (a, b) in enumerate(zip(before, after, strict=True), 1) if a != b
+    } == changed
+    script = tmp_path / "folder" / "train.py"
+    script.parent.mkdir()
+    script.write_bytes(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    patch = diff(SCRIPT, edited, "folder/train.py")
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), check=True, cwd=tmp_path)
+    assert script.read_bytes() == edited
+
+
+def test_a_script_without_a_last_line_end_is_patched(tmp_path, monkeypatch):
+    source = b"import tensorflow as tf\r\nfit(data.map(f))"
+    (tmp_path / "train.py").write_bytes(source)
+    monkeypatch.chdir(tmp_path)
+    edited = edit_source(source, "train.py", [Edit("train.py:2", "map", PARALLEL)])
+    patch = diff(source, edited, "train.py")
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), check=True, cwd=tmp_path)
+    assert (tmp_path / "train.py").read_bytes() == (
+        b"import tensorflow as tf\r\nfit(data.map(f, num_parallel_calls=tf.data.AUTOTUNE))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (Edit("train.py:9", "map", PARALLEL), "may have num_parallel_calls already"),
+        (Edit("train.py:10", "map", PARALLEL), "2 calls of map can be meant by train.py:10"),
+        (Edit("train.py:11", "map", PARALLEL), "2 calls of map can be meant by train.py:11"),
+        (Edit("train.py:11", "map", PARALLEL, given="f"), "may have num_parallel_calls already"),
+        (Edit("train.py:9", "batch", AHEAD), "no call of batch can be meant by train.py:9"),
+        (Edit("data.py:3", "batch", AHEAD), "data.py:3 calls batch, and not train.py"),
+        (Edit("", "batch", AHEAD), "a line that was not seen calls batch"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_name(edit, reason):
+    with pytest.raises(CannotBeWritten, match=reason):
+        edit_source(SCRIPT, "train.py", [edit])
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (b"from tensorflow import data\nd.map(f)", "imports no TensorFlow by name"),
+        (b"# coding: latin-1\n# \xe9\nd.map(f)", "is not Python in UTF-8"),
+    ],
+)
+def test_a_script_that_cannot_be_edited_is_refused(source, reason):
+    line = source.count(b"\n") + 1
+    with pytest.raises(CannotBeWritten, match=reason):
+        edit_source(source, "train.py", [Edit(f"train.py:{line}", "map", PARALLEL)])

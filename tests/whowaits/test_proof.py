@@ -1,0 +1,117 @@
+"""A changed copy next to the script, both run: `whowaits.proof`, `whowaits.serve`,
+`whowaits.patch`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import whowaits
+from whowaits.advice import ORDER, SAME, Edit, Tried
+from whowaits.edits import edit_source
+from whowaits.proof import NoPatch, prove
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SCRIPT = """
+import time
+import keras, numpy as np, tensorflow as tf
+
+def wait(number):
+    time.sleep(0.01)
+    return np.full(64, number, "float32")
+
+def load(number):
+    x = tf.numpy_function(wait, [number], tf.float32)
+    return tf.ensure_shape(x, (64,)), tf.constant(0)
+
+def jitter(x, y):
+    return x + tf.random.uniform((64,)), y
+
+data = tf.data.Dataset.range(80).shuffle(80)
+data = data.map(load)
+data = data.map(jitter)
+data = data.batch(8)
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(2)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(data, epochs=3, verbose=0)
+"""
+START = Path(whowaits.__file__).with_name("start.py")
+PARALLEL = "num_parallel_calls=8"  # of sleeps: faster on any machine
+
+
+def prove_edit(folder, added, *, to="map(load)", code=SCRIPT, keeps="", meaning=ORDER):
+    """What comes out for a change of a line of the script."""
+    line = 1 + code[: code.index(f"data.{to}")].count("\n")
+    edit = Edit(f"train.py:{line}", to.partition("(")[0], added)
+    change = Tried(
+        text=f"{to}: {added}", meaning=meaning, says="", keeps=keeps, where=edit.where, gain=2,
+        low=2, high=2, edits=(edit,), kind="map", number=1 if "jitter" in code else 0,
+    )  # fmt: skip
+    script = folder / "train.py"
+    script.write_text(code)
+    asked = {
+        "script": str(script), "seconds": 9, "training": 1, "keep": False, "tries": True,
+        "as_json": True, "fail_if": [],
+    }  # fmt: skip
+    copy = edit_source(code.encode(), "train.py", [edit])
+    return prove([sys.executable, str(START)], asked, copy=copy, change=change, step_s=0.04)
+
+
+def test_a_faster_copy_with_equal_batches_is_proven(tmp_path):
+    proof = prove_edit(tmp_path, PARALLEL)
+    assert proof.low >= 1.1 and proof.pairs >= 5, proof
+    assert proof.data == "the batches of two epochs are equal (10 each)"
+
+
+def test_another_order_is_said_and_so_is_what_is_drawn_after_it(tmp_path):
+    proof = prove_edit(tmp_path, ".cache().shuffle(80)", keeps="1 MiB")
+    assert proof.data == (
+        "the elements after map(load) of two epochs hold the same, in another order; what is drawn"
+        " after that falls on other examples"
+    )
+
+
+@pytest.mark.parametrize(
+    ("added", "code", "reason"),
+    [
+        (
+            ".cache()",
+            SCRIPT.replace("np.full(64, number", "np.full(64, time.time() % 1"),
+            "are others",
+        ),
+        (".prefetch(1)", SCRIPT.replace("0.01", "0.0"), "the lower end must be 1.1 at least"),
+        (".no_such()", SCRIPT, "the patched copy ended: AttributeError: .*no_such"),
+    ],
+    ids=["drawn", "no faster", "fails"],
+)
+def test_no_patch_without_proof(tmp_path, added, code, reason):
+    with pytest.raises(NoPatch, match=reason):
+        prove_edit(tmp_path, added, code=code, meaning=SAME)
+
+
+def test_the_command_prints_a_patch_that_applies(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "whowaits", "--python", sys.executable, "--seconds", "6",
+         "--patch", "train.py"],
+        capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    subprocess.run(["git", "apply", "-"], input=done.stdout, text=True, check=True, cwd=tmp_path)
+    changed = (tmp_path / "train.py").read_text()
+    assert (
+        "data.map(load, num_parallel_calls=tf.data.AUTOTUNE)" in changed
+        or "map(load).cache().shuffle(80)" in changed
+    )
+    assert "change first" in done.stderr and "× as fast" in done.stderr
+    (tmp_path / "train.py").write_text("print('nothing')")
+    done = subprocess.run(
+        [sys.executable, "-m", "whowaits", "--python", sys.executable, "--patch", "train.py"],
+        capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2 and not done.stdout

@@ -1,0 +1,100 @@
+"""How a program lets a process that has imported its libraries already do its work.
+
+A flow starts such processes (`flows/run/fork_server.py`), one for stages and one for DVC, and names
+their sockets in the environment. A program that finds its server there hands over its command line,
+folder, environment and standard streams, waits, and exits with the exit code of the work; without
+one, or where a file has changed since the server imported it, it imports its libraries itself.
+Standard library alone: this runs before anything is imported.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+STAGE_SERVER, DVC_SERVER = "THROUGHLINE_STAGE_SERVER", "THROUGHLINE_DVC_SERVER"  # their sockets
+REFUSED = b"refused"
+HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
+STREAMS = 3  # standard input, output, error
+# `dvc ARGUMENTS`, by a file that starts in 30 ms.
+DVC = (sys.executable, "-P", "-S", __file__, "dvc")
+
+
+def main() -> None:
+    """Run `python -m MODULE ARGUMENTS`, of which this has the arguments."""
+    module, *arguments = sys.argv[1:]
+    hand_over(module, arguments, server=DVC_SERVER)
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def find_started_module(package: str, modules: Sequence[str]) -> str | None:
+    """Which of these modules of a package Python is starting by `python -m`; None: none."""
+    # While Python looks for the module, `-m` stands in its place, before its arguments.
+    if sys.argv[:1] != ["-m"]:
+        return None
+    started, _, name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")
+    return name if started == package and name in modules else None
+
+
+def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
+    """Have the server that the variable `server` names be `python -m MODULE ARGUMENTS` and exit
+    with its exit code; return where there is none. It holds the descriptors that this process has
+    inherited, such as those of locks.
+    """
+    address = os.environ.get(server)
+    if not address:
+        return
+    descriptors = [*range(STREAMS), *_list_inherited()]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        folder, name = os.path.split(address)
+        try:
+            # The path of a socket has 107 bytes at most; that of a folder as many as it likes.
+            opened = os.open(folder or ".", os.O_PATH)
+            connection.connect(f"/proc/self/fd/{opened}/{name}")
+        except OSError:  # it has not started, or is gone
+            return
+        # A signal for us is one for the work: the server ends it when this side is shut, and
+        # answers when nothing of it is left.
+        before = {
+            number: signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            request = {
+                "module": module,
+                "arguments": list(arguments),
+                "folder": os.getcwd(),  # noqa: PTH109 - pathlib would be half of this process' imports
+                "environment": dict(os.environ),
+            }
+            content = json.dumps(request).encode()
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            connection.sendmsg([len(content).to_bytes(4, "big")], rights)
+            connection.sendall(content)
+            answer = connection.recv(16)
+        except OSError as error:
+            sys.exit(f"the process that is to be {module} failed: {error}")
+    if answer != REFUSED:
+        sys.stdout.flush()
+        sys.exit(int(answer) if answer else f"the process of {module} was killed")
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _list_inherited() -> list[int]:
+    """Descriptors beyond the standard streams that whoever started this process has left open."""
+    inherited = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # that of the list itself is closed by now
+            if int(name) >= STREAMS and os.get_inheritable(int(name)):
+                inherited.append(int(name))
+    return inherited
+
+
+if __name__ == "__main__":
+    main()

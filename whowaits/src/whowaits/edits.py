@@ -1,0 +1,163 @@
+"""A change in the words of the script: its source with the calls that the change adds, and the
+difference as a patch.
+
+Only the call that stands at a change's line is edited, and the result is compared with what was
+meant as a syntax tree; whatever else differed is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .advice import Edit
+
+
+class CannotBeWritten(ValueError):
+    """A change that no edit of a line makes."""
+
+
+def edit_source(source: bytes, script: str, edits: Sequence[Edit]) -> bytes:
+    """The source of a script with the edits, which leave every line where it is.
+
+    Raises:
+      CannotBeWritten: says at which line, and why.
+    """
+    # What comes last in the dataset is added first, so that it stays last within one call.
+    for edit in reversed(edits):
+        source = _edit(source, Path(script).name, edit)
+    return source
+
+
+def diff(source: bytes, edited: bytes, script: str) -> str:
+    """A unified diff of a script, for `git apply` and `patch -p1` in this folder."""
+    path = os.path.relpath(script)
+    path = Path(script).name if path.startswith(os.pardir) else path
+    before, after = (
+        io.StringIO(text.decode(), newline="\n").readlines() for text in (source, edited)
+    )
+    lines = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
+    unended = "\n\\ No newline at end of file\n"
+    return "".join(line if line.endswith("\n") else line + unended for line in lines)
+
+
+def _edit(source: bytes, name: str, edit: Edit) -> bytes:
+    file, _, line = edit.where.rpartition(":")
+    if file != name:
+        raise CannotBeWritten(
+            f"{edit.where or 'a line that was not seen'} calls {edit.called}, and not {name}"
+        )
+    try:
+        tree = ast.parse(source)
+        source.decode()
+    except (SyntaxError, ValueError) as error:
+        raise CannotBeWritten(f"{name} is not Python in UTF-8: {error}") from error
+    call = _find_call(tree, int(line), edit)
+    adds = edit.adds
+    if "tf." in adds:
+        adds = adds.replace("tf.", f"{_tensorflow(tree, name)}.")
+    meant = ast.dump(_change(tree, call, adds))
+    for line_of, column, text in _candidates(call, adds):
+        edited = _insert(source, line_of, column, text)
+        try:
+            if ast.dump(ast.parse(edited)) == meant:
+                return edited
+        except SyntaxError:
+            continue
+    raise CannotBeWritten(f"the call of {edit.called} at {edit.where} is not written plainly")
+
+
+def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
+    """The call that stands at a line."""
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and _name(node.func) == edit.called
+        and node.lineno <= line <= (node.end_lineno or line)
+    ]
+    # Python says the line of the method's name; before 3.11 that of the expression's begin.
+    calls = [call for call in calls if call.func.end_lineno == line] or calls
+    if len(calls) > 1 and edit.given:
+        calls = [each for each in calls if each.args and _name(each.args[0]) == edit.given]
+    if len(calls) != 1:
+        count = f"{len(calls)} calls" if calls else "no call"
+        raise CannotBeWritten(f"{count} of {edit.called} can be meant by {edit.where}")
+    (call,) = calls
+    keyword = edit.adds.partition("=")[0]
+    most = {"map": 1, "interleave": 3, "batch": 2, "TFRecordDataset": 3}.get(edit.called, 1)
+    taken = any(each.arg in (keyword, None) for each in call.keywords) or len(call.args) > most
+    if not edit.adds.startswith(".") and (
+        taken or any(isinstance(each, ast.Starred) for each in call.args)
+    ):
+        raise CannotBeWritten(f"{edit.called} at {edit.where} may have {keyword} already")
+    return call
+
+
+def _name(function: ast.expr) -> str:
+    """x of x and of y.x."""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def _tensorflow(tree: ast.Module, name: str) -> str:
+    """What the script calls TensorFlow."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "tensorflow":
+                    return alias.asname or alias.name
+    raise CannotBeWritten(f"{name} imports no TensorFlow by name")
+
+
+def _change(tree: ast.Module, call: ast.Call, adds: str) -> ast.Module:
+    """The tree with the change."""
+
+    class Change(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            if node is not call:
+                return self.generic_visit(node)
+            if not adds.startswith("."):
+                (keyword,) = _parse_call(f"_({adds})").keywords
+                return ast.Call(node.func, node.args, [*node.keywords, keyword])
+            added = _parse_call(f"_{adds}")
+            ending: ast.expr = added
+            while not isinstance(ending.func.value, ast.Name):  # type: ignore[attr-defined]
+                ending = ending.func.value  # type: ignore[attr-defined]
+            ending.func.value = node  # type: ignore[attr-defined]
+            return added
+
+    # The nodes are compared by identity, and the tree is edited once more for the next edit.
+    return Change().visit(tree)
+
+
+def _parse_call(text: str) -> ast.Call:
+    (statement,) = ast.parse(text).body
+    assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)  # noqa: S101
+    return statement.value
+
+
+def _candidates(call: ast.Call, adds: str) -> Iterator[tuple[int, int, str]]:
+    """Lines (from 1) and columns (from 0, bytes) where text may go, and how it is written there."""
+    line, column = call.end_lineno or 0, call.end_col_offset or 0
+    if adds.startswith("."):
+        yield line, column, adds
+        return
+    given = [*call.args, *(each.value for each in call.keywords)]
+    if given:
+        yield (
+            *max((each.end_lineno or 0, each.end_col_offset or 0) for each in given),
+            f", {adds}",
+        )
+    yield line, column - 1, f", {adds}"
+    yield line, column - 1, adds
+
+
+def _insert(source: bytes, line: int, column: int, text: str) -> bytes:
+    lines = source.splitlines(keepends=True)
+    changed = lines[line - 1]
+    lines[line - 1] = changed[:column] + text.encode() + changed[column:]
+    return b"".join(lines)

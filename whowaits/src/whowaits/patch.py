@@ -1,0 +1,85 @@
+"""`whowaits --patch train.py`: measures a script, writes what is advised first into a copy, runs
+both in alternation, and prints the difference only where that proves it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .advice import Edit, Tried, rank
+from .edits import CannotBeWritten, diff, edit_source
+from .proof import NoPatch, prove
+from .report import Report
+
+EXIT_NO_PATCH, EXIT_INTERRUPTED = 5, 130
+
+
+def print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
+    """Print a patch to the standard output, all else to the standard error; returns the exit code.
+    `command` starts a script, given what is asked for as JSON after its first two words.
+    """
+    try:
+        return _print_patch(command, asked)
+    except NoPatch as reason:
+        _say(f"no patch: {reason}")
+        return EXIT_NO_PATCH
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
+    script = Path(asked["script"])
+    source = script.read_bytes()
+    asked = {**asked, "as_json": True}
+    measured = subprocess.run(
+        [*command[:2], json.dumps(asked), *command[2:]], stdout=subprocess.PIPE, check=False
+    )
+    report = _read(measured.stdout)
+    if report is not None:
+        print("\n".join(report.lines), file=sys.stderr, flush=True)  # noqa: T201
+    if report is None or measured.returncode:
+        return measured.returncode or EXIT_NO_PATCH
+    change, copy = _choose(report, source)
+    _say(f"now it trains in alternation with a copy in which {change.where}: {change.text}")
+    step_s = (report.step_ms or 0.0) / 1e3
+    proof = prove(command, asked, copy=copy, change=change, step_s=step_s)
+    _say(
+        f"{proof.gain:.2f} × as fast ({proof.low:.2f} to {proof.high:.2f}, {proof.pairs} pairs);"
+        f" {proof.data}"
+    )
+    sys.stdout.buffer.write(diff(source, copy, asked["script"]).encode())
+    return 0
+
+
+def _choose(report: Report, source: bytes) -> tuple[Tried, bytes]:
+    """What is advised first of all that can be written, and the source with it."""
+    refused = []
+    for change in rank(report.changes):
+        try:
+            return change, edit_source(source, report.script, change.edits)
+        except CannotBeWritten as reason:
+            refused.append(f"{change.text}: {reason}")
+    if refused:
+        raise NoPatch("; ".join(refused))
+    tried = "of what was tried, nothing can be advised blindly"
+    raise NoPatch(tried if report.changes else "no change of a dataset was tried")
+
+
+def _read(printed: bytes) -> Report | None:
+    """The report that was printed, None where the script ended without one."""
+    try:
+        found = json.loads(printed)
+    except ValueError:
+        return None
+    for each in found["changes"]:
+        each["edits"] = tuple(Edit(**edit) for edit in each["edits"])
+    return Report(**{**found, "changes": tuple(Tried(**each) for each in found["changes"])})
+
+
+def _say(text: str) -> None:
+    print(f"whowaits: {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,180 @@
+"""A changed copy of a script next to the script itself: two processes that train in alternation,
+block by block, and whose batches are compared. Nothing is advised as a patch without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .advice import ORDER, WORTH, Tried
+from .blocks import median_interval
+
+PAIRS, LEAST_PAIRS, PAIRS_S = 9, 5, 90.0
+ANSWER_S = 120.0  # that a copy may take for one thing; until its second step, too
+LEAST_BATCHES = 16  # to compare, where an epoch is too long for all
+SEEDS = {"PYTHONHASHSEED": "0"}
+SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # two processes on one device
+
+
+class NoPatch(Exception):
+    """Why there is none."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How much faster a changed copy trains, and in which words its data are the same."""
+
+    gain: float
+    low: float
+    high: float
+    pairs: int
+    data: str
+
+
+def prove(
+    command: Sequence[str], asked: dict[str, Any], *, copy: bytes, change: Tried, step_s: float
+) -> Proof:
+    """Run a script and a changed copy of it. `command` starts a script, given what is asked for
+    as JSON after its first two words.
+
+    Raises:
+      NoPatch: the copy does not train, not faster, or on other data.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / "changed.py"
+        changed.write_bytes(copy)
+        with _Copy(command, asked) as script, _Copy(command, asked, str(changed)) as other:
+            data = _compare(script, other, change)
+            _fill(script, other, change)
+            ratios = _time(script, other, step_s)
+    low, high = median_interval(ratios)
+    gain = statistics.median(ratios)
+    if low < WORTH:
+        raise NoPatch(
+            f"in {len(ratios)} pairs it trained {gain:.2f} × as fast ({low:.2f} to {high:.2f});"
+            f" the lower end must be {WORTH} at least"
+        )
+    return Proof(gain, low, high, len(ratios), data)
+
+
+def _time(script: _Copy, other: _Copy, step_s: float) -> list[float]:
+    """Rates of the copy by those of the script, one pair after the other."""
+    ratios: list[float] = []
+    began = time.perf_counter()
+    while len(ratios) < PAIRS and (
+        len(ratios) < LEAST_PAIRS or time.perf_counter() - began < PAIRS_S
+    ):
+        pair = (script, other) if len(ratios) % 2 else (other, script)
+        rates = {each: each.ask("rate", step_s) for each in pair}
+        ratios.append(rates[other] / rates[script])
+    return ratios
+
+
+def _fill(script: _Copy, other: _Copy, change: Tried) -> None:
+    for each in (script, other):
+        if not each.ask("fill") and change.keeps:
+            raise NoPatch("a first epoch, which fills the cache, takes too long to wait for")
+
+
+def _compare(script: _Copy, other: _Copy, change: Tried) -> str:
+    """In which words the data of two epochs are the same."""
+    same = _say_same(script.ask("batches"), other.ask("batches"), "batches")
+    if same:
+        return same
+    if change.meaning == ORDER and change.kind:
+        one, two = (each.ask("elements", change.kind, change.number) for each in (script, other))
+        same = _say_same(one, two, f"elements after {change.text.partition(':')[0]}")
+        if same:
+            return f"{same}; what is drawn after that falls on other examples"
+    raise NoPatch(
+        "its batches are others, also up to order; where the script draws without a seed of its"
+        " own, or in several threads, that looks like a change, too"
+    )
+
+
+def _say_same(one: dict[str, Any], other: dict[str, Any], what: str) -> str:
+    """Whether the data are the same, in words; "" where they are not."""
+    epochs = list(zip(one["epochs"], other["epochs"]))
+    whole = one["whole"] and other["whole"]
+    if whole and all(a["in_order"] == b["in_order"] for a, b in epochs):
+        return f"the {what} of two epochs are equal ({len(epochs[0][0]['in_order'])} each)"
+    if whole and all(
+        (a["in_any_order"], a["count"]) == (b["in_any_order"], b["count"]) for a, b in epochs
+    ):
+        return f"the {what} of two epochs hold the same, in another order"
+    heads = [tuple(zip(a["in_order"], b["in_order"])) for a, b in epochs]
+    equal = all(a == b for head in heads for a, b in head)
+    if not whole and equal and len(heads[0]) >= LEAST_BATCHES:
+        return f"the first {len(heads[0])} {what} are equal; an epoch was too long for all of them"
+    return ""
+
+
+class _Copy:
+    """A process that trains when it is asked to; `source` is run in the script's place."""
+
+    def __init__(self, command: Sequence[str], asked: dict[str, Any], source: str = "") -> None:
+        self.name = "the patched copy" if source else "the script as it is"
+        reads, self._asks = os.pipe()
+        self._answers, writes = os.pipe()
+        asked = {**asked, "source": source, "channel": [reads, writes], "keep": True}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the exit
+        self._process = subprocess.Popen(
+            [*command[:2], json.dumps(asked), *command[2:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            pass_fds=(reads, writes),
+            env={**SHARED, **os.environ, **SEEDS},
+        )
+        os.close(reads)
+        os.close(writes)
+
+    def __enter__(self) -> _Copy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for end in (self._asks, self._answers):
+            os.close(end)
+        self._errors.close()
+
+    def ask(self, *what: Any) -> Any:
+        """Have it do something; returns the answer.
+
+        Raises:
+          NoPatch: it failed, ended, or took too long.
+        """
+        try:
+            os.write(self._asks, (json.dumps(what) + "\n").encode())
+        except BrokenPipeError:
+            raise NoPatch(f"{self.name} ended: {self._last_words()}") from None
+        answer, deadline = b"", time.perf_counter() + ANSWER_S
+        while not answer.endswith(b"\n"):
+            left = max(0.0, deadline - time.perf_counter())
+            if not select.select([self._answers], [], [], left)[0]:
+                raise NoPatch(f"{self.name} did not answer within {ANSWER_S:.0f} s")
+            part = os.read(self._answers, 1 << 16)
+            if not part:
+                self._process.wait()
+                raise NoPatch(f"{self.name} ended: {self._last_words()}")
+            answer += part
+        found = json.loads(answer)
+        if "failed" in found:
+            raise NoPatch(f"{self.name} failed: {found['failed']}")
+        return found["is"]
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "without a word"

@@ -1,0 +1,106 @@
+"""A script that runs in alternation with a changed copy of itself: once it trains, it does what the
+other process asks for, one thing at a time, and rests in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+from .machine import wait_until_idle
+from .trials import Epochs, find
+
+EPOCHS_S = 40.0  # for two epochs' batches, and for an epoch of training
+REST_S = 2.0
+
+
+class Served:
+    """A training that does what it is asked for: each line that comes in names a method, and each
+    line that goes out is its result.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], training: Any, session: Any) -> None:
+        self._dataset, self._steps = training.dataset, training.steps
+        self._session = session
+        self._epochs = Epochs(function, training.dataset)
+
+    def serve(self, reads: int, writes: int) -> None:
+        """Until the other end closes."""
+        self._session.beat(expects=None)
+        with os.fdopen(reads) as asked, os.fdopen(writes, "w") as answers:
+            for line in asked:
+                name, *arguments = json.loads(line)
+                try:
+                    answer = {"is": getattr(self, f"ask_{name}")(*arguments)}
+                except Exception as error:  # noqa: BLE001 - goes to the one who asked
+                    answer = {"failed": f"{type(error).__name__}: {error}"}
+                wait_until_idle(REST_S)
+                print(json.dumps(answer), file=answers, flush=True)
+        self._session.end()
+
+    def ask_batches(self) -> dict[str, Any]:
+        """Digests of two epochs' batches in their order, and of their examples in any order."""
+        return _digest_epochs(self._dataset, self._steps, by_example=True)
+
+    def ask_elements(self, kind: str, number: int) -> dict[str, Any]:
+        """The same of what comes out of one transformation, and of caches and shuffles after it."""
+        return _digest_epochs(find(self._dataset, kind, number), None, by_example=False)
+
+    def ask_fill(self) -> bool:
+        """Train for an epoch; returns whether it has ended in time."""
+        began = perf_counter()
+        while not self._epochs.ended and perf_counter() - began < EPOCHS_S:
+            self._epochs.step()
+        return bool(self._epochs.ended)
+
+    def ask_rate(self, step_s: float) -> float:
+        """Steps per second."""
+        return self._epochs.time(step_s, lambda: None)
+
+
+def _digest_epochs(dataset: Any, steps: int | None, *, by_example: bool) -> dict[str, Any]:
+    """Of two epochs, each of so many elements, None for all; `whole`: neither was cut short."""
+    deadline = perf_counter() + EPOCHS_S
+    iterator = iter(dataset.repeat()) if steps else None
+    epochs, whole = [], True
+    for _ in range(2):
+        elements = itertools.islice(iterator, steps) if iterator else iter(dataset)
+        digests, total, count = [], 0, 0
+        for element in elements:
+            parts = list(_digests(element, by_example=by_example))
+            digests.append(hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest())
+            total += sum(int.from_bytes(part, "big") for part in parts)
+            count += len(parts)
+            if perf_counter() > deadline:
+                whole = False
+                break
+        epochs.append({"in_order": digests, "in_any_order": str(total), "count": count})
+    return {"epochs": epochs, "whole": whole}
+
+
+def _digests(element: Any, *, by_example: bool) -> Iterator[bytes]:
+    """Of each example of a batch; of all of an element where it has no examples."""
+    tf = sys.modules["tensorflow"]
+    arrays = [part.numpy() for part in tf.nest.flatten(element, expand_composites=True)]
+    lengths = {array.shape[0] if array.ndim else None for array in arrays}
+    examples: Any = [arrays]
+    if by_example and len(lengths) == 1 and None not in lengths:
+        examples = zip(*arrays)
+    for example in examples:
+        digest = hashlib.blake2b(digest_size=16)
+        for part in example:
+            digest.update(_content(part))
+        yield digest.digest()
+
+
+def _content(part: Any) -> bytes:
+    """Of an array or a part of one; strings are objects."""
+    if isinstance(part, bytes):
+        return part
+    return repr(part.tolist()).encode() if part.dtype == object else part.tobytes()
