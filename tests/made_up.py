@@ -8,7 +8,7 @@ import pkgutil
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from throughline import results
 from throughline.results.base import ResultFile
@@ -31,6 +31,8 @@ def made_up(kind: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return made_up(arguments[0])
+    if origin is Literal:
+        return arguments[0]
     if origin is tuple:
         return tuple(made_up(each) for each in arguments if each is not ...)
     if origin in (list, Sequence):

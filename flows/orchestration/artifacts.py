@@ -23,9 +23,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import State
 
+from throughline.reporting import tuning_table
 from throughline.reporting.table import comparison_table, to_records
 from throughline.reporting.table import to_markdown as table_to_markdown
 from throughline.results.comparison import Comparison
+from throughline.results.tuning import TuningResult
 from throughline.shared.errors import StageFailed
 from throughline.tracking import comparison_run, recorder
 
@@ -73,6 +75,18 @@ def show_comparison(comparison: Comparison, report: Path, run_id: str | None) ->
             link=pages[1],
             link_text="its configurations side by side in MLflow, fastest first",
         )
+
+
+def show_search(result: TuningResult) -> None:
+    """A search as a table of its candidates with the sentence, in words, and a link to its MLflow
+    run.
+    """
+    create_table_artifact(
+        key="tuning", table=tuning_table.to_records(result), description=result.sentence
+    )
+    create_markdown_artifact(key="tuning-report", markdown=tuning_table.to_markdown(result))
+    if pages := comparison_run.run_urls(result.mlflow_run_id):
+        create_link_artifact(key="mlflow-run", link=pages[0], link_text=result.sentence)
 
 
 def link_to_report(report: Path) -> None:

@@ -11,9 +11,10 @@ import json
 import os
 import re
 import subprocess
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from prefect.states import Completed
 
 from flows.orchestration.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
 from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment
-from flows.run.locks import hold_folder, hold_machine
+from flows.run.locks import hold_folder
 from flows.run.processes import supervised
 from throughline.config.params import check_pipelines_exist
 from throughline.shared.errors import (
@@ -33,6 +34,7 @@ from throughline.shared.errors import (
     Failure,
     StageFailed,
 )
+from throughline.shared.machine_lock import hold_machine
 from throughline.shared.progress import TENSORFLOW_CHATTER
 from throughline.shared.scratch import Scratch
 
@@ -151,37 +153,73 @@ def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
     tail: deque[str] = deque(maxlen=LAST_LINES)
     code, scratch = 0, Scratch(stage_env.root)
     failure_file = scratch.folder / "failure.json"
-    stage_env = replace(
-        stage_env, environment={**stage_env.environment, FAILURE_FILE: str(failure_file)}
-    )
+    stage_env = _with_failure_file(stage_env, failure_file)
+    force = ["--force"] if stage in stage_env.forced else []
+    command = [*DVC, "repro", *force, "--single-item", stage]
     with measurement_lock(stage, stage_env) as lock_fds:
         for _ in attempts(stage_env.root, get_run_logger().info):
             tail.clear()
-            code, ran = _run_once(stage, stage_env, lock_fds, tail)
+            code, ran = _run_once(stage, command, stage_env, lock_fds, tail)
             if code == 0:
                 return ran
             if ran or not BUSY.search("\n".join(tail)):
                 break
+    raise _describe_failure(stage, code, tail, failure_file)
+
+
+def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment) -> None:
+    """Run `python -m tasks.NAME` with these arguments, no stage of the DAG, as a stage is run:
+    below supervisors, its output in the task's log, while no other run is at work in the folder.
+
+    Raises:
+      StageFailed: the command ended with an error, or took longer than is allowed.
+    """
+    logger, tail = get_run_logger(), deque[str](maxlen=LAST_LINES)
+    scratch = Scratch(stage_env.root)
+    failure_file = scratch.folder / "failure.json"
+    stage_env = _with_failure_file(stage_env, failure_file)
+    logger.info(f"{name} starts", extra={STAGE_EVENT: STARTED})
+    command = [sys.executable, "-m", f"tasks.{name}", *arguments]
+    with measurement_lock(name, stage_env) as lock_fds:
+        code, _ = _run_once(name, command, stage_env, lock_fds, tail)
+    if code != 0:
+        raise _describe_failure(name, code, tail, failure_file)
+    logger.info(f"{name} ran", extra={STAGE_EVENT: RAN})
+
+
+def _with_failure_file(stage_env: StageEnvironment, path: Path) -> StageEnvironment:
+    return replace(stage_env, environment={**stage_env.environment, FAILURE_FILE: str(path)})
+
+
+def _describe_failure(
+    stage: str, code: int, tail: Iterable[str], failure_file: Path
+) -> StageFailed:
+    """The error of a stage that has ended with this exit code, in its own words where it has left
+    some.
+    """
     if not failure_file.is_file():
         last_lines = "\n".join(tail)
-        raise StageFailed(
+        return StageFailed(
             f"{stage} ended with exit code {code}. Its last lines:\n{last_lines}", stage=stage
         )
     failure = Failure(**json.loads(failure_file.read_text()))
     if failure.traceback:
         get_run_logger().error(failure.traceback, extra={LOG_ONLY: True})
-    raise StageFailed(f"{stage}: {failure.first_line}", stage=stage, failure=failure)
+    return StageFailed(f"{stage}: {failure.first_line}", stage=stage, failure=failure)
 
 
 def _run_once(
-    stage: str, stage_env: StageEnvironment, lock_fds: tuple[int, ...], tail: deque[str]
+    stage: str,
+    command: Sequence[str],
+    stage_env: StageEnvironment,
+    lock_fds: tuple[int, ...],
+    tail: deque[str],
 ) -> tuple[int, bool]:
     logger = get_run_logger()
     ran = False
-    force = ["--force"] if stage in stage_env.forced else []
     with (
         supervised(
-            [*DVC, "repro", *force, "--single-item", stage],
+            command,
             folder=stage_env.root,
             environment=dvc_environment(stage_env.environment),
             lock_fds=lock_fds,

@@ -1,4 +1,5 @@
-"""Locks between runs: of a workspace, of the project, and of the machine.
+"""Locks between runs: of a workspace and of the project; that of the machine is in
+`throughline/shared/machine_lock.py`.
 
 All are the kernel's, so that a holder that is gone, even by kill -9, holds nothing. A lock's file
 descriptor can be passed on to the supervisors of a stage (`supervise.py`); the lock is then free
@@ -7,13 +8,9 @@ when nothing of the run is left, not already when the flow is gone.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
-import pwd
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +18,6 @@ from datetime import datetime
 from pathlib import Path
 
 POLL_S = 0.2
-# An abstract socket address: one per machine (per network namespace), for all users, whatever their
-# TMPDIR, without a file that could belong to another user, be a link, or stay.
-MACHINE_ADDRESS = "\0throughline-measuring"
 
 
 @contextmanager
@@ -116,42 +110,3 @@ def describe_holder(path: Path) -> str:
         return f"{known['owner']} (process {known['pid']}, since {known['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "another run"
-
-
-@contextmanager
-def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
-    """Hold the lock that all users of this machine share, for the length of the block; yields its
-    file descriptor.
-
-    It says nothing about what its holder does; the kernel says which process that is.
-    """
-    waiting = False
-    while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
-            try:
-                lock.bind(MACHINE_ADDRESS)
-            except OSError:
-                if not waiting:
-                    on_wait(_describe_machine_holder())
-                waiting = True
-                time.sleep(POLL_S)
-                continue
-            lock.listen()  # so that those who wait can ask the kernel who we are
-            yield lock.fileno()
-            return
-
-
-def _describe_machine_holder() -> str:
-    with (
-        contextlib.suppress(OSError, KeyError),
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer,
-    ):
-        peer.setblocking(False)
-        peer.connect(MACHINE_ADDRESS)
-        process, user, _ = struct.unpack(
-            "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        )
-        with contextlib.suppress(KeyError):
-            return f"process {process} of user {pwd.getpwuid(user).pw_name}"
-        return f"process {process} of user {user}"
-    return "another process"

@@ -57,7 +57,9 @@ RUN = (
     "python -m tasks.verify",
 )
 REPLACED = {"/some/where": "../store"}
-FLOWS = tuple(f"python -m flows.{flow}" for flow in ("training", "comparison", "prepare_data"))
+FLOWS = tuple(
+    f"python -m flows.{flow}" for flow in ("training", "comparison", "prepare_data", "tuning")
+)
 SHELL = ("umask", "mkdir", "(umask")  # of which bash checks the syntax
 
 

@@ -16,7 +16,9 @@ import pytest
 
 from flows.run import locks
 from flows.run.dvc_calls import repair_locks
-from flows.run.locks import hold, hold_machine
+from flows.run.locks import hold
+from throughline.shared import machine_lock
+from throughline.shared.machine_lock import hold_machine
 
 ROOT = Path(__file__).parents[2]
 # No Prefect, no TensorFlow: a child is there in a tenth of a second.
@@ -26,10 +28,11 @@ root, path, seconds, address, user = sys.argv[1:]
 sys.path.insert(0, root)
 from pathlib import Path
 from flows.run import locks
-locks.MACHINE_ADDRESS = address.replace("@", chr(0))
+from throughline.shared import machine_lock
+machine_lock.MACHINE_ADDRESS = address.replace("@", chr(0))
 os.setuid(int(user))
 waits = lambda who: print("waits:", who, flush=True)
-with locks.hold(Path(path), "run other", waits) if path else locks.hold_machine(waits):
+with locks.hold(Path(path), "run other", waits) if path else machine_lock.hold_machine(waits):
     print("held", flush=True)
     time.sleep(float(seconds))
 """
@@ -39,7 +42,7 @@ def holder(
     path: Path | str, seconds: float = 60, *, user: int | None = None, **options
 ) -> subprocess.Popen:
     """A process that waits for a lock, and then holds it."""
-    address = locks.MACHINE_ADDRESS.replace("\0", "@")
+    address = machine_lock.MACHINE_ADDRESS.replace("\0", "@")
     arguments = [
         str(ROOT),
         str(path),
@@ -67,7 +70,7 @@ def another_holder(path: Path | str, seconds: float = 60, **options):
 @pytest.fixture
 def machine(monkeypatch):
     """The machine's lock at an address of this test's own, for this process and its children."""
-    monkeypatch.setattr(locks, "MACHINE_ADDRESS", f"\0throughline-test-{os.getpid()}")
+    monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", f"\0throughline-test-{os.getpid()}")
 
 
 def test_a_lock_names_its_holder_and_is_free_when_that_is_killed(tmp_path):

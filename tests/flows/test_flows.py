@@ -18,11 +18,11 @@ import pytest
 from project import environment, experiment_of, run, run_quietly
 from ruamel.yaml import YAML
 
-from flows.run.locks import hold_machine
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
+from throughline.shared.machine_lock import hold_machine
 
 pytestmark = pytest.mark.timeout(400)
 COUNT_RESOLVING = """

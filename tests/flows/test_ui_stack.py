@@ -105,7 +105,7 @@ def test_another_project_does_not_replace_the_deployments(stack, monkeypatch, tm
     file = other / "prefect.yaml"
     file.write_text(
         re.sub(
-            r"name: (training|comparison|prepare-data|throughline)\b",
+            r"name: (training|comparison|tuning|prepare-data|throughline)\b",
             r"name: \1-2",
             file.read_text(),
         )

@@ -54,6 +54,7 @@ LAYERS = (
     ("throughline.diagnosis",),
     ("throughline.config",),
     ("throughline.assembly",),
+    ("throughline.tuning",),
     ("throughline.prediction",),
     ("throughline",),
     ("tasks",),
@@ -67,6 +68,7 @@ FLOWS_MAY_IMPORT = (
     "whowaits.verdict",
     "flows",
     "tasks.identities",
+    "throughline.tuning.budgets",
     *(
         f"throughline.{package}"
         for package in ("config", "reporting", "results", "shared", "tracking")
@@ -310,6 +312,7 @@ def test_the_libraries_of_a_stage_are_those_that_its_modules_import(stage):
         *(stage for stage in STAGES if stage not in ("build", "train", "profiling")),
         "predict",
         "export",
+        "tune",
     ],
 )
 def test_help_is_quick_because_it_imports_no_tensorflow(stage):

@@ -262,14 +262,22 @@ def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> I
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
-def _check_memory(plan: Plan, data: PreparedData, split: str, worker: TrainingWorker) -> None:
-    """Refuse to keep more in memory than there is for this worker."""
+def estimate_kept_bytes(
+    plan: Plan, data: PreparedData, split: str, *, where: Literal["memory", "disk"]
+) -> float:
+    """Bytes of what a plan keeps of a split from its first epoch on, in memory or on disk."""
     kept = 0.0
     for before, step in zip((None, *plan.steps), plan.steps, strict=False):
-        if isinstance(step, Read) and step.source == "arrays":
+        if where == "memory" and isinstance(step, Read) and step.source == "arrays":
             kept += sum(shard.bytes for shard in data.shards.for_split(split))
-        if isinstance(step, Cache) and step.where == "memory":
+        if isinstance(step, Cache) and (step.where == "memory") == (where == "memory"):
             kept += _cached_bytes(before, data, split)
+    return kept
+
+
+def _check_memory(plan: Plan, data: PreparedData, split: str, worker: TrainingWorker) -> None:
+    """Refuse to keep more in memory than there is for this worker."""
+    kept = estimate_kept_bytes(plan, data, split, where="memory")
     available = worker.share(available_memory())
     if kept > MEMORY_SHARE * available:
         raise ImpossiblePlan(

@@ -78,6 +78,20 @@ def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator
 
 
 @contextmanager
+def command_cli(
+    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
+) -> Iterator[tuple[Params, argparse.Namespace]]:
+    """As `stage_cli`, for a command with options, which `add` declares, that is no stage."""
+    collect_garbage_as_usual()
+    with report_user_errors():
+        parser = _parser(command)
+        parser.epilog = inspect.getdoc(inspect.getmodule(command))
+        add(parser)
+        options = parser.parse_args()
+        yield load_params(), options
+
+
+@contextmanager
 def pipeline_stage_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None
 ) -> Iterator[StageContext]:

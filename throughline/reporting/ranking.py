@@ -71,13 +71,18 @@ def reference_rate(rows: Sequence[Ranked]) -> float:
 
 
 def relative_interval(row: Ranked) -> tuple[float, float]:
-    """The interval of a configuration's relative rate alone, by resampling its rounds (the
-    bootstrap: Efron and Tibshirani, 1993).
+    """The interval of a configuration's relative rate alone, by resampling its rounds."""
+    return median_interval(row.relative_rates)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median of a few values, by resampling them (the bootstrap: Efron and
+    Tibshirani, 1993).
     """
-    rates = np.asarray(row.relative_rates)
-    drawn = np.random.default_rng(0).integers(0, len(rates), (RESAMPLES, len(rates)))
+    given = np.asarray(values)
+    drawn = np.random.default_rng(0).integers(0, len(given), (RESAMPLES, len(given)))
     tail = (100 - COVERAGE_PCT) / 2
-    low, high = np.percentile(np.median(rates[drawn], axis=1), (tail, 100 - tail))
+    low, high = np.percentile(np.median(given[drawn], axis=1), (tail, 100 - tail))
     return float(low), float(high)
 
 

@@ -166,6 +166,18 @@ class StageFailed(UserError):
         super().__init__(message)
 
 
+class InvalidBudget(UserError):
+    """A budget of `tasks.tune` is no size, time or number, or nothing fits into the budgets; what
+    is needed at least is named.
+    """
+
+
+class Untunable(UserError):
+    """`tasks.tune` cannot search here: an epoch is too short to be measured, several hosts train
+    together, or params.yaml cannot be given what it has found.
+    """
+
+
 class ThresholdExceeded(UserError):
     """`--fail-if` asked for an error exit if a metric of the profile meets this condition, and it
     does.

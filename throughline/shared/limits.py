@@ -127,3 +127,14 @@ def _read_quota(folder: Path) -> float | None:
     except OSError:  # as of memory
         return None
     return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+
+
+def own_memory(process: Path = Path("/proc/self")) -> int:
+    """Bytes that a process holds and that cannot be dropped: not the pages of mapped files; 0 of
+    one that has ended.
+    """
+    try:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)

@@ -38,6 +38,7 @@ from throughline.shared.limits import available_memory
 
 INDEX = "index.json"
 MEMORY_SHARE = 0.5  # of what is available, that a column may take to be read ahead
+LEAST_PRIORITY = 19  # of the thread: it gives way to those that prepare the first batch
 READ_BYTES = 1 << 22
 
 
@@ -282,6 +283,7 @@ def read_ahead(path: Path) -> None:
 
 
 def _read_through(path: Path) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
     block = bytearray(READ_BYTES)
     with path.open("rb", buffering=0) as file:
         while file.readinto(block):

@@ -1,0 +1,147 @@
+"""The best configuration for the data, the model and this machine, within budgets: `python -m
+flows.tuning --ram 8GiB --epochs 30`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.orchestration import cli
+from flows.orchestration.artifacts import report_failure, show_search
+from flows.orchestration.flow_run import Run, start_run
+from flows.orchestration.stages import PREPARATION, StageEnvironment, run_command
+from flows.run.parameters import UNCHANGED, Changes, RunName
+from throughline.config.params_insert import write_yaml
+from throughline.reporting.tuning_table import print_table
+from throughline.results.tuning import TuningResult
+from throughline.shared.errors import Untunable
+from throughline.shared.scratch import Scratch
+from throughline.tuning.budgets import Budgets, read_budgets, split_allowances
+
+BUDGETS = Budgets()
+TUNE, TUNED = "tune", "tuned"
+
+
+@flow(
+    name="tuning",
+    log_prints=True,
+    on_failure=[report_failure],
+    on_crashed=[report_failure],
+    on_cancellation=[report_failure],
+)
+def tuning(
+    budgets: Budgets = BUDGETS,
+    changes: Changes = UNCHANGED,
+    name: RunName = "",
+    apply: bool = False,
+) -> TuningResult:
+    """Prepare the data, then search for the configuration that trains in the least time.
+
+    Args:
+      budgets: what the search, and the training that it is for, may spend
+      changes: what differs from params.yaml in this run only
+      name: of the run's worktree; empty: the flow run's name, and the worktree goes at the end
+      apply: add what is found to params.yaml, as `pipelines.tuned`; not of a run with changes
+    """
+    with start_run(changes, name) as run:
+        run = run.with_progress_bar(len(PREPARATION) + 1)
+        run.chain(PREPARATION)
+        result = search(run, budgets, apply=apply)
+        show_search(result)
+        isolated = run.workspace.isolated
+        run.cleanup()
+    if apply and isolated and result.outcome == "found":
+        raise Untunable(
+            "--apply adds to params.yaml what was searched with params.yaml as it is, and this"
+            " search had --overlay or --set. To use it all the same, add it by hand, below"
+            f" `pipelines:`:\n{write_yaml(TUNED, result.config)}"
+        )
+    return result
+
+
+def search(run: Run, budgets: Budgets, *, apply: bool) -> TuningResult:
+    """Run the search in the run's workspace, as a task of its own; returns what it found."""
+    out = Scratch(run.workspace.root)
+    arguments = [f"--out={out.folder}", *list_options(budgets)]
+    arguments += ["--apply"] if apply and not run.workspace.isolated else []
+    run_search(arguments, run.stage_env)
+    if run.progress:
+        run.progress.advance(TUNE)
+    return TuningResult.read(out.folder)
+
+
+@task(task_run_name=TUNE, cache_policy=NO_CACHE)
+def run_search(arguments: list[str], stage_env: StageEnvironment) -> None:
+    """Run `python -m tasks.tune`, which waits for whatever else measures on this machine."""
+    run_command(TUNE, arguments, stage_env)
+
+
+def list_options(budgets: Budgets) -> list[str]:
+    """The options by which `tasks.tune` gets these budgets.
+
+    >>> list_options(Budgets(ram="8GiB", epochs=30, allow=("unordered",)))
+    ['--ram=8GiB', '--epochs=30', '--allow=unordered']
+    """
+    given = budgets.model_dump(exclude_defaults=True)
+    allow = [f"--allow={word}" for word in given.pop("allow", ())]
+    return [*(f"--{name}={value}" for name, value in given.items()), *allow]
+
+
+def command(  # noqa: PLR0913 - the options of a command line
+    ram: Annotated[
+        str | None, typer.Option(help=str(Budgets.model_fields["ram"].description))
+    ] = None,
+    disk: Annotated[
+        str | None, typer.Option(help=str(Budgets.model_fields["disk"].description))
+    ] = None,
+    prepare: Annotated[
+        str | None, typer.Option(help=str(Budgets.model_fields["prepare"].description))
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help=str(Budgets.model_fields["epochs"].description))
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help=str(Budgets.model_fields["time"].description))
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help=str(Budgets.model_fields["allow"].description))
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="add what is found to params.yaml, as pipelines.tuned")
+    ] = False,
+    set_: cli.SetOption = None,
+    overlay: cli.OverlayOption = None,
+    show: cli.ShowOption = False,
+    name: cli.NameOption = None,
+    verbose: cli.VerboseOption = False,
+    debug: cli.DebugOption = False,
+) -> None:
+    """Prepare the data, then search for the configuration that trains in the least time."""
+    with cli.flow_command(
+        "tuning",
+        [],
+        cli.RunOptions(
+            set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
+        ),
+    ) as changes:
+        budgets = read_budgets(
+            ram=ram,
+            disk=disk,
+            prepare=prepare,
+            epochs=epochs,
+            time=time,
+            allow=split_allowances(allow) or None,
+        )
+        result = tuning(budgets=budgets, changes=changes, name=name or "", apply=apply)
+        print_table(result)
+        if result.outcome == "found":
+            typer.echo(write_yaml(TUNED, result.config))
+        typer.echo(result.sentence)
+
+
+if __name__ == "__main__":
+    cli.run_command(command)

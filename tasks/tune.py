@@ -1,0 +1,170 @@
+"""Search for the configuration through which this model trains on this data and machine in the
+least time, within budgets of memory, disk, preparation and time.
+
+The data has to be prepared (`python -m flows.tuning` does that first). Candidates are raced in
+processes of their own, in training; the last line says what the best of them gains. What has been
+measured is in .throughline/tuning/: the same question again is answered from there, and an
+interrupted search goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.identities import find_own_code
+from throughline.config.cli import command_cli
+from throughline.config.params import Params
+from throughline.config.params_file import PARAMS_FILE, read_yaml
+from throughline.config.params_insert import insert_pipeline, write_yaml
+from throughline.plan.training_workers import training_worker_from_tf_config
+from throughline.reporting.tuning_table import print_table, to_markdown
+from throughline.results.tuning import TuningResult
+from throughline.shared.errors import Untunable, UserError
+from throughline.shared.layout import STORE_HOME, Layout
+from throughline.shared.machine_lock import hold_machine
+from throughline.shared.progress import echo
+from throughline.shared.scratch import clear_scratch
+from throughline.tuning.budgets import Budgets, find_limits, read_budgets, split_allowances
+from throughline.tuning.contestant import keep_sockets_in
+from throughline.tuning.findings import summarize
+from throughline.tuning.journal import Journal
+from throughline.tuning.key import FOLDER, digest_question, without_tuned
+from throughline.tuning.search import Question, Search
+from throughline.tuning.space import TUNED
+
+
+def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
+    """Answer the question from an earlier search, or search, when nothing else measures here.
+
+    Raises:
+      Untunable, InvalidBudget: there is nothing that could be searched.
+    """
+    if training_worker_from_tf_config(os.environ).count > 1:
+        raise Untunable(
+            "TF_CONFIG names several workers, and a search is about one process on one machine;"
+            " unset it"
+        )
+    single = {"processes": 1, "batch_multiple": "auto"}
+    params = without_tuned(replace(params, train=params.train.model_copy(update=single)))
+    own = find_own_code(read_yaml(layout.root / PARAMS_FILE), layout.root)
+    key = digest_question(params, layout, budgets, own_files=own)
+    folder = Path(os.environ.get(STORE_HOME, layout.root)) / FOLDER / key
+    if answer := read_answer(folder):
+        return answer
+    with hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine")):
+        if answer := read_answer(folder):  # of a search that this one has waited for
+            return answer
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_sockets_in(folder)
+        started_at = time.monotonic()
+        question = Question(
+            params=params,
+            root=layout.root,
+            budgets=budgets,
+            limits=find_limits(budgets, layout.root),
+        )
+        journal = Journal(folder)
+        try:
+            search = Search(question, journal)
+            choice = search.run()
+        finally:
+            clear_scratch(layout.root)  # of contestants, which are killed when they are out
+        result = summarize(search, choice, searched_s=time.monotonic() - started_at)
+        if result.outcome == "undecided":
+            journal.forget_disturbed()  # so that the same question is raced again
+        result.write(folder)
+    result = replace(result, mlflow_run_id=record(params, layout, result, folder))
+    result.write(folder)
+    return result
+
+
+def read_answer(folder: Path) -> TuningResult | None:
+    """The answer of an earlier search; None where there is none that was decided."""
+    with suppress(UserError):  # none yet, or one of another form
+        answer = TuningResult.read(folder)
+        return None if answer.outcome == "undecided" else answer
+    return None
+
+
+def record(params: Params, layout: Layout, result: TuningResult, folder: Path) -> str | None:
+    """Write the search to MLflow; returns which run that is, None where it cannot be reached."""
+    from throughline.tracking.experiments import make_run_key
+    from throughline.tracking.tuning_run import record_search
+
+    run_key = make_run_key(
+        layout.manifest, params.data.path, pipeline="tuning", window=params.window
+    )
+    return record_search(run_key, result, folder, note=to_markdown(result))
+
+
+def apply(result: TuningResult, path: Path, before: str) -> None:
+    """Add what was found to params.yaml, of which `before` is the text that was searched with.
+
+    Raises:
+      Untunable: it has changed meanwhile, or cannot be added; says what to add by hand.
+    """
+    if result.outcome != "found":
+        echo(f"{path.name} stays as it is: there is nothing better to add")
+        return
+    if path.read_text() != before:
+        raise Untunable(
+            f"{path.name} was changed during the search; ask again, or add by hand, below"
+            f" `pipelines:`:\n{write_yaml(TUNED, result.config)}"
+        )
+    added = insert_pipeline(path, TUNED, result.config)
+    echo(f"{path.name}: pipelines.{TUNED} {'is added' if added else 'is there already'}")
+
+
+def declare_options(parser: argparse.ArgumentParser) -> None:
+    """The budgets."""
+    described = {name: field.description for name, field in Budgets.model_fields.items()}
+    for name, metavar in (("ram", "SIZE"), ("disk", "SIZE"), ("prepare", "TIME"), ("time", "TIME")):
+        parser.add_argument(f"--{name}", metavar=metavar, help=described[name])
+    parser.add_argument("--epochs", type=int, metavar="N", help=described["epochs"])
+    parser.add_argument("--allow", action="append", metavar="WHAT", help=described["allow"])
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the result there, too, as tune.json"
+    )
+    parser.add_argument(
+        "--apply",
+        action="store_true",
+        help=f"add what is found to params.yaml as pipelines.{TUNED}",
+    )
+
+
+def main() -> None:
+    """Search for the best configuration, and say what it gains."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # contestants end with the block
+    with command_cli(main, declare_options) as (params, options):
+        budgets = read_budgets(
+            ram=options.ram,
+            disk=options.disk,
+            prepare=options.prepare,
+            epochs=options.epochs,
+            time=options.time,
+            allow=split_allowances(options.allow) or None,
+        )
+        before = PARAMS_FILE.read_text()
+        try:
+            result = tune(params, Layout(Path()), budgets)
+        except KeyboardInterrupt:
+            echo("stopped; the same command goes on where it was")
+            raise SystemExit(128 + signal.SIGINT) from None
+        print_table(result)
+        if result.outcome == "found":
+            echo(write_yaml(TUNED, result.config))
+        if options.out:
+            result.write(options.out)
+        if options.apply:
+            apply(result, PARAMS_FILE, before)
+        echo(result.sentence)
+
+
+if __name__ == "__main__":
+    main()

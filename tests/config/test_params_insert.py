@@ -1,0 +1,62 @@
+"""A configuration is added to params.yaml as lines; every other byte stays."""
+
+from __future__ import annotations
+
+import pytest
+from project import ROOT
+
+from throughline.config.params_file import parse_yaml
+from throughline.config.params_insert import insert_pipeline, write_yaml
+from throughline.shared.errors import Untunable
+
+FOUND = {"read": "snapshot", "shuffle": {"kind": "global"}, "map": {"parallel": 2}, "prefetch": 2}
+TEXTS = {
+    "the project's own": (ROOT / "params.yaml").read_text(),
+    "at the end, without a last line break": "a: 1\npipelines:\n  naive: {read: shards}",
+    "a comment after it": "pipelines:\n    naive:\n        read: shards\n    # more\n\nb: [1]\n",
+    "lines of Windows": "pipelines:\r\n  naive: {read: shards}\r\nb: 1\r\n",
+    "a flow mapping over lines": "pipelines:\n  naive: {read: shards,\n    prefetch: 2}\nb: 1\n",
+    "an anchor": "x: &x {read: shards}\npipelines:\n  naive: *x\n  other:\n    <<: *x\nb: 1\n",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_only_the_new_lines_are_added(tmp_path, text):
+    path = tmp_path / "params.yaml"
+    path.write_bytes(text.encode())
+    assert insert_pipeline(path, "tuned", FOUND)
+    before, after = text.encode(), path.read_bytes()
+    start = next(
+        (at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]),
+        len(before),
+    )
+    rest = len(before) - start
+    assert after.endswith(before[start:]) if rest else after.startswith(before)
+    document = parse_yaml(text, "params.yaml")
+    document["pipelines"]["tuned"] = FOUND
+    assert parse_yaml(after.decode(), "params.yaml") == document
+
+
+def test_the_same_configuration_is_not_added_twice(tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text(TEXTS["a comment after it"])
+    assert insert_pipeline(path, "tuned", FOUND)
+    once = path.read_bytes()
+    assert not insert_pipeline(path, "tuned", FOUND)
+    assert path.read_bytes() == once
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("pipelines: {naive: {read: shards}}\n", "no lines can be added"),
+        ("pipelines:\n  tuned: {read: shards}\n", "says something else"),
+    ],
+)
+def test_what_cannot_be_added_is_said_with_the_lines_to_add_by_hand(tmp_path, text, why):
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(Untunable, match=why) as refused:
+        insert_pipeline(path, "tuned", FOUND)
+    assert write_yaml("tuned", FOUND) in str(refused.value)
+    assert path.read_text() == text

@@ -1,0 +1,50 @@
+"""The flow of a search: it prepares the data, searches in the run's workspace, and says in one
+paragraph what it cannot do.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from project import run
+
+from flows.tuning import list_options, tuning
+from throughline.tuning.budgets import Budgets, read_budgets
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_a_flow_hands_its_budgets_to_the_command():
+    budgets = Budgets(ram="8GiB", epochs=30, allow=("approximate", "unordered"))
+    options = list_options(budgets)
+    assert options == ["--ram=8GiB", "--epochs=30", "--allow=approximate", "--allow=unordered"]
+    assert list_options(read_budgets()) == []
+
+
+def test_the_form_has_a_field_for_each_budget():
+    schema = tuning.parameters.model_dump()
+    budgets = schema["definitions"]["Budgets"]["properties"]
+    assert budgets.keys() == Budgets.model_fields.keys()
+    assert budgets["time"]["default"] == "5min"
+    assert all(field["description"] for field in budgets.values())
+
+
+@pytest.mark.slow
+def test_a_search_with_changes_leaves_params_yaml_and_one_with_short_epochs_is_refused(first):
+    folder, _ = first
+    before = (folder / "params.yaml").read_bytes()
+    refused = run(folder, "python", "-m", "flows.tuning", "--time", "1min", code=2)
+    assert "an epoch has 4 steps, and at least 20 are needed" in refused
+    assert "Traceback" not in refused
+    wrong = run(folder, "python", "-m", "flows.tuning", "--ram", "8", code=2)
+    assert "--ram: a size needs a number and a unit" in wrong
+    command = ["python", "-m", "flows.tuning", "--time", "1min", "--epochs", "3", "--apply"]
+    output = run(folder, *command, "--set", "batch_size=4", code=None)
+    assert "Traceback" not in output
+    assert re.search(r"^✓ tune ", output, re.MULTILINE)
+    assert re.search(r"^ ?naive +", output, re.MULTILINE), "a line of the table"
+    assert re.search(r"^tuned: ", output, re.MULTILINE) or "add it by hand" in output
+    assert (folder / "params.yaml").read_bytes() == before
+    again = run(folder, *command[:-1], "--set", "batch_size=4")
+    assert again.splitlines()[-1].startswith("tuned: ")

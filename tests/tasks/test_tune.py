@@ -1,0 +1,140 @@
+"""The command of a search: what it refuses before anything slow is started, and its answer from an
+earlier search.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import psutil
+import pytest
+from made_up import made_up
+from project import SMALL, write_params
+
+from tasks.tune import apply, tune
+from throughline.config.params import check, load_params
+from throughline.results.snapshot import SnapshotCost
+from throughline.results.tuning import TuningResult
+from throughline.shared.errors import Untunable
+from throughline.shared.layout import Layout
+from throughline.tuning.budgets import read_budgets
+from throughline.tuning.key import FOLDER, digest_question
+
+ANSWER = replace(
+    made_up(TuningResult),
+    outcome="found",
+    sentence="tuned: 41 s for 30 epochs, 6.2× naive (5.8 to 6.7)",
+    config={"read": "shards", "prefetch": 7},
+)
+
+
+@pytest.fixture
+def project(layout, tmp_path):
+    write_params(tmp_path, SMALL)
+    (tmp_path / "data").symlink_to((layout.root / "data").resolve())
+    return tmp_path
+
+
+def command(project, *options, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "tasks.tune", *options],
+        cwd=project,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ram", "8", "--epochs", "0"), "InvalidBudget: --ram: a size needs a number and a unit"),
+        (("--disk=-1GiB",), "InvalidBudget: --disk: a size needs"),
+        (("--epochs", "0"), "InvalidBudget: --epochs: expected auto or a whole number from 1"),
+        (("--time", "30s"), "InvalidBudget: --time: a search takes at least 1min"),
+    ],
+)
+def test_wrong_options_are_one_paragraph(project, options, said):
+    done = command(project, *options)
+    assert done.returncode == 2
+    assert done.stderr.startswith(said)
+    assert "Traceback" not in done.stderr
+    assert not (project / FOLDER).exists()
+
+
+def test_several_hosts_are_refused(project):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    done = command(project, TF_CONFIG=json.dumps(cluster))
+    assert done.returncode == 2
+    assert "TF_CONFIG names several workers" in done.stderr
+
+
+def test_data_that_is_not_prepared_is_said(tmp_path):
+    write_params(tmp_path, SMALL)
+    done = command(tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("MissingInput: data/shards holds no complete set of shards")
+
+
+def test_the_same_question_is_answered_from_the_earlier_search(project, monkeypatch):
+    monkeypatch.chdir(project)
+    params, budgets, layout = check(SMALL), read_budgets(), Layout()
+    key = digest_question(params, layout, budgets, own_files=[])
+    answer = ANSWER
+    answer.write(project / FOLDER / key)
+    assert tune(params, layout, budgets) == answer
+    before = (project / "params.yaml").read_bytes()
+    done = command(project, "--apply", "--out", "copy")
+    assert done.stdout.splitlines()[-1] == answer.sentence
+    assert TuningResult.read(project / "copy") == answer
+    after = (project / "params.yaml").read_bytes()
+    assert after.startswith(before[: before.index(b"model:")])
+    assert load_params(project / "params.yaml").pipelines["tuned"].prefetch == 7
+    assert command(project, "--apply").returncode == 0, "what is there is as it was found"
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_second_search_waits_and_nothing_stays_of_one_that_is_interrupted(project, layout):
+    write_params(project, {**SMALL, "batch_size": 4})
+    (project / "data").unlink()
+    (project / "data").mkdir()
+    for name in ("manifest", "shards", "snapshot"):
+        (project / "data" / name).symlink_to((layout.root / "data" / name).resolve())
+    cost = SnapshotCost(seconds=0.5, examples_per_s=400.0, bytes_per_example=128.0)
+    cost.write(project / "data")
+    first, second = (start(project) for _ in range(2))
+    lines = iter(first.stdout.readline, "")
+    assert any(line.startswith("heat own") for line in lines)
+    below = psutil.Process(first.pid).children(recursive=True)
+    assert below
+    assert f"waits: process {first.pid} of user" in second.stdout.readline()
+    for process in (second, first):
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[0]
+        assert process.returncode == 130
+        assert rest.splitlines()[-1] == "stopped; the same command goes on where it was"
+    assert not psutil.wait_procs(below, timeout=20)[1]
+    assert not list(project.glob(".throughline/scratch/*"))
+
+
+def start(project):
+    command = [sys.executable, "-m", "tasks.tune", "--time", "1min"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=project, text=True, bufsize=1, **streams)
+
+
+def test_nothing_is_applied_to_a_file_that_has_changed_meanwhile(tmp_path, capsys):
+    path = tmp_path / "params.yaml"
+    path.write_text("pipelines:\n  naive: {read: shards}\n")
+    with pytest.raises(Untunable, match="was changed during the search"):
+        apply(ANSWER, path, "pipelines: {}\n")
+    apply(replace(ANSWER, outcome="kept"), path, path.read_text())
+    assert "stays as it is" in capsys.readouterr().out
+    assert path.read_text() == "pipelines:\n  naive: {read: shards}\n"

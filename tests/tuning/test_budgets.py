@@ -1,0 +1,100 @@
+"""Sizes and times as people write them, and what is said of others."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from throughline.shared.errors import InvalidBudget
+from throughline.shared.limits import available_memory
+from throughline.tuning.budgets import (
+    find_limits,
+    parse_size,
+    parse_time,
+    read_budgets,
+    split_allowances,
+)
+from throughline.tuning.needs import Need, find_excess, format_bytes, format_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8GiB", 8 * 2**30), ("1.5 MiB", 1.5 * 2**20), ("2GB", 2e9), ("3kb", 3e3), ("7B", 7)],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(("text", "time"), [("90s", 90), ("10min", 600), ("1.5h", 5400)])
+def test_times(text, time):
+    assert parse_time(text) == time
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ram": "8"}, "--ram: a size needs a number and a unit, such as 500MB or 8GiB; found '8'"),
+        ({"disk": "-1GiB"}, "--disk: a size needs a number and a unit"),
+        ({"disk": "0GiB"}, "--disk: a size needs a number and a unit"),
+        ({"ram": "8 parsecs"}, "--ram: a size needs a number and a unit"),
+        ({"prepare": "ten minutes"}, "--prepare: a time needs a number and a unit"),
+        ({"prepare": "10GiB"}, "--prepare: a time needs a number and a unit"),
+        ({"time": "59s"}, "--time: a search takes at least 1min"),
+        ({"time": "5"}, "--time: a time needs a number and a unit"),
+        ({"epochs": 0}, "--epochs: expected auto or a whole number from 1; found 0"),
+        ({"epochs": "many"}, "--epochs: expected auto or a whole number from 1; found 'many'"),
+        ({"allow": ["anything"]}, "--allow: input should be 'approximate' or 'unordered'"),
+    ],
+)
+def test_what_is_no_budget_is_named_by_its_option(options, said):
+    with pytest.raises(InvalidBudget) as refused:
+        read_budgets(**{"epochs": 3, **options})
+    assert str(refused.value).startswith(said)
+
+
+def test_all_wrong_options_are_said_at_once():
+    with pytest.raises(InvalidBudget) as refused:
+        read_budgets(ram="8", time="1s", epochs=0)
+    assert [line.partition(":")[0] for line in str(refused.value).splitlines()] == [
+        "--ram",
+        "--epochs",
+        "--time",
+    ]
+
+
+def test_budgets_are_no_more_than_the_machine_has_left():
+    limits = find_limits(read_budgets(ram="1MiB", disk="900TiB", epochs=1), Path())
+    assert limits.ram_bytes == 2**20
+    assert limits.disk_bytes < 900 * 2**40
+    assert limits.prepare_s == math.inf
+    assert find_limits(read_budgets(epochs=1), Path()).ram_bytes <= 1.1 * available_memory()
+
+
+def test_what_does_not_fit_is_said_with_need_and_allowance():
+    limits = find_limits(read_budgets(ram="1MiB", prepare="1s", epochs=1), Path())
+    small = Need(ram_bytes=2**19, disk_bytes=0, prepare_s=0)
+    large = Need(ram_bytes=2**30, disk_bytes=0, prepare_s=60)
+    assert find_excess({"small": small, "large": large}, limits) == {
+        "large": "needs 1.0 GiB of memory, 1 MiB are allowed;"
+        " needs 60 s of preparation, 1.0 s are allowed"
+    }
+    with pytest.raises(InvalidBudget, match=r"least that one needs is 1\.0 GiB of memory"):
+        find_excess({"large": large}, limits)
+
+
+def test_allowances_are_one_each_or_joined():
+    assert split_allowances(["approximate,unordered"]) == ["approximate", "unordered"]
+    assert split_allowances(None) == []
+
+
+def test_amounts_are_written_as_people_do():
+    assert [format_seconds(each) for each in (0.84, 41.2, 720, 12600, math.inf)] == [
+        "0.8 s",
+        "41 s",
+        "12 min",
+        "3.5 h",
+        "any time",
+    ]
+    assert [format_bytes(each * 2**20) for each in (38, 1126)] == ["38 MiB", "1.1 GiB"]

@@ -1,0 +1,125 @@
+"""What is chosen, when the incumbent stays, and the sentence about it."""
+
+from __future__ import annotations
+
+import pytest
+from races import race
+
+from throughline.settings import PipelineConfig
+from throughline.tuning.choice import (
+    choose,
+    compose_sentence,
+    find_break_even,
+    is_compute_bound,
+    keep_incumbent,
+)
+from throughline.tuning.needs import Need
+from throughline.tuning.race import Cost
+from throughline.tuning.space import CEILING
+
+MIB = 2**20
+FREE = Need(ram_bytes=300 * MIB, disk_bytes=0.0, prepare_s=0.0)
+STORED = Need(ram_bytes=300 * MIB, disk_bytes=1126 * MIB, prepare_s=38.0)
+CACHED = Need(ram_bytes=900 * MIB, disk_bytes=0.0, prepare_s=0.0)
+CONFIGS = {
+    "naive": PipelineConfig(),
+    "optimized": PipelineConfig(prefetch=2),
+    "stored": PipelineConfig(read="snapshot", prefetch=2),
+    "cached": PipelineConfig(cache={"where": "memory"}, prefetch=2),
+}
+NEEDS = {"naive": FREE, "optimized": FREE, "stored": STORED, "cached": CACHED, CEILING: FREE}
+
+
+def steady(**rates):
+    return {
+        **{name: [rate, 1.01 * rate, 0.99 * rate, rate, rate] for name, rate in rates.items()},
+        CEILING: [100_000.0] * 5,
+    }
+
+
+def chosen(one, own=("naive", "optimized")):
+    rivals = [name for name in one.names if name != CEILING]
+    return choose(one, rivals, own, needs=NEEDS, configs=CONFIGS)
+
+
+def test_what_certainly_beats_the_incumbent_is_chosen():
+    one = race(
+        steady(naive=1000.0, optimized=5000.0, stored=10_000.0),
+        costs={"stored": Cost(prepare_s=0.38)},
+        epochs=30,
+    )
+    choice = chosen(one)
+    assert (choice.outcome, choice.name, choice.incumbent) == ("found", "stored", "optimized")
+    assert choice.to_incumbent.faster
+    assert compose_sentence(choice, one, NEEDS["stored"]) == (
+        "tuned: 3.4 s for 30 epochs, 8.9× naive (8.9 to 8.9), 1.8× `optimized`;"
+        " 1.1 GiB of disk, 38 s of preparation"
+    )
+
+
+def test_the_incumbent_stays_where_the_lead_is_within_the_noise():
+    rates = steady(naive=1000.0, optimized=5000.0)
+    one = race({**rates, "stored": [9000.0, 3000.0, 5200.0, 4000.0, 6000.0]}, epochs=30)
+    choice = chosen(one)
+    assert (choice.outcome, choice.name) == ("kept", "optimized")
+    assert compose_sentence(choice, one, FREE) == "tuned: nothing beats `optimized`"
+
+
+def test_one_that_certainly_wins_is_chosen_before_one_that_may_be_faster():
+    rates = {**steady(naive=1000.0, optimized=5000.0, stored=9000.0)}
+    one = race({**rates, "cached": [20_000.0, 3000.0, 21_000.0, 4000.0, 22_000.0]}, epochs=30)
+    assert chosen(one).name == "stored"
+
+
+def test_a_lead_that_fit_does_not_confirm_leaves_the_incumbent():
+    one = race(steady(naive=1000.0, optimized=5000.0, stored=6000.0), epochs=30)
+    kept = keep_incumbent(chosen(one), one, "by fit it takes 1.10 times as long")
+    assert (kept.outcome, kept.name) == ("kept", "optimized")
+    assert compose_sentence(kept, one, FREE) == (
+        "tuned: nothing beats `optimized`; `stored` led, but by fit it takes 1.10 times as long"
+    )
+
+
+def test_of_equals_the_one_with_less_memory_then_less_disk_is_chosen():
+    rates = steady(naive=1000.0, optimized=2000.0, stored=9000.0)
+    one = race({**rates, "cached": [9200.0, 8900.0, 9300.0, 8900.0, 9100.0]}, epochs=30)
+    assert chosen(one).name == "stored", "a gibibyte of disk, but less memory"
+    faster = race(steady(naive=1000.0, optimized=2000.0, stored=9000.0, cached=10_000.0))
+    assert chosen(faster).name == "cached", "memory does not count against a certain lead"
+
+
+def test_where_input_is_a_negligible_part_of_a_step_nothing_can_be_gained():
+    bound = race(steady(naive=97_000.0, optimized=98_000.0))
+    assert is_compute_bound(bound, "optimized")
+    assert chosen(bound).outcome == "compute-bound"
+    assert "input is below 5 % of a step" in compose_sentence(chosen(bound), bound, FREE)
+    assert not is_compute_bound(race(steady(naive=90_000.0)), "naive")
+
+
+def test_a_disturbed_race_is_undecided_and_says_why():
+    one = race(steady(naive=1000.0, optimized=5000.0, stored=9000.0), others=50.0)
+    choice = chosen(one)
+    assert choice.outcome == "undecided"
+    bound = race(steady(naive=97_000.0, optimized=98_000.0), others=50.0)
+    assert chosen(bound).outcome == "undecided", "nor is it compute-bound"
+    assert compose_sentence(choice, one, FREE).startswith(
+        "tuned: undecided: make took 50 % of the cores in 5 of 5 rounds; so far `stored`"
+    )
+
+
+@pytest.mark.parametrize(("prepare_s", "epoch"), [(0.0, 1), (0.8, 1), (1.0, 2), (4.6, 6)])
+def test_it_pays_from_the_epoch_after_which_less_has_been_spent(prepare_s, epoch):
+    one = race(
+        {"naive": [1000.0] * 5, "stored": [10_000.0] * 5},
+        costs={"stored": Cost(prepare_s=prepare_s)},
+        epochs=10,
+    )
+    assert find_break_even(one, "stored", "naive") == epoch
+    assert find_break_even(one, "naive", "naive") is None
+
+
+def test_without_naive_the_first_of_ones_own_is_the_baseline():
+    one = race(steady(optimized=5000.0, stored=20_000.0))
+    choice = choose(one, ["optimized", "stored"], ["optimized"], needs=NEEDS, configs=CONFIGS)
+    assert choice.baseline == choice.incumbent == "optimized"
+    assert compose_sentence(choice, one, FREE).count("optimized") == 1

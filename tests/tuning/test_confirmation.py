@@ -1,0 +1,60 @@
+"""A small lead is confirmed by `fit` in fresh processes; what is known is not done again."""
+
+from __future__ import annotations
+
+import pytest
+from project import SMALL
+from races import race
+
+from throughline.config.params import check
+from throughline.tuning.choice import Choice
+from throughline.tuning.confirmation import confirm, prove
+from throughline.tuning.jobs import Entry
+from throughline.tuning.journal import Journal
+
+
+def lead(one):
+    ratio = one.ratio("new", "old")
+    return Choice(
+        outcome="found",
+        name="new",
+        baseline="old",
+        incumbent="old",
+        to_baseline=ratio,
+        to_incumbent=ratio,
+        pays_from=1,
+    )
+
+
+def entry_of(name: str) -> Entry:
+    raise AssertionError(f"{name} is trained although that is not needed")
+
+
+@pytest.mark.parametrize(
+    ("new", "outcome"),
+    [([120.0, 110.0], "found"), ([120.0, 90.0], "kept"), ([80.0, 90.0], "kept")],
+)
+def test_a_small_lead_has_to_win_each_pair_of_runs(tmp_path, new, outcome):
+    one, journal = race({"new": [120.0] * 5, "old": [100.0] * 5}), Journal(tmp_path)
+    for rates in zip(new, [100.0, 100.0], strict=True):
+        for name, rate in zip(("new", "old"), rates, strict=True):
+            journal.note_fit(name, rate)
+    confirmed = confirm(lead(one), one, journal, entry_of)
+    assert confirmed.outcome == outcome
+    assert confirmed.name == ("new" if outcome == "found" else "old")
+    assert ("times as long" in confirmed.reason) == (outcome == "kept")
+
+
+def test_a_large_lead_needs_no_confirmation(tmp_path):
+    one = race({"new": [160.0] * 5, "old": [100.0] * 5})
+    assert confirm(lead(one), one, Journal(tmp_path), entry_of) == lead(one)
+
+
+@pytest.mark.integration
+def test_what_is_proven_is_not_proven_again(tmp_path):
+    params, journal = check(SMALL), Journal(tmp_path)
+    entry = Entry(params=params, root=tmp_path, name="naive", config=params.pipelines["naive"])
+    assert not prove(entry, journal), "there is no data"
+    assert journal.pages.dropped["naive"].startswith("not proven: MissingInput")
+    journal.note_proof("naive", "digest")
+    assert prove(entry, journal)

@@ -1,0 +1,98 @@
+"""Contestants are processes of their own that stand still when it is not their turn, and end with
+the search, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from project import ROOT, SMALL
+from stack import wait_for
+
+from throughline.config.params import check
+from throughline.shared.layout import Layout
+from throughline.tuning.contestant import Contestant, ContestantLost, do_once
+from throughline.tuning.jobs import Entry
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+HOLD = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from project import SMALL
+from throughline.config.params import check
+from throughline.tuning.contestant import Contestant, keep_sockets_in
+from throughline.tuning.jobs import Entry
+if __name__ == "__main__":
+    root, params = Path(sys.argv[1]), check(SMALL)
+    keep_sockets_in(root)
+    entry = Entry(params=params, root=root, name="naive", config=params.pipelines["naive"])
+    with Contestant("train", (entry,), log=root / "log") as one:
+        one.wait_until_open()
+        one.stop()
+        print(one.process, flush=True)
+        time.sleep(600)
+"""
+
+
+def entry_of(layout: Layout, name: str = "naive") -> Entry:
+    params = check(SMALL)
+    return Entry(params=params, root=layout.root, name=name, config=params.pipelines[name])
+
+
+def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_path):
+    with Contestant("train", (entry_of(layout),), log=tmp_path / "log") as one:
+        assert one.wait_until_open().cached_share == 1.0
+        turn = one.ask("turn")
+        assert turn.examples_per_s > 0
+        assert turn.core_ms > 0
+        process = psutil.Process(one.process)
+        wait_for(lambda: process.status() == psutil.STATUS_STOPPED, 20)
+        before = process.cpu_times()
+        time.sleep(0.5)
+        assert process.cpu_times() == before
+        assert one.memory_bytes() > 50 * 2**20
+    assert not process.is_running(), "one that is stopped ends, too"
+
+
+def test_a_killed_contestant_is_said_to_be(layout, tmp_path):
+    with Contestant("train", (entry_of(layout),), log=tmp_path / "log") as one:
+        one.wait_until_open()
+        one.stop()
+        os.kill(one.process, signal.SIGKILL)
+        with pytest.raises(ContestantLost, match="was killed by SIGKILL, perhaps for its memory"):
+            one.ask("turn")
+
+
+def test_what_fails_in_a_contestant_is_said_in_a_line_and_kept_in_its_log(layout, tmp_path):
+    entry = entry_of(Layout(tmp_path / "empty"))
+    with pytest.raises(ContestantLost, match=r"MissingInput: .*dvc repro shard"):
+        do_once("train", entry, log=tmp_path / "log")
+    assert "MissingInput" in (tmp_path / "log").read_text()
+    assert do_once("fit", entry_of(layout), 4, log=tmp_path / "log") > 0
+
+
+def test_nothing_of_a_killed_search_stays(layout, tmp_path):
+    (tmp_path / "data").symlink_to((layout.root / "data").resolve())
+    search = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path), str(ROOT), str(ROOT / "tests")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    contestant = psutil.Process(int(search.stdout.readline()))
+    started = psutil.Process(search.pid).children(recursive=True)
+    assert contestant in started
+    wait_for(lambda: contestant.status() == psutil.STATUS_STOPPED, 20)
+    search.kill()
+    search.wait()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive
+    assert len(list(tmp_path.glob("pymp-*"))) == 1, "what is left is where the next search clears"

@@ -1,0 +1,71 @@
+"""Who is ahead, by how much, and who leaves: pure functions of rounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from races import race, rounds
+
+from throughline.tuning.race import Cost, Race
+
+DRIFTING = [100.0, 50.0, 200.0, 80.0, 120.0]
+
+
+def test_drift_that_hits_both_does_not_blur_their_ratio():
+    ratio = race({"a": [2 * rate for rate in DRIFTING], "b": DRIFTING}).ratio("a", "b")
+    assert ratio.median == ratio.low == ratio.high == 0.5
+    assert ratio.faster
+    assert ratio.rounds == 5
+
+
+def test_only_rounds_that_both_took_part_in_count():
+    one = race({"a": [None, 100.0, 100.0, 100.0], "b": [1.0, 200.0, 200.0, 200.0]})
+    assert one.ratio("a", "b").median == 2.0
+    assert one.ratio("a", "b").rounds == 3
+    apart = race({"a": [100.0, None], "b": [None, 100.0]}).ratio("a", "b")
+    assert (apart.rounds, apart.faster, apart.slower) == (0, False, False)
+    assert math.isnan(apart.median)
+
+
+def test_two_rounds_decide_nothing():
+    ratio = race({"a": [200.0, 200.0], "b": [100.0, 100.0]}).ratio("a", "b")
+    assert ratio.high < 1
+    assert not ratio.faster
+
+
+def test_a_training_is_preparation_first_epoch_and_the_rest():
+    cost = Cost(prepare_s=7.0, fill_s=30.0)
+    assert cost.total_s(100.0, examples=1000, epochs=4) == 7 + 30 + 3 * 10
+    assert Cost(prepare_s=7.0).total_s(100.0, examples=1000, epochs=4) == 7 + 4 * 10
+    assert cost.total_s(10.0, examples=1000, epochs=1) == 7 + 100, "an epoch takes longer anyway"
+
+
+def test_preparation_counts_against_speed():
+    rates = {"stored": [1000.0] * 5, "stream": [500.0] * 5}
+    costs = {"stored": Cost(prepare_s=5.0)}
+    assert race(rates, costs=costs, epochs=1).fastest(["stored", "stream"]) == "stream"
+    assert race(rates, costs=costs, epochs=20).fastest(["stored", "stream"]) == "stored"
+
+
+def test_who_is_certainly_beaten_leaves_and_at_most_so_many_stay():
+    rates = {
+        "slow": [50.0] * 5,
+        "noisy": [60.0, 190.0, 60.0, 190.0, 100.0],
+        "best": [200.0] * 5,
+        "second": [198.0, 202.0, 197.0, 203.0, 199.0],
+    }
+    one = race(rates)
+    assert one.survivors(list(rates), most=9) == ["noisy", "best", "second"][1:]
+    wide = race({**rates, "noisy": [100.0, 300.0, 100.0, 300.0, 150.0]})
+    assert wide.survivors(list(rates), most=9) == ["noisy", "best", "second"]
+    assert wide.survivors(list(rates), most=2) == ["best", "second"]
+
+
+@pytest.mark.parametrize(("disturbed", "calm"), [(3, 2), (2, 3)])
+def test_a_race_is_disturbed_where_most_of_its_rounds_are(disturbed, calm):
+    calls = rounds({"a": [1.0] * disturbed}, others=40.0, busiest="make (process 7)")
+    calls += rounds({"a": [1.0] * calm}, others=5.0)
+    reason = Race(rounds=calls, costs={}, examples=1, epochs=1).disturbed_by()
+    expected = "make (process 7) took 40 % of the cores in 3 of 5 rounds"
+    assert reason == (expected if disturbed > calm else None)

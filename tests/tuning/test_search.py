@@ -1,0 +1,158 @@
+"""A search over a few real contestants on small data: it races, chooses, and goes on from its
+journal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from project import SMALL
+from trainings import params_of
+
+from throughline.config.params import check
+from throughline.results.snapshot import SnapshotCost
+from throughline.results.tuning import TuningResult
+from throughline.shared.errors import InvalidBudget, Untunable
+from throughline.shared.layout import Layout
+from throughline.tuning.budgets import find_limits, read_budgets
+from throughline.tuning.findings import NOT_RACED, summarize
+from throughline.tuning.journal import Entrance, Journal
+from throughline.tuning.key import digest_question, without_tuned
+from throughline.tuning.needs import Need
+from throughline.tuning.pool import Pool
+from throughline.tuning.race import Cost, Round
+from throughline.tuning.search import Question, Search
+from throughline.tuning.space import CEILING
+
+LONG_EPOCHS = {"batch_size": 4}  # of 30 steps
+
+
+@pytest.fixture
+def prepared(layout, tmp_path):
+    """A project with prepared data, of which snapshot has said how long it took."""
+    (tmp_path / "data").mkdir()
+    for name in ("manifest", "shards", "snapshot"):
+        (tmp_path / "data" / name).symlink_to((layout.root / "data" / name).resolve())
+    SnapshotCost(seconds=0.5, examples_per_s=400.0, bytes_per_example=128.0).write(
+        tmp_path / "data"
+    )
+    return Layout(tmp_path)
+
+
+def question_about(layout, params, **budgets):
+    given = read_budgets(**{"epochs": 3, "time": "1min", **budgets})
+    return Question(
+        params=params, root=layout.root, budgets=given, limits=find_limits(given, layout.root)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_search_races_every_kind_and_goes_on_from_its_journal(prepared, tmp_path):
+    params = check({**SMALL, **LONG_EPOCHS})
+    question = question_about(prepared, params, time="3min", disk="1kB")  # fewer families
+    search = Search(question, Journal(tmp_path))
+    choice = search.run()
+    names = search.race.names
+    assert {CEILING, "naive", "heuristic", "autotune"} <= set(names)
+    assert len(names) > 4, "and forms of families"
+    assert all(search.race.rate(name) > 0 for name in names)
+    assert choice.baseline == "naive"
+    result = summarize(search, choice, searched_s=1.0)
+    assert result.sentence.startswith("tuned: ")
+    result.write(tmp_path)
+    assert TuningResult.read(tmp_path) == result
+    raced = {row.name for row in result.candidates if row.examples_per_s is not None}
+    assert raced == {*names} - {CEILING}
+    unraced = {row.name: row.dropped for row in result.candidates if row.name not in names}
+    assert "of disk, 0 MiB are allowed" in unraced["optimized"]
+    assert NOT_RACED in unraced.values(), "of most forms"
+    if choice.outcome == "found":
+        assert search.journal.pages.proven.keys() == {choice.name}
+
+    again = Search(question, Journal(tmp_path))
+    before = list(again.journal.pages.rounds)
+    assert again.journal.pages.rounds == search.journal.pages.rounds
+    again._racing_until = 0.0
+    assert again.run().name == choice.name
+    assert again.race.rounds == before, "nothing is raced twice"
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_the_race_goes_on_without_one_that_is_killed(prepared, tmp_path):
+    params = check({**SMALL, **LONG_EPOCHS})
+    search = Search(question_about(prepared, params), Journal(tmp_path))
+    with Pool(search.job, search.needs, search.journal, 1e12) as pool:
+        pool.open(["naive", "optimized"])
+        victim = pool._open["naive"][0]
+        os.kill(victim.process, signal.SIGKILL)
+        one = pool.race(["naive", "optimized"], "own", number=0)
+        assert one.rates.keys() == {"optimized"}
+        assert pool.names == ["optimized"]
+    assert "killed by SIGKILL" in search.journal.pages.dropped["naive"]
+    with Pool(search.job, search.needs, search.journal, 1.0) as narrow:
+        narrow.open(["optimized"])
+        assert narrow.names == []
+    assert "of memory, 0 MiB are allowed" in search.journal.pages.dropped["optimized"]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_what_cannot_be_searched_is_refused(prepared, tmp_path):
+    with pytest.raises(Untunable, match="an epoch has 4 steps, and at least 20 are needed"):
+        Search(question_about(prepared, check(SMALL)), Journal(tmp_path))
+    params = check({**SMALL, **LONG_EPOCHS})
+    with pytest.raises(InvalidBudget, match=r"The least that one needs is .* of memory"):
+        Search(question_about(prepared, params, ram="1MiB"), Journal(tmp_path))
+
+
+def test_the_same_question_has_the_same_key(prepared):
+    params, budgets = params_of(), read_budgets(epochs=3)
+
+    def key(params=params, budgets=budgets):
+        return digest_question(without_tuned(params), prepared, budgets, own_files=[])
+
+    assert key() == key()
+    assert key(budgets=read_budgets(epochs=4)) != key()
+    assert key(replace(params, batch_size=7)) != key()
+    tuned = {**params.pipelines, "tuned": params.pipelines["snapshot"]}
+    assert key(replace(params, pipelines=tuned)) == key(), "an answer does not change its question"
+    alone = without_tuned(replace(params, pipelines={"tuned": params.pipelines["snapshot"]}))
+    assert list(alone.pipelines) == ["naive"]
+
+
+def test_a_journal_is_read_as_it_was_written(tmp_path):
+    journal = Journal(tmp_path)
+    journal.enter("a", Entrance(cost=Cost(prepare_s=1.0), ram_bytes=2.0))
+    journal.drop("b", "why")
+    journal.drop("b", "another reason")
+    calm = Round(heat="own", rates={"a": 1.0, "c": 2.0}, others_pct=3.0, busiest="x")
+    loud = replace(calm, others_pct=30.0)
+    for one in (calm, loud, calm):
+        journal.add(one)
+    journal.note_prices({"a": 5.0})
+    journal.note_fit("a", 7.0)
+    journal.note_proof("a", "digest")
+    again = Journal(tmp_path)
+    assert again.pages == journal.pages
+    assert again.pages.dropped == {"b": "why"}
+    assert again.rounds_of("own", ["a"]) == 3
+    assert again.rounds_of("own", ["a", "b"]) == again.rounds_of("final", ["a"]) == 0
+    again.forget_disturbed()
+    assert Journal(tmp_path).pages.rounds == [calm, calm]
+    (tmp_path / "journal.json").write_text("{")
+    assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"
+
+
+def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
+    needs = {
+        name: Need(ram_bytes=size, disk_bytes=0.0, prepare_s=0.0)
+        for name, size in {"small": 1.0, "other": 2.0, "huge": 1e18}.items()
+    }
+    with Pool(lambda name: (name, None), needs, Journal(tmp_path), 1e18) as pool:
+        groups = list(pool.groups(["small", "huge", "other"], together_with=[]))
+    assert groups == [["small"], ["huge"], ["other"]]

@@ -1,0 +1,129 @@
+"""Which configurations a search races: every family that can be planned, in its forms, and none
+that delivers other examples.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
+from throughline.plan.ops import Decode, Flip, Rescale, Resize
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
+from throughline.tuning.space import (
+    OWN,
+    RULES,
+    Conditions,
+    lay_out_space,
+    pick_forms,
+    read_stored,
+)
+
+SPEC = InputSpec(
+    schema=labeled(image_feature()),
+    preprocess=(Decode(), Resize(height=8, width=8)),
+    augment=(Flip(),),
+    postprocess=(Rescale(),),
+    batch_size=32,
+)
+NAIVE = {"naive": PipelineConfig()}
+
+
+def space(own=NAIVE, **conditions):
+    return lay_out_space(own, SPEC, Conditions(**conditions))
+
+
+def test_families_are_what_can_be_kept_where():
+    assert list(space().families) == [
+        OWN,
+        RULES,
+        "snapshot",
+        "cache_memory",
+        "cache_disk",
+        "arrays",
+        "indexed_shards",
+        "stream",
+        "cache_memory_after_decode",
+        "cache_disk_after_decode",
+    ]
+
+
+def test_ones_own_and_the_rules_of_thumb_come_first():
+    own = {**NAIVE, "heuristic": PipelineConfig(prefetch=3)}
+    first = space(own).candidates[:3]
+    assert [each.name for each in first] == ["naive", "heuristic", "autotune"]
+    assert first[1].config.prefetch == 3, "one's own goes first"
+
+
+def test_forms_differ_in_their_plans_and_in_nothing_that_decides_examples():
+    candidates = space().candidates
+    assert all(
+        one.plan != other.plan
+        for number, one in enumerate(candidates)
+        for other in candidates[:number]
+        if one.family not in (OWN, RULES)
+    )
+    snapshots = [each for each in candidates if each.family == "snapshot"]
+    assert len(snapshots) == 6, "three kinds of parallel calls, two places"
+    assert {each.config.deterministic for each in candidates} == {True}
+    assert not any(each.plan.approximate for each in candidates)
+
+
+def test_a_form_with_the_plan_of_ones_own_is_not_raced_twice():
+    stored = {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2}
+    own = {"mine": PipelineConfig(**stored, map={"parallel": "cores"}, postprocess_on="device")}
+    names = [each.name for each in space(own).families["snapshot"]]
+    assert "snapshot cores device" not in names
+    assert len(names) == 5
+
+
+@pytest.mark.parametrize(
+    ("condition", "family"),
+    [
+        ("approximate", "stream_half_size"),
+        ("beyond_memory", "snapshot_window"),
+        ("accelerator", "snapshot_on_device"),
+    ],
+)
+def test_some_families_need_a_condition(condition, family):
+    assert family in space(**{condition: True}).families
+    assert family not in space().families
+
+
+def test_order_that_depends_on_timing_has_to_be_allowed():
+    loose = [each for each in space(unordered=True).candidates if not each.config.deterministic]
+    assert loose
+    assert {each.config.read for each in loose} <= {"shards", "arrays"}
+
+
+def test_what_cannot_be_planned_is_kept_with_the_plans_own_reason():
+    (refusal,) = space({"mine": PipelineConfig(read="arrays", interleave={})}).refusals
+    assert refusal.name == "mine"
+    assert "interleave: only shards can be interleaved" in refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"sampling": "balanced"}, "draws or batches other examples"),
+        ({"decode": {"ratio": 2}}, "--allow approximate"),
+        ({"deterministic": False}, "--allow unordered"),
+    ],
+)
+def test_ones_own_that_delivers_something_else_is_not_compared(config, reason):
+    refused = space({**NAIVE, "other": PipelineConfig(**config)}).refusals
+    assert reason in {each.name: each.reason for each in refused}["other"]
+
+
+def test_all_sample_as_the_first_of_ones_own():
+    own = {"mine": PipelineConfig(sampling="balanced")}
+    assert {each.config.sampling for each in space(own).candidates} == {"balanced"}
+    assert read_stored(own).sampling == "balanced"
+
+
+def test_prices_choose_among_forms_and_nothing_else():
+    forms = space().families["stream"]
+    priced = {forms[2].name: 90.0, forms[0].name: 80.0}
+    assert pick_forms(forms, priced, 3) == [forms[2], forms[0], forms[1]]
+    assert pick_forms(forms, {}, 2) == forms[:2], "their own order where there is no price"

@@ -1,0 +1,98 @@
+"""What is known of the data before a race, and the proof of the winner's examples."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from project import SMALL
+
+from throughline.assembly.inputs import open_inputs
+from throughline.config.params import check
+from throughline.diagnosis.cost_model import ModelStepCost
+from throughline.results.snapshot import SnapshotCost
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import UnequalConfigurations
+from throughline.shared.layout import Layout
+from throughline.tuning.budgets import find_limits, read_budgets
+from throughline.tuning.contest import sample_shards
+from throughline.tuning.jobs import Entry
+from throughline.tuning.survey import estimate_costs, prove_equal, survey
+
+
+@pytest.fixture(scope="module")
+def root(layout, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("surveyed")
+    (folder / "data").mkdir()
+    for name in ("manifest", "shards", "snapshot"):
+        (folder / "data" / name).symlink_to((layout.root / "data" / name).resolve())
+    SnapshotCost(seconds=9.0, examples_per_s=20.0, bytes_per_example=128.0).write(folder / "data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def params():
+    return check(SMALL)
+
+
+def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params):
+    surveyed = survey(params, root, [], find_limits(read_budgets(epochs=1), root))
+    data = open_inputs(params, Layout(root))
+    assert surveyed.examples == data.shards.examples("train")
+    assert surveyed.steps_per_epoch == -(-surveyed.examples // params.batch_size)
+    families = {each.family: surveyed.needs[each.name] for each in surveyed.space.candidates}
+    stored = sum(data.snapshot.bytes(split) for split in data.shards.splits)
+    plain = families["stream"].ram_bytes
+    assert plain > 50 * 2**20, "a process with TensorFlow"
+    assert families["snapshot"].disk_bytes == stored
+    assert families["snapshot"].prepare_s == 9.0
+    assert families["stream"].disk_bytes == families["stream"].prepare_s == 0.0
+    assert families["cache_memory"].ram_bytes - plain == data.snapshot.bytes("train")
+    assert families["cache_disk"].disk_bytes == data.snapshot.bytes("train")
+    assert families["cache_disk"].ram_bytes == plain
+    assert families["arrays"].ram_bytes > plain
+
+
+@pytest.mark.integration
+def test_prices_predict_a_rate_for_every_form_that_has_one(root, params):
+    space = survey(params, root, [], find_limits(read_budgets(epochs=1), root)).space
+    chosen = [each for each in space.candidates if each.family in ("stream", "snapshot")]
+    step = ModelStepCost(step_ms=2.0, core_ms=2.0, on_accelerator=False)
+    predicted = estimate_costs(params, root, chosen, step)
+    assert predicted.keys() == {each.name for each in chosen}
+    ceiling = params.batch_size / 2.0 * 1e3
+    assert all(0 < rate <= 1.01 * ceiling for rate in predicted.values())
+
+
+@pytest.mark.integration
+def test_examples_are_proven_to_be_the_snapshots(root, params):
+    cached = PipelineConfig.model_validate({"read": "shards", "cache": {"where": "memory"}})
+    stored = PipelineConfig.model_validate({"read": "snapshot", "shuffle": {"kind": "global"}})
+    one, two = (
+        Entry(params=params, root=root, name="mine", config=config) for config in (cached, stored)
+    )
+    assert prove_equal(one) == prove_equal(two)
+
+
+@pytest.mark.integration
+def test_a_snapshot_with_another_pixel_is_no_proof(params, layout, tmp_path):
+    shutil.copytree(layout.root / "data" / "snapshot", tmp_path / "data" / "snapshot")
+    for name in ("manifest", "shards"):
+        (tmp_path / "data" / name).symlink_to((layout.root / "data" / name).resolve())
+    column = tmp_path / "data" / "snapshot" / "train" / "image.bin"
+    content = bytearray(column.read_bytes())
+    content[0] ^= 1
+    column.write_bytes(content)
+    stream = Entry(params=params, root=tmp_path, name="stream", config=PipelineConfig())
+    with pytest.raises(UnequalConfigurations, match="the train split has other examples"):
+        prove_equal(stream)
+
+
+def test_a_cache_is_filled_with_the_first_shards_alone(root, params, monkeypatch):
+    data = open_inputs(params, Layout(root))
+    whole = data.shards.for_split("train")
+    assert sample_shards(data).shards.for_split("train") == whole, "all of a small set"
+    monkeypatch.setattr("throughline.tuning.contest.SAMPLE_BYTES", whole[0].bytes)
+    sampled = sample_shards(data)
+    assert sampled.shards.for_split("train") == whole[:1]
+    assert sampled.shards.for_split("test") == data.shards.for_split("test")

@@ -1,0 +1,95 @@
+"""Adding a configuration to params.yaml as lines of text: every other byte stays, comments and the
+way things are written included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
+
+from throughline.config.params_file import parse_yaml
+from throughline.shared.errors import Untunable
+from throughline.shared.files import atomic_file
+
+SECTION = "pipelines"
+
+
+def write_yaml(name: str, config: Mapping[str, Any], *, indent: int = 2) -> str:
+    """A configuration as lines of YAML, to stand below `pipelines:`."""
+    lines = [f"{' ' * indent}{name}:"]
+    lines += [f"{' ' * 2 * indent}{key}: {_flow(value)}" for key, value in config.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: Any) -> str:
+    """A value in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)
+
+
+def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
+    """Add a configuration at the end of `pipelines:` of a params.yaml, atomically; returns whether
+    the file has changed: not where the same configuration is there.
+
+    Raises:
+      Untunable: there is another one of that name, or the file is written so that lines cannot be
+        added; the lines to add by hand are said.
+    """
+    with path.open(newline="") as file:
+        text = file.read()
+    before = parse_yaml(text, path.name)
+    present = before[SECTION].get(name)
+    if present == dict(config):
+        return False
+    by_hand = f"Add it by hand, below `{SECTION}:`:\n{write_yaml(name, config)}"
+    if present is not None:
+        raise Untunable(
+            f"{path.name}: {SECTION}.{name} is there and says something else; rename or remove it."
+            f" {by_hand}"
+        )
+    changed = _insert(text, name, config)
+    expected = {**before, SECTION: {**before[SECTION], name: dict(config)}}
+    if changed is None or parse_yaml(changed, path.name) != expected:
+        raise Untunable(f"{path.name}: no lines can be added to `{SECTION}:` as it is. {by_hand}")
+    with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
+        file.write(changed)
+    return True
+
+
+def _insert(text: str, name: str, config: Mapping[str, Any]) -> str | None:
+    """The text with the lines after the last one of `pipelines:`; None where that is no block."""
+    root = YAML(pure=True).compose(text)
+    section = _find_value(root, SECTION)
+    if not isinstance(section, MappingNode) or section.flow_style or not section.value:
+        return None
+    lines = text.splitlines(keepends=True)
+    ending = "\r\n" if lines[0].endswith("\r\n") else "\n"
+    added = write_yaml(name, config, indent=section.value[0][0].start_mark.column)
+    last = _last_line(section)
+    if not lines[last].endswith("\n"):
+        lines[last] += ending
+    lines.insert(last + 1, added.replace("\n", ending))
+    return "".join(lines)
+
+
+def _find_value(root: Node | None, key: str) -> Node | None:
+    if not isinstance(root, MappingNode):
+        return None
+    return next((value for name, value in root.value if name.value == key), None)
+
+
+def _last_line(node: Node) -> int:
+    """The last line that a node takes, without the comments and blank lines after it."""
+    if isinstance(node, CollectionNode) and not node.flow_style:
+        pairs = [each for pair in node.value for each in (pair if type(pair) is tuple else (pair,))]
+        return max(map(_last_line, pairs), default=node.start_mark.line)
+    end = node.end_mark
+    return end.line if end.column else max(node.start_mark.line, end.line - 1)

@@ -1,0 +1,94 @@
+"""What a search found, for people: the table of all candidates on a terminal, as Markdown, and as
+records.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from throughline.reporting.table import ABSENT
+from throughline.results.tuning import TunedCandidate, TuningResult
+
+COLUMNS = (
+    "candidate",
+    "predicted [examples/s]",
+    "measured [examples/s]",
+    "training [s]",
+    "from, to [s]",
+    "RAM [MiB]",
+    "disk [MiB]",
+    "prepare [s]",
+    "dropped",
+)
+NUMERIC = COLUMNS[1:-1]
+WORDS_WIDTH = 16  # of columns of words, at least
+LOG_WIDTH = 150  # of the table where it goes into a file
+NOT_RACED = "not raced: another form of its family was, or the time was up"
+
+
+def to_records(result: TuningResult) -> list[dict[str, str]]:
+    """A mapping per candidate by the titles of the columns, the choice first."""
+    return [dict(zip(COLUMNS, _cells(each), strict=True)) for each in result.candidates]
+
+
+def to_markdown(result: TuningResult) -> str:
+    """The sentence and the table in Markdown, without the forms that were not needed."""
+    rule = ["---:" if title in NUMERIC else "---" for title in COLUMNS]
+    lines = [COLUMNS, rule, *(_cells(each) for each in result.candidates if not _unneeded(each))]
+    table = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join([result.sentence, "", *table])
+
+
+def to_terminal(result: TuningResult) -> Table:
+    """The table for a terminal: who raced; forms that were not needed are counted below it."""
+    shown = [each for each in result.candidates if not _unneeded(each)]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for title in COLUMNS:
+        name, _, unit = title.partition(" [")
+        table.add_column(
+            name + (f"\n{unit.rstrip(']')}" if unit else ""),
+            justify="right" if title in NUMERIC else "left",
+            overflow="fold",
+            min_width=WORDS_WIDTH if title not in NUMERIC else None,
+        )
+    for each in shown:
+        table.add_row(*map(Text, _cells(each)), style="" if each.dropped else "bold")
+    if hidden := len(result.candidates) - len(shown):
+        table.caption = f"and {hidden} forms that were not raced"
+    return table
+
+
+def print_table(result: TuningResult) -> None:
+    """Print the table on standard output."""
+    Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(to_terminal(result))
+
+
+def _unneeded(candidate: TunedCandidate) -> bool:
+    """Whether it was left out for no reason of its own."""
+    return candidate.dropped == NOT_RACED
+
+
+def _cells(each: TunedCandidate) -> tuple[str, ...]:
+    interval = ABSENT
+    if each.seconds_low is not None and each.seconds_high is not None:
+        interval = f"{each.seconds_low:.0f}, {each.seconds_high:.0f}"
+    return (
+        each.name,
+        _number(each.predicted_examples_per_s),
+        _number(each.examples_per_s),
+        _number(each.seconds, digits=1),
+        interval,
+        _number(each.ram_mib),
+        _number(each.disk_mib),
+        _number(each.prepare_s),
+        each.dropped,
+    )
+
+
+def _number(value: float | None, *, digits: int = 0) -> str:
+    return ABSENT if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,61 @@
+"""What a search for the best configuration found: every candidate with its figures, the choice, and
+the sentence about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from throughline.results.base import ResultFile
+
+# found: `chosen` is new · kept: one's own fastest stays · compute-bound: no input could gain 5 % ·
+# undecided: others were at work.
+Outcome = Literal["found", "kept", "compute-bound", "undecided"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedCandidate:
+    """One candidate: its configuration, the rate that prices predict and that was measured
+    [examples/s], the whole training [s] with its interval, what it needs, and why it was dropped;
+    empty for the choice. What was not measured, or has no price, is None.
+    """
+
+    name: str
+    family: str
+    config: Mapping[str, Any]
+    predicted_examples_per_s: float | None
+    examples_per_s: float | None
+    seconds: float | None
+    seconds_low: float | None
+    seconds_high: float | None
+    ram_mib: float | None
+    disk_mib: float
+    prepare_s: float
+    dropped: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningResult(ResultFile):
+    """A whole search: its outcome, in a sentence, too; the chosen configuration, and with which
+    others it is compared. `ceiling_examples_per_s` is the model alone; `mlflow_run_id` is None
+    where MLflow could not be reached.
+    """
+
+    FILE: ClassVar[str] = "tune.json"
+    STAGE: ClassVar[str] = "tune"
+
+    outcome: Outcome
+    sentence: str
+    chosen: str
+    config: Mapping[str, Any]
+    baseline: str
+    incumbent: str
+    epochs: int
+    examples: int
+    ceiling_examples_per_s: float
+    rounds: int
+    searched_s: float
+    candidates: Sequence[TunedCandidate]
+    mlflow_run_id: str | None = None

@@ -1,0 +1,155 @@
+"""What a search may spend: memory, disk, preparation, epochs and its own time, read from words such
+as `8GiB` and `10min`, and capped by what the machine has left. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import psutil
+from pydantic import AfterValidator, Field, ValidationError
+
+from throughline.settings.base import Settings, json_word_or_count, word_or_count
+from throughline.shared.errors import InvalidBudget
+from throughline.shared.limits import available_memory
+
+AVAILABLE, UNLIMITED, AUTO = "available", "unlimited", "auto"
+SIZES = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
+    unit: 2.0 ** (10 * power) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)
+}
+TIMES = {"s": 1, "min": 60, "h": 3600}
+SHORTEST_SEARCH_S = 60
+_QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
+
+Allowance = Literal["approximate", "unordered"]
+
+
+def parse_size(text: str) -> float:
+    """Bytes of a size such as 500MB or 8GiB.
+
+    Raises:
+      ValueError: it is none, or zero; says what one looks like.
+    """
+    return _parse(text, SIZES, "a size needs a number and a unit, such as 500MB or 8GiB")
+
+
+def parse_time(text: str) -> float:
+    """Seconds of a time such as 90s, 10min or 1.5h.
+
+    Raises:
+      ValueError: it is none, or zero; says what one looks like.
+    """
+    return _parse(text, TIMES, "a time needs a number and a unit, such as 90s, 10min or 1.5h")
+
+
+def _parse(text: str, units: Mapping[str, float], advice: str) -> float:
+    known = {unit.lower(): factor for unit, factor in units.items()}
+    match = _QUANTITY.fullmatch(text.strip())
+    factor = known.get(match["unit"].lower()) if match else None
+    if not match or factor is None or float(match["number"]) == 0:
+        raise ValueError(f"{advice}; found {text!r}")
+    return float(match["number"]) * factor
+
+
+def _check_size(text: str) -> str:
+    if text != AVAILABLE:
+        parse_size(text)
+    return text
+
+
+def _check_time(text: str) -> str:
+    if text != UNLIMITED:
+        parse_time(text)
+    return text
+
+
+def _check_search_time(text: str) -> str:
+    if parse_time(text) < SHORTEST_SEARCH_S:
+        raise ValueError(f"a search takes at least 1min, in which few plans race; found {text!r}")
+    return text
+
+
+class Budgets(Settings):
+    """What a search may spend, and for how long a training it searches."""
+
+    ram: Annotated[str, AfterValidator(_check_size)] = Field(
+        default=AVAILABLE,
+        description="memory of a training, such as 8GiB; available: what this machine has left",
+    )
+    disk: Annotated[str, AfterValidator(_check_size)] = Field(
+        default=AVAILABLE,
+        description=(
+            "what a configuration keeps on disk besides the shards, such as 20GiB; available: what"
+            " is free"
+        ),
+    )
+    prepare: Annotated[str, AfterValidator(_check_time)] = Field(
+        default=UNLIMITED,
+        description="time to write a snapshot, such as 10min; unlimited: any, but it is counted",
+    )
+    epochs: Annotated[str | int, word_or_count(AUTO), json_word_or_count(AUTO)] = Field(
+        default=AUTO, description="of the training that is to be fast; auto: train.epochs"
+    )
+    time: Annotated[str, AfterValidator(_check_search_time)] = Field(
+        default="5min", description="of the search itself, at least 1min"
+    )
+    allow: tuple[Allowance, ...] = Field(
+        default=(),
+        description=(
+            "approximate: pixels decoded otherwise · unordered: elements in the order of their"
+            " timing; neither: every example as it is, in an order that repeats"
+        ),
+    )
+
+
+def read_budgets(**options: Any) -> Budgets:
+    """The budgets of a command line, by the names of its options; an option of None is left out.
+
+    Raises:
+      InvalidBudget: with every option that is wrong.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return Budgets(**given)
+    except ValidationError as error:
+        raise InvalidBudget("\n".join(_describe(problem) for problem in error.errors())) from error
+
+
+def _describe(problem: Any) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = "" if "found" in message else f"; found {problem['input']!r}"
+    return f"--{problem['loc'][0]}: {message[0].lower()}{message[1:]}{shown}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Budgets as numbers, none of them more than the machine has left."""
+
+    ram_bytes: float
+    disk_bytes: float
+    prepare_s: float
+
+
+def find_limits(budgets: Budgets, folder: Path) -> Limits:
+    """The budgets as numbers: memory capped by what the machine and its control groups leave, disk
+    by what is free where `folder` is.
+    """
+
+    def capped(text: str, left: float) -> float:
+        return left if text == AVAILABLE else min(parse_size(text), left)
+
+    return Limits(
+        ram_bytes=capped(budgets.ram, available_memory()),
+        disk_bytes=capped(budgets.disk, psutil.disk_usage(str(folder.absolute())).free),
+        prepare_s=math.inf if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
+    )
+
+
+def split_allowances(texts: Sequence[str] | None) -> list[str]:
+    """The allowances of an option that takes several, each once or joined by commas."""
+    return [word for text in texts or () for word in text.split(",") if word]

@@ -1,0 +1,169 @@
+"""Which configuration a search chooses, and the sentence about it. Pure.
+
+What counts is the whole training: preparation, first epoch, remaining epochs. The fastest of one's
+own configurations, the incumbent, stays unless another one certainly beats it. Equals within the
+noise are decided by memory, then disk, then by how short the configuration is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from throughline.reporting.ranking import BASELINE
+from throughline.results.tuning import Outcome
+from throughline.settings import PipelineConfig
+from throughline.tuning.needs import Need, format_bytes, format_seconds
+from throughline.tuning.race import Race, Ratio
+from throughline.tuning.space import CEILING, TUNED
+
+TIE = 1.05  # times as long as the fastest, up to which less memory counts more
+NEGLIGIBLE = 0.05  # of a step, below which input is not what to change
+SURE = 1.5  # a lead from which on a race needs no confirmation
+MEMORY_GRAIN = 64 * 2**20  # bytes, within which two needs of memory are the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is chosen, what it is compared with, and how many times as long it takes; `pays_from` is
+    the first epoch after which it has taken less than the baseline.
+    """
+
+    outcome: Outcome
+    name: str
+    baseline: str
+    incumbent: str
+    to_baseline: Ratio
+    to_incumbent: Ratio
+    pays_from: int | None
+    reason: str = ""
+
+
+def choose(
+    race: Race,
+    rivals: Sequence[str],
+    own: Sequence[str],
+    *,
+    needs: Mapping[str, Need],
+    configs: Mapping[str, PipelineConfig],
+) -> Choice:
+    """Choose among `rivals`, which all have raced, and of which some are one's `own`."""
+    baseline = find_baseline(own)
+    incumbent = race.fastest(own)
+    ahead = [name for name in rivals if name not in own and race.ratio(name, incumbent).faster]
+    name, new = incumbent, bool(ahead)
+    if new:
+        fastest = race.fastest([incumbent, *ahead])
+        tied = [each for each in ahead if each == fastest or _is_tied(race.ratio(each, fastest))]
+        name = min(tied, key=lambda each: _modesty(needs[each], configs[each]))
+    disturbed = race.disturbed_by()
+    outcome: Outcome = (
+        "undecided"
+        if disturbed
+        else "compute-bound"
+        if is_compute_bound(race, incumbent) and not new
+        else "found"
+        if new
+        else "kept"
+    )
+    return Choice(
+        outcome=outcome,
+        name=name,
+        baseline=baseline,
+        incumbent=incumbent,
+        to_baseline=race.ratio(name, baseline),
+        to_incumbent=race.ratio(name, incumbent),
+        pays_from=find_break_even(race, name, baseline),
+        reason=disturbed or "",
+    )
+
+
+def find_baseline(own: Sequence[str]) -> str:
+    """The configuration that others are compared with: naive; without it, the first."""
+    return BASELINE if BASELINE in own else own[0]
+
+
+def keep_incumbent(choice: Choice, race: Race, reason: str) -> Choice:
+    """The choice where the lead over the incumbent was not confirmed, and why."""
+    incumbent = choice.incumbent
+    return Choice(
+        outcome="kept",
+        name=incumbent,
+        baseline=choice.baseline,
+        incumbent=incumbent,
+        to_baseline=race.ratio(incumbent, choice.baseline),
+        to_incumbent=race.ratio(incumbent, incumbent),
+        pays_from=find_break_even(race, incumbent, choice.baseline),
+        reason=f"`{choice.name}` led, but {reason}",
+    )
+
+
+def is_compute_bound(race: Race, name: str) -> bool:
+    """Whether even an input that costs nothing would make a training certainly less than 5 %
+    faster.
+    """
+    to_ceiling = race.ratio(name, CEILING)
+    return to_ceiling.rounds > 0 and to_ceiling.high < 1 / (1 - NEGLIGIBLE)
+
+
+def find_break_even(race: Race, name: str, baseline: str) -> int | None:
+    """The first epoch after which a training has taken no more than the baseline's; None: none of
+    the training's epochs, or it is the baseline.
+    """
+    if name == baseline:
+        return None
+    return next(
+        (
+            epochs
+            for epochs in range(1, race.epochs + 1)
+            if race.seconds(name, epochs=epochs) <= race.seconds(baseline, epochs=epochs)
+        ),
+        None,
+    )
+
+
+def _is_tied(gap: Ratio) -> bool:
+    return not gap.slower and gap.median <= TIE
+
+
+def _modesty(need: Need, config: PipelineConfig) -> tuple[int, float, int]:
+    keys = len(config.model_dump(exclude_defaults=True))
+    return round(need.ram_bytes / MEMORY_GRAIN), need.disk_bytes, keys
+
+
+def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
+    """The last line of a search."""
+    incumbent = f"`{choice.incumbent}`"
+    if choice.outcome == "undecided":
+        return (
+            f"{TUNED}: undecided: {choice.reason}; so far `{choice.name}` is the fastest. Run it"
+            " again while nothing else runs"
+        )
+    if choice.outcome == "compute-bound":
+        return (
+            f"{TUNED}: nothing to gain: with {incumbent} the input is below"
+            f" {100 * NEGLIGIBLE:.0f} % of a step; the model is what takes time"
+        )
+    if choice.outcome == "kept":
+        return f"{TUNED}: nothing beats {incumbent}" + (f"; {choice.reason}" * bool(choice.reason))
+    epochs = "1 epoch" if race.epochs == 1 else f"{race.epochs:,} epochs"
+    parts = [f"{format_seconds(race.seconds(choice.name))} for {epochs}"]
+    parts.append(
+        f"{_times(choice.to_baseline)} {choice.baseline}"
+        f" ({1 / choice.to_baseline.high:.1f} to {_upper(choice.to_baseline)})"
+    )
+    if choice.incumbent != choice.baseline:
+        parts.append(f"{_times(choice.to_incumbent)} {incumbent}")
+    spent = [f"{format_bytes(need.disk_bytes)} of disk"] if need.disk_bytes else []
+    spent += [f"{format_seconds(need.prepare_s)} of preparation"] if need.prepare_s else []
+    if choice.pays_from is not None and choice.pays_from > 1:
+        spent.append(f"pays from epoch {choice.pays_from}")
+    return f"{TUNED}: {', '.join(parts)}" + (f"; {', '.join(spent)}" if spent else "")
+
+
+def _times(ratio: Ratio) -> str:
+    return f"{1 / ratio.median:.1f}×"
+
+
+def _upper(ratio: Ratio) -> str:
+    return f"{1 / ratio.low:.1f}" if ratio.low > 0 else "∞"

@@ -1,0 +1,64 @@
+"""What is asked of a winner after the race: a small lead once more by `fit` itself, in fresh
+processes, and that it delivers the snapshot's examples.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from throughline.shared.progress import echo
+from throughline.tuning.choice import SURE, Choice, keep_incumbent
+from throughline.tuning.contestant import ContestantLost, do_once
+from throughline.tuning.jobs import Entry
+from throughline.tuning.journal import Journal
+from throughline.tuning.race import Race
+
+FIT_S, FIT_RUNS = 4.0, 2  # how long epochs, and how many runs, confirm a small lead
+PROOF_S = 24 * 3600.0  # reads every example twice
+
+
+def confirm(
+    choice: Choice, race: Race, journal: Journal, entry_of: Callable[[str], Entry]
+) -> Choice:
+    """Train by `fit` where the lead is small; the incumbent stays unless the choice takes less time
+    in each pair of runs, whose order alternates.
+    """
+    if choice.outcome != "found" or 1 / choice.to_incumbent.median >= SURE:
+        return choice
+    names = [choice.name, choice.incumbent]
+    echo(f"confirming by fit in fresh processes: {names[0]} against {names[1]}")
+    fits = journal.pages.fits
+    try:
+        for number in range(FIT_RUNS):
+            for name in names if number % 2 == 0 else reversed(names):
+                if len(fits.get(name, [])) <= number:
+                    journal.note_fit(name, _fit(entry_of(name), race.rate(name), journal))
+    except ContestantLost as lost:
+        return keep_incumbent(choice, race, f"fit in a fresh process failed: {lost}")
+    totals = [[race.total_s(name, rate) for rate in fits[name][:FIT_RUNS]] for name in names]
+    ratios = [one / other for one, other in zip(*totals, strict=True)]
+    if max(ratios) < 1:
+        return choice
+    times = f"{statistics.median(ratios):.2f} times as long"
+    return keep_incumbent(choice, race, f"by fit in fresh processes it takes {times}")
+
+
+def _fit(entry: Entry, rate: float, journal: Journal) -> float:
+    """Examples per second by `fit`, in epochs of about `FIT_S` at this rate."""
+    steps = max(1, round(FIT_S * rate / entry.params.batch_size))
+    return do_once("fit", entry, steps, log=journal.folder / "fit.log")
+
+
+def prove(entry: Entry, journal: Journal) -> bool:
+    """Whether the examples are the snapshot's; a candidate whose are not is dropped."""
+    if entry.name in journal.pages.proven:
+        return True
+    echo(f"proving that {entry.name} delivers the snapshot's examples")
+    try:
+        digest = do_once("prove", entry, log=journal.folder / "prove.log", timeout_s=PROOF_S)
+    except ContestantLost as lost:
+        journal.drop(entry.name, f"not proven: {lost}")
+        return False
+    journal.note_proof(entry.name, digest)
+    return True

@@ -1,0 +1,230 @@
+"""What contestants do, each in a process of its own: train through a configuration for a moment, as
+`fit` does; run the model on a batch that is ready; train a few epochs by `fit` itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
+from throughline.assembly.model import build_models_for
+from throughline.assembly.training import configure_process, open_batches
+from throughline.config.params import Params
+from throughline.measurement.train_steps import repeat_batch, repeat_batches, wait_for_loss
+from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.shared.layout import Layout
+from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
+from throughline.training.step_function import StepFunction
+from throughline.training.step_model import Feed, make_step_model
+from throughline.tuning.jobs import Entry, Opened, Turn
+from throughline.tuning.survey import estimate_costs, prove_equal, survey
+
+TURN_S, TURN_STEPS = 0.4, 10  # a turn is as long as both ask for,
+LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless that takes too long
+SETTLE_STEPS = 4  # that batches which were ready before the turn are used up in
+WARM_UP_STEPS, WARM_UP_S = 10, 5.0
+SAMPLE_BYTES = 64 * 2**20  # of shards, with which a cache is filled
+FIT_EPOCHS = 3  # of which the first does not count
+MANY_EPOCHS = 1_000_000
+
+
+class Training:
+    """Trains through a configuration, turn by turn. A cache is filled first, by a sample: how long
+    an epoch takes follows from its rate.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self._service = ExitStack()
+        address = self._service.enter_context(open_input_service(entry.config))
+        pipeline, self._step, share = _open(entry, address=address)
+        self._pipeline = pipeline
+        self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
+        self._left = 0
+        fill_s = _time_fill(pipeline, self._batches) / share if pipeline.plan.caches else 0.0
+        self.opened = Opened(fill_s=fill_s, cached_share=share)
+        _warm_up(self._advance)
+
+    def turn(self) -> Turn:
+        """Train for a moment, from the state in which the last turn has left all buffers."""
+        return _take_turn(self._advance, self._pipeline.examples_per_step)
+
+    def _advance(self) -> tuple[int, Any]:
+        """Run the next execution, as `fit` does; returns its steps, and its logs."""
+        if self._left == 0:
+            self._left = self._pipeline.steps_per_epoch
+            self._step.begin(self._left)
+        logs = self._step(self._batches)
+        self._left -= self._step.steps
+        return self._step.steps, logs
+
+
+class Ceiling:
+    """Trains the model on a batch that is ready, of floats: as fast as if input cost nothing."""
+
+    def __init__(self, entry: Entry) -> None:
+        pipeline, self._step, _ = _open(entry, gathers=False)
+        self._examples_per_step = pipeline.examples_per_step
+        text = pipeline.plan.spec.schema.is_text
+        self._batches: Iterator[Any] = (
+            repeat_batches(pipeline) if text else repeat_batch(next(pipeline.batches()))
+        )
+        self.opened = Opened()
+        _warm_up(self._advance)
+
+    def turn(self) -> Turn:
+        """Train for a moment."""
+        return _take_turn(self._advance, self._examples_per_step)
+
+    def _advance(self) -> tuple[int, Any]:
+        self._step.begin(MANY_EPOCHS)
+        logs = self._step(self._batches)
+        return self._step.steps, logs
+
+
+class Fit:
+    """Trains a few epochs, of at most `steps`, by `fit` itself; `opened` is the rate of all but the
+    first of them [examples/s].
+    """
+
+    def __init__(self, entry: Entry, steps: int) -> None:
+        with open_input_service(entry.config) as address:
+            pipeline, step, _ = _open(entry, address=address)
+            steps = min(steps, pipeline.steps_per_epoch)
+            held_out = open_input_pipeline(
+                _only(entry),
+                entry.name,
+                open_inputs(entry.params, Layout(entry.root)),
+                split="validation",
+                purpose="evaluate",
+            )
+            clock = _EpochClock()
+            fit(
+                step,
+                open_batches(pipeline, Position(), epochs=MANY_EPOCHS),
+                Schedule(steps_per_epoch=steps, epochs=FIT_EPOCHS),
+                evaluation=SplitEvaluation(step.model, held_out.dataset(), 1),
+                callbacks=[clock],
+            )
+        counted = clock.seconds[1:]
+        self.opened = len(counted) * steps * pipeline.examples_per_step / sum(counted)
+
+
+class _EpochClock(keras.callbacks.Callback):
+    """How long the training part of each epoch takes, until its last loss is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._started_at = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._started_at = time.perf_counter()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.seconds.append(time.perf_counter() - self._started_at)
+
+
+class _Report:
+    """A job that is done when it is open: the result of a function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.opened = function(*arguments)
+
+
+def _open(
+    entry: Entry, *, address: str = "", gathers: bool = True
+) -> tuple[InputPipeline, StepFunction, float]:
+    """The input pipeline and the train step of an entry, and the share of the examples that there
+    are for it.
+    """
+    for gpu in tf.config.list_physical_devices("GPU"):  # which contestants share
+        tf.config.experimental.set_memory_growth(gpu, True)
+    params = _only(entry)
+    configure_process(params.train)
+    data = open_inputs(params, Layout(entry.root))
+    models = build_models_for(params, data)
+    given = sample_shards(data) if entry.config.cache else data
+    pipeline = open_input_pipeline(
+        params, entry.name, given, split="train", purpose="train", address=address
+    )
+    step = StepFunction(
+        make_step_model(models, params.train, Feed.of(pipeline, params.train, gathers=gathers))
+    )
+    return pipeline, step, given.shards.examples("train") / data.shards.examples("train")
+
+
+def _only(entry: Entry) -> Params:
+    return replace(entry.params, pipelines={entry.name: entry.config})
+
+
+def sample_shards(data: PreparedData) -> PreparedData:
+    """The same data with the first of the training split's shards alone, as many as a cache is to
+    be filled with: examples are in random order, so any of them stand for all.
+    """
+    kept, size = [], 0
+    for shard in data.shards.for_split("train"):
+        if not kept or size + shard.bytes <= SAMPLE_BYTES:
+            kept.append(shard.name)
+            size += shard.bytes
+    shards = tuple(
+        shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
+    )
+    return replace(data, shards=replace(data.shards, shards=shards))
+
+
+def _time_fill(pipeline: InputPipeline, batches: Iterator[Any]) -> float:
+    started_at = time.perf_counter()
+    for _ in itertools.islice(batches, pipeline.steps_per_epoch):
+        pass
+    return time.perf_counter() - started_at
+
+
+def _warm_up(advance: Callable[[], tuple[int, Any]]) -> None:
+    """The steps in which the graph is traced and AUTOTUNE begins."""
+    started_at, steps = time.perf_counter(), 0
+    while steps < WARM_UP_STEPS and time.perf_counter() - started_at < WARM_UP_S:
+        done, logs = advance()
+        wait_for_loss(logs)
+        steps += done
+
+
+def _take_turn(advance: Callable[[], tuple[int, Any]], examples_per_step: float) -> Turn:
+    """Train as `fit` does: no loss is waited for but the last one."""
+    settled, logs = 0, None
+    limit = time.perf_counter() + LONGEST_TURN_S
+    while settled < SETTLE_STEPS and time.perf_counter() < limit:
+        done, logs = advance()
+        settled += done
+    wait_for_loss(logs)
+    cpu_s, started_at, steps, seconds = time.process_time(), time.perf_counter(), 0, 0.0
+    while steps < FEWEST_STEPS or (
+        (steps < TURN_STEPS or seconds < TURN_S) and seconds < LONGEST_TURN_S
+    ):
+        done, logs = advance()
+        steps += done
+        seconds = time.perf_counter() - started_at
+    wait_for_loss(logs)
+    seconds = time.perf_counter() - started_at
+    return Turn(
+        examples_per_s=steps * examples_per_step / seconds,
+        core_ms=(time.process_time() - cpu_s) / steps * 1e3,
+    )
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "train": Training,
+    "ceiling": Ceiling,
+    "fit": Fit,
+    "survey": lambda *arguments: _Report(survey, *arguments),
+    "price": lambda *arguments: _Report(estimate_costs, *arguments),
+    "prove": lambda *arguments: _Report(prove_equal, *arguments),
+}

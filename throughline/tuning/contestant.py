@@ -1,0 +1,143 @@
+"""A process per contestant, forked from one that has imported TensorFlow, and stopped while it is
+not its turn.
+
+In one process all contestants would fill their buffers, and take cores, during the others' turns;
+AUTOTUNE looked three times as fast so as it trains (docs/decisions/044). A contestant ends with the
+process that asked for it, however that ends, and also while it is stopped: the kernel kills it when
+its parent, the server that forked it, is gone, and that ends with us. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from throughline.shared.errors import Failure
+from throughline.shared.limits import own_memory
+from throughline.tuning.jobs import work
+
+SERVED = "throughline.tuning.contest"  # what the server imports before it forks
+OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
+
+
+class ContestantLost(Exception):
+    """A contestant that was killed, failed or does not answer; says which of it."""
+
+
+class Contestant:
+    """A process that does one kind of `job` (see `jobs.py`), as a context manager. What it prints
+    is in the file `log`.
+    """
+
+    def __init__(self, job: str, arguments: tuple[Any, ...], *, log: Path) -> None:
+        self._job, self._arguments, self._log = job, arguments, log
+        self._pipe: Any = None
+        self._process: Any = None
+
+    def __enter__(self) -> Contestant:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([SERVED])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=work, args=(theirs, self._job, self._arguments, str(self._log)), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()  # reaches one that is stopped, too
+        self._process.join(END_S)
+        self._pipe.close()
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def wait_until_open(self, timeout_s: float = OPENING_S) -> Any:
+        """What the job says when it is ready.
+
+        Raises:
+          ContestantLost: it failed, was killed, or is not ready in time.
+        """
+        return self._receive(timeout_s)
+
+    def ask(self, order: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
+        """Let it do one thing, a method of its job, and return the result; it is stopped before and
+        afterwards.
+
+        Raises:
+          ContestantLost: it failed, was killed, or does not answer in time.
+        """
+        self._signal(signal.SIGCONT)
+        try:
+            self._pipe.send((order, arguments))
+        except OSError:
+            raise ContestantLost(self._describe_end()) from None
+        answer = self._receive(timeout_s)
+        self.stop()
+        return answer
+
+    def stop(self) -> None:
+        """Let none of its threads run until it is asked again."""
+        self._signal(signal.SIGSTOP)
+
+    def memory_bytes(self) -> int:
+        """Memory that it holds and that cannot be dropped: not the pages of mapped files."""
+        return own_memory(Path(f"/proc/{self.process}"))
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process, number)
+
+    def _receive(self, timeout_s: float) -> Any:
+        try:
+            if not self._pipe.poll(timeout_s):
+                raise ContestantLost(f"does not answer within {timeout_s:.0f} s")
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            raise ContestantLost(self._describe_end()) from None
+        if isinstance(answer, Failure):
+            raise ContestantLost(answer.first_line)
+        return answer
+
+    def _describe_end(self) -> str:
+        self._process.join(END_S)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            return f"was killed by {name}" + (", perhaps for its memory" if code == -9 else "")  # noqa: PLR2004
+        return f"ended with exit code {code}"
+
+
+def keep_sockets_in(folder: Path) -> None:
+    """Let the server's socket be in a folder of ours, not in the system's temporary directory,
+    where one that is killed would leave it; and clear what an earlier search has left there.
+    """
+    for left in folder.glob("pymp-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    # Through /proc, since the path of a socket has at most 107 characters.
+    tempfile.tempdir = f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_CLOEXEC)}"
+
+
+def do_once(job: str, *arguments: Any, log: Path, timeout_s: float = OPENING_S) -> Any:
+    """Have a process do a job that is done when it is open, and return what it says.
+
+    Raises:
+      ContestantLost: it failed, was killed, or takes longer.
+    """
+    with Contestant(job, arguments, log=log) as contestant:
+        return contestant.wait_until_open(timeout_s)

@@ -1,0 +1,99 @@
+"""What a search has found, as a result for others to show: every candidate with its figures, and
+why it was dropped.
+"""
+
+from __future__ import annotations
+
+import math
+
+from throughline.reporting.ranking import median_interval
+from throughline.reporting.tuning_table import NOT_RACED
+from throughline.results.tuning import TunedCandidate, TuningResult
+from throughline.settings import PipelineConfig
+from throughline.tuning.choice import Choice, compose_sentence
+from throughline.tuning.needs import Need
+from throughline.tuning.search import Search
+from throughline.tuning.space import CEILING, Candidate
+
+
+def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningResult:
+    """The result of a search: the choice first, then what was raced, the fastest first, then the
+    rest.
+    """
+    race = search.race
+    chosen = search.candidate(choice.name)
+    rows = [_describe(search, choice, each) for each in search.survey.space.candidates]
+    rows += [_refused(refusal.name, refusal.reason) for refusal in search.survey.space.refusals]
+    rows.sort(key=lambda row: (bool(row.dropped), row.seconds or math.inf))
+    return TuningResult(
+        outcome=choice.outcome,
+        sentence=compose_sentence(choice, race, search.needs[choice.name]),
+        chosen=choice.name,
+        config=describe_config(chosen.config),
+        baseline=choice.baseline,
+        incumbent=choice.incumbent,
+        epochs=race.epochs,
+        examples=race.examples,
+        ceiling_examples_per_s=race.rate(CEILING),
+        rounds=len(race.rounds),
+        searched_s=searched_s,
+        candidates=rows,
+    )
+
+
+def describe_config(config: PipelineConfig) -> dict[str, object]:
+    """The fields of a configuration that differ from their defaults, as params.yaml has them."""
+    return {"read": config.read, **config.model_dump(exclude_defaults=True, mode="json")}
+
+
+def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCandidate:
+    name, race, pages = candidate.name, search.race, search.journal.pages
+    need: Need = search.measured_needs[name]
+    raced = name in race.names
+    totals = [race.total_s(name, rate) for rate in race.rates(name)] if raced else []
+    low, high = median_interval(totals) if totals else (None, None)
+    return TunedCandidate(
+        name=name,
+        family=candidate.family,
+        config=describe_config(candidate.config),
+        predicted_examples_per_s=(pages.predicted or {}).get(name),
+        examples_per_s=race.rate(name) if raced else None,
+        seconds=race.seconds(name) if raced else None,
+        seconds_low=low,
+        seconds_high=high,
+        ram_mib=need.ram_bytes / 2**20,
+        disk_mib=need.disk_bytes / 2**20,
+        prepare_s=need.prepare_s,
+        dropped=_explain(search, choice, name),
+    )
+
+
+def _explain(search: Search, choice: Choice, name: str) -> str:
+    """Why a candidate is not the choice."""
+    race, why = search.race, search.excess.get(name) or search.journal.pages.dropped.get(name)
+    if name == choice.name or why:
+        return why or ""
+    if name not in race.names:
+        return NOT_RACED
+    ratio = race.ratio(name, choice.name)
+    if not ratio.rounds:  # it left before the choice came
+        return f"{race.seconds(name) / race.seconds(choice.name):.1f}× as long"
+    span = f"{ratio.median:.2f}× as long, {ratio.low:.2f} to {ratio.high:.2f}"
+    return span if ratio.slower or ratio.faster else f"{span}: noise"
+
+
+def _refused(name: str, reason: str) -> TunedCandidate:
+    return TunedCandidate(
+        name=name,
+        family="refused",
+        config={},
+        predicted_examples_per_s=None,
+        examples_per_s=None,
+        seconds=None,
+        seconds_low=None,
+        seconds_high=None,
+        ram_mib=None,
+        disk_mib=0.0,
+        prepare_s=0.0,
+        dropped=reason,
+    )

@@ -1,0 +1,113 @@
+"""The other side of a contestant: a process that does one job for the search, order by order; and
+the values that both sides exchange.
+
+`work` is what the process runs: it imports the jobs, and with them TensorFlow, which nothing here
+does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from throughline.config.params import Params
+from throughline.settings import PipelineConfig
+from throughline.shared.allocator import raise_malloc_thresholds
+from throughline.shared.errors import describe_failure
+from throughline.shared.parent_death import end_with_parent
+from throughline.tuning.needs import Need
+from throughline.tuning.space import Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a contestant is to train: a configuration by its name, in a project."""
+
+    params: Params
+    root: Path
+    name: str
+    config: PipelineConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What a contestant says when it is ready: how long its first epoch fills a cache [s], of all
+    examples, 0 without one; and the share of the examples that the cache holds here.
+    """
+
+    fill_s: float = 0.0
+    cached_share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A moment of training: examples per second, and the work on all cores of a step [ms]."""
+
+    examples_per_s: float
+    core_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The candidates, what each needs by its name, and how long an epoch is."""
+
+    space: Space
+    needs: Mapping[str, Need]
+    examples: int
+    steps_per_epoch: int
+
+
+def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> None:
+    """Do the job of this name: say what it says when it is open, then answer each order, the name
+    of a method and its arguments. A failure is the last answer.
+    """
+    _live_for_the_search()
+    _print_to(log)
+    raise_malloc_thresholds()
+    try:
+        from throughline.tuning.contest import JOBS
+
+        opened = JOBS[job](*arguments)
+        pipe.send(opened.opened)
+        while True:
+            order, values = pipe.recv()
+            pipe.send(getattr(opened, order)(*values))
+    except EOFError:  # the search has ended
+        return
+    except Exception as error:  # noqa: BLE001 - whatever it is, the race goes on without this one
+        failure = describe_failure(error)
+        sys.stderr.write(f"{failure.traceback or failure}\n")
+        sys.stderr.flush()
+        pipe.send(failure)
+
+
+def _live_for_the_search() -> None:
+    """Die with the server that forked this process, even while this one is stopped, and let the
+    server die with the search. A session of its own keeps the terminal's Ctrl-C away: the search
+    ends its contestants itself.
+    """
+    end_with_parent()
+    # By these a process that is forked could start others; open here, they would keep the server
+    # and the tracker alive when the search is gone.
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
+    for descriptor in (server._forkserver_alive_fd, tracker._fd):
+        if descriptor is not None:
+            os.close(descriptor)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _print_to(log: str) -> None:
+    """Write both standard streams to a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)

@@ -1,0 +1,98 @@
+"""What a search has measured so far, in a file that each round is added to, so that an interrupted
+search goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from throughline.results.base import parse
+from throughline.shared.files import atomic_file
+from throughline.tuning.race import Cost, Round
+
+JOURNAL = "journal.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrance:
+    """What is known of a contestant that has opened: what its training costs besides, and the
+    memory that it needs with its cache full.
+    """
+
+    cost: Cost
+    ram_bytes: float
+
+
+@dataclass(kw_only=True)
+class Pages:
+    """The journal as a value: entrances, why contestants were dropped, and predicted rates by name;
+    rounds in their order; rates by `fit` in fresh processes; and whose examples are proven.
+    """
+
+    entrances: dict[str, Entrance] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    predicted: dict[str, float] | None = None
+    rounds: list[Round] = field(default_factory=list)
+    fits: dict[str, list[float]] = field(default_factory=dict)
+    proven: dict[str, str] = field(default_factory=dict)
+
+
+class Journal:
+    """The pages of a search in its folder: read when it is opened, written with every change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pages = Pages()
+        with suppress(OSError, ValueError, TypeError):  # none, or one of another form
+            self.pages = parse(Pages, json.loads((folder / JOURNAL).read_bytes()))
+
+    def save(self) -> None:
+        """Write all pages, atomically."""
+        with atomic_file(self.folder / JOURNAL) as temporary:
+            temporary.write_text(json.dumps(asdict(self.pages)))
+
+    def enter(self, name: str, entrance: Entrance) -> None:
+        """A contestant has opened."""
+        self.pages.entrances[name] = entrance
+        self.save()
+
+    def drop(self, name: str, reason: str) -> None:
+        """A candidate is out, and why; the first reason stays."""
+        if self.pages.dropped.setdefault(name, reason) is reason:
+            self.save()
+
+    def add(self, one: Round) -> None:
+        """A round is complete."""
+        self.pages.rounds.append(one)
+        self.save()
+
+    def note_prices(self, predicted: dict[str, float]) -> None:
+        """What prices predict is known."""
+        self.pages.predicted = predicted
+        self.save()
+
+    def note_fit(self, name: str, rate: float) -> None:
+        """A training by `fit` has ended."""
+        self.pages.fits.setdefault(name, []).append(rate)
+        self.save()
+
+    def note_proof(self, name: str, digest: str) -> None:
+        """The examples of a configuration are proven to be the snapshot's."""
+        self.pages.proven[name] = digest
+        self.save()
+
+    def forget_disturbed(self) -> None:
+        """Let the rounds in which other programs were at work be raced again."""
+        self.pages.rounds = [one for one in self.pages.rounds if not one.disturbed]
+        self.save()
+
+    def rounds_of(self, heat: str, names: Sequence[str]) -> int:
+        """How many rounds of a heat all of these contestants have had."""
+        return sum(
+            one.heat == heat and all(name in one.rates for name in names)
+            for one in self.pages.rounds
+        )

@@ -1,0 +1,54 @@
+"""What makes two searches the same question: the prepared data, all parameters but `tuned` itself,
+the budgets, the machine and the program. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from throughline.config.params import Params
+from throughline.data.shards.index import read_shard_index
+from throughline.settings import PipelineConfig
+from throughline.shared.code_identity import code_digest
+from throughline.shared.files import digest_file, digest_json
+from throughline.shared.layout import Layout
+from throughline.shared.limits import usable_cores
+from throughline.shared.program import ROOTS, SUPPORTING
+from throughline.tuning.budgets import Budgets
+from throughline.tuning.space import TUNED
+
+FOLDER = Path(".throughline") / "tuning"
+
+
+def without_tuned(params: Params) -> Params:
+    """The parameters without what an earlier search has added; where nothing else is there, with
+    the plainest configuration.
+    """
+    others = {name: config for name, config in params.pipelines.items() if name != TUNED}
+    return replace(params, pipelines=others or {"naive": PipelineConfig()})
+
+
+def digest_question(
+    params: Params, layout: Layout, budgets: Budgets, *, own_files: Sequence[str]
+) -> str:
+    """The key of a question, by which its answer is found again; `own_files` are those of one's own
+    model and ops, below the layout's root.
+
+    Raises:
+      MissingInput: the data is not prepared.
+    """
+    index = read_shard_index(layout.shards, sizes=False)
+    values = {field.name: repr(getattr(params, field.name)) for field in dataclasses.fields(params)}
+    program = code_digest(
+        "tasks.tune", "throughline.tuning.contest", roots=ROOTS, without=SUPPORTING
+    )
+    machine = [platform.node(), usable_cores(), psutil.virtual_memory().total]
+    own = {file: digest_file(layout.root / file) for file in own_files}
+    about = [index.digest, values, budgets.model_dump(), machine, program, own]
+    return digest_json(about)[:16]

@@ -1,0 +1,158 @@
+"""The contestants of a search that are open: opened as far as memory allows, raced round by round,
+ended when they are out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from throughline.measurement.other_processes import OtherProcesses
+from throughline.shared.limits import available_memory, usable_cores
+from throughline.tuning.contestant import Contestant, ContestantLost
+from throughline.tuning.journal import Entrance, Journal
+from throughline.tuning.needs import Need, format_bytes
+from throughline.tuning.race import Cost, Round
+from throughline.tuning.space import CEILING
+
+MEMORY_SHARE = 0.5  # of what is available, that all open contestants may take
+
+
+class Pool:
+    """Open contestants by their names, as a context manager; what happens to them is journaled.
+
+    `jobs` gives the job of a name with its arguments, `needs` what it is expected to need; one that
+    takes more than `ram_bytes` is ended.
+    """
+
+    def __init__(
+        self,
+        jobs: Callable[[str], tuple[str, Any]],
+        needs: Mapping[str, Need],
+        journal: Journal,
+        ram_bytes: float,
+    ) -> None:
+        self._jobs, self._needs, self._journal = jobs, needs, journal
+        self._ram_bytes = ram_bytes
+        self._room = MEMORY_SHARE * available_memory()
+        self._open: dict[str, tuple[Contestant, ExitStack]] = {}
+        self._core_ms: dict[str, float] = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name in list(self._open):
+            self.end(name)
+
+    @property
+    def names(self) -> list[str]:
+        """Those that are open."""
+        return list(self._open)
+
+    def core_ms(self, name: str) -> float | None:
+        """Work of a step on all cores [ms] in its last turn; None before its first."""
+        return self._core_ms.get(name)
+
+    def groups(self, names: Sequence[str], *, together_with: Sequence[str]) -> Iterator[list[str]]:
+        """Names in groups that can be open at once `together_with` others, at least one each."""
+        taken = sum(self._bytes(name) for name in together_with)
+        group: list[str] = []
+        for name in names:
+            held = taken + sum(map(self._bytes, [*group, name]))
+            if group and held > self._room:
+                yield group
+                group = []
+            group.append(name)
+        if group:
+            yield group
+
+    def open(self, names: Sequence[str]) -> None:
+        """Open those of the names that are not, as many at a time as there are cores; all are
+        stopped afterwards. One that fails is dropped.
+        """
+        waiting = [
+            name
+            for name in names
+            if name not in self._open and name not in self._journal.pages.dropped
+        ]
+        cores = usable_cores()
+        for start in range(0, len(waiting), cores):
+            batch = waiting[start : start + cores]
+            for name in batch:
+                job, argument = self._jobs(name)
+                stack, log = ExitStack(), self._journal.folder / f"{_file_name(name)}.log"
+                contestant = stack.enter_context(Contestant(job, (argument,), log=log))
+                self._open[name] = contestant, stack
+            for name in batch:
+                self._admit(name)
+
+    def end(self, name: str) -> None:
+        """End a contestant, if it is open."""
+        if name in self._open:
+            self._open.pop(name)[1].close()
+
+    def race(self, names: Sequence[str], heat: str, *, number: int) -> Round:
+        """One turn of each of the names that is open, in alternating order."""
+        order = [name for name in names if name in self._open]
+        rates: dict[str, float] = {}
+        with OtherProcesses() as others:
+            for name in order if number % 2 == 0 else reversed(order):
+                try:
+                    turn = self._open[name][0].ask("turn")
+                except ContestantLost as lost:
+                    self._drop(name, str(lost))
+                    continue
+                rates[name], self._core_ms[name] = turn.examples_per_s, turn.core_ms
+        for name in rates:
+            self._watch(name)
+        return Round(heat=heat, rates=rates, others_pct=others.cpu_pct, busiest=others.busiest)
+
+    def _admit(self, name: str) -> None:
+        """Wait until a contestant is open; note what its training costs besides its epochs."""
+        contestant, _ = self._open[name]
+        try:
+            opened = contestant.wait_until_open()
+        except ContestantLost as lost:
+            self._drop(name, str(lost))
+            return
+        contestant.stop()
+        need = self._needs[name]
+        kept = need.ram_bytes - self._needs[CEILING].ram_bytes
+        full = contestant.memory_bytes() + (1 - opened.cached_share) * max(0.0, kept)
+        self._journal.enter(
+            name,
+            Entrance(cost=Cost(prepare_s=need.prepare_s, fill_s=opened.fill_s), ram_bytes=full),
+        )
+        self._watch(name)
+
+    def _watch(self, name: str) -> None:
+        """Drop a contestant that takes more memory than is allowed."""
+        entrance, held = self._journal.pages.entrances[name], self._open[name][0].memory_bytes()
+        most = max(entrance.ram_bytes, held)
+        if most > self._ram_bytes and name != CEILING:
+            self._drop(
+                name,
+                f"takes {format_bytes(most)} of memory,"
+                f" {format_bytes(self._ram_bytes)} are allowed",
+            )
+
+    def _drop(self, name: str, reason: str) -> None:
+        self._journal.drop(name, reason)
+        self.end(name)
+
+    def _bytes(self, name: str) -> float:
+        entrance = self._journal.pages.entrances.get(name)
+        return entrance.ram_bytes if entrance else self._needs[name].ram_bytes
+
+
+def _file_name(name: str) -> Path:
+    return Path(name.replace(" ", "-").replace("/", "-"))

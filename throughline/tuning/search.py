@@ -1,0 +1,291 @@
+"""The search for the configuration through which a training takes least time, within budgets.
+
+Heat by heat: one's own configurations, the rules of thumb and the model alone; then one form of
+each family, that of the best price; then more forms of the best families; then a final. After each
+heat those leave that the fastest certainly beats. What is measured is journaled, so an interrupted
+search goes on. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from throughline.config.params import Params
+from throughline.diagnosis.cost_model import ModelStepCost
+from throughline.measurement.gpus import visible_gpus
+from throughline.shared.errors import Untunable
+from throughline.shared.progress import echo, echo_problem
+from throughline.tuning.budgets import Budgets, Limits, parse_time
+from throughline.tuning.choice import (
+    Choice,
+    choose,
+    find_baseline,
+    is_compute_bound,
+)
+from throughline.tuning.confirmation import confirm, prove
+from throughline.tuning.contestant import ContestantLost, do_once
+from throughline.tuning.jobs import Entry, Survey
+from throughline.tuning.journal import Journal
+from throughline.tuning.needs import Need, find_excess
+from throughline.tuning.pool import Pool
+from throughline.tuning.race import MIN_ROUNDS, Race
+from throughline.tuning.space import CEILING, OWN, RULES, Candidate, pick_forms, read_stored
+
+ROUNDS, FINAL_ROUNDS, FINAL = 5, 15, "final"
+MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
+MOST_OWN = 2  # of one's own configurations, that may be the fastest of them
+RACING_SHARE = 0.8  # of the time; the rest is for confirming and proving
+FEWEST_STEPS = 20  # of an epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is searched: parameters of one process, the project, the budgets, and as numbers."""
+
+    params: Params
+    root: Path
+    budgets: Budgets
+    limits: Limits
+
+    @property
+    def epochs(self) -> int:
+        """Of the training that is to be fast."""
+        given = self.budgets.epochs
+        return given if isinstance(given, int) else self.params.train.epochs
+
+
+class Search:
+    """One search: `run` it, then read what it `survey`ed, its `race` and its choice."""
+
+    def __init__(self, question: Question, journal: Journal) -> None:
+        self.question, self.journal = question, journal
+        self.survey = self._survey()
+        self._racing_until = time.monotonic() + RACING_SHARE * parse_time(question.budgets.time)
+        self.excess = find_excess(self.survey.needs, question.limits)
+        self._candidates = {
+            each.name: each for each in self.survey.space.candidates if each.name not in self.excess
+        }
+
+    def run(self) -> Choice:
+        """Race, choose, confirm and prove; returns the choice.
+
+        Raises:
+          Untunable: no contestant could be opened.
+        """
+        with Pool(self.job, self.needs, self.journal, self.question.limits.ram_bytes) as pool:
+            self._race_heats(pool)
+        if not self.rivals:
+            reasons = "; ".join(
+                f"{name}: {why}" for name, why in self.journal.pages.dropped.items()
+            )
+            raise Untunable(f"no contestant could be raced: {reasons}")
+        while True:
+            choice = confirm(self._choose(), self.race, self.journal, self._entry)
+            if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
+                return choice
+
+    @property
+    def race(self) -> Race:
+        """All that has been measured."""
+        pages = self.journal.pages
+        return Race(
+            rounds=pages.rounds,
+            costs={name: entrance.cost for name, entrance in pages.entrances.items()},
+            examples=self.survey.examples,
+            epochs=self.question.epochs,
+        )
+
+    @property
+    def rivals(self) -> list[str]:
+        """Those that have raced and can be chosen."""
+        return [
+            name
+            for name in self.race.names
+            if name in self._candidates and name not in self.journal.pages.dropped
+        ]
+
+    @cached_property
+    def needs(self) -> dict[str, Need]:
+        """What each contestant needs; the model alone what the least of them does."""
+        least = min(each.ram_bytes for each in self.survey.needs.values())
+        alone = Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)
+        return {**self.survey.needs, CEILING: alone}
+
+    def _survey(self) -> Survey:
+        question = self.question
+        echo("surveying the data: what can be kept where, and what that needs")
+        try:
+            surveyed: Survey = do_once(
+                "survey",
+                question.params,
+                question.root,
+                question.budgets.allow,
+                question.limits,
+                log=self.journal.folder / "survey.log",
+            )
+        except ContestantLost as lost:
+            raise Untunable(f"the prepared data cannot be surveyed: {lost}") from lost
+        if surveyed.steps_per_epoch < FEWEST_STEPS:
+            raise Untunable(
+                f"an epoch has {surveyed.steps_per_epoch} steps, and at least {FEWEST_STEPS} are"
+                " needed to see how fast they are; use more data, or a smaller batch_size"
+            )
+        return surveyed
+
+    def _race_heats(self, pool: Pool) -> None:
+        given = [name for name, each in self._candidates.items() if each.family in (OWN, RULES)]
+        standing = [CEILING, *given]
+        self._heat(pool, "own", standing)
+        if self._is_compute_bound():
+            return
+        self._predict(pool)
+        families = {
+            family: forms for family, forms in self._families.items() if family not in (OWN, RULES)
+        }
+        first = [self._pick(forms, 1)[0] for forms in families.values()]
+        for group in pool.groups(first, together_with=standing):
+            self._heat(pool, "families", [*standing, *group])
+            standing = self._keep(pool, [*standing, *group], most=MOST_FAMILIES)
+        best = {self._candidates[name].family for name in standing if name in self._candidates}
+        forms = [
+            form
+            for family in families
+            if family in best
+            for form in self._pick(families[family], FORMS_EACH)
+            if form not in first
+        ]
+        for group in pool.groups(forms, together_with=standing):
+            self._heat(pool, "forms", [*standing, *group])
+            standing = self._keep(pool, [*standing, *group], most=MOST_FINALISTS)
+        self._heat(pool, FINAL, standing, rounds=FINAL_ROUNDS)
+
+    def _is_compute_bound(self) -> bool:
+        """Whether there is nothing to search for, since input is a negligible part of a step."""
+        own = self._own
+        if not own or self.race.disturbed_by():
+            return False
+        fastest = self.race.fastest(own)
+        bound = is_compute_bound(self.race, fastest)
+        if bound:
+            echo(f"input is a negligible part of a step with {fastest}: nothing else is raced")
+        return bound
+
+    def candidate(self, name: str) -> Candidate:
+        """The candidate of this name."""
+        return self._candidates[name]
+
+    @property
+    def _families(self) -> dict[str, list[Candidate]]:
+        grouped: dict[str, list[Candidate]] = {}
+        for each in self._candidates.values():
+            grouped.setdefault(each.family, []).append(each)
+        return grouped
+
+    @property
+    def _own(self) -> list[str]:
+        return [name for name in self.rivals if self._candidates[name].family == OWN]
+
+    def _pick(self, forms: Sequence[Candidate], count: int) -> list[str]:
+        predicted = self.journal.pages.predicted or {}
+        return [form.name for form in pick_forms(forms, predicted, count)]
+
+    def _keep(self, pool: Pool, names: Sequence[str], *, most: int) -> list[str]:
+        """Who goes on: those that may be the fastest, and what they are compared with to the end;
+        the others end.
+        """
+        rivals = self.rivals
+        kept = {
+            CEILING,
+            *self.race.survivors([name for name in names if name in rivals], most=most),
+        }
+        if own := self._own:
+            kept |= {find_baseline(own), *self.race.survivors(own, most=MOST_OWN)}
+        for name in pool.names:
+            if name not in kept:
+                pool.end(name)
+        return [name for name in names if name in kept]
+
+    def _heat(self, pool: Pool, heat: str, names: Sequence[str], *, rounds: int = ROUNDS) -> None:
+        """Race these names for so many rounds, less those that the journal has; fewer when the
+        time is up, or when a final is decided.
+        """
+        names = [name for name in names if name not in self.journal.pages.dropped]
+        done = self.journal.rounds_of(heat, names)
+        if done >= rounds or (time.monotonic() > self._racing_until and heat != "own"):
+            return
+        echo(f"heat {heat}: {', '.join(names)}")
+        pool.open(names)
+        for number in range(done, rounds):
+            enough = number >= (ROUNDS if heat == FINAL else MIN_ROUNDS)
+            if enough and (time.monotonic() > self._racing_until or self._is_decided(heat, names)):
+                return
+            self.journal.add(pool.race(names, heat, number=number))
+
+    def _is_decided(self, heat: str, names: Sequence[str]) -> bool:
+        """Whether one of a final certainly beats all others."""
+        rivals = [name for name in names if name in self.rivals]
+        return heat == FINAL and len(self.race.survivors(rivals, most=len(rivals))) == 1
+
+    def _predict(self, pool: Pool) -> None:
+        """Measure what the parts of pipelines cost, unless the journal has what follows from it."""
+        if self.journal.pages.predicted is not None or time.monotonic() > self._racing_until:
+            return
+        step_ms = self.question.params.batch_size / self.race.rate(CEILING) * 1e3
+        model_step = ModelStepCost(
+            step_ms=step_ms,
+            core_ms=pool.core_ms(CEILING) or step_ms,
+            on_accelerator=bool(visible_gpus()[0]),
+        )
+        echo("measuring what the parts of the pipelines cost")
+        predicted: dict[str, float] = {}
+        try:
+            predicted = do_once(
+                "price",
+                self.question.params,
+                self.question.root,
+                list(self._candidates.values()),
+                model_step,
+                log=self.journal.folder / "price.log",
+            )
+        except ContestantLost as lost:
+            echo_problem(f"no prices, forms are tried in their own order: {lost}")
+        self.journal.note_prices(predicted)
+
+    def _choose(self) -> Choice:
+        return choose(
+            self.race,
+            self.rivals,
+            self._own or self.rivals[:1],
+            needs=self.measured_needs,
+            configs={name: each.config for name, each in self._candidates.items()},
+        )
+
+    @property
+    def measured_needs(self) -> dict[str, Need]:
+        """What each contestant needs, by what it has been seen to take."""
+        entrances = self.journal.pages.entrances
+        return {
+            name: Need(
+                ram_bytes=entrances[name].ram_bytes if name in entrances else need.ram_bytes,
+                disk_bytes=need.disk_bytes,
+                prepare_s=need.prepare_s,
+            )
+            for name, need in self.needs.items()
+        }
+
+    def _entry(self, name: str) -> Entry:
+        question = self.question
+        config = (
+            read_stored(question.params.pipelines)
+            if name == CEILING
+            else self._candidates[name].config
+        )
+        return Entry(params=question.params, root=question.root, name=name, config=config)
+
+    def job(self, name: str) -> tuple[str, Entry]:
+        """What the process of a contestant does, and its argument."""
+        return ("ceiling" if name == CEILING else "train"), self._entry(name)

@@ -1,0 +1,221 @@
+"""The configurations among which a search decides: families, which differ in what is kept where,
+and the forms of each, which differ in how the same work is called. Pure; no TensorFlow.
+
+Families differ by 2 to 100 times and have to be measured; forms of one differ by less, and share
+the errors of their prices (docs/decisions/044). What cannot be right is refused by the plan itself,
+and the reason is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from throughline.plan.plan import Plan, make_plan
+from throughline.plan.spec import InputSpec
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import ImpossiblePlan
+
+TUNED = "tuned"  # the configuration that a search adds to params.yaml; no part of its own question
+CEILING = "model alone"
+OWN, RULES = "own", "rules of thumb"  # families of what is given, not searched
+# What people set without measuring: all cores everywhere, or everything left to tf.data.
+HEURISTIC: Mapping[str, Any] = {
+    "read": "shards",
+    "interleave": {"cycle_length": 4, "parallel": "cores"},
+    "map": {"parallel": "cores"},
+    "prefetch": 2,
+}
+AUTOTUNE: Mapping[str, Any] = {
+    "read": "shards",
+    "interleave": {"cycle_length": 4, "parallel": "auto"},
+    "map": {"parallel": "auto"},
+    "prefetch": "auto",
+    "graph_rewrites": True,
+}
+GLOBAL = {"shuffle": {"kind": "global"}}
+PREFETCH = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A configuration that can be raced: its name, the family it is a form of, and its plan."""
+
+    name: str
+    family: str
+    config: PipelineConfig
+    plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """What cannot be raced, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The candidates, the given ones first, then family by family, the likeliest form of each
+    first; and what was refused.
+    """
+
+    candidates: tuple[Candidate, ...]
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def families(self) -> dict[str, list[Candidate]]:
+        """The candidates by their families, in their order."""
+        grouped: dict[str, list[Candidate]] = {}
+        for candidate in self.candidates:
+            grouped.setdefault(candidate.family, []).append(candidate)
+        return grouped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What decides which families there are: pixels may be `approximate`, elements `unordered`;
+    the snapshot is `beyond_memory`; there is an `accelerator` whose memory can hold a split.
+    """
+
+    approximate: bool = False
+    unordered: bool = False
+    beyond_memory: bool = False
+    accelerator: bool = False
+
+
+def lay_out_space(
+    own: Mapping[str, PipelineConfig], spec: InputSpec, conditions: Conditions
+) -> Space:
+    """All candidates: one's own configurations, the rules of thumb, and every form of every family
+    that can be planned and is none of the former.
+
+    All deliver what the first own configuration does: its sampling and its batches.
+    """
+    base = next(iter(own.values()))
+    same = _delivered(own)
+    candidates: list[Candidate] = []
+    refusals: list[Refusal] = []
+    given = [(name, OWN, config) for name, config in own.items()] + [
+        (name, RULES, PipelineConfig(**{**rule, **same}))
+        for name, rule in (("heuristic", HEURISTIC), ("autotune", AUTOTUNE))
+        if name not in own
+    ]
+    for name, family, config in given:
+        if different := _find_difference(config, base, conditions):
+            refusals.append(Refusal(name=name, reason=different))
+            continue
+        planned = _plan(name, family, config, spec)
+        if isinstance(planned, Refusal):
+            refusals.append(planned)
+        else:
+            candidates.append(planned)
+    for family, values in _families(spec, conditions):
+        forms = [
+            _plan(f"{family}{suffix}", family, PipelineConfig(**{**values, **form, **same}), spec)
+            for suffix, form in _forms(values, conditions)
+        ]
+        reasons = [form.reason for form in forms if isinstance(form, Refusal)]
+        if len(reasons) == len(forms):
+            refusals.append(Refusal(name=family, reason=reasons[0]))
+        for form in forms:
+            if isinstance(form, Candidate) and all(form.plan != other.plan for other in candidates):
+                candidates.append(form)
+    return Space(candidates=tuple(candidates), refusals=tuple(refusals))
+
+
+def read_stored(own: Mapping[str, PipelineConfig]) -> PipelineConfig:
+    """A configuration that reads the snapshot and delivers what the first of one's own does."""
+    return PipelineConfig(**{"read": "snapshot", **GLOBAL, **_delivered(own)})
+
+
+def _delivered(own: Mapping[str, PipelineConfig]) -> dict[str, Any]:
+    """The fields that decide what is delivered, as the first own configuration has them."""
+    base = next(iter(own.values()))
+    return {"sampling": base.sampling, "batch": base.batch}
+
+
+def _plan(name: str, family: str, config: PipelineConfig, spec: InputSpec) -> Candidate | Refusal:
+    try:
+        return Candidate(name=name, family=family, config=config, plan=make_plan(config, spec))
+    except ImpossiblePlan as error:
+        return Refusal(name=name, reason=str(error))
+
+
+def _find_difference(
+    config: PipelineConfig, base: PipelineConfig, conditions: Conditions
+) -> str | None:
+    """Why a configuration of one's own does not deliver what the others do; None: it does."""
+    if (config.sampling, config.batch) != (base.sampling, base.batch):
+        return "draws or batches other examples than the first configuration"
+    if config.decode.approximate and not conditions.approximate:
+        return "decodes other pixels; --allow approximate races it"
+    if not config.deterministic and not conditions.unordered:
+        return "its order depends on timing; --allow unordered races it"
+    return None
+
+
+def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What can be kept where: the name of each family, and what its forms share."""
+    yield "snapshot", {"read": "snapshot", **GLOBAL}
+    if conditions.beyond_memory:
+        yield "snapshot_window", {"read": "snapshot", "shuffle": {"kind": "window"}}
+    if conditions.accelerator:
+        yield "snapshot_on_device", {"read": "snapshot", "snapshot_on": "device", **GLOBAL}
+    *earlier, last = [op.name for op in spec.preprocess]
+    for where in ("memory", "disk"):
+        cached = {"read": "shards", "cache": {"where": where, "after": last}}
+        yield f"cache_{where}", cached
+    yield "arrays", {"read": "arrays"}
+    yield "indexed_shards", {"read": "indexed_shards", **GLOBAL}
+    yield "stream", {"read": "shards"}
+    for where, after in product(("memory", "disk"), earlier):
+        cached = {"read": "shards", "cache": {"where": where, "after": after}}
+        yield f"cache_{where}_after_{after}", cached
+    if conditions.approximate:
+        yield "stream_half_size", {"read": "shards", "decode": {"ratio": 2}}
+        yield "stream_fused_crop", {"read": "shards", "decode": {"crop": "fused"}}
+
+
+def _forms(
+    values: Mapping[str, Any], conditions: Conditions
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """How the work of a family can be called, the likeliest form first: a suffix for its name, and
+    the fields.
+    """
+    stored, resident = values["read"] == "snapshot", values.get("snapshot_on") == "device"
+    streams = values["read"] in ("shards", "arrays")
+    for vectorize, parallel, where, deterministic in product(
+        (False,) if stored else (True, False),
+        ("cores", "auto", "none"),
+        ("device", "host"),
+        (True, False) if conditions.unordered and streams else (True,),
+    ):
+        words = [
+            "vectorized" if vectorize else "",
+            "" if parallel == "none" else parallel,
+            where,
+            "" if deterministic else "unordered",
+        ]
+        yield (
+            "".join(f" {word}" for word in words if word),
+            {
+                "vectorize": vectorize,
+                "map": {"parallel": parallel},
+                "postprocess_on": where,
+                "deterministic": deterministic,
+                "prefetch": "none" if resident else PREFETCH,
+            },
+        )
+
+
+def pick_forms(
+    forms: Sequence[Candidate], predicted: Mapping[str, float], count: int
+) -> list[Candidate]:
+    """The `count` forms of a family with the highest `predicted` rates; in their own order where
+    prices say nothing.
+    """
+    return sorted(forms, key=lambda form: -predicted.get(form.name, 0.0))[:count]

@@ -1,0 +1,153 @@
+"""What has to be known of the data before a race: the candidates and what each needs, what prices
+predict of them, and whether the winner delivers the examples that it should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from throughline.assembly.inputs import (
+    estimate_kept_bytes,
+    make_input_spec,
+    open_exact_pipeline,
+    open_input_pipeline,
+    open_inputs,
+)
+from throughline.assembly.model import build_models_for
+from throughline.config.params import Params
+from throughline.diagnosis.cost_model import (
+    Costs,
+    ModelStepCost,
+    estimate_load,
+    predict_step_ms,
+)
+from throughline.diagnosis.op_costs import measure_costs
+from throughline.measurement.draws import check_epoch
+from throughline.measurement.equality import digest_examples
+from throughline.measurement.gpus import visible_gpus
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.results.snapshot import SnapshotCost
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import UnequalConfigurations
+from throughline.shared.layout import Layout
+from throughline.shared.limits import own_memory, usable_cores
+from throughline.tuning.budgets import Limits
+from throughline.tuning.jobs import Entry, Survey
+from throughline.tuning.needs import Need
+from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
+
+
+def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> Survey:
+    """Lay out the candidates for the prepared data of a project, and estimate what each needs: the
+    memory of a process that has the model, and what a cache would hold.
+    """
+    data = open_inputs(params, Layout(root))
+    build_models_for(params, data)
+    stored = data.snapshot.bytes("train")
+    conditions = Conditions(
+        approximate="approximate" in allow,
+        unordered="unordered" in allow,
+        beyond_memory=stored > limits.ram_bytes,
+        accelerator=bool(visible_gpus()[0]),
+    )
+    space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
+    process_bytes, kept = own_memory(), _KeptBytes(data)
+    needs = {
+        each.name: Need(
+            ram_bytes=process_bytes + kept.of(each, "memory"),
+            disk_bytes=kept.of(each, "disk") + _stored_bytes(each.config, data),
+            prepare_s=_read_snapshot_seconds(root) if each.plan.reads_snapshot else 0.0,
+        )
+        for each in space.candidates
+    }
+    whole = replace(params, pipelines={"whole": read_stored(params.pipelines)})
+    pipeline = open_input_pipeline(whole, "whole", data, split="train", purpose="train")
+    return Survey(
+        space=space,
+        needs=needs,
+        examples=pipeline.examples,
+        steps_per_epoch=pipeline.steps_per_epoch,
+    )
+
+
+class _KeptBytes:
+    """What candidates keep of the training split, estimated once for all that keep the same."""
+
+    def __init__(self, data: PreparedData) -> None:
+        self._data = data
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def of(self, candidate: Candidate, where: Literal["memory", "disk"]) -> float:
+        """Bytes that a candidate keeps, in memory or on disk."""
+        key = (where, candidate.config.read, candidate.config.cache)
+        if key not in self._known:
+            self._known[key] = estimate_kept_bytes(candidate.plan, self._data, "train", where=where)
+        return self._known[key]
+
+
+def _stored_bytes(config: PipelineConfig, data: PreparedData) -> float:
+    """Bytes that preparation has written for a configuration besides the shards."""
+    if config.read == "snapshot":
+        return sum(data.snapshot.bytes(split) for split in data.snapshot.splits)
+    if config.read == "gzip_shards":
+        return sum(each.bytes for each in data.shards.shards if each.compression == "gzip")
+    return 0.0
+
+
+def _read_snapshot_seconds(root: Path) -> float:
+    return SnapshotCost.read(root / "data").seconds
+
+
+def estimate_costs(
+    params: Params, root: Path, candidates: Sequence[Candidate], model_step: ModelStepCost
+) -> dict[str, float]:
+    """What prices predict: examples per second of each candidate that has a price, by its name.
+
+    Raises:
+      ImpossiblePlan: as `open_input_pipeline`.
+    """
+    data, cores = open_inputs(params, Layout(root)), usable_cores()
+    costs: dict[str, Costs] = {}
+    predicted = {}
+    for each in candidates:
+        if each.config.service or each.plan.gathers_on_device:
+            continue
+        read = each.config.read
+        if read not in costs:
+            one = replace(params, pipelines={each.name: each.config})
+            pipeline = open_input_pipeline(one, each.name, data, split="train", purpose="train")
+            costs[read] = measure_costs(pipeline, each.config)
+        load = estimate_load(each.plan, costs[read], cores=cores)
+        if load is not None:
+            step_ms = predict_step_ms(load, model_step, cores)
+            predicted[each.name] = params.batch_size / step_ms * 1e3
+    return predicted
+
+
+def prove_equal(entry: Entry) -> str:
+    """Prove, as the build stage does, that a configuration delivers the examples of the snapshot in
+    every split, and draws each once an epoch; returns the digest of the training split.
+
+    Raises:
+      UnequalConfigurations: it does not.
+    """
+    name, config = entry.name, entry.config
+    params = replace(entry.params, pipelines={name: config})
+    data = open_inputs(params, Layout(entry.root))
+    digests = {}
+    for split in data.shards.splits:
+        ours = digest_examples(
+            open_input_pipeline(params, name, data, split=split, purpose="compare")
+        )
+        exact = digest_examples(open_exact_pipeline(params, data, split=split))
+        if ours != exact and not config.decode.approximate:
+            raise UnequalConfigurations(
+                f"{name}: the {split} split has other examples than the snapshot:"
+                f" {ours.digest[:12]} instead of {exact.digest[:12]}"
+            )
+        digests[split] = ours.digest
+    check_epoch(open_input_pipeline(params, name, data, split="train", purpose="train"))
+    return digests["train"]
