@@ -41,7 +41,7 @@ from project import SMALL, environment, make_project, run_stages, write_params
 from flows.run.fork_server import stage_server
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.build import PlanSummary
-from throughline.shared.fork_client import STAGE_SERVER
+from throughline.shared.fork_client import READY, STAGE_SERVER
 
 EXAMPLES, SIDE, BATCH, EPOCHS = 200, 8, 16, 3
 COUNTS, MULTIPLE, MOST_KILLS = (1, 2, 4), 4, 5
@@ -252,7 +252,7 @@ def open_trainings(work: Path, *, served: bool = True) -> Iterator[Trainings]:
         return
     with stage_server(folder, environment(folder)) as variables:
         deadline = time.monotonic() + LONGEST_S
-        while not (folder / variables[STAGE_SERVER]).exists() and time.monotonic() < deadline:
+        while not Path(variables[STAGE_SERVER] + READY).exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         yield Trainings(folder, variables)
 

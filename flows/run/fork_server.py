@@ -34,6 +34,7 @@ from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
 from throughline.shared.fork_client import (
     DVC_SERVER,
     HEAVY_STAGES,
+    READY,
     REFUSED,
     STAGE_SERVER,
     STREAMS,
@@ -107,15 +108,16 @@ def main() -> None:
     """Serve programs that import these modules until this process is ended."""
     started_ns = time.time_ns()
     address, *modules = sys.argv[1:]
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen()  # who asks from now on waits for the end of the imports
     for module in modules:
         importlib.import_module(module)
     collect_garbage_as_usual()
     imported = list_imported_files()
     if max(imported.values()) > started_ns:
         return  # imported before or after the change?
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address)  # last: a program that starts earlier imports for itself
-    listener.listen()
+    Path(address + READY).touch()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process is left to be waited for
     while True:
         connection, _ = listener.accept()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from tests.project import environment
 from throughline.shared import fork_client
 from throughline.shared.fork_client import (
     DVC_SERVER,
+    READY,
     REFUSED,
     STAGE_SERVER,
     find_started_module,
@@ -89,6 +91,31 @@ def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(tmp_path, monkey
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("module", ["tasks.build", "tasks.ingest"])
+def test_a_server_that_imports_is_waited_for_by_who_would_import_as_much(
+    module, tmp_path, monkeypatch
+):
+    """And not for ever: one that ends meanwhile lets the stage go on by itself."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(STAGE_SERVER, "stages")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("stages")
+    listener.listen()
+    asked = threading.Event()
+
+    def end_importing():
+        if select.select([listener], [], [], 2.0)[0]:
+            asked.set()
+        listener.close()
+
+    thread = threading.Thread(target=end_importing)
+    thread.start()
+    hand_over(module, [], server=STAGE_SERVER)
+    assert asked.is_set() == (module == "tasks.build")
+    thread.join()
+    assert asked.is_set() == (module == "tasks.build")
+
+
 def test_without_a_server_a_stage_goes_on_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(STAGE_SERVER, "nobody")
@@ -150,7 +177,7 @@ def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
     alone = start(folder, {}, "tasks.build", "--pipeline", "absent")
     (folder / "asleep.py").write_text(SLEEPING_MODEL)
     with stage_server(folder, environment(folder)) as served:
-        wait_for(lambda: (folder / served[STAGE_SERVER]).exists())
+        wait_for(Path(served[STAGE_SERVER] + READY).exists)
         idle = len(sleeping(folder))
         wrong = start(folder, served, "tasks.build", "--pipeline", "absent")
         # What TensorFlow says when it is imported comes first, where it is imported.
@@ -182,7 +209,7 @@ def served_dvc(first):
     asleep = "stages:\n  asleep:\n    cmd: touch asleep && exec sleep 300\n"
     stages.write_text(stages.read_text().replace("stages:\n", asleep, 1))
     with dvc_server(folder):
-        wait_for(Path(os.environ[DVC_SERVER]).exists)
+        wait_for(Path(os.environ[DVC_SERVER] + READY).exists)
         yield folder
 
 

@@ -21,7 +21,7 @@ from throughline.plan.training_workers import make_tf_config
 from throughline.results.build import BuildResult, PlanSummary
 from throughline.results.profiling import ProfileResult
 from throughline.results.train import TrainResult
-from throughline.shared.fork_client import STAGE_SERVER
+from throughline.shared.fork_client import READY, STAGE_SERVER
 from throughline.training.processes import LOST_ANOTHER, find_free_ports
 
 pytestmark = pytest.mark.integration
@@ -157,8 +157,8 @@ def trainings(tmp_path_factory, array_file):
     (folder / "own.py").write_text(OWN_CODE)
     run_stages(folder, "ingest", "shard", "snapshot", "build@optimized")
     with stage_server(folder, environment(folder)) as served:
-        socket, deadline = folder / served[STAGE_SERVER], time.monotonic() + 60
-        while not socket.exists() and time.monotonic() < deadline:
+        ready, deadline = Path(served[STAGE_SERVER] + READY), time.monotonic() + 60
+        while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         yield Trainings(folder, served)
 

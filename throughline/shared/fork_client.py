@@ -21,6 +21,9 @@ from collections.abc import Sequence
 STAGE_SERVER, DVC_SERVER = "THROUGHLINE_STAGE_SERVER", "THROUGHLINE_DVC_SERVER"  # their sockets
 REFUSED = b"refused"
 HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
+# These have nothing to import that takes as long as what their server imports for the others.
+NOT_WAITING = ("tasks.ingest", "tasks.shard")
+READY = ".ready"  # of the file next to a socket that says that its server has imported everything
 STREAMS = 3  # standard input, output, error
 # `dvc ARGUMENTS`, by a file that starts in 30 ms.
 DVC = (sys.executable, "-P", "-S", __file__, "dvc")
@@ -44,11 +47,12 @@ def find_started_module(package: str, modules: Sequence[str]) -> str | None:
 
 def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
     """Have the server that the variable `server` names be `python -m MODULE ARGUMENTS` and exit
-    with its exit code; return where there is none. It holds the descriptors that this process has
+    with its exit code; return where there is none. One that is still importing has begun earlier
+    than this process could, and is waited for. It holds the descriptors that this process has
     inherited, such as those of locks.
     """
     address = os.environ.get(server)
-    if not address:
+    if not address or (module in NOT_WAITING and not os.path.exists(address + READY)):  # noqa: PTH110
         return
     descriptors = [*range(STREAMS), *_list_inherited()]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -77,6 +81,8 @@ def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
             connection.sendmsg([len(content).to_bytes(4, "big")], rights)
             connection.sendall(content)
             answer = connection.recv(16)
+        except (ConnectionResetError, BrokenPipeError):  # it has ended before it has read that
+            answer = REFUSED
         except OSError as error:
             sys.exit(f"the process that is to be {module} failed: {error}")
     if answer != REFUSED:
