@@ -5,6 +5,7 @@ train and profile.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,7 +38,8 @@ from throughline.shared.limits import available_memory
 
 Purpose = Literal["train", "evaluate", "compare"]
 MEMORY_SHARE = 0.8  # of what is available, that a cache may fill
-FORGOTTEN = "Unknown iteration client id"  # what a dispatcher without a journal says
+# What a dispatcher without a journal says, to a consumer or to a worker.
+FORGOTTEN = re.compile(r"Unknown iteration client id|Iteration id \d+ not found")
 SAMPLED_RECORDS = 16  # whose size stands for that of all
 
 
@@ -152,7 +154,7 @@ def explain_read_errors(data: PreparedData) -> Iterator[None]:
             raise
         raise CorruptShard("\n".join(problems)) from error
     except tf.errors.NotFoundError as error:
-        if FORGOTTEN in error.message:
+        if FORGOTTEN.search(error.message):
             raise ServiceFailed(
                 "the dispatcher of the tf.data service was started again, and keeps no journal of"
                 " what it has handed out; start it with --work-dir. The same command goes on from"
