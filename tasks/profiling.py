@@ -21,6 +21,7 @@ import tensorflow as tf
 from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.assembly.processes import measure_one_process, meet_processes
+from throughline.assembly.training import set_precision
 from throughline.config.cli import StageContext, add_run_option, pipeline_stage_cli
 from throughline.diagnosis.cost_model import ModelStepCost, estimate_load
 from throughline.diagnosis.diagnose import Ceilings, diagnose
@@ -320,6 +321,7 @@ def main() -> None:
         condition = parse_threshold(options.fail_if) if options.fail_if else None
         if options.accelerator:
             keras.utils.set_random_seed(params.train.seed)
+            set_precision(params.train, several=False)
             context = replace(context, params=measure_one_process(params))
             return profile_emulated(context, find_accelerator(options.accelerator), address=address)
         failing = ["--fail-if", options.fail_if] if options.fail_if else []
@@ -327,6 +329,7 @@ def main() -> None:
         if replicas is None:
             return None
         keras.utils.set_random_seed(params.train.seed)
+        set_precision(params.train, several=replicas.several)
         out, data = Layout().results(name), open_inputs(params, Layout())
         built, trained = BuildResult.read(out), TrainResult.read(out)
         pipeline = open_input_pipeline(

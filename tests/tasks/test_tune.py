@@ -14,7 +14,7 @@ from dataclasses import replace
 import psutil
 import pytest
 from made_up import made_up
-from project import SMALL, write_params
+from project import ROOT, SMALL, write_params
 
 from tasks.tune import apply, tune
 from throughline.config.params import check, load_params
@@ -44,7 +44,7 @@ def command(project, *options, **variables):
     return subprocess.run(
         [sys.executable, "-m", "tasks.tune", *options],
         cwd=project,
-        env={**os.environ, **variables},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -127,7 +127,8 @@ def test_a_second_search_waits_and_nothing_stays_of_one_that_is_interrupted(proj
 def start(project):
     command = [sys.executable, "-m", "tasks.tune", "--time", "1min"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=project, text=True, bufsize=1, **streams)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=project, env=variables, text=True, bufsize=1, **streams)
 
 
 def test_nothing_is_applied_to_a_file_that_has_changed_meanwhile(tmp_path, capsys):

@@ -253,6 +253,11 @@ def configure_process(settings: TrainSettings, worker: TrainingWorker | None = N
         tf.random.set_seed(settings.seed + worker.index)  # of draws that are no layer of Keras'
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
+    set_precision(settings, several=several)
+
+
+def set_precision(settings: TrainSettings, *, several: bool) -> None:
+    """Let models that this process builds compute in half precision, if the training is to."""
     if settings.mixed_precision:
         keras.mixed_precision.set_global_policy(
             # Of several processes one would find an overflow, and the others wait for it.
