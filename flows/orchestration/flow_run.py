@@ -19,7 +19,7 @@ from flows.orchestration.artifacts import StageProgress
 from flows.orchestration.cli import configure_logging
 from flows.orchestration.stages import StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
-from flows.run.fork_server import dvc_server, stage_server
+from flows.run.fork_server import stage_server
 from flows.run.locks import hold_folder
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
@@ -176,7 +176,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
             f"waits: {who} is using the workspace of that name"
         ),
     )
-    with disk_errors(), dvc_server(resolved.request.project), opened as workspace:
+    with disk_errors(), opened as workspace:
         # MLflow's store stays the project's, for this process and, by its environment, the stages.
         os.environ[STORE_HOME] = str(workspace.project)
         use_store()

@@ -25,15 +25,13 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from flows.run.processes import run_supervised
-from throughline.shared import fork_client
 from throughline.shared.errors import StageFailed
 
 # --wait-for-lock comes before the subcommand; after it, DVC would not know it.
-DVC = (*fork_client.DVC, "--wait-for-lock")
+DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
 BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock")
 LOCK_FILE = "dvc.lock"
 CONFLICT = b"<<<<<<< "
-FORK_SERVER = "flows.run.fork_server"
 BUSY_POLL_S = 1.0
 # Where DVC processes are alive in the project, perhaps not those that matter.
 ATTEMPT_EVERY_S = 60.0
@@ -182,8 +180,7 @@ def _lives(info: Mapping[str, Any]) -> bool:
     try:
         process = psutil.Process(int(info["pid"]))
         words = " ".join(process.cmdline())
-        ours = words.endswith(arguments) or FORK_SERVER in words  # a fork has its server's words
-        return process.status() != psutil.STATUS_ZOMBIE and ours
+        return process.status() != psutil.STATUS_ZOMBIE and words.endswith(arguments)
     except psutil.AccessDenied:
         return True
     except psutil.Error:

@@ -1,7 +1,7 @@
 """Processes that have imported what others import, and fork themselves to be those.
 
 Half of a short stage is the import of TensorFlow, Keras and MLflow, 5 s on 2 cores; a fork that has
-them is there in 10 ms. So is one of DVC, whose imports are half a second of each of its calls.
+them is there in 10 ms.
 `python -m flows.run.fork_server SOCKET MODULE…` imports the modules and serves
 (`throughline/shared/fork_client.py` is the other side). Each program has a process of its own, as
 without a server: the interpreter's import state is all that they share. TensorFlow has no runtime
@@ -32,7 +32,6 @@ from flows.run.dvc_calls import dvc_environment
 from flows.run.processes import supervised
 from flows.run.supervise import GRACE_S, PR_SET_PDEATHSIG, prctl, supervise
 from throughline.shared.fork_client import (
-    DVC_SERVER,
     HEAVY_STAGES,
     READY,
     REFUSED,
@@ -47,19 +46,6 @@ STAGE_MODULES = (
     *(f"tasks.{stage}" for stage in HEAVY_STAGES),
     "mlflow.store.tracking.sqlalchemy_store",
 )
-# The first imports most; DVC imports the others where it uses them.
-DVC_MODULES = (
-    *("dvc.cli.parser", "dvc.data_cloud", "dvc.lock", "dvc.repo.index", "dvc.repo.plots"),
-    *("dvc.repo.reproduce", "dvc.repo.stage", "dvc.rwlock", "dvc.scm", "dvc.utils.strictyaml"),
-    *(
-        "configobj",
-        "dulwich.worktree",
-        "fsspec.implementations.memory",
-        "platformdirs",
-        "pyparsing",
-    ),
-    *("rich.text", "ruamel.yaml", "scmrepo.git", "unittest"),
-)
 MOST_DESCRIPTORS = 32  # that a program hands over: its standard streams and locks
 LONGEST_REQUEST = 1 << 22  # bytes; an environment is a few thousand
 
@@ -71,17 +57,6 @@ def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[st
     """
     with _fork_server(root, environment, STAGE_MODULES) as address:
         yield {STAGE_SERVER: address}
-
-
-@contextmanager
-def dvc_server(root: Path) -> Iterator[None]:
-    """Fork DVC for the length of the block, for all that this process starts, in any folder."""
-    with _fork_server(root, {}, DVC_MODULES) as address:
-        os.environ[DVC_SERVER] = address
-        try:
-            yield
-        finally:
-            del os.environ[DVC_SERVER]
 
 
 @contextmanager

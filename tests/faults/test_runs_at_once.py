@@ -140,10 +140,8 @@ def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(
         if "python -m tasks.snapshot" in line:
             break
     time.sleep(0.5)
-    whole = psutil.Process(flow.pid)
-    supervisor = next(p for p in whole.children() if "repro" in p.cmdline())
-    # Below the process that DVC is forked from.
-    stages = [p for p in whole.children(recursive=True) if "tasks.snapshot" in p.cmdline()]
+    supervisor = next(p for p in psutil.Process(flow.pid).children() if "repro" in p.cmdline())
+    stages = [p for p in supervisor.children(recursive=True) if "tasks.snapshot" in p.cmdline()]
     supervisor.kill()
     for line in flow.stdout:
         if "tasks.snapshot" in line:

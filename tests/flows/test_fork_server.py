@@ -1,10 +1,9 @@
-"""A stage or a call of DVC that a server has forked is as any other: its output, exit code and end
-are those of a process of its own, and nothing outlives who asked for it.
+"""A stage that a server has forked is a stage as any other: its output, exit code and end are those
+of a process of its own, and nothing outlives who asked for it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -20,12 +19,10 @@ import psutil
 import pytest
 
 from flows.run import fork_server as server_module
-from flows.run.dvc_calls import DVC, repair_locks
-from flows.run.fork_server import dvc_server, list_imported_files, serve, stage_server
+from flows.run.fork_server import list_imported_files, serve, stage_server
 from tests.project import environment
 from throughline.shared import fork_client
 from throughline.shared.fork_client import (
-    DVC_SERVER,
     READY,
     REFUSED,
     STAGE_SERVER,
@@ -199,67 +196,3 @@ def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
             wait_for(lambda: len(sleeping(folder)) == idle)
             (folder / "asleep").unlink()
     assert not sleeping(folder)
-
-
-@pytest.fixture
-def served_dvc(first):
-    """A project with a stage that sleeps, for which DVC is forked."""
-    folder, _ = first
-    stages = folder / "dvc.yaml"
-    asleep = "stages:\n  asleep:\n    cmd: touch asleep && exec sleep 300\n"
-    stages.write_text(stages.read_text().replace("stages:\n", asleep, 1))
-    with dvc_server(folder):
-        wait_for(Path(os.environ[DVC_SERVER] + READY).exists)
-        yield folder
-
-
-def call_dvc(folder: Path, *arguments: str, pass_fds=()) -> subprocess.Popen:
-    server = {DVC_SERVER: os.environ.get(DVC_SERVER, "")}
-    return subprocess.Popen(
-        [*DVC, *arguments],
-        cwd=folder,
-        env={**environment(folder), **server},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        pass_fds=pass_fds,
-    )
-
-
-@pytest.mark.slow
-def test_forked_dvc_says_and_ends_as_dvc_does(served_dvc, monkeypatch):
-    commands = (["status", "--json"], ["repro", "--single-item", "absent"], ["--version"])
-    forked = [call_dvc(served_dvc, *command) for command in commands]
-    printed = [process.communicate()[0] for process in forked]
-    codes = [process.returncode for process in forked]
-    monkeypatch.delenv(DVC_SERVER)
-    for command, output, code in zip(commands, printed, codes, strict=True):
-        alone = call_dvc(served_dvc, *command)
-        assert (alone.communicate()[0], alone.returncode) == (output, code)
-    assert "asleep" in printed[0] and codes == [0, 255, 0]
-
-
-@pytest.mark.slow
-def test_forked_dvc_keeps_its_callers_locks_and_its_own_and_ends_with_its_caller(served_dvc):
-    """Its caller is killed: the lock is free when nothing of the call is left, not before."""
-    asleep, own = served_dvc / "asleep", served_dvc / ".dvc" / "tmp" / "rwlock"
-    with (served_dvc / "lock").open("w") as lock, (served_dvc / "lock").open("w") as other:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        caller = call_dvc(served_dvc, "repro", "--single-item", "asleep", pass_fds=[lock.fileno()])
-        lock.close()  # ours; the call has its own
-        wait_for(asleep.exists)
-        before = own.read_text()
-        repair_locks(served_dvc)
-        assert own.read_text() == before and json.loads(before)["write"] == {}
-        sleeper = next(
-            process
-            for process in psutil.process_iter(["cmdline", "cwd"])
-            if process.info["cmdline"] == ["sleep", "300"]
-            and process.info["cwd"] == str(served_dvc)
-        )
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        caller.kill()
-        caller.wait()
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert not sleeper.is_running()

@@ -28,8 +28,9 @@ def precision():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("precision")
-def test_the_model_is_profiled_in_the_precision_of_its_training(first):
+def test_the_model_is_profiled_in_the_precision_of_its_training(first, monkeypatch):
     folder, _ = first
+    monkeypatch.syspath_prepend(folder)
     (folder / "recording.py").write_text(RECORDING_MODEL)
     params = folder / "params.yaml"
     params.write_text(

@@ -109,11 +109,12 @@ def test_a_second_search_waits_and_nothing_stays_of_one_that_is_interrupted(proj
         (project / "data" / name).symlink_to((layout.root / "data" / name).resolve())
     cost = SnapshotCost(seconds=0.5, examples_per_s=400.0, bytes_per_example=128.0)
     cost.write(project / "data")
-    first, second = (start(project) for _ in range(2))
+    first = start(project)
     lines = iter(first.stdout.readline, "")
     assert any(line.startswith("heat own") for line in lines)
     below = psutil.Process(first.pid).children(recursive=True)
     assert below
+    second = start(project)
     assert f"waits: process {first.pid} of user" in second.stdout.readline()
     for process in (second, first):
         process.send_signal(signal.SIGINT)

@@ -1,7 +1,7 @@
 """How a program lets a process that has imported its libraries already do its work.
 
-A flow starts such processes (`flows/run/fork_server.py`), one for stages and one for DVC, and names
-their sockets in the environment. A program that finds its server there hands over its command line,
+A flow starts such a process (`flows/run/fork_server.py`) and names its socket in the environment. A
+program that finds its server there hands over its command line,
 folder, environment and standard streams, waits, and exits with the exit code of the work; without
 one, or where a file has changed since the server imported it, it imports its libraries itself.
 Standard library alone: this runs before anything is imported.
@@ -18,22 +18,13 @@ import socket
 import sys
 from collections.abc import Sequence
 
-STAGE_SERVER, DVC_SERVER = "THROUGHLINE_STAGE_SERVER", "THROUGHLINE_DVC_SERVER"  # their sockets
+STAGE_SERVER = "THROUGHLINE_STAGE_SERVER"  # path of its socket
 REFUSED = b"refused"
 HEAVY_STAGES = ("build", "ingest", "profiling", "report", "shard", "snapshot", "train")
 # These have nothing to import that takes as long as what their server imports for the others.
 NOT_WAITING = ("tasks.ingest", "tasks.shard")
 READY = ".ready"  # of the file next to a socket that says that its server has imported everything
 STREAMS = 3  # standard input, output, error
-# `dvc ARGUMENTS`, by a file that starts in 30 ms.
-DVC = (sys.executable, "-P", "-S", __file__, "dvc")
-
-
-def main() -> None:
-    """Run `python -m MODULE ARGUMENTS`, of which this has the arguments."""
-    module, *arguments = sys.argv[1:]
-    hand_over(module, arguments, server=DVC_SERVER)
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 def find_started_module(package: str, modules: Sequence[str]) -> str | None:
@@ -100,7 +91,3 @@ def _list_inherited() -> list[int]:
             if int(name) >= STREAMS and os.get_inheritable(int(name)):
                 inherited.append(int(name))
     return inherited
-
-
-if __name__ == "__main__":
-    main()
