@@ -1,11 +1,10 @@
 """Processes that have imported what others import, and fork themselves to be those.
 
 Half of a short stage is the import of TensorFlow, Keras and MLflow, 5 s on 2 cores; a fork that has
-them is there in 10 ms.
-`python -m flows.run.fork_server SOCKET MODULE…` imports the modules and serves
-(`throughline/shared/fork_client.py` is the other side). Each program has a process of its own, as
-without a server: the interpreter's import state is all that they share. TensorFlow has no runtime
-yet when it is forked, so there are no threads or devices of it that a fork would lose.
+them is there in 10 ms. `python -m flows.run.fork_server SOCKET MODULE…` imports the modules and
+serves (`throughline/shared/fork_client.py` is the other side). Each program has a process of its
+own, as without a server: the interpreter's import state is all that they share. TensorFlow has no
+runtime yet when it is forked, so there are no threads or devices of it that a fork would lose.
 
 A program is refused, and then imports for itself, once a file of it or the set of installed
 packages is not what it was when the server imported them.
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,37 +45,25 @@ STAGE_MODULES = (
     *(f"tasks.{stage}" for stage in HEAVY_STAGES),
     "mlflow.store.tracking.sqlalchemy_store",
 )
-MOST_DESCRIPTORS = 32  # that a program hands over: its standard streams and locks
 LONGEST_REQUEST = 1 << 22  # bytes; an environment is a few thousand
 
 
 @contextmanager
 def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Fork stages for the length of the block, with the program of the folder `root`; yields the
-    environment by which they find their server.
-    """
-    with _fork_server(root, environment, STAGE_MODULES) as address:
-        yield {STAGE_SERVER: address}
-
-
-@contextmanager
-def _fork_server(
-    root: Path, environment: Mapping[str, str], modules: Sequence[str]
-) -> Iterator[str]:
-    """Start a server in a folder; yields the path of its socket. It ends with this process, however
-    that ends.
+    """Start the server of a folder's stages for the length of the block; yields the environment by
+    which they find it. It ends with this process, however that ends.
     """
     scratch = Scratch(root)
     address = scratch.new_folder() / "server"
     command = [
         *(sys.executable, "-m", "flows.run.fork_server"),
-        *(str(address.relative_to(root.absolute())), *modules),
+        *(str(address.relative_to(root.absolute())), *STAGE_MODULES),
     ]
-    # What it cannot import is said by the program, which then tries itself.
+    # What it cannot import is said by the stage, which then tries itself.
     with supervised(
         command, folder=root, environment=dvc_environment(environment), output=subprocess.DEVNULL
     ):
-        yield str(address)
+        yield {STAGE_SERVER: str(address)}
 
 
 def main() -> None:
@@ -144,11 +131,8 @@ def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """What a program hands over: its request and its standard streams. Its other descriptors stay
-    open here for as long as anything of it runs.
-    """
-    header, descriptors, _, _ = socket.recv_fds(connection, 4, MOST_DESCRIPTORS)
-    streams = descriptors[:STREAMS]
+    """What a program hands over: its request and its standard streams."""
+    header, streams, _, _ = socket.recv_fds(connection, 4, STREAMS)
     size = int.from_bytes(header, "big")
     if len(streams) != STREAMS or not 0 < size <= LONGEST_REQUEST:
         raise SystemExit("this is no program's request")

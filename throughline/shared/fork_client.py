@@ -1,16 +1,15 @@
 """How a program lets a process that has imported its libraries already do its work.
 
 A flow starts such a process (`flows/run/fork_server.py`) and names its socket in the environment. A
-program that finds its server there hands over its command line,
-folder, environment and standard streams, waits, and exits with the exit code of the work; without
-one, or where a file has changed since the server imported it, it imports its libraries itself.
+program that finds it there hands over its command line, folder, environment and standard streams,
+waits, and exits with the exit code of the work; without one, or where a file has changed since the
+server imported it, it imports its libraries itself.
 Standard library alone: this runs before anything is imported.
 """
 
 from __future__ import annotations
 
 import array
-import contextlib
 import json
 import os
 import signal
@@ -38,14 +37,12 @@ def find_started_module(package: str, modules: Sequence[str]) -> str | None:
 
 def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
     """Have the server that the variable `server` names be `python -m MODULE ARGUMENTS` and exit
-    with its exit code; return where there is none. One that is still importing has begun earlier
-    than this process could, and is waited for. It holds the descriptors that this process has
-    inherited, such as those of locks.
+    with its exit code; return where there is none. One that is still importing has started
+    before this process could, and is waited for.
     """
     address = os.environ.get(server)
     if not address or (module in NOT_WAITING and not os.path.exists(address + READY)):  # noqa: PTH110
         return
-    descriptors = [*range(STREAMS), *_list_inherited()]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         folder, name = os.path.split(address)
         try:
@@ -68,7 +65,7 @@ def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
                 "environment": dict(os.environ),
             }
             content = json.dumps(request).encode()
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", range(STREAMS)))]
             connection.sendmsg([len(content).to_bytes(4, "big")], rights)
             connection.sendall(content)
             answer = connection.recv(16)
@@ -81,13 +78,3 @@ def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
         sys.exit(int(answer) if answer else f"the process of {module} was killed")
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def _list_inherited() -> list[int]:
-    """Descriptors beyond the standard streams that whoever started this process has left open."""
-    inherited = []
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with contextlib.suppress(OSError):  # that of the list itself is closed by now
-            if int(name) >= STREAMS and os.get_inheritable(int(name)):
-                inherited.append(int(name))
-    return inherited
