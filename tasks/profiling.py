@@ -18,7 +18,12 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from throughline.assembly.inputs import open_input_pipeline, open_input_service, open_inputs
+from throughline.assembly.inputs import (
+    estimate_snapshot_bytes,
+    open_input_pipeline,
+    open_input_service,
+    open_inputs,
+)
 from throughline.assembly.model import build_models_for
 from throughline.assembly.processes import measure_one_process, meet_processes
 from throughline.assembly.training import set_precision
@@ -222,7 +227,7 @@ def collect_facts(
         stall=Stall.of(state),
         cross_check=measurements.cross_check,
         batch_mib=pipeline.batch_bytes / 2**20,
-        stored_mib=data.snapshot.bytes(pipeline.split) / 2**20,
+        stored_mib=estimate_snapshot_bytes(data, pipeline.split) / 2**20,
         available_memory_mib=worker.share(available_memory()) / 2**20,
         shard_count=len(shards),
         shard_mib=sum(shard.bytes for shard in shards) / max(1, len(shards)) / 2**20,

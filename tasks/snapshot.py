@@ -14,7 +14,7 @@ from throughline.config.cli import stage_cli
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.write.snapshot import snapshot
-from throughline.plan.constraints import find_ops_problems
+from throughline.plan.constraints import find_fraction_problems, find_ops_problems
 from throughline.plan.shapes import output_shape
 from throughline.results.snapshot import SnapshotCost
 from throughline.shared.errors import ImpossiblePlan
@@ -40,9 +40,9 @@ def main() -> None:
         layout = Layout()
         shards = read_shard_index(layout.shards, sizes=params.snapshot.on_corrupt == "fail")
         # Refuse now what could not be computed, or not be batched in the end.
-        unfit = find_ops_problems(
-            shards.schema.input.encoding, [("preprocess", op) for op in params.preprocess]
-        )
+        encoding, part = shards.schema.input.encoding, params.snapshot.stored_fraction
+        unfit = find_ops_problems(encoding, [("preprocess", op) for op in params.preprocess])
+        unfit += find_fraction_problems(part, encoding)
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))
         output_shape((*params.preprocess, *params.augment), shards.schema)
@@ -61,13 +61,14 @@ def main() -> None:
         read = sum(shard.bytes for split in shards.splits for shard in shards.for_split(split))
         image, mean = index.columns[0], size / examples
         sizes = "×".join(str(length or "any") for length in image.shape)
+        share = "" if part == 1 else f", the first {part:.0%} of each split stored"
         # A file of its own: what follows depends on what was written, not on how long that took.
         SnapshotCost(
             seconds=seconds, examples_per_s=examples / seconds, bytes_per_example=mean
         ).write(layout.snapshot.parent)
         echo_result(
-            f"{examples:,} examples of {np.dtype(image.dtype)} {sizes}, {size / 2**20:,.1f} MiB,"
-            f" {size / max(1, read):.2f} × the shards, {examples / seconds:,.0f} examples/s"
+            f"{examples:,} examples of {np.dtype(image.dtype)} {sizes}{share}, {size / 2**20:,.1f}"
+            f" MiB, {size / max(1, read):.2f} × the shards, {examples / seconds:,.0f} examples/s"
         )
 
 

@@ -38,10 +38,13 @@ def main() -> None:
         repaired = [shard.name for shard in shards if shard.repaired]
         if repaired:
             echo(f"verify: read repaired, in {stored.snapshot_folder}: {', '.join(repaired)}")
-        rows = sum(split.count for split in stored.snapshot.splits.values())
+        splits, column = stored.snapshot.splits.values(), stored.input_column
+        rows = sum(split.count for split in splits)
+        values = sum(split.rows(column) for split in splits)
+        part = "" if values == rows else f", {column.name} of {values:,},"
         echo(
             f"verify: {len(shards)} shards and {len(stored.snapshot.columns)} columns of {rows:,}"
-            " rows OK: all digests match"
+            f" rows{part} OK: all digests match"
         )
 
 

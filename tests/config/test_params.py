@@ -193,6 +193,62 @@ def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, e
     assert expected in problems(**change)
 
 
+PART = "{read: snapshot, shuffle: {kind: global}, snapshot: {fraction: 0.3}}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "stored"),
+    [
+        ({}, 1.0),
+        ({"pipelines__part": PART}, 0.3),
+        ({"pipelines__part": PART, "pipelines__more": PART.replace("0.3", "0.5")}, 0.5),
+        ({"pipelines__part": PART, "pipelines__whole": PART.replace("0.3", "1")}, 1.0),
+        ({"pipelines__part": PART, "snapshot__fraction": 0.75}, 0.75),
+        ({"snapshot__fraction": 0}, 0.0),
+    ],
+)
+def test_what_is_stored_is_the_most_that_is_read_unless_it_is_said(changes, stored):
+    assert check(document(**changes)).snapshot.stored_fraction == stored
+    assert resolve_settings(document(**changes))["snapshot"]["fraction"] == stored
+
+
+@pytest.mark.parametrize("source", ["text_folder", "table", "time_series"])
+def test_a_part_of_what_is_no_image_is_refused_once(source):
+    changes = {"data__source": source, "postprocess": "[]", "pipelines__part": PART}
+    if source == "text_folder":
+        changes["preprocess"] = "[{tokenize: {kind: bytes}}]"
+    if source == "time_series":
+        changes["model__name"] = "mlp"
+    found = problems(**changes)
+    assert "pipelines.part.snapshot.fraction: a part of the rows can be stored of images" in found
+    assert found.count("fraction") == 1
+    changes |= {"snapshot__fraction": 0.5, "pipelines__part": "{read: shards}"}
+    assert "params.yaml: snapshot.fraction: a part of the rows" in problems(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"snapshot__fraction": 0.2},
+            "pipelines.part.snapshot.fraction: reads 0.3 of the snapshot, of which 0.2 is stored",
+        ),
+        (
+            {"shard__compression": "gzip"},
+            "snapshot.fraction: what is not stored is decoded from uncompressed shards",
+        ),
+        (
+            {"pipelines__part__snapshot__fraction": 1.5},
+            "pipelines.part.snapshot.fraction: input should be less than or equal to 1",
+        ),
+        ({"snapshot__fraction": "most"}, "snapshot.fraction: input should be 'auto'"),
+        ({"snapshot__fraction": -1}, "snapshot.fraction: input should be greater than or equal"),
+    ],
+)
+def test_fractions_that_cannot_be_are_refused(changes, expected):
+    assert expected in problems(pipelines__part=PART, **changes)
+
+
 def test_reading_files_is_refused_for_arrays():
     assert "the source arrays has no image files" in problems(
         data__source="arrays", pipelines__naive="{read: files}"

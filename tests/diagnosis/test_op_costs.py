@@ -71,6 +71,33 @@ def test_every_part_of_a_stream_and_reading_the_snapshot_have_a_cost(data):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("fraction", [0.0, 0.25])
+def test_a_part_of_the_snapshot_has_the_price_of_what_is_read_and_what_is_decoded(data, fraction):
+    config = PipelineConfig(
+        read="snapshot", shuffle={"kind": "global"}, snapshot={"fraction": fraction}
+    )
+    spec = InputSpec(
+        schema=data.shards.schema,
+        preprocess=(Decode(), Rest()),
+        augment=(),
+        postprocess=(Rescale(),),
+        batch_size=BATCH,
+    )
+    plan = make_plan(config, spec)
+    pipeline = InputPipeline(plan=plan, data=data, split="train", seed=0)
+    costs = measure_costs(pipeline, config)
+    assert set(costs.read_us) == {"snapshot", "indexed_shards"}
+    load = estimate_load(plan, costs, cores=2)
+    assert load is not None
+    rest_us = costs.ops["rest"].batch_us
+    assert load.work_ms > (1 - fraction) * BATCH * (rest_us + costs.read_us["indexed_shards"]) / 1e3
+    unpriced = dataclasses.replace(costs, read_us={"snapshot": 1.0})
+    assert estimate_load(plan, unpriced, cores=2) is None
+    unpriced = dataclasses.replace(costs, read_us={"indexed_shards": 1.0})
+    assert (estimate_load(plan, unpriced, cores=2) is None) == (fraction > 0)
+
+
+@pytest.mark.integration
 def test_a_plan_of_indexed_shards_has_a_price(data):
     config = PipelineConfig(read="indexed_shards", shuffle={"kind": "global"}, vectorize=True)
     spec = InputSpec(

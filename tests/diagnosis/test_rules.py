@@ -167,3 +167,15 @@ def test_a_map_of_whole_batches_of_records_is_called_once_a_step(vectorize):
         assert 1.0 < facts.load.work_ms < 2.0, "one call of 1 ms"
     else:
         assert 64.0 < facts.load.work_ms < 65.0, "a call of 1 ms for each of 64 examples"
+
+
+def test_what_a_snapshot_does_not_store_is_repeated_work():
+    part = {**WELL, "read": "snapshot", "shuffle": {"kind": "global"}, "interleave": None}
+    costs = replace(PHOTO_COSTS, read_us={"snapshot": 8, "indexed_shards": 10})
+    facts = facts_of({**part, "snapshot": {"fraction": 0.75}}, costs=costs)
+    per_example_us = 1 + 900 + 300  # parsed in batches, decoded and resized one by one
+    assert facts.decoding_ms() == pytest.approx(0.25 * 64 * per_example_us / 1e3)
+    evidence = repetition._repeated_work.detect(facts)
+    assert evidence and evidence.startswith("deterministic work takes 19.22 core-ms")
+    assert repetition._repeated_work.detect(facts_of(part, costs=costs)) is None
+    assert facts_of(part, costs=costs).decoding_ms() == facts_of({}).decoding_ms() == 0

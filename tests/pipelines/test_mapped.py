@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from throughline.data.columns.index import (
+    Chunk,
     Column,
     SnapshotIndex,
     SplitColumns,
@@ -38,13 +39,14 @@ def test_twenty_gigabytes_start_at_once_and_take_no_memory(rewrites, tmp_path):
         Column(name="key", dtype="int64", shape=()),
     )
     allocate(tmp_path, "train", columns, ROWS)  # sparse: the file system stores no zeros
+    chunk = Chunk(start=0, count=ROWS, digests={column.name: "" for column in columns})
     write_index(
         tmp_path,
         index := SnapshotIndex(
             key="k",
             statistics=Statistics(mean=(0.0,), deviation=(1.0,)),
             columns=columns,
-            splits={"train": SplitColumns(count=ROWS, chunks=())},
+            splits={"train": SplitColumns(count=ROWS, chunks=(chunk,))},
         ),
     )
     schema = labeled(image_feature())

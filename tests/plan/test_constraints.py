@@ -6,8 +6,15 @@ from __future__ import annotations
 
 import pytest
 
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.texts import text_feature
 from throughline.plan.augmentations import Blur, RandAugment, RandomResizedCrop
-from throughline.plan.constraints import find_config_problems, find_variable_size_problems
+from throughline.plan.constraints import (
+    find_config_problems,
+    find_fraction_problems,
+    find_variable_size_problems,
+)
 from throughline.plan.ops import CenterCrop, Decode, Flip, Mixup, Op, RandomCrop, Rescale
 from throughline.settings import PipelineConfig
 
@@ -31,6 +38,7 @@ def problems_of(config: dict, *more: Op) -> list[str]:
         {"cache": {"after": "decode"}, "shuffle": {"kind": "buffer"}},
         {"read": "gzip_shards", "interleave": {}, "sampling": "balanced"},
         {**MAPPED, "snapshot_on": "device", "postprocess_on": "device", "sampling": {"a": 2}},
+        {**MAPPED, "snapshot": {"fraction": 0}, "sampling": "balanced"},
     ],
 )
 def test_nothing_is_said_against_what_can_work(config):
@@ -44,6 +52,10 @@ def test_nothing_is_said_against_what_can_work(config):
         ({"read": "snapshot", "vectorize": True}, ["vectorize", "shuffle.kind"]),
         ({**MAPPED, "cache": {}, "interleave": {}}, ["cache", "interleave"]),
         ({"snapshot_on": "device", "prefetch": 2}, ["snapshot_on", "prefetch"]),
+        (
+            {"snapshot_on": "device", "snapshot": {"fraction": 0.5}},
+            ["snapshot.fraction", "snapshot_on", "snapshot.fraction"],
+        ),
         ({"read": "arrays", "service": {}, "sampling": {}}, ["sampling", "service", "service"]),
         (
             {"decode": {"ratio": 2, "crop": "fused"}, "shuffle": {"kind": "window"}},
@@ -53,6 +65,15 @@ def test_nothing_is_said_against_what_can_work(config):
 )
 def test_all_reasons_are_listed_by_their_fields(config, fields):
     assert [problem.partition(":")[0] for problem in problems_of(config)] == fields
+
+
+def test_a_part_is_stored_of_images_alone():
+    text, numbers = text_feature().encoding, array_feature("x", (3,), "float32").encoding
+    assert find_fraction_problems(0.3, image_feature().encoding) == []
+    assert find_fraction_problems(1.0, text) == find_fraction_problems(1.0, numbers) == []
+    for encoding in (text, numbers):
+        (problem,) = find_fraction_problems(0.0, encoding)
+        assert problem.endswith(f"can be stored of images, not of {encoding.noun}; drop it")
 
 
 def test_ops_that_cannot_work_are_named():

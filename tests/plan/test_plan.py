@@ -256,6 +256,16 @@ def test_nothing_random_is_ever_cached_and_shuffling_comes_behind_the_cache():
             {"read": "snapshot", "shuffle": {"kind": "global"}, "service": {}},
             "would be sent to every worker",
         ),
+        ({"snapshot": {"fraction": 0.3}}, "`read: shards` reads none of the snapshot"),
+        (
+            {
+                "read": "snapshot",
+                "shuffle": {"kind": "global"},
+                "snapshot_on": "device",
+                "snapshot": {"fraction": 0.3},
+            },
+            "snapshot.fraction: rows that are not stored are decoded on the host",
+        ),
         ({"service": {}, "cache": {}}, "fill a cache that is never read"),
         ({"service": {}, "sampling": "balanced"}, "one stream over all examples"),
     ],
@@ -312,9 +322,20 @@ def test_where_the_snapshot_lives_changes_the_plan():
     assert plan_of(**mapped, snapshot_on="device") != plan_of(**mapped)
 
 
+def test_a_part_of_the_snapshot_is_read_and_the_rest_decoded():
+    mapped = {"read": "snapshot", "shuffle": {"kind": "global"}}
+    whole, part = plan_of(**mapped), plan_of(**mapped, snapshot={"fraction": 0.3})
+    assert plan_of(**mapped, snapshot={"fraction": 1}) == whole
+    assert (whole.reads_whole_snapshot, part.reads_whole_snapshot) == (True, False)
+    assert part.reads_snapshot and part.seekable and not plan_of().reads_whole_snapshot
+    assert str(part) == (
+        "gather:0.3 of snapshot[global shuffle,32] else parse+decode+resize+flip+rescale"
+    )
+
+
 def test_every_field_is_in_the_test_above():
     tested = {case[0] for case in test_every_field_changes_the_plan.pytestmark[0].args[1]}
-    assert tested | {"snapshot_on", "batch"} == set(PipelineConfig.model_fields)
+    assert tested | {"snapshot", "snapshot_on", "batch"} == set(PipelineConfig.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -400,4 +421,7 @@ def test_ops_of_images_are_refused_for_examples_that_turn_out_to_be_vectors():
     with pytest.raises(ImpossiblePlan, match="augment: flip works on images, not on numbers"):
         plan_of(schema=vectors, preprocess=(Decode(),), ops={"postprocess": ()})
     fitting = {"augment": (), "postprocess": ()}
+    part = {"read": "snapshot", "shuffle": {"kind": "none"}, "snapshot": {"fraction": 0.3}}
+    with pytest.raises(ImpossiblePlan, match=r"snapshot\.fraction: a part .* not of numbers"):
+        plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting, **part)
     assert "decode" in str(plan_of(schema=vectors, preprocess=(Decode(),), ops=fitting))

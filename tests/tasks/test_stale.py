@@ -373,6 +373,33 @@ def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
     assert stages == {"snapshot.json", "build", "train", "profile"}
 
 
+def test_the_largest_fraction_that_is_read_concerns_the_snapshot(tmp_path):
+    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+
+    def identities(*fractions):
+        pipelines = {
+            f"part{number}": {**SMALL["pipelines"]["optimized"], "snapshot": {"fraction": fraction}}
+            for number, fraction in enumerate(fractions)
+        }
+        write_params(tmp_path, {**SMALL, "pipelines": {**pipelines, "naive": {"read": "shards"}}})
+        write_identities(tmp_path, tmp_path / "out")
+        return {
+            path.relative_to(tmp_path / "out").as_posix(): path.read_text()
+            for path in (tmp_path / "out").rglob("*.json")
+        }
+
+    before = identities(0.3, 0.5)
+    assert identities(0.3, 0.5) == before
+    smaller, larger = identities(0.2, 0.5), identities(0.3, 0.6)
+    stages = [
+        {name for name, text in after.items() if text != before[name]}
+        for after in (smaller, larger)
+    ]
+    own = {f"{stage}/part{{}}.json" for stage in ("build", "train", "profile")} | {"report.json"}
+    assert stages[0] == {name.format(0) for name in own}
+    assert stages[1] == {name.format(1) for name in own} | {"snapshot.json"}
+
+
 def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(project, tmp_path):
     for name in ("dvc.yaml", "params.yaml", *OWN):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -91,6 +91,22 @@ def test_some_families_need_a_condition(condition, family):
     assert family not in space().families
 
 
+def test_a_part_of_the_snapshot_is_raced_where_the_whole_does_not_fit():
+    part = space(fitting=0.37).families["snapshot_part"]
+    assert {each.config.snapshot.fraction for each in part} == {0.37}
+    assert [each.config.read for each in part] == ["snapshot"] * 6
+    for fitting in (0.0, 1.0):
+        assert "snapshot_part" not in space(fitting=fitting).families
+
+
+def test_more_than_is_stored_is_refused():
+    laid_out = space(stored=0.5, fitting=0.5)
+    assert "snapshot_part" in laid_out.families
+    assert "snapshot" not in laid_out.families
+    (reason,) = [each.reason for each in laid_out.refusals if each.name == "snapshot"]
+    assert reason.startswith("50% of the snapshot's rows are stored")
+
+
 def test_order_that_depends_on_timing_has_to_be_allowed():
     loose = [each for each in space(unordered=True).candidates if not each.config.deterministic]
     assert loose
@@ -120,6 +136,7 @@ def test_all_sample_as_the_first_of_ones_own():
     own = {"mine": PipelineConfig(sampling="balanced")}
     assert {each.config.sampling for each in space(own).candidates} == {"balanced"}
     assert read_stored(own).sampling == "balanced"
+    assert read_stored(own, 0.5).snapshot.fraction == 0.5
 
 
 def test_prices_choose_among_forms_and_nothing_else():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from project import SMALL
@@ -10,6 +11,7 @@ from project import SMALL
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.diagnosis.cost_model import ModelStepCost
+from throughline.pipelines.write.snapshot import snapshot
 from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnequalConfigurations
@@ -17,7 +19,7 @@ from throughline.shared.layout import Layout
 from throughline.tuning.budgets import find_limits, read_budgets
 from throughline.tuning.contest import sample_shards
 from throughline.tuning.jobs import Entry
-from throughline.tuning.survey import estimate_costs, prove_equal, survey
+from throughline.tuning.survey import SnapshotBytes, estimate_costs, prove_equal, survey
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,80 @@ def test_needs_are_what_is_kept_besides_a_process_and_the_shards(root, params):
     assert families["cache_disk"].disk_bytes == data.snapshot.bytes("train")
     assert families["cache_disk"].ram_bytes == plain
     assert families["arrays"].ram_bytes > plain
+
+
+def test_a_part_of_the_snapshot_fits_into_the_disk_and_the_memory_that_there_are(root, params):
+    data = open_inputs(params, Layout(root))
+    splits = data.shards.splits
+    whole = sum(data.snapshot.bytes(split) for split in splits)
+    values = sum(data.snapshot.splits[split].bytes(data.input_column) for split in splits)
+    unlimited = find_limits(read_budgets(epochs=1), root)
+
+    def part(**limits):
+        surveyed = survey(params, root, [], replace(unlimited, **limits))
+        return [
+            (each.config.snapshot.fraction, surveyed.needs[each.name].disk_bytes)
+            for each in surveyed.space.candidates
+            if each.family == "snapshot_part"
+        ]
+
+    assert part() == []
+    disk = whole - 0.6 * values + 1
+    assert set(part(disk_bytes=disk)) == {(0.4, pytest.approx(disk - 1))}
+    assert part(disk_bytes=whole - values) == []
+
+
+@pytest.mark.parametrize(
+    ("disk", "memory", "fitting"),
+    [
+        (1100, 800, 1.0),
+        (1099, 800, 0.99),
+        (400, 800, 0.3),
+        (100, 800, 0.0),
+        (50, 800, 0.0),
+        (1100, 400, 0.5),
+        (400, 80, 0.1),
+        (1100, -5, 0.0),
+    ],
+)
+def test_a_part_fits_that_leaves_neither_disk_nor_memory_short(disk, memory, fitting):
+    sizes = SnapshotBytes(least=100, most=1100, train=800)
+    assert sizes.find_fitting(disk, memory) == fitting
+    assert sizes.at(fitting) <= max(disk, sizes.least)
+
+
+@pytest.mark.integration
+def test_what_a_part_needs_and_costs_follows_from_what_is_stored(root, params, layout, tmp_path):
+    part = {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot": {"fraction": 0.5}}
+    pipelines = {"naive": {"read": "shards"}, "part": part}
+    params = check({**SMALL, "batch_size": 16, "pipelines": pipelines})
+    (tmp_path / "data").mkdir()
+    for name in ("manifest", "shards"):
+        (tmp_path / "data" / name).symlink_to((layout.root / "data" / name).resolve())
+    SnapshotCost(seconds=9.0, examples_per_s=20.0, bytes_per_example=128.0).write(tmp_path / "data")
+    written = snapshot(
+        open_inputs(check(SMALL), layout).shards,
+        tmp_path / "data" / "shards",
+        tmp_path / "data" / "snapshot",
+        preprocess=params.preprocess,
+        settings=params.snapshot,
+    )
+    surveyed = survey(params, tmp_path, [], find_limits(read_budgets(epochs=1), tmp_path))
+    stored = sum(written.bytes(split) for split in written.splits)
+    assert surveyed.needs["part"].disk_bytes == pytest.approx(stored, rel=0.01)
+    families = {each.family: surveyed.needs[each.name] for each in surveyed.space.candidates}
+    whole = open_inputs(check(SMALL), layout).snapshot.bytes("train")
+    assert families["cache_memory"].ram_bytes - families["stream"].ram_bytes == whole
+    refused = {each.name: each.reason for each in surveyed.space.refusals}
+    assert "50% of the snapshot's rows are stored" in refused["snapshot"]
+    step = ModelStepCost(step_ms=2.0, core_ms=2.0, on_accelerator=False)
+    candidates = [each for each in surveyed.space.candidates if each.name in ("naive", "part")]
+    assert estimate_costs(params, tmp_path, candidates, step).keys() == {"naive", "part"}
+    entry = Entry(params=params, root=tmp_path, name="part", config=params.pipelines["part"])
+    whole_entry = Entry(
+        params=check(SMALL), root=root, name="mine", config=check(SMALL).pipelines["optimized"]
+    )
+    assert prove_equal(entry) == prove_equal(whole_entry)
 
 
 @pytest.mark.integration

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -19,13 +19,13 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.service import check_listens, run_local_service
 from throughline.pipelines.write.undecodable import process_record
-from throughline.plan.ops import Load, Parse
+from throughline.plan.ops import Load, Op, Parse
 from throughline.plan.plan import Plan, make_plan, set_storage_order
-from throughline.plan.shapes import output_shape
+from throughline.plan.shapes import output_shape, resolve_decode
 from throughline.plan.spec import InputSpec
 from throughline.plan.steps import Cache, Map, Read, Step, TokenWindow, Window
 from throughline.plan.training_workers import TrainingWorker, find_training_worker
-from throughline.settings import PipelineConfig
+from throughline.settings import PipelineConfig, SnapshotPart
 from throughline.shared.errors import (
     CorruptShard,
     ImpossiblePlan,
@@ -248,9 +248,7 @@ def training_worker(params: Params) -> TrainingWorker:
 
 def open_exact_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
     """The examples of a split as the snapshot holds them, in order, to compare others with."""
-    plan = make_plan(
-        set_storage_order(PipelineConfig(read="snapshot")), make_input_spec(params, data, "compare")
-    )
+    plan = make_plan(_read_stored(data, split), make_input_spec(params, data, "compare"))
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
@@ -260,8 +258,14 @@ def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> I
     """
     spec = make_input_spec(params, data, "evaluate")
     spec = replace(spec, postprocess=tuple(op for op in spec.postprocess if op.on_labels))
-    plan = make_plan(set_storage_order(PipelineConfig(read="snapshot")), spec)
+    plan = make_plan(_read_stored(data, split), spec)
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
+
+
+def _read_stored(data: PreparedData, split: str) -> PipelineConfig:
+    """What reads all that the snapshot stores of a split, in order."""
+    part = SnapshotPart(fraction=data.stored_fraction(split))
+    return set_storage_order(PipelineConfig(read="snapshot", snapshot=part))
 
 
 def estimate_kept_bytes(
@@ -277,6 +281,23 @@ def estimate_kept_bytes(
     return kept
 
 
+def estimate_snapshot_bytes(data: PreparedData, split: str, fraction: float = 1.0) -> float:
+    """Bytes of a split in a snapshot that stores this fraction of its rows; where there is less now
+    than all of them, and images differ in size, by the first records.
+    """
+    rows, column = data.snapshot.splits[split], data.input_column
+    values = (column, column.extent) if column.ragged else (column,)
+    others = sum(rows.bytes(each) for each in data.snapshot.columns if each not in values)
+    if rows.rows(column) == rows.count:
+        stored = float(sum(rows.bytes(each) for each in values))
+    elif column.ragged:
+        ops = resolve_decode(data.preprocess, data.shards.schema)
+        stored = _estimate_bytes(ops, data, split) + rows.count * column.extent.stride
+    else:
+        stored = float(rows.count * column.stride)
+    return others + fraction * stored
+
+
 def _check_memory(plan: Plan, data: PreparedData, split: str, worker: TrainingWorker) -> None:
     """Refuse to keep more in memory than there is for this worker."""
     kept = estimate_kept_bytes(plan, data, split, where="memory")
@@ -290,15 +311,23 @@ def _check_memory(plan: Plan, data: PreparedData, split: str, worker: TrainingWo
 
 
 def _cached_bytes(before: Step | None, data: PreparedData, split: str) -> float:
-    """Bytes of what a cache after this step holds: those of the snapshot after all of
-    preprocessing, else an estimate from the first records, which are in random order.
+    """Bytes of what a cache after this step holds: those of a whole snapshot after all of
+    preprocessing, else an estimate.
     """
     if not isinstance(before, Map) or before.first_op_position + len(before.ops) == 0:
-        return data.snapshot.bytes(split)
+        return estimate_snapshot_bytes(data, split)
+    return _estimate_bytes(
+        [op for op in before.ops if not isinstance(op, Load | Parse)], data, split
+    )
+
+
+def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
+    """Bytes of the model's input of a split after these ops, by its first records, which are in
+    random order.
+    """
     import tensorflow as tf
 
     schema, shards = data.shards.schema, data.shards.for_split(split)
-    ops = (op for op in before.ops if not isinstance(op, Load | Parse))
     ops = (Parse.of(schema), *ops)
     records = read_records(data.path(shards[0]), compression=shards[0].compression)
     sizes = [

@@ -188,10 +188,19 @@ def check_pipelines_exist(
 
 def resolve_defaults(document: ParamsDocument) -> ParamsDocument:
     """A document with what follows from its other values: the model that `auto` stands for, the
-    one that takes what the source gives, and the ops that make floats of images and tables, where
-    none are given; tokens stay numbers.
+    one that takes what the source gives, how much of the snapshot is read and so stored, and the
+    ops that make floats of images and tables, where none are given; tokens stay numbers.
     """
     resolved: dict[str, Any] = {}
+    if document.snapshot.fraction == "auto":
+        read = [
+            config.snapshot.fraction
+            for config in document.pipelines.values()
+            if config.read == "snapshot"
+        ]
+        resolved["snapshot"] = document.snapshot.model_copy(
+            update={"fraction": max(read, default=1.0)}
+        )
     if document.model.name == "auto" and not document.model.from_file:
         fitting = list_fitting_models(document.data, document.window)
         name = SOURCES[document.data.source].auto_model or next(iter(fitting), "auto")

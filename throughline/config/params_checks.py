@@ -14,6 +14,7 @@ from throughline.data import encodings  # noqa: F401 - sources name them
 from throughline.plan.constraints import (
     find_batch_problems,
     find_config_problems,
+    find_fraction_problems,
     find_ops_problems,
     find_text_problems,
     find_token_window_problems,
@@ -75,6 +76,7 @@ def find_problems(params: Params) -> list[str]:
             "data.split.validation: must be above 0; every epoch is judged on held-out examples"
         )
     found += _find_path_problems(params) + _find_source_problems(params)
+    found += _find_storing_problems(params)
     mixing = [op.name for op in params.augment if op.mixes_labels]
     if mixing and "one_hot" not in [op.name for op in params.postprocess]:
         found.append(
@@ -94,6 +96,9 @@ def find_problems(params: Params) -> list[str]:
         )
         if not find_source_encoding(params.data).padded:
             reasons += find_batch_problems(config)
+        reasons += find_fraction_problems(
+            config.snapshot.fraction, find_source_encoding(params.data)
+        )
         if params.window.tokens is not None:
             reasons += find_token_window_problems(config)
         found += [f"pipelines.{name}.{reason}" for reason in reasons]
@@ -145,8 +150,29 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
             "read: records of compressed shards cannot be read one by one; set shard.compression"
             " to none or both"
         )
+    stored = params.snapshot.stored_fraction
+    if config.read == "snapshot" and config.snapshot.fraction > stored:
+        yield (
+            f"snapshot.fraction: reads {config.snapshot.fraction:g} of the snapshot, of which"
+            f" {stored:g} is stored; raise snapshot.fraction, or set it to auto"
+        )
     if config.snapshot_on == "device" and params.train.jit_compile:
         yield ("snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
+
+
+def _find_storing_problems(params: Params) -> list[str]:
+    """What speaks against storing no more than a fraction of the snapshot's rows; what a
+    configuration asks for is said of that.
+    """
+    stored = params.snapshot.stored_fraction
+    if stored < 1 and params.shard.compression == "gzip":
+        return [
+            "snapshot.fraction: what is not stored is decoded from uncompressed shards; set"
+            " shard.compression to none or both"
+        ]
+    if stored in [config.snapshot.fraction for config in params.pipelines.values()]:
+        return []
+    return find_fraction_problems(stored, find_source_encoding(params.data))
 
 
 def _find_path_problems(params: Params) -> list[str]:

@@ -212,6 +212,14 @@ class CostContext:
             for cost in known
         )
 
+    def decoding_us(self, gather: Gather) -> float:
+        """Work of making an example that the snapshot does not store of its record."""
+        ops = (*gather.decoding, *gather.ops[: gather.example_op_count])
+        one_by_one = any(op.takes == "example" for op in ops)
+        return one_by_one * self.costs.call_us + sum(
+            self.ops_us((op,), batched=op.takes != "example") for op in ops
+        )
+
 
 @singledispatch
 def add_step_cost(step: object, load: HostLoad, context: CostContext) -> HostLoad | None:
@@ -221,11 +229,18 @@ def add_step_cost(step: object, load: HostLoad, context: CostContext) -> HostLoa
 
 @add_step_cost.register
 def _(step: Gather, load: HostLoad, context: CostContext) -> HostLoad | None:
-    if step.on == "device":
+    stored_us, record_us = (
+        context.costs.read_us.get(one) for one in ("snapshot", "indexed_shards")
+    )
+    if step.on == "device" or (step.fraction > 0 and stored_us is None):
         return None
+    row_us = step.fraction * (stored_us or 0.0)
+    if step.decoding:
+        if record_us is None:
+            return None
+        row_us += (1 - step.fraction) * (record_us + context.decoding_us(step))
     work = context.batch_size * (
-        context.costs.read_us.get("snapshot", 0.0)
-        + context.ops_us(step.ops[step.example_op_count :], batched=True)
+        row_us + context.ops_us(step.ops[step.example_op_count :], batched=True)
     )
     return load.add_work((work + context.costs.call_us) / 1e3, step.parallel.threads(context.cores))
 

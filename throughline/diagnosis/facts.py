@@ -97,6 +97,17 @@ class Facts:
             / 1e3
         )
 
+    def decoding_ms(self) -> float:
+        """Work, in a step, of making examples that a snapshot does not store; 0 where it stores
+        all, or none is read.
+        """
+        gather = self.plan.gather
+        if gather is None:
+            return 0.0
+        return (1 - gather.fraction) * sum(
+            self.work_ms(op, batched=op.takes != "example") for op in gather.decoding
+        )
+
     def repeated_ms(self) -> float:
         """Work of the deterministic ops, which give the same in every epoch, with the calls that
         they cause.
@@ -106,7 +117,11 @@ class Facts:
             op for step in self.map_steps for op in step.ops if not op.random and op.name != "load"
         ]
         calls = self.batch_size * self.costs.call_us / 1e3 if per_example_map else 0.0
-        return calls + sum(
-            self.work_ms(op, batched=per_example_map is None or op not in per_example_map.ops)
-            for op in ops
+        return (
+            calls
+            + self.decoding_ms()
+            + sum(
+                self.work_ms(op, batched=per_example_map is None or op not in per_example_map.ops)
+                for op in ops
+            )
         )

@@ -24,7 +24,7 @@ from throughline.plan.ops import Op
 from throughline.plan.plan import Plan, make_plan
 from throughline.plan.steps import Map, Read
 from throughline.plan.training_workers import TrainingWorker
-from throughline.settings import PipelineConfig, ShuffleSettings
+from throughline.settings import PipelineConfig, ShuffleSettings, SnapshotPart
 from throughline.shared.scratch import Scratch
 
 SAMPLE = 256  # examples at most
@@ -35,21 +35,25 @@ WARM_UP_RUNS, MIN_RUNS, MAX_RUNS, BUDGET_S = 2, 6, 300, 0.05
 @without_autograph
 def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     """Measure what this configuration's parts cost, and those of the snapshot, which any
-    configuration could read instead.
+    configuration could read instead; a row of it has no cost where next to none is stored.
     """
     spec = pipeline.plan.spec
     count = min(SAMPLE, spec.batch_size, pipeline.data.shards.examples(pipeline.split))
     later_ops = (*spec.augment[len(spec.per_example_augment) :], *spec.postprocess)
     minimal_spec = replace(spec, augment=spec.per_example_augment, postprocess=())
-    gathering = _with_plan(
-        pipeline,
-        make_plan(
-            PipelineConfig(read="snapshot", shuffle=ShuffleSettings(kind="global")), minimal_spec
-        ),
+    part = pipeline.data.stored_fraction(pipeline.split)
+    # Of a part, the first rows: those that are stored.
+    stored = PipelineConfig(
+        read="snapshot",
+        snapshot=SnapshotPart(fraction=part),
+        shuffle=ShuffleSettings(kind="global" if part == 1 else "none"),
     )
-    # The same few batches again and again: a later epoch finds its rows in memory, which a first
-    # look at them would not.
-    read_us = {"snapshot": _per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size}
+    gathering = _with_plan(pipeline, make_plan(stored, minimal_spec))
+    read_us: dict[str, float] = {}
+    if part == 1 or gathering.reader.stored >= WARM_UP_RUNS * spec.batch_size:
+        # The same few batches again and again: a later epoch finds its rows in memory, which a
+        # first look at them would not.
+        read_us["snapshot"] = _per_element(gathering.dataset().take(WARM_UP_RUNS)) / spec.batch_size
     batch = next(iter(gathering.dataset()))
     rows = _cached_in_memory(tf.data.Dataset.from_tensor_slices(batch).take(count))
     idle = _per_element(rows, count)
@@ -58,17 +62,19 @@ def measure_costs(pipeline: InputPipeline, config: PipelineConfig) -> Costs:
     )
     stack_us = _per_element(rows.batch(count)) / count - idle
     ops, _ = _op_costs(pipeline, rows, later_ops, call_us, count)
+    if config.snapshot.fraction < 1:  # the other rows come as records, whichever these are
+        config = PipelineConfig(read="indexed_shards", shuffle=config.shuffle)
+        pipeline = _with_plan(pipeline, make_plan(config, spec))
     if config.read != "snapshot" and spec.window is None:
-        stored = _stored_examples(pipeline, config)
-        read_us[config.read] = _per_element(stored.take(4 * count), count)
+        examples = _stored_examples(pipeline, config)
+        read_us[config.read] = _per_element(examples.take(4 * count), count)
         if config.read == "gzip_shards":
             records = stream_readers.read(
                 Read(source="shards"), pipeline.data, pipeline.split, seed=0
             )
             read_us["shards"] = _per_element(records.take(4 * count), count)
-        stored = stored.take(count)
         first = _cached_in_memory(
-            stored.map(
+            examples.take(count).map(
                 lambda element: {"record": element} if isinstance(element, tf.Tensor) else element
             )
         )

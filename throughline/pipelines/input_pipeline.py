@@ -175,6 +175,7 @@ class InputPipeline:
             data=self.data,
             split=self.split,
             gather=self.plan.gather,
+            stored=self.data.find_rows(self.split, self.plan.gather.fraction),
             seed=self.seed,
             worker=self.worker,
             with_keys=self.with_keys,

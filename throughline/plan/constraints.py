@@ -8,7 +8,8 @@ Each reason begins with the field it is about, and is in one place, by what deci
 * several sections of params.yaml: `find_problems` in `throughline/config/params_checks.py`
 * ops and the kind of data: `find_ops_problems` and `find_text_problems` here
 * a configuration and the shape of the data: `find_variable_size_problems`,
-  `find_sequence_problems`, `find_token_window_problems`, `find_batch_problems` here
+  `find_sequence_problems`, `find_token_window_problems`, `find_batch_problems`,
+  `find_fraction_problems` here
 * the prepared data and the machine: `throughline/assembly/inputs.py`
 """
 
@@ -139,6 +140,16 @@ def _problem_of_file(op: Tokenize) -> str:
     return "" if Path(op.model).is_file() else f"{op.model} does not exist"
 
 
+def find_fraction_problems(fraction: float, encoding: Encoding) -> list[str]:
+    """What speaks against storing, or reading, a `fraction` of the rows of a snapshot."""
+    if fraction == 1 or encoding.modality == "images":
+        return []
+    return [
+        f"snapshot.fraction: a part of the rows can be stored of images, not of {encoding.noun};"
+        " drop it"
+    ]
+
+
 def find_batch_problems(config: PipelineConfig) -> list[str]:
     """What cannot be done with batches of examples that do not differ in length."""
     if config.batch is None:
@@ -201,6 +212,11 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
             f"shuffle.kind: {what} needs random access; `read: {config.read}` is a stream, use"
             " `buffer`, or `read: snapshot` or `indexed_shards`"
         )
+    if config.snapshot.fraction < 1 and not reads_snapshot:
+        yield (
+            f"snapshot.fraction: `read: {config.read}` reads none of the snapshot; drop `snapshot`,"
+            " or use `read: snapshot`"
+        )
     if config.interleave and config.read not in ("shards", "gzip_shards"):
         yield f"interleave: only shards can be interleaved, not `read: {config.read}`"
     if reads_snapshot and config.decode.approximate:
@@ -216,6 +232,11 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
 def _of_placement(config: PipelineConfig) -> Iterator[str]:
     if config.snapshot_on == "device" and config.read != "snapshot":
         yield f"snapshot_on: only a snapshot can live on the device, not `read: {config.read}`"
+    if config.snapshot_on == "device" and config.snapshot.fraction < 1:
+        yield (
+            "snapshot.fraction: rows that are not stored are decoded on the host; use"
+            " `snapshot_on: host`, or drop `snapshot`"
+        )
     if config.snapshot_on == "device" and config.prefetch != "none":
         yield (
             "prefetch: with `snapshot_on: device` the train step gathers its batch itself; there is"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from throughline.plan.constraints import (
     find_batch_problems,
     find_config_problems,
+    find_fraction_problems,
     find_ops_problems,
     find_sequence_problems,
     find_token_window_problems,
@@ -98,6 +99,11 @@ class Plan:
         return self.gather is not None
 
     @property
+    def reads_whole_snapshot(self) -> bool:
+        """Whether every row comes from the snapshot, and none from the shards."""
+        return self.gather is not None and not self.gather.decoding
+
+    @property
     def reads_indexed_shards(self) -> bool:
         """Whether the plan reads records of uncompressed shards by their offsets, in any order."""
         return isinstance(self.steps[0], ReadIndexedShards)
@@ -166,6 +172,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
             *(("postprocess", op) for op in spec.postprocess),
         ],
     )
+    problems += find_fraction_problems(config.snapshot.fraction, spec.schema.input.encoding)
     if problems:
         raise ImpossiblePlan("; ".join(problems))
     output_shape((*spec.preprocess, *spec.augment), spec.schema, spec.window)
@@ -211,6 +218,7 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: O
     """A batch is a gather of preprocessed rows; which rows is arithmetic, so nothing is shuffled
     through a buffer.
     """
+    fraction = config.snapshot.fraction
     gather = Gather(
         shuffle=config.shuffle,
         sampling=config.sampling,
@@ -221,6 +229,10 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: O
         ops=after_preprocess,
         example_op_count=len(spec.per_example_augment) if config.snapshot_on == "host" else 0,
         parallel=Parallelism(config.map.parallel),
+        fraction=fraction,
+        decoding=()
+        if fraction == 1
+        else (Parse.of(spec.schema), *resolve_decode(spec.preprocess, spec.schema)),
     )
     return [gather, *_prefetch(config)]
 

@@ -144,8 +144,9 @@ class Gather(Step):
     """Deliver whole batches of preprocessed examples by their row numbers from the snapshot's
     memory-mapped columns, and run `ops` on them.
 
-    The first `example_op_count` ops run on one example at a time, before batching; where they crop
-    a rectangle and flip it, they are part of the fetch.
+    Where a `fraction` of the rows is read there, the first, the others are decoded from the records
+    of the shards by the ops of `decoding`. The first `example_op_count` ops run on one example at a
+    time, before batching; where they crop a rectangle and flip it, they are part of the fetch.
     """
 
     params_key: ClassVar[str] = "read"
@@ -159,6 +160,8 @@ class Gather(Step):
     ops: tuple[Op, ...]
     example_op_count: int
     parallel: Parallelism
+    fraction: float = 1.0
+    decoding: tuple[Op, ...] = ()
 
     @property
     def trace_name(self) -> str:
@@ -174,6 +177,7 @@ class Gather(Step):
 
     def __str__(self) -> str:
         what = f"{self.window} of " if self.window else ""
+        what += f"{self.fraction:g} of " if self.decoding else ""
         where = "device" if self.on == "device" else "snapshot"
         first = " fetched" if self.fetched_ops else " each"
         ops = "".join(
@@ -182,7 +186,9 @@ class Gather(Step):
         )
         size = _lengths(self.batching, self.batch_size)
         order = f"{_order(self.shuffle, self.sampling)},{size}"
-        return f"gather:{what}{where}[{order}]{ops}{_calls(self.parallel)}"
+        rest = "+".join(op.name for op in self.decoding)
+        rest = f" else {rest}" if rest else ""
+        return f"gather:{what}{where}[{order}]{rest}{ops}{_calls(self.parallel)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from throughline.settings.pipeline import (
     Sampling,
     ServiceSettings,
     ShuffleSettings,
+    SnapshotPart,
 )
 from throughline.settings.records import RecordSettings
 from throughline.settings.training import (
@@ -51,6 +52,7 @@ __all__ = [
     "Settings",
     "ShardSettings",
     "ShuffleSettings",
+    "SnapshotPart",
     "SnapshotSettings",
     "SplitSettings",
     "TrainSettings",

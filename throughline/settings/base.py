@@ -4,9 +4,11 @@ a count.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Settings(BaseModel):

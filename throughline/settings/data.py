@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 
-from throughline.settings.base import Settings
+from throughline.settings.base import Fraction, Settings
 from throughline.settings.records import RecordSettings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import did_you_mean
@@ -22,9 +22,12 @@ def _known_source(name: Any) -> str:
 
 
 SourceName = Annotated[str, PlainValidator(_known_source), WithJsonSchema({"enum": list(SOURCES)})]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Filling = Literal["reject", "median", "category"]
 # A tagged union reports a problem once.
+StoredFraction = Annotated[
+    Annotated[Literal["auto"], Tag("literal")] | Annotated[Fraction, Tag("constrained")],
+    Discriminator(lambda value: "literal" if isinstance(value, str) else "constrained"),
+]
 Missing = Annotated[
     Annotated[Filling, Tag("literal")] | Annotated[dict[str, Filling], Tag("constrained")],
     Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),
@@ -203,8 +206,15 @@ class ShardSettings(Settings):
 
 
 class SnapshotSettings(Settings):
-    """What happens when a shard is damaged while the snapshot is written."""
+    """What the snapshot holds, and what happens when a shard is damaged while it is written."""
 
+    fraction: StoredFraction = Field(
+        default="auto",
+        description=(
+            "images: share of each split's rows, the first, whose preprocessed values are stored;"
+            " auto: the most that a configuration reads; all, if none reads any"
+        ),
+    )
     on_corrupt: Literal["fail", "skip"] = Field(
         default="fail",
         description=(
@@ -216,6 +226,11 @@ class SnapshotSettings(Settings):
         default=0.001,
         description="skip: share of the examples that may be left out before it stops all the same",
     )
+
+    @property
+    def stored_fraction(self) -> float:
+        """`fraction` as a number: all, where no configuration has said less."""
+        return 1.0 if isinstance(self.fraction, str) else self.fraction
 
 
 class WindowSettings(Settings):

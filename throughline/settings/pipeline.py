@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from throughline.settings.base import Settings, json_word_or_count, word_or_count
+from throughline.settings.base import Fraction, Settings, json_word_or_count, word_or_count
 from throughline.settings.batch import BatchSettings
 
 Parallel = Annotated[
@@ -120,6 +120,16 @@ class JpegDecoding(Settings):
         return self.model_dump() != EXACT_DECODING
 
 
+class SnapshotPart(Settings):
+    """How much of the snapshot is read; the other examples are decoded from the shards, by their
+    index, in the same order.
+    """
+
+    fraction: Fraction = Field(
+        default=1.0, description="images: share of each split's rows that is read, the first"
+    )
+
+
 class ServiceSettings(Settings):
     """The tf.data service: reading and mapping in processes of their own."""
 
@@ -160,6 +170,7 @@ class PipelineConfig(Settings):
             " through an index of offsets · snapshot: mapped columns of preprocessed examples"
         ),
     )
+    snapshot: SnapshotPart = SnapshotPart()
     interleave: InterleaveSettings | None = Field(
         default=None, description="interleave several shards; absent: one after another"
     )

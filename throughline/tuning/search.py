@@ -280,7 +280,7 @@ class Search:
     def _entry(self, name: str) -> Entry:
         question = self.question
         config = (
-            read_stored(question.params.pipelines)
+            read_stored(question.params.pipelines, question.params.snapshot.stored_fraction)
             if name == CEILING
             else self._candidates[name].config
         )

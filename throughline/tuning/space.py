@@ -78,13 +78,16 @@ class Space:
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
     """What decides which families there are: pixels may be `approximate`, elements `unordered`;
-    the snapshot is `beyond_memory`; there is an `accelerator` whose memory can hold a split.
+    the snapshot is `beyond_memory`; there is an `accelerator` whose memory can hold a split. Of the
+    snapshot's rows a fraction is `stored`, and a fraction, `fitting`, may be read.
     """
 
     approximate: bool = False
     unordered: bool = False
     beyond_memory: bool = False
     accelerator: bool = False
+    stored: float = 1.0
+    fitting: float = 1.0
 
 
 def lay_out_space(
@@ -108,14 +111,20 @@ def lay_out_space(
         if different := _find_difference(config, base, conditions):
             refusals.append(Refusal(name=name, reason=different))
             continue
-        planned = _plan(name, family, config, spec)
+        planned = _plan(name, family, config, spec, conditions.stored)
         if isinstance(planned, Refusal):
             refusals.append(planned)
         else:
             candidates.append(planned)
     for family, values in _families(spec, conditions):
         forms = [
-            _plan(f"{family}{suffix}", family, PipelineConfig(**{**values, **form, **same}), spec)
+            _plan(
+                f"{family}{suffix}",
+                family,
+                PipelineConfig(**{**values, **form, **same}),
+                spec,
+                conditions.stored,
+            )
             for suffix, form in _forms(values, conditions)
         ]
         reasons = [form.reason for form in forms if isinstance(form, Refusal)]
@@ -127,9 +136,12 @@ def lay_out_space(
     return Space(candidates=tuple(candidates), refusals=tuple(refusals))
 
 
-def read_stored(own: Mapping[str, PipelineConfig]) -> PipelineConfig:
-    """A configuration that reads the snapshot and delivers what the first of one's own does."""
-    return PipelineConfig(**{"read": "snapshot", **GLOBAL, **_delivered(own)})
+def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
+    """A configuration that reads this fraction of the snapshot and delivers what the first of one's
+    own does.
+    """
+    part = {"snapshot": {"fraction": fraction}}
+    return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 
 
 def _delivered(own: Mapping[str, PipelineConfig]) -> dict[str, Any]:
@@ -138,7 +150,15 @@ def _delivered(own: Mapping[str, PipelineConfig]) -> dict[str, Any]:
     return {"sampling": base.sampling, "batch": base.batch}
 
 
-def _plan(name: str, family: str, config: PipelineConfig, spec: InputSpec) -> Candidate | Refusal:
+def _plan(
+    name: str, family: str, config: PipelineConfig, spec: InputSpec, stored: float
+) -> Candidate | Refusal:
+    if config.read == "snapshot" and config.snapshot.fraction > stored:
+        return Refusal(
+            name=name,
+            reason=f"{stored:.0%} of the snapshot's rows are stored; `snapshot: {{fraction: 1}}` in"
+            " params.yaml stores all",
+        )
     try:
         return Candidate(name=name, family=family, config=config, plan=make_plan(config, spec))
     except ImpossiblePlan as error:
@@ -165,6 +185,11 @@ def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, di
         yield "snapshot_window", {"read": "snapshot", "shuffle": {"kind": "window"}}
     if conditions.accelerator:
         yield "snapshot_on_device", {"read": "snapshot", "snapshot_on": "device", **GLOBAL}
+    if 0 < conditions.fitting < 1:
+        yield (
+            "snapshot_part",
+            {"read": "snapshot", "snapshot": {"fraction": conditions.fitting}, **GLOBAL},
+        )
     *earlier, last = [op.name for op in spec.preprocess]
     for where in ("memory", "disk"):
         cached = {"read": "shards", "cache": {"where": where, "after": last}}

@@ -4,13 +4,15 @@ predict of them, and whether the winner delivers the examples that it should.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from throughline.assembly.inputs import (
     estimate_kept_bytes,
+    estimate_snapshot_bytes,
     make_input_spec,
     open_exact_pipeline,
     open_input_pipeline,
@@ -46,24 +48,28 @@ def survey(params: Params, root: Path, allow: Sequence[str], limits: Limits) -> 
     """
     data = open_inputs(params, Layout(root))
     build_models_for(params, data)
-    stored = data.snapshot.bytes("train")
+    process_bytes, kept, snapshot = own_memory(), _KeptBytes(data), SnapshotBytes.of(data)
+    stored = params.snapshot.stored_fraction
     conditions = Conditions(
         approximate="approximate" in allow,
         unordered="unordered" in allow,
-        beyond_memory=stored > limits.ram_bytes,
+        beyond_memory=snapshot.train > limits.ram_bytes,
         accelerator=bool(visible_gpus()[0]),
+        stored=stored,
+        fitting=min(
+            stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - process_bytes)
+        ),
     )
     space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
-    process_bytes, kept = own_memory(), _KeptBytes(data)
     needs = {
         each.name: Need(
             ram_bytes=process_bytes + kept.of(each, "memory"),
-            disk_bytes=kept.of(each, "disk") + _stored_bytes(each.config, data),
+            disk_bytes=kept.of(each, "disk") + _prepared_bytes(each.config, data, snapshot),
             prepare_s=_read_snapshot_seconds(root) if each.plan.reads_snapshot else 0.0,
         )
         for each in space.candidates
     }
-    whole = replace(params, pipelines={"whole": read_stored(params.pipelines)})
+    whole = replace(params, pipelines={"whole": read_stored(params.pipelines, stored)})
     pipeline = open_input_pipeline(whole, "whole", data, split="train", purpose="train")
     return Survey(
         space=space,
@@ -88,10 +94,42 @@ class _KeptBytes:
         return self._known[key]
 
 
-def _stored_bytes(config: PipelineConfig, data: PreparedData) -> float:
-    """Bytes that preparation has written for a configuration besides the shards."""
+@dataclass(frozen=True, kw_only=True)
+class SnapshotBytes:
+    """Bytes of a snapshot that stores no values, labels and keys alone, of one that stores all, and
+    of the training split in this.
+    """
+
+    least: float
+    most: float
+    train: float
+
+    @classmethod
+    def of(cls, data: PreparedData) -> SnapshotBytes:
+        """Those of the prepared data."""
+        splits = data.snapshot.splits
+        return cls(
+            least=sum(estimate_snapshot_bytes(data, split, 0.0) for split in splits),
+            most=sum(estimate_snapshot_bytes(data, split) for split in splits),
+            train=estimate_snapshot_bytes(data, "train"),
+        )
+
+    def at(self, fraction: float) -> float:
+        """Bytes of one that stores this fraction."""
+        return self.least + fraction * (self.most - self.least)
+
+    def find_fitting(self, disk: float, memory: float) -> float:
+        """The largest fraction, in hundredths, that is stored in so many bytes of `disk`, and with
+        the values of the training split in so many of `memory`.
+        """
+        on_disk = (disk - self.least) / (self.most - self.least)
+        return max(0, math.floor(100 * min(1.0, on_disk, memory / self.train))) / 100
+
+
+def _prepared_bytes(config: PipelineConfig, data: PreparedData, snapshot: SnapshotBytes) -> float:
+    """Bytes that preparation writes for a configuration besides the shards."""
     if config.read == "snapshot":
-        return sum(data.snapshot.bytes(split) for split in data.snapshot.splits)
+        return snapshot.at(config.snapshot.fraction)
     if config.read == "gzip_shards":
         return sum(each.bytes for each in data.shards.shards if each.compression == "gzip")
     return 0.0
@@ -110,12 +148,12 @@ def estimate_costs(
       ImpossiblePlan: as `open_input_pipeline`.
     """
     data, cores = open_inputs(params, Layout(root)), usable_cores()
-    costs: dict[str, Costs] = {}
+    costs: dict[tuple[str, bool], Costs] = {}
     predicted = {}
     for each in candidates:
         if each.config.service or each.plan.gathers_on_device:
             continue
-        read = each.config.read
+        read = (each.config.read, each.config.snapshot.fraction < 1)
         if read not in costs:
             one = replace(params, pipelines={each.name: each.config})
             pipeline = open_input_pipeline(one, each.name, data, split="train", purpose="train")

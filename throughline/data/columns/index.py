@@ -5,7 +5,8 @@ No TensorFlow.
     digests) data/snapshot/train/image.bin       examples × height × width × channels, uint8, C
     order data/snapshot/train/label.bin       examples, int64        …and key.bin
 
-Values that differ in size are in a ragged column (`ragged.py`).
+Values that differ in size are in a ragged column (`ragged.py`). Of the model's input a snapshot may
+store the first rows alone; labels and keys are always there.
 
 A batch is a gather of rows: no parsing, no copy of the file into memory; the cache is the operating
 system's page cache.
@@ -70,7 +71,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Consecutive rows [start, start + count) written together, with a digest per column."""
+    """Consecutive rows [start, start + count) written together, with a digest per column that
+    stores them.
+    """
 
     start: int
     count: int
@@ -85,11 +88,15 @@ class SplitColumns:
     chunks: tuple[Chunk, ...]
     ragged: Mapping[str, int] = field(default_factory=dict)
 
+    def rows(self, column: Column) -> int:
+        """How many rows, the first, one of its columns stores."""
+        return sum(chunk.count for chunk in self.chunks if column.name in chunk.digests)
+
     def bytes(self, column: Column) -> int:
         """Size of one of its columns; `ragged` holds those of the columns whose values differ in
         size.
         """
-        return self.ragged[column.name] if column.ragged else column.stride * self.count
+        return self.ragged[column.name] if column.ragged else column.stride * self.rows(column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +130,11 @@ class SnapshotIndex:
     def bytes(self, split: str) -> int:
         """Size of all columns of a split."""
         return sum(self.splits[split].bytes(column) for column in self.columns)
+
+
+def count_stored(count: int, fraction: float) -> int:
+    """How many of `count` rows, the first, this fraction of them is."""
+    return round(fraction * count)
 
 
 def column_path(folder: Path, split: str, column: str) -> Path:
@@ -233,7 +245,9 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
         for column in index.columns:
             path = column_path(folder, split, column.name)
             for number, chunk in enumerate(rows.chunks):
-                begin, end = _span(folder, split, column, chunk, rows.count)
+                if column.name not in chunk.digests:
+                    continue
+                begin, end = _span(folder, split, column, chunk, rows.rows(column))
                 with path.open("rb") as file:
                     file.seek(begin)
                     data = file.read(end - begin)
@@ -271,20 +285,22 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
 
 
 @cache
-def read_ahead(path: Path) -> None:
-    """Bring a column into the page cache, once per process and in the background, if it takes no
-    more than half of the memory there is.
+def read_ahead(path: Path, size: int) -> None:
+    """Bring the first `size` bytes of a column into the page cache, once per process and in the
+    background, if they take no more than half of the memory there is.
 
     Rows met in random order are read from a cold disk in small pieces; from beginning to end the
     disk gives all it has.
     """
-    if path.exists() and path.stat().st_size <= MEMORY_SHARE * available_memory():
-        threading.Thread(target=_read_through, args=(path,), daemon=True, name="read-ahead").start()
+    if path.exists() and size <= MEMORY_SHARE * available_memory():
+        threading.Thread(
+            target=_read_through, args=(path, size), daemon=True, name="read-ahead"
+        ).start()
 
 
-def _read_through(path: Path) -> None:
+def _read_through(path: Path, size: int) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
     block = bytearray(READ_BYTES)
     with path.open("rb", buffering=0) as file:
-        while file.readinto(block):
+        while file.tell() < size and file.readinto(block):
             pass

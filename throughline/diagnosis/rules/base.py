@@ -60,6 +60,7 @@ class Rule:
 SNAPSHOT = Change(
     config={
         "read": "snapshot",
+        "snapshot": {},
         "shuffle": {"kind": "global"},
         "map": {"parallel": "cores"},
         "prefetch": 2,

@@ -33,7 +33,7 @@ def _sequential_map(facts: Facts) -> str | None:
         return None
     per_example_map = facts.per_example_map()
     steps = [step for step in facts.plan.steps if isinstance(step, Map | Gather)]
-    work = sum(
+    work = facts.decoding_ms() + sum(
         facts.work_ms(op, batched=step is not per_example_map) for step in steps for op in step.ops
     )
     calls = facts.batch_size * facts.costs.call_us / 1e3 if per_example_map else 0.0

@@ -32,7 +32,7 @@ def _compressed_reads(facts: Facts) -> str | None:
     effort=Effort.DISK,
 )
 def _repeated_work(facts: Facts) -> str | None:
-    if facts.plan.reads_snapshot or facts.plan.caches:
+    if facts.plan.reads_whole_snapshot or facts.plan.caches:
         return None
     work = facts.repeated_ms()
     return (

@@ -63,26 +63,18 @@ class IndexedShardReader:
         """The mapped shards and their index.
 
         Raises:
-          MissingInput, CorruptShard: there are no uncompressed shards, or an index is not its
-            shard's.
+          MissingInput, CorruptShard: as `open_record_table`.
         """
-        shards = self.data.shards.for_split(self.split, "none")
-        if not shards:
-            raise MissingInput(
-                f"{self.data.shards_folder} holds no uncompressed shards; set shard.compression to"
-                " none or both and run `dvc repro shard`"
-            )
-        return open_records([(self.data.path(shard), shard) for shard in shards])
+        return open_record_table(self.data, self.split)
 
     def batches(self, first: tf.Tensor, stop: tf.Tensor) -> tf.data.Dataset:
         """The serialized records (batch on this worker,) of the steps from `first` to `stop`
         (excluded), scalars int64, counted over all epochs.
         """
-        order, read = self.order, self.table.read
+        order, table = self.order, self.table
 
         def fetch(step: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-            records = tf.numpy_function(read, [order.trim(rows, step)], tf.string, stateful=False)
-            return tf.ensure_shape(records, (None,))
+            return fetch_records(table, order.trim(rows, step))
 
         steps = tf.data.Dataset.range(first, stop, name="steps").batch(
             STEPS_PER_ORDER_CALL, name="steps"
@@ -93,3 +85,24 @@ class IndexedShardReader:
             num_parallel_calls=self.step.parallel.num_parallel_calls(on_host=self.worker.on_host),
             name=self.step.trace_name,
         )
+
+
+def open_record_table(data: PreparedData, split: str) -> RecordTable:
+    """Map the uncompressed shards of a split, and read their indexes.
+
+    Raises:
+      MissingInput, CorruptShard: there are no uncompressed shards, or an index is not its shard's.
+    """
+    shards = data.shards.for_split(split, "none")
+    if not shards:
+        raise MissingInput(
+            f"{data.shards_folder} holds no uncompressed shards; set shard.compression to none or"
+            " both and run `dvc repro shard`"
+        )
+    return open_records([(data.path(shard), shard) for shard in shards])
+
+
+def fetch_records(table: RecordTable, rows: tf.Tensor) -> tf.Tensor:
+    """The serialized records (batch,) of rows (batch,) int64, by one call of Python."""
+    records = tf.numpy_function(table.read, [rows], tf.string, stateful=False)
+    return tf.ensure_shape(records, (None,))

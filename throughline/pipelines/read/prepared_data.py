@@ -11,7 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from throughline.data.columns.index import Column, SnapshotIndex, map_column, read_index
+from throughline.data.columns import ragged
+from throughline.data.columns.index import (
+    Column,
+    SnapshotIndex,
+    count_stored,
+    map_column,
+    read_index,
+)
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import (
     Shard,
@@ -27,7 +34,7 @@ from throughline.plan.ops import DataFacts, Op
 from throughline.plan.shapes import resolve_decode
 from throughline.plan.steps import TokenWindow, Window
 from throughline.settings import Sampling
-from throughline.shared.errors import ImpossiblePlan, did_you_mean
+from throughline.shared.errors import ImpossiblePlan, StaleSnapshot, did_you_mean
 from throughline.shared.files import digest_json
 from throughline.shared.libraries import installed_versions
 
@@ -73,10 +80,38 @@ class PreparedData:
         return self.column(self.shards.schema.input.name)
 
     def memmap(self, split: str, name: str) -> np.ndarray:
-        """The values of one column of a split, memory-mapped."""
-        return map_column(
-            self.snapshot_folder, split, self.column(name), self.snapshot.splits[split].count
-        )
+        """The values of one column of a split, of all rows that it stores, memory-mapped."""
+        column = self.column(name)
+        stored = self.snapshot.splits[split].rows(column)
+        return map_column(self.snapshot_folder, split, column, stored)
+
+    def memmap_first(self, split: str, name: str, rows: int) -> np.ndarray:
+        """The values of the first rows of one column of a split, memory-mapped."""
+        column, values = self.column(name), self.memmap(split, name)
+        if not column.ragged:
+            return values[:rows]
+        extents = self.memmap(split, column.extent.name)[:rows]
+        return values[: ragged.end_offset(extents, values.itemsize) // values.itemsize]
+
+    def stored_fraction(self, split: str) -> float:
+        """The share of a split's rows whose values the snapshot stores."""
+        rows = self.snapshot.splits[split]
+        return rows.rows(self.input_column) / rows.count if rows.count else 1.0
+
+    def find_rows(self, split: str, fraction: float) -> int:
+        """How many rows of a split, the first, are read where this fraction of it is.
+
+        Raises:
+          StaleSnapshot: the snapshot stores fewer.
+        """
+        rows = self.snapshot.splits[split]
+        wanted, stored = count_stored(rows.count, fraction), rows.rows(self.input_column)
+        if wanted > stored:
+            raise StaleSnapshot(
+                f"{self.snapshot_folder} stores {stored:,} of the {wanted:,} rows that are read of"
+                f" the {split} split; run `dvc repro snapshot`"
+            )
+        return wanted
 
     def tokens(self, split: str) -> int:
         """Tokens in all documents of a split."""

@@ -6,7 +6,7 @@ whatever their size, and the cache is the operating system's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,14 +30,12 @@ from throughline.pipelines.order.length_batches import LengthBatches
 from throughline.pipelines.order.packed_batches import PackedBatches
 from throughline.pipelines.order.samplers import index_by_class
 from throughline.pipelines.read.cropped_rows import make_crop_fn
+from throughline.pipelines.read.decoded_rows import Columns, FetchFn, join_rows, make_decode_fn
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.pipelines.read.sequence_batches import fetch_batch, open_batches
 from throughline.plan.steps import Gather, TokenWindow
 from throughline.plan.training_workers import TrainingWorker
 
-Columns = Mapping[str, tf.Tensor]  # values of whole columns by their names
-# Columns, rows (batch,), epoch → examples that can be batched.
-FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]
 # Columns, step, rows (batch,) → ready batch.
 BatchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element | tuple]
 GatherFn = Callable[[tf.Tensor], Element | tuple]  # step → ready batch
@@ -45,7 +43,8 @@ GatherFn = Callable[[tf.Tensor], Element | tuple]  # step → ready batch
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotReader:
-    """One split of a snapshot, read as a plan's `gather` says.
+    """One split of a snapshot, read as a plan's `gather` says: the first `stored` rows from its
+    columns, the others from the shards.
 
     Steps are int64, counted over all epochs; rows are int64 indices into the split.
     """
@@ -53,6 +52,7 @@ class SnapshotReader:
     data: PreparedData
     split: str
     gather: Gather
+    stored: int
     seed: int
     worker: TrainingWorker
     with_keys: bool
@@ -78,19 +78,30 @@ class SnapshotReader:
             feature = self.data.shards.schema.input.name
             with tf.init_scope():
                 return {feature: map_variable(self.data, self.split, feature)}
-        label = () if self.gather.window else ("label",)
-        key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
-        names = (self.data.shards.schema.input.name, *label, *key)
-        sizes = [column.extent.name for column in map(self.data.column, names) if column.ragged]
+        column = self.data.input_column
+        values = (column.name, column.extent.name) if column.ragged else (column.name,)
+        first = dict.fromkeys(values if self.stored or self._all_stored else (), self.stored)
         with tf.init_scope():  # outside of any function that is being traced
             variables = {
-                name: map_variable(self.data, self.split, name) for name in (*names, *sizes)
+                name: map_variable(self.data, self.split, name, rows=rows)
+                for name, rows in {**first, **dict.fromkeys(self._features[1:])}.items()
             }
             return (
                 variables
                 if self.gather.on == "host"
                 else {name: tf.identity(variable) for name, variable in variables.items()}
             )
+
+    @property
+    def _all_stored(self) -> bool:
+        return self.stored == self.data.snapshot.splits[self.split].count
+
+    @property
+    def _features(self) -> Sequence[str]:
+        """What an example consists of, before ops: the input first."""
+        label = () if self.gather.window else ("label",)
+        key = ("key",) if self.with_keys or any(op.random for op in self.gather.ops) else ()
+        return (self.data.shards.schema.input.name, *label, *key)
 
     def columns(self) -> Columns:
         """The values of the columns, which are not copied."""
@@ -161,9 +172,20 @@ class SnapshotReader:
         return make_batch
 
     def make_fetch_fn(self) -> FetchFn:
-        """The function from columns, rows (batch,) and an epoch to examples that can be batched: as
-        stored, or each cropped to size.
+        """The function from columns, rows (batch,) and an epoch to examples that can be batched,
+        whether their rows are stored or not.
         """
+        if self._all_stored:
+            return self._make_stored_fetch_fn()
+        decode = make_decode_fn(
+            self.data, self.split, self.gather, features=self._features, seed=self.seed
+        )
+        if self.stored == 0:
+            return decode
+        return join_rows(self.stored, self._make_stored_fetch_fn(), decode)
+
+    def _make_stored_fetch_fn(self) -> FetchFn:
+        """The same for rows that are stored: as they are, or each cropped to size."""
         if self.gather.fetched_ops:
             return self._make_crop_fetch_fn()
         ops = self.gather.ops[: self.gather.example_op_count]
@@ -258,16 +280,19 @@ class SnapshotReader:
         return examples | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
 
 
-def map_variable(data: PreparedData, split: str, name: str) -> tf.Variable:
-    """A snapshot column as a variable over its memory mapping: no time, no memory, whatever its
-    size.
+def map_variable(
+    data: PreparedData, split: str, name: str, *, rows: int | None = None
+) -> tf.Variable:
+    """A snapshot column, or its first rows, as a variable over its memory mapping: no time, no
+    memory, whatever its size.
 
     A variable, because graphs hold a handle to it where they would hold a tensor itself, and copy
     it when they are rewritten.
     """
-    read_ahead(column_path(data.snapshot_folder, split, name))
+    values = np.asarray(
+        data.memmap(split, name) if rows is None else data.memmap_first(split, name, rows)
+    )
+    read_ahead(column_path(data.snapshot_folder, split, name), values.nbytes)
     with tf.device("CPU:0"):
-        tensor = tf.experimental.dlpack.from_dlpack(
-            np.asarray(data.memmap(split, name)).__dlpack__()
-        )
+        tensor = tf.experimental.dlpack.from_dlpack(values.__dlpack__())
         return tf.Variable(tensor, trainable=False, name=name)

@@ -17,6 +17,7 @@ from throughline.data.columns.index import (
     Column,
     SnapshotIndex,
     allocate,
+    count_stored,
     write_index,
 )
 from throughline.data.shards.index import Shard, ShardIndex
@@ -67,9 +68,11 @@ def snapshot(
     """Write the preprocessed examples of all splits into `out`: columns image or features, label
     and key.
 
-    Images that still differ in size, and the tokens of texts, make a ragged column. Of a series the
-    rows are time steps, and there is no label: windows are cut when they are read. `names` gives
-    the ids of examples by their keys, for messages about damaged ones.
+    Of images the first rows alone are stored where `settings` say so; all are preprocessed, for the
+    statistics, and so that what is damaged is found now. Images that still differ in size, and the
+    tokens of texts, make a ragged column. Of a series the rows are time steps, and there is no
+    label: windows are cut when they are read. `names` gives the ids of examples by their keys, for
+    messages about damaged ones.
 
     Raises:
       CorruptShard: a record cannot be read or decoded; names shard and example. Where `settings`
@@ -121,7 +124,12 @@ def _write_snapshot(
     with resumable_folder(
         out,
         key=digest_json(
-            {"key": key, "problems": damage.problems, "program": digest_program("snapshot")}
+            {
+                "key": key,
+                "fraction": settings.stored_fraction,
+                "problems": damage.problems,
+                "program": digest_program("snapshot"),
+            }
         ),
     ) as folder:
         repaired = repair_shards(
@@ -142,15 +150,20 @@ def _write_snapshot(
         # A compressed set next to the uncompressed one holds the same records.
         chosen = [shard for split in shards.splits for shard in shards.for_split(split)]
         counts = {split: shards.examples(split) for split in shards.splits}
-        for split, count in counts.items():
-            allocate(folder, split, columns, count)
         context = WriteContext(
             folder=folder,
             shards_folder=shards_folder,
             columns=columns,
             ops=(Parse.of(schema), *resolve_decode(ops, schema)),
             schema=schema,
+            stored={
+                split: count_stored(count, settings.stored_fraction)
+                for split, count in counts.items()
+            },
         )
+        for split, count in counts.items():
+            allocate(folder, split, context.columns_of_all_rows, count)
+            allocate(folder, split, context.value_columns, context.stored[split])
         written = in_threads(
             lambda place: write_or_resume(context, *place),
             _with_row_offsets(chosen),

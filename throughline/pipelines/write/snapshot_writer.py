@@ -5,7 +5,7 @@ digested as it is written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,13 +40,16 @@ STATISTICS_OF = "train"
 
 @dataclass(frozen=True, kw_only=True)
 class WriteContext:
-    """What writing one shard's rows needs to know of the whole."""
+    """What writing one shard's rows needs to know of the whole; `stored`: of how many rows of each
+    split, the first, the model's input is stored.
+    """
 
     folder: Path
     shards_folder: Path
     columns: Sequence[Column]
     ops: Sequence[Op]
     schema: Schema
+    stored: Mapping[str, int]
 
     @property
     def value(self) -> Column:
@@ -54,12 +57,19 @@ class WriteContext:
         return next(one for one in self.columns if one.name == self.schema.input.name)
 
     @property
+    def value_columns(self) -> Sequence[Column]:
+        """The columns of the stored rows: the model's input and, of a ragged one, its offsets."""
+        return (self.value, self.value.extent) if self.value.ragged else (self.value,)
+
+    @property
+    def columns_of_all_rows(self) -> Sequence[Column]:
+        """The columns that store every row: label and key."""
+        return [one for one in self.columns if one not in self.value_columns]
+
+    @property
     def fixed_size_columns(self) -> Sequence[Column]:
         """The columns that are written as their rows come: all but a ragged one and its offsets."""
-        ragged = {
-            name for one in self.columns if one.ragged for name in (one.name, one.extent.name)
-        }
-        return [one for one in self.columns if one.name not in ragged]
+        return self.columns_of_all_rows if self.value.ragged else self.columns
 
     def part_path(self, split: str, start: int) -> Path:
         """Where the values of a ragged column from row `start` on lie until those of all shards can
@@ -113,16 +123,17 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
     path = shard_path(context.shards_folder, context.folder, shard)
     chunks, parts, shapes, count = [], [], [], 0
     try:
-        for values in _preprocessed(path, shard, context):
-            inputs = _as_stored(values[context.value.name], context)
+        stored = context.stored[shard.split] - start
+        for values in _split_at(_preprocessed(path, shard, context), stored):
+            inputs, is_stored = _as_stored(values[context.value.name], context), count < stored
             chunk = write_rows(
                 context.folder,
                 shard.split,
-                context.fixed_size_columns,
+                context.fixed_size_columns if is_stored else context.columns_of_all_rows,
                 start=start + count,
                 values=values,
             )
-            if isinstance(inputs, list):
+            if is_stored and isinstance(inputs, list):
                 chunk = _write_part(context, shard, chunk, inputs)
                 shapes += [value.shape for value in inputs]
             chunks.append(chunk)
@@ -186,11 +197,12 @@ def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]
         -1, len(column.shape)
     )
     offsets = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
+    stored = [chunk for chunk in chunks if column.name in chunk.digests]
     ragged.concatenate_parts(
-        [context.part_path(split, chunk.start) for chunk in chunks],
+        [context.part_path(split, chunk.start) for chunk in stored],
         column_path(context.folder, split, column.name),
     )
-    for number, chunk in enumerate(chunks):
+    for number, chunk in enumerate(stored):
         values = {column.extent.name: offsets[chunk.start : chunk.start + chunk.count]}
         placed = write_rows(
             context.folder, split, (column.extent,), start=chunk.start, values=values
@@ -234,6 +246,21 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
                 .batch(rows)
                 .as_numpy_iterator()
             )
+
+
+def _split_at(groups: Iterator[dict[str, Any]], row: int) -> Iterator[dict[str, Any]]:
+    """Groups of rows, that which `row` is in the middle of as two, so that each lies on one side of
+    it.
+    """
+    passed = 0
+    for group in groups:
+        count, before = len(group["key"]), row - passed
+        if 0 < before < count:
+            yield {name: values[:before] for name, values in group.items()}
+            yield {name: values[before:] for name, values in group.items()}
+        else:
+            yield group
+        passed += count
 
 
 def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
