@@ -166,22 +166,31 @@ def decode_rate(workload: data.Workload) -> float:
     return statistics.median(rates)
 
 
+def start_workers(
+    workload: data.Workload, names: list[str], stack: ExitStack
+) -> dict[str, Connection]:
+    """Start a worker for each configuration, which ends with the block of the stack; returns the
+    ends of their pipes, of which the plan and the number of examples come first.
+    """
+    context, pipes = multiprocessing.get_context("spawn"), {}
+    for name in names:
+        pipes[name], theirs = context.Pipe()
+        process = context.Process(target=worker, args=(workload, name, theirs))
+        process.start()
+        stack.callback(process.join)
+        stack.callback(pipes[name].send, "end")
+    return pipes
+
+
 def compare(
     workload: data.Workload, names: list[str], rounds: int
 ) -> tuple[dict[str, dict[str, Any]], list[float]]:
     """Let the configurations take turns; returns their results and the memcpy rates of the same
     rounds.
     """
-    context = multiprocessing.get_context("spawn")
-    pipes, plans, examples, rates, copied = {}, {}, {}, {name: [] for name in names}, []
+    plans, examples, rates, copied = {}, {}, {name: [] for name in names}, []
     with ExitStack() as stack:
-        for name in names:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=worker, args=(workload, name, theirs))
-            process.start()
-            stack.callback(process.join)
-            stack.callback(ours.send, "end")
-            pipes[name] = ours
+        pipes = start_workers(workload, names, stack)
         for name, pipe in pipes.items():
             plans[name], examples[name] = pipe.recv()
             print(f"  {workload.name}: {name} is ready", file=sys.stderr, flush=True)

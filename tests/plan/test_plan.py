@@ -329,7 +329,7 @@ def test_a_part_of_the_snapshot_is_read_and_the_rest_decoded():
     assert (whole.reads_whole_snapshot, part.reads_whole_snapshot) == (True, False)
     assert part.reads_snapshot and part.seekable and not plan_of().reads_whole_snapshot
     assert str(part) == (
-        "gather:0.3 of snapshot[global shuffle,32] else parse+decode+resize+flip+rescale"
+        "gather:0.3 of snapshot (else parse+decode+resize)[global shuffle,32]+flip+rescale"
     )
 
 

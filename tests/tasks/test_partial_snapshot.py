@@ -38,7 +38,7 @@ def test_a_project_trains_the_same_whatever_its_snapshot_stores(project, capsys)
     run_stages(project, *[stage.replace("profile@", "profiling@") for stage in stages], "verify")
     said = capsys.readouterr().out
     assert "the first 30% of each split stored" in said
-    assert "gather:0.3 of snapshot[global shuffle,32] else parse+decode+flip" in said
+    assert "gather:0.3 of snapshot (else parse+decode)[global shuffle,32]+flip" in said
     index = read_index(Layout(project).snapshot)
     value, *_ = index.columns
     rows = index.splits["train"]

@@ -203,6 +203,7 @@ def open_input_pipeline(
     Raises:
       ImpossiblePlan: a cache would not fit into memory, or several processes would read the same
         stream.
+      StaleSnapshot: more of the snapshot is read than it stores.
     """
     config = params.pipelines[name]
     if purpose != "train":

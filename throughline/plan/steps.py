@@ -187,8 +187,8 @@ class Gather(Step):
         size = _lengths(self.batching, self.batch_size)
         order = f"{_order(self.shuffle, self.sampling)},{size}"
         rest = "+".join(op.name for op in self.decoding)
-        rest = f" else {rest}" if rest else ""
-        return f"gather:{what}{where}[{order}]{rest}{ops}{_calls(self.parallel)}"
+        rest = f" (else {rest})" if rest else ""
+        return f"gather:{what}{where}{rest}[{order}]{ops}{_calls(self.parallel)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,9 @@ class WrongVersion(UserError):
 
 
 class StaleSnapshot(UserError):
-    """The snapshot was made from other shards or by another preprocessing than asked for."""
+    """The snapshot was made from other shards or by another preprocessing than asked for, or stores
+    fewer rows than are read of it.
+    """
 
 
 class ImpossiblePlan(UserError):

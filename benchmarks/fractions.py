@@ -1,0 +1,123 @@
+"""How long an example takes of a snapshot that is read in part, against the straight line between
+none of it and all.
+
+    python -m benchmarks.fractions --photos DIR --json FILE
+
+Configurations differ in `snapshot: {fraction: F}` alone. Each has a process of its own, and all of
+them take turns (`input_pipelines.py`); the ratio to the line is taken within each round, so that
+the machine's drift hits all of its terms alike. `indexed` decodes every example, as a part of 0
+does, by a plan of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import data
+from benchmarks.input_pipelines import start_workers
+
+FRACTIONS = (0.0, 0.1, 0.3, 0.6, 0.9, 1.0)
+ROUNDS = 15
+ALLOWED = 1.2  # times the line
+
+
+def in_parts(workload: data.Workload) -> data.Workload:
+    """The same data, read in parts, and by the index of the shards."""
+    usual = {"shuffle": {"kind": "global"}, "map": {"parallel": "cores"}, "prefetch": 2}
+    parts = {
+        name_of(fraction): {**usual, "read": "snapshot", "snapshot": {"fraction": fraction}}
+        for fraction in FRACTIONS
+    }
+    indexed = {**usual, "read": "indexed_shards", "vectorize": True}
+    return replace(
+        workload, document={**workload.document, "pipelines": {**parts, "indexed": indexed}}
+    )
+
+
+def name_of(fraction: float) -> str:
+    """The configuration that reads this fraction."""
+    return f"part_{100 * fraction:.0f}"
+
+
+def measure(workload: data.Workload, rounds: int) -> dict[str, list[float]]:
+    """Microseconds per example of each configuration, per round."""
+    taken: dict[str, list[float]] = {name: [] for name in workload.params.pipelines}
+    with ExitStack() as stack:
+        pipes = start_workers(workload, list(taken), stack)
+        for pipe in pipes.values():
+            pipe.recv()
+        for _ in range(rounds):
+            for name, pipe in pipes.items():
+                pipe.send("turn")
+                taken[name].append(1e6 / pipe.recv())
+    return taken
+
+
+def summarize(taken: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """The median time of each [µs per example] and, of what is read in part, the median and the
+    quartiles of the rounds' ratios to the line.
+    """
+    rows = {name: {"example_us": statistics.median(times)} for name, times in taken.items()}
+    for fraction in FRACTIONS[1:-1]:
+        ratios = [
+            part / (none + fraction * (whole - none))
+            for part, none, whole in zip(
+                taken[name_of(fraction)],
+                taken[name_of(0)],
+                taken[name_of(1)],
+                strict=True,
+            )
+        ]
+        low, median, high = statistics.quantiles(ratios, n=4)
+        rows[name_of(fraction)] |= {"to_line": median, "low": low, "high": high}
+    return rows
+
+
+def show(title: str, rows: dict[str, dict[str, float]]) -> None:
+    """Print one table."""
+    print(f"\n{title}\n{'configuration':<16}{'µs/example':>12}{'to line':>10}{'quartiles':>16}")
+    for name, row in rows.items():
+        line = (
+            f"{row['to_line']:>10.2f}{row['low']:>9.2f} to {row['high']:.2f}"
+            + ("" if row["to_line"] <= ALLOWED else f"  more than {ALLOWED}")
+            if "to_line" in row
+            else ""
+        )
+        print(f"{name:<16}{row['example_us']:>12.2f}{line}")
+
+
+def main() -> None:
+    """Measure, print the tables, and write them as JSON."""
+    parser = data.arguments("fractions", __doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns per configuration")
+    options = parser.parse_args()
+    written: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        makers: list[Callable[[], data.Workload]] = [lambda: data.fashion_mnist(work)]
+        if options.photos is None:
+            print("photos: left out, since --photos DIR is not given")
+        else:
+            makers += [
+                lambda: data.photos(options.photos, work),
+                lambda: data.crops(options.photos, work),
+            ]
+        for make in makers:
+            workload = in_parts(make())
+            written[workload.name] = summarize(measure(workload, options.rounds))
+            size = workload.params.batch_size
+            show(f"{workload.name}, batches of {size}", written[workload.name])
+    if options.json:
+        options.json.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
